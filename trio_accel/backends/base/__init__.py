@@ -1,0 +1,54 @@
+"""Protocols, operation specifications, element types and errors that all backends share."""
+
+from . import ops
+from .dtypes import DType, DTypeLike
+from .errors import (
+    AccelError,
+    CompletionTimeoutError,
+    ContextPoisonedError,
+    DeviceLostError,
+    DriverError,
+    InputFailedError,
+    LibraryError,
+    NotSupportedError,
+    OutOfMemoryError,
+    QueueFullError,
+    StaleRefError,
+)
+from .protocols import (
+    AccelBackend,
+    AccelDevice,
+    AccelEvent,
+    AccelStream,
+    DeviceInfo,
+    Isolation,
+    KernelLibrary,
+    MemoryStatistics,
+    Waker,
+)
+
+__all__ = [
+    "AccelBackend",
+    "AccelDevice",
+    "AccelError",
+    "AccelEvent",
+    "AccelStream",
+    "CompletionTimeoutError",
+    "ContextPoisonedError",
+    "DType",
+    "DTypeLike",
+    "DeviceInfo",
+    "DeviceLostError",
+    "DriverError",
+    "InputFailedError",
+    "Isolation",
+    "KernelLibrary",
+    "LibraryError",
+    "MemoryStatistics",
+    "NotSupportedError",
+    "OutOfMemoryError",
+    "QueueFullError",
+    "StaleRefError",
+    "Waker",
+    "ops",
+]

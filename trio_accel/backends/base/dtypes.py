@@ -1,0 +1,130 @@
+"""The table of element types that every backend speaks of."""
+
+from __future__ import annotations
+
+import builtins
+import enum
+import functools
+from typing import Any, Literal, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["DType", "DTypeLike"]
+
+_LOW_PRECISION = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+
+Kind: TypeAlias = Literal["float", "complex", "int", "uint", "bool"]
+
+
+class DType(enum.Enum):
+    """Element type of a device array.
+
+    `numpy.dtype` accepts a member wherever it accepts a dtype, and a member equals the
+    NumPy dtype (or anything NumPy takes for one) of the same type:
+
+    >>> DType.float32 == "float32"
+    True
+    >>> np.zeros(2, dtype=DType.complex64).dtype
+    dtype('complex64')
+
+    bfloat16 and the float8 formats are `ml_dtypes` types on the host.
+    """
+
+    float64 = "float64"
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+    float8_e4m3fn = "float8_e4m3fn"
+    float8_e5m2 = "float8_e5m2"
+    complex64 = "complex64"
+    complex128 = "complex128"
+    int8 = "int8"
+    int16 = "int16"
+    int32 = "int32"
+    int64 = "int64"
+    uint8 = "uint8"
+    uint16 = "uint16"
+    uint32 = "uint32"
+    uint64 = "uint64"
+    bool = "bool"
+
+    @classmethod
+    def of(cls, like: DTypeLike) -> DType:
+        """Find the member for anything that NumPy takes for a dtype.
+
+        Raises:
+            TypeError: Devices have no such element type (the message lists those they have).
+        """
+        if isinstance(like, DType):
+            return like
+        found = _by_numpy(like) if isinstance(like, (str, type, np.dtype)) else None
+        if found is None:
+            names = ", ".join(cls.__members__)
+            raise TypeError(f"dtype: {like!r} is no element type of a device; allowed: {names}")
+        return found
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The NumPy dtype (native byte order)."""
+        return _numpy_dtype(self.value)
+
+    @property
+    def itemsize(self) -> int:
+        """Size of one element in bytes."""
+        return self.dtype.itemsize
+
+    @property
+    def kind(self) -> Kind:
+        """``"float"``, ``"complex"``, ``"int"``, ``"uint"`` or ``"bool"``."""
+        name = self.value
+        if name.startswith("bfloat"):
+            return "float"
+        return cast("Kind", name.rstrip("0123456789") if "float8" not in name else "float")
+
+    @property
+    def is_inexact(self) -> builtins.bool:
+        """Whether the type is a floating or complex one."""
+        return self.kind in ("float", "complex")
+
+    def __eq__(self, other: object) -> builtins.bool:
+        if isinstance(other, DType):
+            return self is other
+        if isinstance(other, (str, type, np.dtype)):
+            return _by_numpy(other) is self
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        # A member equals its NumPy dtype, so it hashes like it.
+        return hash(self.dtype)
+
+    def __str__(self) -> str:
+        return self.value
+
+    def __repr__(self) -> str:
+        return f"DType.{self.value}"
+
+
+
+DTypeLike: TypeAlias = "DType | str | type | np.dtype[Any]"
+
+
+@functools.cache
+def _numpy_dtype(name: str) -> np.dtype[Any]:
+    if name in _LOW_PRECISION:
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, name))
+    return np.dtype(name)
+
+
+def _by_numpy(like: npt.DTypeLike) -> DType | None:
+    if isinstance(like, str) and like in _LOW_PRECISION:
+        return DType(like)
+    try:
+        dtype = np.dtype(like)
+    except TypeError:
+        return None
+    if not dtype.isnative:
+        return None
+    return DType.__members__.get(dtype.name)

@@ -1,0 +1,136 @@
+"""Errors of devices and libraries: one hierarchy for every backend.
+
+A wrong argument is no `AccelError`: it is a `ValueError` or `TypeError`, raised in the
+caller's task before anything is launched.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+__all__ = [
+    "AccelError",
+    "CompletionTimeoutError",
+    "ContextPoisonedError",
+    "DeviceLostError",
+    "DriverError",
+    "InputFailedError",
+    "LibraryError",
+    "NotSupportedError",
+    "OutOfMemoryError",
+    "QueueFullError",
+    "StaleRefError",
+]
+
+
+@attrs.define(eq=False, slots=False)
+class AccelError(Exception):
+    """Something that a device, its driver or one of its libraries reported.
+
+    Attributes:
+        message: What happened and what to do about it.
+        device: Name of the device, such as ``"cpu:0"``.
+        operation: Name of the operation, such as ``"linalg.Matmul"``.
+        generation: Generation of the device when it happened.
+    """
+
+    message: str
+    device: str | None = attrs.field(default=None, kw_only=True)
+    operation: str | None = attrs.field(default=None, kw_only=True)
+    generation: int | None = attrs.field(default=None, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        # BaseException keeps its own copy of the arguments: it is what pickle and copy use.
+        self.args = (self.message,)
+
+    def __str__(self) -> str:
+        where = [
+            f"{label} {value}"
+            for label, value in (
+                ("device", self.device),
+                ("operation", self.operation),
+                ("generation", self.generation),
+            )
+            if value is not None
+        ]
+        return f"{self.message} ({', '.join(where)})" if where else self.message
+
+
+@attrs.define(eq=False, slots=False)
+class ContextPoisonedError(AccelError):
+    """The device's context was lost while this operation was in flight; its outputs never become valid."""
+
+
+@attrs.define(eq=False, slots=False)
+class DeviceLostError(AccelError):
+    """The device gave up: more losses than its intensity allows, or no way to rebuild its context."""
+
+
+@attrs.define(eq=False, slots=False)
+class OutOfMemoryError(AccelError):
+    """There is not enough device memory; the device stays usable.
+
+    Attributes:
+        requested: Bytes asked for.
+        free: Bytes that were free.
+        total: Bytes there are in all, or the configured limit.
+    """
+
+    requested: int = attrs.field(kw_only=True)
+    free: int = attrs.field(kw_only=True)
+    total: int = attrs.field(kw_only=True)
+
+
+@attrs.define(eq=False, slots=False)
+class StaleRefError(AccelError):
+    """The memory behind a reference is gone or damaged: released, closed, lost or spoiled by an operation."""
+
+
+@attrs.define(eq=False, slots=False)
+class InputFailedError(AccelError):
+    """An operation did not run because the one that makes its input failed (see ``__cause__``)."""
+
+
+@attrs.define(eq=False, slots=False)
+class LibraryError(AccelError):
+    """A library refused the operation or could not finish it; library and device stay usable.
+
+    Attributes:
+        library: Name of the library, such as ``"blas"``.
+        code: The library's own status, by name or number.
+    """
+
+    library: str = attrs.field(kw_only=True)
+    code: int | str = attrs.field(kw_only=True)
+
+
+@attrs.define(eq=False, slots=False)
+class DriverError(AccelError):
+    """The driver reported an error that no other class describes.
+
+    Attributes:
+        code: The driver's own status, by name or number.
+    """
+
+    code: int | str = attrs.field(kw_only=True)
+
+
+@attrs.define(eq=False, slots=False)
+class CompletionTimeoutError(AccelError):
+    """An operation did not complete within the time that the device's options allow."""
+
+
+@attrs.define(eq=False, slots=False)
+class QueueFullError(AccelError):
+    """Too many requests wait for a device; the message names the limit."""
+
+
+@attrs.define(eq=False, slots=False)
+class NotSupportedError(AccelError):
+    """The backend does not have this operation, dtype or option.
+
+    Attributes:
+        backend: Name of the backend that was asked.
+    """
+
+    backend: str | None = attrs.field(default=None, kw_only=True)

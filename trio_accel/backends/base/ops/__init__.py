@@ -1,0 +1,28 @@
+"""Operation specifications: what crosses from an actor to a backend, or to a worker process."""
+
+from ._spec import ArraySpec, OperationSpec, contiguous_strides, reads, updates, writes
+from .fft import FftNorm, FftSpec
+from .linalg import AxpySpec, DotSpec, MatmulSpec, Nrm2Spec, ScalSpec
+from .memory import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec
+from .sparse import SpmvCsrSpec
+
+__all__ = [
+    "ArraySpec",
+    "AxpySpec",
+    "CopyFromHostSpec",
+    "CopySpec",
+    "CopyToHostSpec",
+    "DotSpec",
+    "FftNorm",
+    "FftSpec",
+    "FillSpec",
+    "MatmulSpec",
+    "Nrm2Spec",
+    "OperationSpec",
+    "ScalSpec",
+    "SpmvCsrSpec",
+    "contiguous_strides",
+    "reads",
+    "updates",
+    "writes",
+]

@@ -1,0 +1,104 @@
+"""What an operation specification is made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import attrs
+
+from ..dtypes import DType
+
+__all__ = ["ArraySpec", "OperationSpec", "contiguous_strides", "reads", "updates", "writes"]
+
+_ROLE = "trio_accel.role"
+
+
+@attrs.frozen
+class ArraySpec:
+    """An array in device memory: where it lies and how it is laid out.
+
+    Attributes:
+        block: Id of the memory block.
+        offset: Bytes from the start of the block to the first element.
+        dtype: Element type.
+        shape: Elements along each axis.
+        strides: Bytes from one element to the next along each axis.
+    """
+
+    block: int
+    offset: int
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie in C order without gaps."""
+        return self.size <= 1 or self.strides == contiguous_strides(self.shape, self.dtype.itemsize)
+
+
+def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Strides in bytes of a C-ordered array."""
+    strides: list[int] = []
+    step = itemsize
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+def reads() -> ArraySpec:
+    """Declare a field of an `OperationSpec` as an array that is only read."""
+    field: ArraySpec = attrs.field(metadata={_ROLE: "read"})
+    return field
+
+
+def writes() -> ArraySpec:
+    """Declare a field of an `OperationSpec` as an array that is overwritten in full."""
+    field: ArraySpec = attrs.field(metadata={_ROLE: "write"})
+    return field
+
+
+def updates() -> ArraySpec:
+    """Declare a field of an `OperationSpec` as an array that is read and changed in place."""
+    field: ArraySpec = attrs.field(metadata={_ROLE: "update"})
+    return field
+
+
+class OperationSpec:
+    """Base of operation specifications: frozen attrs classes of codes, sizes and `ArraySpec` fields.
+
+    A specification holds no actor and no reference, so it means the same in another process.
+    Its array fields are declared by `reads`, `writes` and `updates`; hazards follow from that.
+    """
+
+    __slots__ = ()
+
+    def inputs(self) -> Iterator[ArraySpec]:
+        """Arrays that the operation reads (updated ones too)."""
+        return self._arrays("read", "update")
+
+    def outputs(self) -> Iterator[ArraySpec]:
+        """Arrays that the operation changes (updated ones too)."""
+        return self._arrays("write", "update")
+
+    def updated(self) -> Iterator[ArraySpec]:
+        """Arrays that the operation both reads and changes."""
+        return self._arrays("update")
+
+    def _arrays(self, *roles: str) -> Iterator[ArraySpec]:
+        fields = attrs.fields(type(self))  # type: ignore[arg-type]  # every subclass is an attrs class
+        for field in fields:
+            if field.metadata.get(_ROLE) in roles:
+                yield getattr(self, field.name)

@@ -1,0 +1,55 @@
+"""Specifications of the dense linear algebra operations."""
+
+from __future__ import annotations
+
+import attrs
+
+from ._spec import ArraySpec, OperationSpec, reads, updates, writes
+
+__all__ = ["AxpySpec", "DotSpec", "MatmulSpec", "Nrm2Spec", "ScalSpec"]
+
+
+@attrs.frozen
+class MatmulSpec(OperationSpec):
+    """``out = a @ b`` with the shape rules of `numpy.matmul` for operands of one or more axes.
+
+    All three have one dtype. ``out`` is C-contiguous and overlaps neither operand.
+    """
+
+    a: ArraySpec = reads()
+    b: ArraySpec = reads()
+    out: ArraySpec = writes()
+
+
+@attrs.frozen
+class AxpySpec(OperationSpec):
+    """``y = alpha * x + y`` for arrays of one shape and dtype (BLAS ``axpy``)."""
+
+    alpha: complex
+    x: ArraySpec = reads()
+    y: ArraySpec = updates()
+
+
+@attrs.frozen
+class ScalSpec(OperationSpec):
+    """``x = alpha * x`` (BLAS ``scal``)."""
+
+    alpha: complex
+    x: ArraySpec = updates()
+
+
+@attrs.frozen
+class DotSpec(OperationSpec):
+    """``out = sum(x * y)`` of two vectors, without conjugation (BLAS ``dot``, ``dotu``); ``out`` has no axes."""
+
+    x: ArraySpec = reads()
+    y: ArraySpec = reads()
+    out: ArraySpec = writes()
+
+
+@attrs.frozen
+class Nrm2Spec(OperationSpec):
+    """``out = sqrt(sum(abs(x)**2))`` without needless overflow (BLAS ``nrm2``); ``out`` is real, without axes."""
+
+    x: ArraySpec = reads()
+    out: ArraySpec = writes()

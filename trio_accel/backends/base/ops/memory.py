@@ -1,0 +1,44 @@
+"""Specifications of the memory operations that every device has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy.typing as npt
+
+from ._spec import ArraySpec, OperationSpec, reads, writes
+
+__all__ = ["CopyFromHostSpec", "CopySpec", "CopyToHostSpec", "FillSpec"]
+
+
+@attrs.frozen
+class CopyFromHostSpec(OperationSpec):
+    """Copy a host array of the same shape and dtype into device memory."""
+
+    host: npt.NDArray[Any]
+    out: ArraySpec = writes()
+
+
+@attrs.frozen
+class CopyToHostSpec(OperationSpec):
+    """Copy device memory into a writable host array of the same shape and dtype."""
+
+    source: ArraySpec = reads()
+    host: npt.NDArray[Any] = attrs.field(kw_only=True)
+
+
+@attrs.frozen
+class CopySpec(OperationSpec):
+    """Copy between device arrays of one shape, converting the dtype where they differ."""
+
+    source: ArraySpec = reads()
+    out: ArraySpec = writes()
+
+
+@attrs.frozen
+class FillSpec(OperationSpec):
+    """Set every element to one value, which the dtype can hold."""
+
+    value: complex
+    out: ArraySpec = writes()

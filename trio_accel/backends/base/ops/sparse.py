@@ -1,0 +1,27 @@
+"""Specifications of the sparse operations."""
+
+from __future__ import annotations
+
+import attrs
+
+from ._spec import ArraySpec, OperationSpec, reads, writes
+
+__all__ = ["SpmvCsrSpec"]
+
+
+@attrs.frozen
+class SpmvCsrSpec(OperationSpec):
+    """``out = A @ x`` for a matrix of compressed sparse rows.
+
+    Attributes:
+        rows: Rows of A; ``indptr`` has ``rows + 1`` elements.
+        columns: Columns of A, the length of ``x``.
+    """
+
+    rows: int
+    columns: int
+    indptr: ArraySpec = reads()
+    indices: ArraySpec = reads()
+    data: ArraySpec = reads()
+    x: ArraySpec = reads()
+    out: ArraySpec = writes()
