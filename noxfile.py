@@ -1,0 +1,166 @@
+"""Sessions: `nox -l` lists them, `nox` runs the default ones.
+
+All sessions work in one environment, which the session `env` makes and the others require: the project is
+installed once per run, whatever is asked for. `nox -R` uses the environment of the last run as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.sessions = ["lint", "types", "tests", "docs", "examples"]
+nox.options.error_on_missing_interpreters = True
+
+ROOT = Path(__file__).parent
+FOLDERS = ("trio_accel", "tests", "examples", "benchmarks")
+# Calls that block on a device or on a vendor library's planning: in async code they hold up the Trio loop.
+# The left side is a pattern for the call as it is written; the right side must not contain a comma.
+BLOCKING_CALLS = {
+    "*.cuCtxSynchronize": "an event and the completion of its stream",
+    "*.cuStreamSynchronize": "an event and the completion of its stream",
+    "*.cuEventSynchronize": "the completion of the event's stream",
+    "*.cudaDeviceSynchronize": "an event and the completion of its stream",
+    "*.cudaStreamSynchronize": "an event and the completion of its stream",
+    "*.cuMemcpyDtoH": "cuMemcpyDtoHAsync on a stream",
+    "*.cuMemcpyHtoD": "cuMemcpyHtoDAsync on a stream",
+    "*.nvrtcCompileProgram": "trio.to_thread.run_sync",
+    "*.sync": "the completion of the stream or event",
+    "*thread.join": "the completion that the thread reports",
+}
+_DRIVER_PROBE = """
+import ctypes, sys
+try:
+    driver = ctypes.CDLL("libcuda.so.1")
+except OSError as error:
+    sys.exit(f"no CUDA driver ({error})")
+code = driver.cuInit(0)
+count, version = ctypes.c_int(), ctypes.c_int()
+code = code or driver.cuDeviceGetCount(ctypes.byref(count))
+code = code or driver.cuDriverGetVersion(ctypes.byref(version))
+if code:
+    sys.exit(f"the CUDA driver answers with error {code}")
+if not count.value:
+    sys.exit("the CUDA driver sees no device")
+print(version.value // 1000)
+"""
+
+
+class _Environment:
+    """Where the session `env` put the environment that the other sessions use."""
+
+    python: str = ""
+
+
+def _python(session: nox.Session, *arguments: str, env: Mapping[str, str] | None = None) -> None:
+    session.run(_Environment.python, *arguments, env=env, external=True)
+
+
+def why_not_cuda() -> str | None:
+    """Say why the CUDA backend cannot be tested here, or return None if it can."""
+    if not (ROOT / "trio_accel" / "backends" / "cuda").is_dir():
+        return "this version has no CUDA backend"
+    return _driver()[1]
+
+
+def _driver() -> tuple[str, str | None]:
+    # In a process of its own, so that the one that starts all the others never loads the driver.
+    probe = subprocess.run([sys.executable, "-c", _DRIVER_PROBE], capture_output=True, text=True, check=False)
+    if probe.returncode:
+        return "", (probe.stderr.strip().splitlines() or [f"the probe ended with {probe.returncode}"])[-1]
+    return probe.stdout.strip(), None
+
+
+def asked_for(backend: str, argv: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Tell whether the user named a backend, as opposed to taking it as one of all.
+
+    Args:
+        backend: the backend's name.
+        argv: the arguments of nox; those after `--` belong to pytest and do not count.
+        environ: the environment; nox takes sessions from ``NOXSESSION`` too.
+    """
+    own = argv[: argv.index("--")] if "--" in argv else argv
+    return any(backend in word for word in (*own, environ.get("NOXSESSION", "")))
+
+
+@nox.session(venv_backend="uv|virtualenv", download_python="never", default=False)
+def env(session: nox.Session) -> None:
+    """Make the environment that all the others work in."""
+    if session.virtualenv.venv_backend == "none":  # --no-venv: the one that nox runs in, as it is
+        _Environment.python = sys.executable
+        return
+    _Environment.python = str(Path(session.bin) / "python")
+    extras = "dev" if why_not_cuda() else f"dev,cuda{_driver()[0]}"
+    session.install("-e", f".[{extras}]")
+
+
+@nox.session(venv_backend="none", requires=["env"])
+@nox.parametrize("backend", ["cpu", "cuda"])
+def tests(session: nox.Session, backend: str) -> None:
+    """Run the tests on one backend; what follows `--` goes to pytest."""
+    reason = why_not_cuda() if backend == "cuda" else None
+    if reason is not None:
+        message = f"cannot test the cuda backend: {reason}"
+        if asked_for("cuda", sys.argv[1:], os.environ):
+            session.error(message)
+        session.skip(message)
+    _python(session, "-m", "pytest", *session.posargs, env={"TRIO_ACCEL_BACKEND": backend})
+
+
+@nox.session(venv_backend="none", requires=["env"])
+def lint(session: nox.Session) -> None:
+    """Check style and async rules, and that the changelog fragments are well formed."""
+    _python(session, "-m", "ruff", "check")
+    _python(session, "-m", "ruff", "format", "--check")
+    calls = ",".join(f"{call}->{instead}" for call, instead in BLOCKING_CALLS.items())
+    files = [str(path) for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    _python(session, "-m", "flake8_async", "--enable=ASYNC", f"--async200-blocking-calls={calls}", *files)
+    _python(session, "-m", "towncrier", "build", "--draft", "--version=next")
+
+
+@nox.session(venv_backend="none", requires=["env"])
+def types(session: nox.Session) -> None:
+    """Check types with mypy and pyright, both strict, and that every public name is typed."""
+    _python(session, "-m", "mypy")
+    pyright = ("-m", "pyright", "--pythonpath", _Environment.python)
+    _python(session, *pyright)
+    _python(session, *pyright, "--verifytypes", "trio_accel", "--ignoreexternal")
+
+
+@nox.session(venv_backend="none", requires=["env"])
+def docs(session: nox.Session) -> None:
+    """Build the documentation with warnings as errors, and run every example in it and in the docstrings."""
+    for builder in ("html", "doctest"):
+        _python(
+            session, "-m", "sphinx", "-qW", "--keep-going", "-b", builder, "docs", f"docs/_build/{builder}"
+        )
+    _python(session, "-m", "pytest", "--doctest-modules", "trio_accel")
+
+
+@nox.session(venv_backend="none", requires=["env"])
+def examples(session: nox.Session) -> None:
+    """Run every example program as its reader would."""
+    _python(session, "-m", "pytest", "tests/test_examples.py", *session.posargs)
+
+
+@nox.session(venv_backend="none", requires=["env"], default=False)
+def benchmarks(session: nox.Session) -> None:
+    """Print the benchmark table; arguments after `--` go to the benchmarks."""
+    _python(session, "-m", "benchmarks", *session.posargs)
+
+
+@nox.session(venv_backend="none", requires=["env"], default=False)
+def coverage(session: nox.Session) -> None:
+    """Report the branch coverage of the test suite."""
+    _python(session, "-m", "coverage", "erase")
+    _python(
+        session, "-m", "coverage", "run", "-m", "pytest", *session.posargs, env={"TRIO_ACCEL_BACKEND": "cpu"}
+    )
+    _python(session, "-m", "coverage", "combine", "--quiet")
+    _python(session, "-m", "coverage", "report")
