@@ -38,7 +38,10 @@ class CopySpec(OperationSpec):
 
 @attrs.frozen
 class FillSpec(OperationSpec):
-    """Set every element to one value, which the dtype can hold."""
+    """Set every element to one value, which the dtype can hold.
 
-    value: complex
+    A Python integer stays exact: an `int64` beyond 2**53 is no `complex`.
+    """
+
+    value: int | float | complex | bool
     out: ArraySpec = writes()

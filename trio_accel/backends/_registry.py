@@ -1,0 +1,81 @@
+"""Which backends there are, and which device a name means."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import re
+from typing import cast
+
+from .base import AccelBackend, DeviceInfo, NotSupportedError
+
+__all__ = ["list_devices", "resolve"]
+
+_VARIABLE = "TRIO_ACCEL_BACKEND"
+
+# The best first. Loaded on use: a backend may have a heavy library or a driver behind it.
+_BACKENDS = {"cpu": "trio_accel.backends.cpu:CpuBackend"}
+
+# Names that mean something here, but not in this version.
+_PLANNED = ("cuda",)
+
+_SPEC = re.compile(r"(?P<backend>[a-z]+)(?::(?P<index>[0-9]{1,6}))?")
+
+
+def list_devices() -> tuple[DeviceInfo, ...]:
+    """Find the devices of all backends, the best first. Blocks; never needs a driver."""
+    return tuple(info for name in _BACKENDS for info in _load(name).list_devices())
+
+
+def resolve(spec: str | None) -> tuple[AccelBackend, DeviceInfo]:
+    """Find the device that a name means. Blocks.
+
+    Args:
+        spec: ``"cpu"``, ``"cpu:0"``, ``"cuda"``, ``"cuda:1"``, ...; None for what the environment
+            variable ``TRIO_ACCEL_BACKEND`` says or, where that is not set or empty, for the best
+            device there is.
+
+    Raises:
+        ValueError: The name is none, or there is no such device.
+        NotSupportedError: The backend is not in this version, or cannot run on this machine.
+    """
+    if spec is not None:
+        return _find(spec, f"{spec!r}")
+    named = os.environ.get(_VARIABLE)
+    if named:
+        return _find(named, f"{named!r} (from the environment variable {_VARIABLE})")
+    best = list_devices()[0]  # the CPU backend always has one
+    return _load(best.backend), best
+
+
+def _find(spec: str, given: str) -> tuple[AccelBackend, DeviceInfo]:
+    match = _SPEC.fullmatch(spec)
+    if match is None or match["backend"] not in (*_BACKENDS, *_PLANNED):
+        names = [name for backend in (*_BACKENDS, *_PLANNED) for name in (backend, f"{backend}:<number>")]
+        raise ValueError(f"spec: {given} names no device; allowed: {', '.join(names)}")
+    name = match["backend"]
+    if name not in _BACKENDS:
+        raise NotSupportedError(
+            f"{given}: this version of trio_accel has no {name} backend; available: {_available()}",
+            backend=name,
+        )
+    backend = _load(name)
+    reason = backend.unavailable_reason()
+    if reason is not None:
+        raise NotSupportedError(f"{given}: {reason}; available: {_available()}", backend=name)
+    index = int(match["index"] or 0)
+    for info in backend.list_devices():
+        if info.index == index:
+            return backend, info
+    raise ValueError(f"spec: {given}: there is no such device; available: {_available()}")
+
+
+def _available() -> str:
+    return ", ".join(info.name for info in list_devices())
+
+
+@functools.cache
+def _load(name: str) -> AccelBackend:
+    module, _, attribute = _BACKENDS[name].partition(":")
+    return cast("AccelBackend", getattr(importlib.import_module(module), attribute)())

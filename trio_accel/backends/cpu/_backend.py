@@ -1,0 +1,77 @@
+"""The CPU backend: one device, the processor that runs the program."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from pathlib import Path
+
+from ..base import DeviceInfo
+from ._device import CpuDevice
+
+__all__ = ["CpuBackend"]
+
+
+class CpuBackend:
+    """Computes with NumPy and SciPy on streams that are threads. Always there."""
+
+    @property
+    def name(self) -> str:
+        """``"cpu"``."""
+        return "cpu"
+
+    def list_devices(self) -> tuple[DeviceInfo, ...]:
+        """Describe the one device."""
+        return (
+            DeviceInfo(
+                backend=self.name,
+                index=0,
+                description=_model_name(),
+                total_memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+                compute_units=_usable_cores(),
+                isolations=("inline",),
+            ),
+        )
+
+    def unavailable_reason(self) -> str | None:
+        """None: there is always a processor."""
+        return None
+
+    def open_device(self, index: int, *, memory_limit: int | None) -> CpuDevice:
+        """Open the device.
+
+        Args:
+            index: 0.
+            memory_limit: The most bytes that its blocks may take; None for the machine's memory.
+
+        Raises:
+            ValueError: No device has that index, or the limit is negative.
+        """
+        devices = self.list_devices()
+        if not 0 <= index < len(devices):
+            raise ValueError(f"index: there is no device cpu:{index}; there is cpu:0")
+        if memory_limit is not None and memory_limit < 0:
+            raise ValueError(f"memory_limit: {memory_limit} is negative")
+        info = devices[index]
+        return CpuDevice(info, info.total_memory if memory_limit is None else memory_limit)
+
+
+@functools.cache
+def _model_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # not Linux
+        lines = []
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() == "model name" and value.strip():
+            return value.strip()
+    return platform.processor() or platform.machine() or "CPU"
+
+
+def _usable_cores() -> int:
+    # Fewer than the machine has where the process is bound to some of them.
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,89 @@
+"""An open device of the CPU backend."""
+
+from __future__ import annotations
+
+import time
+
+from ..base import DeviceInfo, MemoryStatistics, NotSupportedError
+from ._library import CpuLibrary, library_names, load_kernels
+from ._memory import CpuMemory
+from ._stream import CpuStream
+
+__all__ = ["CpuDevice"]
+
+
+class CpuDevice:
+    """The machine's processor and a share of its memory."""
+
+    def __init__(self, info: DeviceInfo, memory_limit: int) -> None:
+        self._info = info
+        self._memory = CpuMemory(info.name, memory_limit)
+        self._streams: list[CpuStream] = []
+        self._is_closed = False
+
+    @property
+    def info(self) -> DeviceInfo:
+        """What the device is."""
+        return self._info
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Names of the libraries, sorted."""
+        return library_names()
+
+    def open_stream(self, name: str) -> CpuStream:
+        """Make a stream; its thread starts with the first work."""
+        self._check_open()
+        stream = CpuStream(name)
+        # A long-lived device opens a stream for each restart of a library: forget those that ended.
+        self._streams = [other for other in self._streams if not other.has_ended]
+        self._streams.append(stream)
+        return stream
+
+    def open_library(self, name: str) -> CpuLibrary:
+        """Load a library; blocks while NumPy's and SciPy's modules are imported.
+
+        Raises:
+            NotSupportedError: There is no such library.
+        """
+        self._check_open()
+        if name not in self.libraries:
+            raise NotSupportedError(
+                f"the CPU backend has no library {name!r}; it has {', '.join(self.libraries)}",
+                device=self._info.name,
+                backend=self._info.backend,
+            )
+        return CpuLibrary(name, load_kernels(name), self._memory, self._info.name)
+
+    def allocate(self, block: int, nbytes: int) -> None:
+        """Make a memory block; see `CpuMemory.allocate`."""
+        self._check_open()
+        self._memory.allocate(block, nbytes)
+
+    def free(self, block: int) -> None:
+        """Give a memory block back; see `CpuMemory.free`."""
+        self._memory.free(block)
+
+    def memory(self) -> MemoryStatistics:
+        """Count the memory."""
+        return self._memory.statistics()
+
+    def close(self, grace: float) -> bool:
+        """Finish every stream and free everything; blocks for `grace` seconds at most in all.
+
+        Returns:
+            Whether all streams ended in time. Memory that a stuck one still uses stays with its
+            work and is given back when that ends.
+        """
+        self._is_closed = True
+        deadline = time.monotonic() + grace
+        for stream in self._streams:
+            stream.close()
+        for stream in self._streams:
+            stream.join(deadline)
+        self._memory.clear()
+        return all(stream.has_ended for stream in self._streams)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError(f"device {self._info.name} is closed")

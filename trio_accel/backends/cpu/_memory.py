@@ -1,0 +1,125 @@
+"""Memory of one CPU device: blocks under ids that the caller chose."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ..base import MemoryStatistics, OutOfMemoryError
+from ..base.ops import ArraySpec
+
+__all__ = ["CpuMemory", "HostArray"]
+
+HostArray: TypeAlias = npt.NDArray[Any]
+
+# A cache line, and the widest vector register: what the vendors' libraries like best.
+_ALIGNMENT = 64
+
+
+class CpuMemory:
+    """The blocks of one device, and how many bytes they take.
+
+    A block's memory lives as long as a work item that uses it: an operation that is stuck when
+    its device is closed writes to memory that is still its own.
+    """
+
+    def __init__(self, device: str, limit: int) -> None:
+        self._device = device
+        self._limit = limit
+        self._used = 0
+        self._peak = 0
+        self._blocks: dict[int, HostArray] = {}
+        # The engine allocates in Trio's thread, a device is closed in another.
+        self._lock = threading.Lock()
+
+    def allocate(self, block: int, nbytes: int) -> None:
+        """Make a block of uninitialised memory.
+
+        Raises:
+            OutOfMemoryError: The limit, or the machine, has not so much left.
+            KeyError: The id is taken.
+            ValueError: The size is negative.
+        """
+        if nbytes < 0:
+            raise ValueError(f"nbytes: {nbytes} is negative")
+        with self._lock:
+            if block in self._blocks:
+                raise KeyError(f"block {block} exists already")
+            if nbytes > self._limit - self._used:
+                raise self.out_of_memory(nbytes)
+            try:
+                memory = _aligned(nbytes)
+            except MemoryError as error:
+                raise self.out_of_memory(nbytes) from error
+            self._blocks[block] = memory
+            self._used += nbytes
+            self._peak = max(self._peak, self._used)
+
+    def free(self, block: int) -> None:
+        """Give a block back.
+
+        Raises:
+            KeyError: There is no such block.
+        """
+        with self._lock:
+            try:
+                memory = self._blocks.pop(block)
+            except KeyError:
+                raise KeyError(f"block {block} does not exist") from None
+            self._used -= memory.nbytes
+
+    def clear(self) -> None:
+        """Give every block back."""
+        with self._lock:
+            self._blocks.clear()
+            self._used = 0
+
+    def view(self, array: ArraySpec) -> HostArray:
+        """Make the array of a specification.
+
+        Raises:
+            KeyError: There is no such block.
+            ValueError: The array does not lie within it.
+        """
+        try:
+            memory = self._blocks[array.block]
+        except KeyError:
+            raise KeyError(f"block {array.block} does not exist") from None
+        return np.ndarray(array.shape, array.dtype.dtype, memory.data, array.offset, array.strides)
+
+    def statistics(self) -> MemoryStatistics:
+        """Count the blocks and their bytes."""
+        with self._lock:
+            return MemoryStatistics(
+                used=self._used, peak=self._peak, blocks=len(self._blocks), limit=self._limit
+            )
+
+    def out_of_memory(self, requested: int) -> OutOfMemoryError:
+        """Make the error for a request that cannot be had now."""
+        free = max(0, min(self._limit - self._used, _available_bytes()))
+        return OutOfMemoryError(
+            f"{requested} bytes requested, {free} free of {self._limit}: release arrays,"
+            " or open the device with a larger memory_limit if the machine has more",
+            requested=requested,
+            free=free,
+            total=self._limit,
+            device=self._device,
+        )
+
+
+def _aligned(nbytes: int) -> HostArray:
+    # NumPy aligns to 16 bytes only.
+    whole: HostArray = np.empty(nbytes + _ALIGNMENT, np.uint8)
+    start = -whole.ctypes.data % _ALIGNMENT
+    return whole[start : start + nbytes]
+
+
+def _available_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    except (ValueError, OSError):  # not every system counts them
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,1 @@
+"""Kernels of the CPU backend, one module for each library."""
