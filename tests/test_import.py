@@ -1,0 +1,78 @@
+"""`import trio_accel` is light: quick, without threads, without a driver, without the heavy libraries."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+HEAVY = ("cuda", "nvmath", "scipy", "matplotlib", "rich", "cyclopts")
+LIMIT_SECONDS = 0.3
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the probe reads /proc")
+
+PROBE = """
+import json, sys, threading, time
+import numpy, trio
+start = time.perf_counter()
+import {module}
+seconds = time.perf_counter() - start
+with open("/proc/self/maps") as file:
+    maps = sorted({{line.split(maxsplit=5)[5].strip() for line in file if line.count("/")}})
+with open("/proc/self/status") as file:
+    tasks = next(int(line.split()[1]) for line in file if line.startswith("Threads:"))
+print(json.dumps(dict(
+    seconds=seconds, modules=sorted(sys.modules), maps=maps, tasks=tasks,
+    threads=[thread.name for thread in threading.enumerate()],
+)))
+"""
+
+
+def probe(module: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE.format(module=module)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        # One thread for NumPy's BLAS: the number of threads before the import is then one, whatever the machine.
+        env={"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PATH": ""},
+    )
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+@pytest.fixture(scope="module")
+def imported() -> dict[str, Any]:
+    return probe("trio_accel")
+
+
+def test_no_heavy_library_is_loaded(imported: dict[str, Any]) -> None:
+    assert [name for name in imported["modules"] if name.split(".")[0] in HEAVY] == []
+
+
+def test_no_thread_is_started(imported: dict[str, Any]) -> None:
+    assert imported["threads"] == ["MainThread"]
+    assert imported["tasks"] == 1  # threads of native code too
+
+
+def test_no_driver_is_opened(imported: dict[str, Any]) -> None:
+    assert any("libc" in name for name in imported["maps"])
+    assert [name for name in imported["maps"] if "libcuda" in name or "nvidia" in name] == []
+
+
+def test_import_takes_little_beyond_trio_and_numpy() -> None:
+    seconds = [probe("trio_accel")["seconds"] for _ in range(5)]
+    assert statistics.median(seconds) < LIMIT_SECONDS, seconds
+
+
+def test_the_probe_sees_a_heavy_library() -> None:
+    seen = probe("scipy.linalg")
+    assert "scipy.linalg" in seen["modules"]
+    assert any("scipy" in name for name in seen["maps"])

@@ -1,0 +1,206 @@
+"""Imports point downwards only.
+
+The order is written down in `docs/design/architecture.md`; here it is a table, and every import statement of the package
+is held against it: absolute and relative ones, those inside functions, those for type checkers only (a
+type that is needed from above is a sign that it belongs below), and `import_module` with a literal name.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+
+PACKAGE = "trio_accel"
+ROOT = Path(__file__).parents[1] / PACKAGE
+
+# What each part may import besides itself and the parts that it names. A part is the longest prefix found here.
+DOWNWARDS: dict[str, tuple[str, ...]] = {
+    "_version": (),
+    "actors": (),
+    "backends.base": ("actors",),
+    "backends": ("actors", "backends.base"),
+    "devices": ("actors", "backends", "backends.base"),
+    "linalg": ("actors", "backends.base", "devices"),
+    "fft": ("actors", "backends.base", "devices"),
+    "sparse": ("actors", "backends.base", "devices"),
+}
+VENDORS = ("cpu", "cuda", "opencl")
+VENDOR_MAY = ("actors", "backends.base")  # never one another
+FACADE = ""  # the package itself; it and the tools for tests see everything below the top
+TOOLS = ("testing",)
+TOP = ("cli", "interop")  # see public names only: none with an underscore
+
+# Foreign threads reach Trio in one module; besides that, only a backend's streams may own threads.
+THREADS = re.compile(r"trio_accel\.(devices\._bridge|backends\.(?!base\b)\w+\._?\w*streams?)")
+THREAD_MODULES = {"threading", "_thread", "concurrent", "multiprocessing", "queue"}
+
+
+@attrs.frozen
+class Module:
+    """One module of the package, or a snippet that stands for one."""
+
+    name: str
+    source: str
+    is_package: bool = False
+
+    @property
+    def part(self) -> str:
+        """The entry of the table that this module falls under."""
+        return part_of(self.name)
+
+    def imports(self) -> Iterator[tuple[int, str]]:
+        """Yield the line and the absolute name of everything imported, as deep as it is written."""
+        for node in ast.walk(ast.parse(self.source)):
+            match node:
+                case ast.Import(names=names):
+                    yield from ((node.lineno, alias.name) for alias in names)
+                case ast.ImportFrom(names=names):
+                    base = self._absolute(node.module or "", node.level)
+                    yield from ((node.lineno, f"{base}.{alias.name}") for alias in names)
+                case ast.Call(func=ast.Name(id="import_module" | "__import__")) | ast.Call(
+                    func=ast.Attribute(attr="import_module")
+                ):
+                    if node.args and isinstance(node.args[0], ast.Constant):
+                        yield node.lineno, str(node.args[0].value)
+                case _:
+                    pass
+
+    def _absolute(self, module: str, level: int) -> str:
+        if not level:
+            return module
+        parents = self.name.split(".")
+        keep = len(parents) - level + (1 if self.is_package else 0)
+        return ".".join([*parents[:keep], *filter(None, [module])])
+
+
+def part_of(name: str) -> str:
+    """Map a dotted name of the package to its part; the package itself is the part ""."""
+    first, second, *_ = [*name.removeprefix(PACKAGE).removeprefix(".").split("."), "", ""]
+    if first == "backends" and second in ("base", *VENDORS):
+        return f"backends.{second}"
+    is_module = (ROOT / first).is_dir() or (ROOT / f"{first}.py").is_file()
+    return first if is_module else FACADE  # else a name that the package itself exports
+
+
+def violations(module: Module) -> list[str]:
+    """Name every import of the module that the table does not allow."""
+    return [
+        f"{module.name}:{line} imports {name}: {reason}"
+        for line, name in module.imports()
+        if name.split(".")[0] == PACKAGE and (reason := _reason(module, name))
+    ]
+
+
+def _reason(module: Module, name: str) -> str | None:
+    mine, other = module.part, part_of(name)
+    if mine == other:
+        return None
+    if other in TOP:
+        return "nothing may import the top"
+    if mine in TOP:
+        private = [word for word in name.split(".") if re.match(r"_(?!_)", word)]
+        return f"`{private[0]}` is private" if private else None
+    if mine == FACADE or mine in TOOLS:
+        return None
+    allowed = VENDOR_MAY if mine.removeprefix("backends.") in VENDORS else DOWNWARDS[mine]
+    return None if other in allowed else f"`{mine}` may import {', '.join(allowed) or 'no other part'}"
+
+
+def modules() -> list[Module]:
+    found = []
+    for path in sorted(ROOT.rglob("*.py")):
+        relative = path.relative_to(ROOT.parent).with_suffix("")
+        is_package = relative.name == "__init__"
+        parts = relative.parts[:-1] if is_package else relative.parts
+        found.append(Module(".".join(parts), path.read_text(encoding="utf-8"), is_package))
+    return found
+
+
+def test_every_part_of_the_package_has_its_place() -> None:
+    parts = {module.part for module in modules()}
+    assert parts <= {*DOWNWARDS, *(f"backends.{vendor}" for vendor in VENDORS), FACADE, *TOOLS, *TOP}
+    assert {"actors", "backends.base", "backends.cpu", "devices", "linalg", "cli", FACADE} <= parts
+
+
+def test_imports_point_downwards() -> None:
+    assert [line for module in modules() for line in violations(module)] == []
+
+
+def test_only_the_bridge_and_streams_know_threads() -> None:
+    guilty = {
+        f"{module.name}:{line} imports {name}"
+        for module in modules()
+        for line, name in module.imports()
+        if name.split(".")[0] in THREAD_MODULES and not THREADS.fullmatch(module.name)
+    }
+    assert guilty == set()
+
+
+UPWARDS = {
+    "an actor that knows devices": Module("trio_accel.actors._cell", "import trio_accel.devices"),
+    "an actor that knows the version": Module("trio_accel.actors._cell", "from trio_accel import _version"),
+    "relative": Module("trio_accel.actors._cell", "from ..devices import Device"),
+    "relative, from a package": Module("trio_accel.actors", "from ..devices import Device", is_package=True),
+    "relative, two up": Module("trio_accel.backends.base.ops.fft", "from ....devices import Device"),
+    "the name of a part": Module("trio_accel.devices._engine", "from trio_accel import fft"),
+    "the package itself": Module("trio_accel.linalg._actor", "import trio_accel as ta"),
+    "inside a function": Module(
+        "trio_accel.backends.cpu.library", "def load():\n    from trio_accel.linalg import Matmul"
+    ),
+    "for type checkers only": Module(
+        "trio_accel.devices._engine",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from trio_accel.linalg import Matmul",
+    ),
+    "by literal name": Module(
+        "trio_accel.devices._engine", "import importlib\nimportlib.import_module('trio_accel.linalg')"
+    ),
+    "a sibling": Module("trio_accel.sparse._actor", "from trio_accel.linalg import Matmul"),
+    "another backend": Module("trio_accel.backends.cuda.library", "from trio_accel.backends.cpu import CpuDevice"),
+    "a backend below its base": Module("trio_accel.backends.base.errors", "from trio_accel.backends import cpu"),
+    "a capability that knows one backend": Module("trio_accel.fft._actor", "import trio_accel.backends.cpu"),
+    "a private name": Module("trio_accel.cli._demo", "from trio_accel.devices._engine import Engine"),
+    "the command line": Module("trio_accel.testing._probe", "from trio_accel.cli import main"),
+}
+
+
+@pytest.mark.parametrize("module", UPWARDS.values(), ids=UPWARDS.keys())
+def test_an_import_that_points_elsewhere_is_found(module: Module) -> None:
+    assert len(violations(module)) == 1
+
+
+DOWN = {
+    "one's own part": Module("trio_accel.actors._cell", "from ._mailbox import Mailbox"),
+    "one's own part, from the package": Module("trio_accel.actors", "from ._mailbox import Mailbox", is_package=True),
+    "a part below": Module("trio_accel.linalg._actor", "from trio_accel.backends.base.ops import MatmulSpec"),
+    "relative": Module("trio_accel.linalg._actor", "from ..devices import Device"),
+    "a library": Module("trio_accel.actors._cell", "import trio.lowlevel\nfrom os import path"),
+    "the public names": Module("trio_accel.cli._demo", "import trio_accel as ta\nfrom trio_accel import fft"),
+    "private names, from the tools for tests": Module(
+        "trio_accel.testing._faults", "from trio_accel.devices._engine import Engine"
+    ),
+    "the facade": Module("trio_accel", "from .devices._device import Device", is_package=True),
+}
+
+
+@pytest.mark.parametrize("module", DOWN.values(), ids=DOWN.keys())
+def test_an_import_that_points_downwards_is_allowed(module: Module) -> None:
+    assert violations(module) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        ("trio_accel.devices._bridge", True),
+        ("trio_accel.backends.cpu._stream", True),
+        ("trio_accel.backends.base.streams", False),
+        ("trio_accel.backends.cpu.library", False),
+        ("trio_accel.devices._engine", False),
+    ],
+)
+def test_where_threads_may_be_imported(name: str, allowed: bool) -> None:
+    assert bool(THREADS.fullmatch(name)) is allowed
