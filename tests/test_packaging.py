@@ -1,0 +1,161 @@
+"""What a stranger gets: the wheel, the README's commands and example, the sessions of nox."""
+
+from __future__ import annotations
+
+import doctest
+import email
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from email.message import Message
+from pathlib import Path
+
+import hatchling.build
+import pytest
+
+import trio_accel as ta
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = {"coverage", "cuda12", "cuda13", "dev", "docs", "lint", "plot", "test", "types"}
+
+
+def fenced(language: str, *, after: str = "") -> str:
+    """The first fenced block of a language in the README, after a given text."""
+    position = README.index(after) + len(after)
+    found = re.search(rf"^```{language}\n(.*?)^```$", README[position:], re.DOTALL | re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)  # where a PEP 517 build backend works
+        name = hatchling.build.build_wheel(str(folder))
+    return zipfile.Path(folder / name)
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: zipfile.Path) -> Message:
+    (folder,) = (child for child in wheel.iterdir() if child.name.endswith(".dist-info"))
+    return email.message_from_string((folder / "METADATA").read_text(encoding="utf-8"))
+
+
+def tracked(*patterns: str) -> set[str]:
+    files = (path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file())
+    return {path.relative_to(ROOT).as_posix() for path in files if "__pycache__" not in path.parts}
+
+
+def test_the_wheel_holds_the_package_with_types_and_data(wheel: zipfile.Path) -> None:
+    names = {name for name in wheel.root.namelist() if ".dist-info/" not in name and not name.endswith("/")}
+    assert names == tracked("trio_accel/**/*")
+    assert "trio_accel/py.typed" in names
+    assert {Path(name).suffix for name in names if name.startswith("trio_accel/cli/data/")} >= {".wav", ".gz"}
+
+
+def test_the_wheel_names_its_command_and_carries_its_licence(wheel: zipfile.Path) -> None:
+    (folder,) = (child for child in wheel.iterdir() if child.name.endswith(".dist-info"))
+    assert "trio-accel = trio_accel.cli:main" in (folder / "entry_points.txt").read_text(encoding="utf-8")
+    licence = (folder / "licenses" / "LICENSE").read_text(encoding="utf-8")
+    assert licence == (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert "Apache License" in licence
+
+
+def test_the_version_is_the_same_everywhere(metadata: Message) -> None:
+    assert metadata["Version"] == ta.__version__
+    assert re.fullmatch(r"\d+\.\d+\.\d+(\.dev\d+|rc\d+)?", ta.__version__)
+    try:
+        installed = importlib.metadata.version("trio-accel")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("the package is not installed here")
+    assert installed == ta.__version__
+
+
+def test_every_extra_exists_and_refers_to_ones_that_exist(metadata: Message) -> None:
+    assert set(metadata.get_all("Provides-Extra", [])) == EXTRAS
+    referred = re.findall(r"trio-accel\[([^\]]*)\]", str(PROJECT["optional-dependencies"]))
+    assert {name.strip() for names in referred for name in names.split(",")} <= EXTRAS
+
+
+def test_the_base_installation_is_light() -> None:
+    base = {re.split(r"[<>=\[; ]", requirement)[0] for requirement in PROJECT["dependencies"]}
+    assert base >= {"trio", "numpy", "scipy", "cuda-core", "cuda-bindings", "nvmath-python"}
+    assert not {name for name in base if name.startswith(("nvidia", "cuda-toolkit", "torch", "cupy", "matplotlib"))}
+
+
+def test_ci_runs_the_readmes_test_command() -> None:
+    done = subprocess.run([ROOT / ".ci" / "run", "--print"], capture_output=True, text=True, check=True)
+    assert done.stdout == fenced("sh", after="<!-- test command -->\n")
+    assert done.stdout.endswith("bin/nox\n")
+
+
+def test_the_readmes_commands_use_names_that_exist() -> None:
+    command = fenced("sh", after="<!-- main command -->\n")
+    (extra,) = re.findall(r"'\.\[(\w+)\]'", command)
+    assert extra in EXTRAS
+    (script,) = re.findall(r"\.venv/bin/(trio-accel) ", command)
+    assert script in PROJECT["scripts"]
+
+
+def test_the_links_of_the_readme_lead_somewhere() -> None:
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
+    assert len(links) > 5
+    assert [link for link in links if not (ROOT / link).is_file()] == []
+
+
+def test_the_readmes_example_prints_what_it_says() -> None:
+    program, expected = fenced("python"), fenced("text", after="trio.run(main)")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert doctest.OutputChecker().check_output(expected, done.stdout, doctest.ELLIPSIS), done.stdout
+
+
+def nox(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    # With no device to see, the cuda session cannot run on any machine.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("NOX")}
+    return subprocess.run(
+        [sys.executable, "-m", "nox", "--no-venv", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**inherited, "CUDA_VISIBLE_DEVICES": "", **environment},
+    )
+
+
+def test_the_cuda_session_is_skipped_with_the_reason_where_it_cannot_run() -> None:
+    done = nox("--session", "tests", "--", "--version")
+    assert done.returncode == 0, done.stderr
+    assert "tests(backend='cpu'): success" in done.stderr
+    assert re.search(r"tests\(backend='cuda'\): skipped \(cannot test the cuda backend: .+\)", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment"),
+    [
+        (["-s", "tests(backend='cuda')"], {}),
+        (["--session=tests(backend='cuda')"], {}),
+        (["-k", "cuda"], {}),
+        ([], {"NOXSESSION": "tests(backend='cuda')"}),
+    ],
+)
+def test_the_cuda_session_fails_where_it_was_asked_for_and_cannot_run(
+    arguments: list[str], environment: dict[str, str]
+) -> None:
+    done = nox(*arguments, "--", "--version", **environment)
+    assert done.returncode != 0
+    assert "aborted: cannot test the cuda backend: " in done.stderr
+
+
+def test_a_backend_named_for_pytest_is_not_asked_of_nox() -> None:
+    done = nox("-s", "tests", "--", "--version", "-k", "cuda")
+    assert done.returncode == 0, done.stderr
