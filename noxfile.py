@@ -14,7 +14,7 @@ from pathlib import Path
 
 import nox
 
-nox.needs_version = ">=2025.2.9"
+nox.needs_version = ">=2025.10.16"  # `download_python` of a session
 nox.options.sessions = ["lint", "types", "tests", "docs", "examples"]
 nox.options.error_on_missing_interpreters = True
 

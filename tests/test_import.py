@@ -18,7 +18,9 @@ LIMIT_SECONDS = 0.3
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the probe reads /proc")
 
 PROBE = """
-import json, sys, threading, time
+import sys
+before = set(sys.modules)  # what `.pth` files of other packages load into every interpreter
+import json, threading, time
 import numpy, trio
 start = time.perf_counter()
 import {module}
@@ -28,7 +30,7 @@ with open("/proc/self/maps") as file:
 with open("/proc/self/status") as file:
     tasks = next(int(line.split()[1]) for line in file if line.startswith("Threads:"))
 print(json.dumps(dict(
-    seconds=seconds, modules=sorted(sys.modules), maps=maps, tasks=tasks,
+    seconds=seconds, modules=sorted(set(sys.modules) - before), maps=maps, tasks=tasks,
     threads=[thread.name for thread in threading.enumerate()],
 )))
 """
