@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import os
-import platform
-from pathlib import Path
-
 from ..base import DeviceInfo
 from ._device import CpuDevice
+from ._processor import model_name, total_bytes, usable_cores
 
 __all__ = ["CpuBackend"]
 
@@ -27,9 +23,9 @@ class CpuBackend:
             DeviceInfo(
                 backend=self.name,
                 index=0,
-                description=_model_name(),
-                total_memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-                compute_units=_usable_cores(),
+                description=model_name(),
+                total_memory=total_bytes(),
+                compute_units=usable_cores(),
                 isolations=("inline",),
             ),
         )
@@ -55,23 +51,3 @@ class CpuBackend:
             raise ValueError(f"memory_limit: {memory_limit} is negative")
         info = devices[index]
         return CpuDevice(info, info.total_memory if memory_limit is None else memory_limit)
-
-
-@functools.cache
-def _model_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # not Linux
-        lines = []
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() == "model name" and value.strip():
-            return value.strip()
-    return platform.processor() or platform.machine() or "CPU"
-
-
-def _usable_cores() -> int:
-    # Fewer than the machine has where the process is bound to some of them.
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias, cast
 
-from ..base import AccelStream, NotSupportedError
+import numpy as np
+
+from ..base import AccelError, AccelStream, NotSupportedError
 from ..base.ops import OperationSpec
 from ._memory import CpuMemory
 from ._stream import CpuStream, Work
@@ -18,7 +22,12 @@ Kernel: TypeAlias = Callable[[Any, CpuMemory], Work]
 do (`NotSupportedError`, `LibraryError`), and returns the work for the stream's thread."""
 
 # Module of each library; imported with the library, because SciPy is slow to import.
-_MODULES = {"memory": ".kernels.memory"}
+_MODULES = {
+    "blas": ".kernels.blas",
+    "fft": ".kernels.fft",
+    "memory": ".kernels.memory",
+    "sparse": ".kernels.sparse",
+}
 
 
 class CpuLibrary:
@@ -48,27 +57,30 @@ class CpuLibrary:
             raise TypeError(f"stream: the CPU backend enqueues on its own streams, not on {stream!r}")
         kernel = self._kernels.get(type(spec))
         if kernel is None:
-            raise self._not_supported(f"library {self._name!r} has no {type(spec).__name__}", spec)
+            raise NotSupportedError(
+                f"the CPU backend's library {self._name!r} has no {type(spec).__name__}",
+                backend="cpu",
+                device=self._device,
+            )
         try:
             work = kernel(spec, self._memory)
-        except NotSupportedError as error:
-            error.device, error.operation = self._device, self._operation(spec)
+        except AccelError as error:
+            error.device = self._device
             raise
-        stream.enqueue(work)
+        stream.enqueue(partial(_run, work, self._memory))
 
     def close(self) -> None:
         """Give handles back: there are none."""
 
-    def _operation(self, spec: OperationSpec) -> str:
-        return f"{self._name}.{type(spec).__name__.removesuffix('Spec')}"
 
-    def _not_supported(self, message: str, spec: OperationSpec) -> NotSupportedError:
-        return NotSupportedError(
-            f"the CPU backend's {message}",
-            backend="cpu",
-            device=self._device,
-            operation=self._operation(spec),
-        )
+def _run(work: Work, memory: CpuMemory) -> None:
+    try:
+        work()
+    except MemoryError as error:
+        # What a kernel needs for itself: NumPy tells how much, others do not.
+        shape, dtype = getattr(error, "shape", ()), getattr(error, "dtype", None)
+        requested = math.prod(shape) * dtype.itemsize if isinstance(dtype, np.dtype) else 0
+        raise memory.out_of_memory(requested) from error
 
 
 def library_names() -> tuple[str, ...]:

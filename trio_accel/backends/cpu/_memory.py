@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Any, TypeAlias
 
@@ -11,6 +10,7 @@ import numpy.typing as npt
 
 from ..base import MemoryStatistics, OutOfMemoryError
 from ..base.ops import ArraySpec
+from ._processor import available_bytes
 
 __all__ = ["CpuMemory", "HostArray"]
 
@@ -99,8 +99,11 @@ class CpuMemory:
             )
 
     def out_of_memory(self, requested: int) -> OutOfMemoryError:
-        """Make the error for a request that cannot be had now."""
-        free = max(0, min(self._limit - self._used, _available_bytes()))
+        """Make the error for a request that cannot be had now.
+
+        SC_AVPHYS_PAGES leaves out what caches would give back, so the free bytes are a lower bound.
+        """
+        free = max(0, min(self._limit - self._used, available_bytes()))
         return OutOfMemoryError(
             f"{requested} bytes requested, {free} free of {self._limit}: release arrays,"
             " or open the device with a larger memory_limit if the machine has more",
@@ -116,10 +119,3 @@ def _aligned(nbytes: int) -> HostArray:
     whole: HostArray = np.empty(nbytes + _ALIGNMENT, np.uint8)
     start = -whole.ctypes.data % _ALIGNMENT
     return whole[start : start + nbytes]
-
-
-def _available_bytes() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    except (ValueError, OSError):  # not every system counts them
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
