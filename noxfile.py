@@ -63,8 +63,10 @@ class _Environment:
     python: str = ""
 
 
-def _python(session: nox.Session, *arguments: str, env: Mapping[str, str] | None = None) -> None:
-    session.run(_Environment.python, *arguments, env=env, external=True)
+def _python(
+    session: nox.Session, *arguments: str, env: Mapping[str, str] | None = None, silent: bool = False
+) -> None:
+    session.run(_Environment.python, *arguments, env=env, silent=silent, external=True)
 
 
 def why_not_cuda() -> str | None:
@@ -126,7 +128,7 @@ def lint(session: nox.Session) -> None:
     calls = ",".join(f"{call}->{instead}" for call, instead in BLOCKING_CALLS.items())
     files = [str(path) for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
     _python(session, "-m", "flake8_async", *FLAKE8_ASYNC, f"--async200-blocking-calls={calls}", *files)
-    _python(session, "-m", "towncrier", "build", "--draft", "--version=next")
+    _python(session, "-m", "towncrier", "build", "--draft", "--version=next", silent=True)
 
 
 @nox.session(venv_backend="none", requires=["env"])
