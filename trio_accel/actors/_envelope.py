@@ -1,0 +1,169 @@
+"""A message on its way, and the one slot in which its reply arrives."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from contextvars import Context
+from typing import TYPE_CHECKING, Final, Generic, NoReturn, TypeVar
+
+import outcome
+import trio
+
+from ._errors import ActorFailedError
+
+if TYPE_CHECKING:
+    from ._cell import Cell
+    from ._messages import AnyMessage
+
+__all__ = ["EXPIRED", "DeferredReply", "Envelope", "EnvelopeState", "crash_error"]
+
+EXPIRED: Final = object()
+"""What an asker is woken with when its request was dropped because its deadline had passed."""
+
+ReplyT_contra = TypeVar("ReplyT_contra", contravariant=True)
+
+
+class EnvelopeState(enum.IntEnum):
+    """Where an envelope is on its way; it only moves down this list."""
+
+    QUEUED = 0
+    RUNNING = 1
+    DEFERRED = 2
+    DONE = 3
+
+
+class Envelope:
+    """A message with what travels beside it, and the slot for its one outcome.
+
+    Invariants: `task` is parked exactly while it is not None; whoever reschedules it, or
+    lets it go in the abort function, sets it to None in the same step, so that no stale
+    wake-up can reach a later wait of that task. `resolve` acts once; later calls are no-ops.
+    """
+
+    __slots__ = (
+        "caller",
+        "context",
+        "deadline",
+        "is_told",
+        "message",
+        "on_cancel",
+        "raise_cancel",
+        "scope",
+        "sender",
+        "state",
+        "task",
+    )
+
+    def __init__(
+        self,
+        message: AnyMessage,
+        *,
+        context: Context,
+        sender: Cell | None,
+        deadline: float,
+        is_told: bool,
+    ) -> None:
+        self.message = message
+        self.is_told = is_told
+        self.context = context
+        self.sender = sender
+        # The request that the sender is serving: following these gives the chain of callers.
+        self.caller: Envelope | None = sender.current if sender is not None else None
+        self.deadline = deadline
+        self.state = EnvelopeState.QUEUED
+        self.task: trio.lowlevel.Task | None = None
+        self.scope: trio.CancelScope | None = None
+        self.raise_cancel: Callable[[], NoReturn] | None = None
+        self.on_cancel: Callable[[], None] | None = None
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the asker wants out while the request runs."""
+        return self.raise_cancel is not None
+
+    def request_cancel(self, raise_cancel: Callable[[], NoReturn]) -> None:
+        """Cancel the running request; the asker goes on waiting until it has unwound."""
+        self.raise_cancel = raise_cancel
+        if self.scope is not None:
+            self.scope.cancel(reason="the asker was cancelled")
+        if self.on_cancel is not None:
+            self.on_cancel()
+
+    def resolve(self, result: outcome.Outcome[object]) -> bool:
+        """Deliver the outcome, unless there was one already."""
+        if self.state is EnvelopeState.DONE:
+            return False
+        self.state = EnvelopeState.DONE
+        task, self.task = self.task, None
+        self.scope = self.on_cancel = None
+        if task is not None:
+            trio.lowlevel.reschedule(task, result)
+        return True
+
+    def fail(self, error: BaseException) -> bool:
+        """Deliver an error, unless there was an outcome already."""
+        return self.resolve(outcome.Error(error))
+
+    def unwind(self) -> bool:
+        """Deliver the asker's own cancellation: the request has unwound."""
+        if self.raise_cancel is None:
+            raise RuntimeError("the asker is not cancelled")
+        return self.resolve(outcome.capture(self.raise_cancel))
+
+
+class DeferredReply(Generic[ReplyT_contra]):
+    """A reply that is given later, by whoever holds this, on the Trio thread.
+
+    It is given once: a second `set` or `fail`, or one after the actor has ended, does nothing
+    and returns False. When the asker is cancelled, the `on_cancel` hook is called and the
+    asker goes on waiting for the reply (without a hook too).
+    """
+
+    __slots__ = ("_cell", "_envelope")
+
+    def __init__(self, cell: Cell, envelope: Envelope) -> None:
+        self._cell = cell
+        self._envelope = envelope
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the reply was given."""
+        return self._envelope.state is EnvelopeState.DONE
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the asker was cancelled and waits for the request to unwind."""
+        return self._envelope.is_cancelled
+
+    def set(self, value: ReplyT_contra) -> bool:
+        """Reply with a value."""
+        return self._settle(outcome.Value(value))
+
+    def fail(self, error: Exception) -> bool:
+        """Reply with an error, which is raised in the asker as it is."""
+        return self._settle(outcome.Error(error))
+
+    def fail_as_crash(self, error: Exception) -> bool:
+        """Reply as if the actor had crashed with an error: `ActorFailedError` caused by it."""
+        return self._settle(outcome.Error(crash_error(self._cell.path, self._envelope.message, error)))
+
+    def cancelled(self) -> bool:
+        """End the ask of a cancelled asker with its cancellation."""
+        self._cell.deferred.discard(self._envelope)
+        return self._envelope.unwind()
+
+    def _settle(self, result: outcome.Outcome[object]) -> bool:
+        self._cell.deferred.discard(self._envelope)
+        return self._envelope.resolve(result)
+
+
+def crash_error(path: str, message: AnyMessage, error: BaseException) -> ActorFailedError:
+    """Make the error of an asker whose request crashed the actor."""
+    failed = ActorFailedError(
+        f"actor {path} crashed while serving {message.operation} "
+        f"(it may have been executed): {type(error).__name__}: {error}",
+        path=path,
+    )
+    failed.__cause__ = error
+    return failed

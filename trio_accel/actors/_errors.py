@@ -1,0 +1,49 @@
+"""Errors of the actor runtime."""
+
+from __future__ import annotations
+
+__all__ = [
+    "ActorError",
+    "ActorFailedError",
+    "ActorStoppedError",
+    "AskCycleError",
+    "MailboxFullError",
+]
+
+
+class ActorError(Exception):
+    """Base of the errors that the actor runtime raises.
+
+    Attributes:
+        path: Path of the actor that it is about.
+    """
+
+    def __init__(self, message: str, *, path: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.args[0], self.path)
+
+
+def _rebuild(cls: type[ActorError], message: str, path: str) -> ActorError:
+    return cls(message, path=path)
+
+
+class ActorFailedError(ActorError):
+    """The actor crashed while it served the request; the original error is the `__cause__`.
+
+    The request may have been executed, in part or in full.
+    """
+
+
+class ActorStoppedError(ActorError):
+    """The actor is stopped, or stopped before it came to the request; it was never executed."""
+
+
+class AskCycleError(ActorError):
+    """The ask would wait for an actor that is itself waiting for the asker."""
+
+
+class MailboxFullError(ActorError):
+    """The mailbox is full and its policy rejects or drops; the request was never executed."""

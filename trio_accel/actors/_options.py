@@ -1,0 +1,184 @@
+"""Policies and options of actors: frozen values, checked when they are made."""
+
+from __future__ import annotations
+
+import enum
+import math
+import random
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import attrs
+
+__all__ = [
+    "Backoff",
+    "Directive",
+    "Intensity",
+    "MailboxOptions",
+    "Overflow",
+    "Policy",
+    "Restart",
+    "SystemOptions",
+]
+
+
+class Restart(enum.Enum):
+    """When a child is started again after it ended (OTP's restart types)."""
+
+    PERMANENT = "permanent"
+    """Always, also after it ended by itself."""
+    TRANSIENT = "transient"
+    """Only after a failure."""
+    TEMPORARY = "temporary"
+    """Never."""
+
+
+class Directive(enum.Enum):
+    """What a supervisor does about an exception that a handler raised."""
+
+    RESUME = "resume"
+    """It is a reply: the asker gets the exception itself, the actor lives on with its state."""
+    RESTART = "restart"
+    """The actor crashed: the asker gets `ActorFailedError`, a new incarnation takes over."""
+    STOP = "stop"
+    """The actor crashed and is not started again."""
+    ESCALATE = "escalate"
+    """The actor crashed and its supervisor fails with it."""
+
+
+class Overflow(enum.Enum):
+    """What happens to a message that meets a full mailbox."""
+
+    WAIT = "wait"
+    """The sender waits for room."""
+    REJECT = "reject"
+    """The sender gets `MailboxFullError`."""
+    DROP_OLDEST = "drop_oldest"
+    """The oldest queued message goes; its asker gets `MailboxFullError`."""
+    DROP_NEWEST = "drop_newest"
+    """The new message goes; its asker gets `MailboxFullError`, a tell ends silently."""
+
+
+def _at_least(minimum: float) -> object:
+    def check(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
+        if not (isinstance(value, (int, float)) and value >= minimum):
+            raise ValueError(
+                f"{type(instance).__name__}: {attribute.name} must be a number of at least {minimum}, "
+                f"got {value!r}"
+            )
+
+    return check
+
+
+def _whole_at_least(minimum: int) -> object:
+    def check(instance: object, attribute: attrs.Attribute[int], value: int) -> None:
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise ValueError(
+                f"{type(instance).__name__}: {attribute.name} must be a whole number of at least {minimum}, "
+                f"got {value!r}"
+            )
+
+    return check
+
+
+@attrs.frozen
+class Intensity:
+    """How many restarts a supervisor allows before it fails itself.
+
+    Attributes:
+        restarts: The most restarts within the window; one more and the supervisor fails.
+        within: Length of the window in seconds.
+    """
+
+    restarts: int = attrs.field(default=3, validator=_whole_at_least(0))  # type: ignore[arg-type]
+    within: float = attrs.field(default=5.0, validator=_at_least(0.0))  # type: ignore[arg-type]
+
+
+@attrs.frozen(kw_only=True)
+class Backoff:
+    """How long to wait before a restart.
+
+    The first restart waits for `initial` seconds, the second for `base`, each later one `factor`
+    times longer up to `maximum`; after `reset_after` seconds without a crash it begins anew.
+    Every delay is varied by up to `jitter` times itself, so that actors that failed together
+    do not return together.
+    """
+
+    initial: float = attrs.field(default=0.0, validator=_at_least(0.0))  # type: ignore[arg-type]
+    base: float = attrs.field(default=0.1, validator=_at_least(0.0))  # type: ignore[arg-type]
+    factor: float = attrs.field(default=2.0, validator=_at_least(1.0))  # type: ignore[arg-type]
+    maximum: float = attrs.field(default=30.0, validator=_at_least(0.0))  # type: ignore[arg-type]
+    jitter: float = attrs.field(default=0.1, validator=_at_least(0.0))  # type: ignore[arg-type]
+    reset_after: float = attrs.field(default=60.0, validator=_at_least(0.0))  # type: ignore[arg-type]
+
+    def delay(self, attempt: int, source: random.Random) -> float:
+        """Seconds to wait before restart number `attempt` (from 0) of a series."""
+        if attempt == 0:
+            plain = self.initial
+        else:
+            # The exponent is bounded so that a long series does not overflow.
+            plain = self.base * math.pow(self.factor, min(attempt - 1, 64))
+        plain = min(plain, self.maximum)
+        return plain * (1.0 + source.uniform(-self.jitter, self.jitter)) if self.jitter else plain
+
+
+@attrs.frozen(kw_only=True)
+class MailboxOptions:
+    """Size of a mailbox and what happens when it is full."""
+
+    capacity: int = attrs.field(default=64, validator=_whole_at_least(1))  # type: ignore[arg-type]
+    overflow: Overflow = attrs.field(default=Overflow.WAIT, validator=attrs.validators.instance_of(Overflow))
+
+
+def _directives(value: Mapping[type[Exception], Directive]) -> Mapping[type[Exception], Directive]:
+    for cls, directive in value.items():
+        if not (isinstance(cls, type) and issubclass(cls, Exception)):
+            raise TypeError(f"Policy: directives: {cls!r} is not a subclass of Exception")
+        if not isinstance(directive, Directive):
+            raise TypeError(f"Policy: directives: {directive!r} for {cls.__name__} is not a Directive")
+    return MappingProxyType(dict(value))
+
+
+@attrs.frozen(kw_only=True)
+class Policy:
+    """How an actor is supervised, and how it supervises its own children.
+
+    Attributes:
+        directives: What to do about an exception, by class; the most specific class wins, in a
+            group the most severe directive of its members. Anything else restarts the actor.
+        backoff: Waiting before a restart.
+        grace: Seconds that the actor may take to stop before it is cancelled.
+        intensity: Restarts that the actor, as a supervisor, allows its own children.
+    """
+
+    directives: Mapping[type[Exception], Directive] = attrs.field(factory=dict, converter=_directives)
+    backoff: Backoff = attrs.field(factory=Backoff)
+    grace: float = attrs.field(default=5.0, validator=_at_least(0.0))  # type: ignore[arg-type]
+    intensity: Intensity = attrs.field(factory=Intensity)
+
+    def directive_for(self, error: BaseException) -> Directive:
+        """Find the directive for an exception; groups are looked into."""
+        if isinstance(error, BaseExceptionGroup):
+            found = [self.directive_for(member) for member in error.exceptions]
+            return max(found, key=_SEVERITY.index)
+        for cls in type(error).__mro__:
+            directive = self.directives.get(cls)
+            if directive is not None:
+                return directive
+        return Directive.RESTART
+
+
+_SEVERITY = (Directive.RESUME, Directive.RESTART, Directive.STOP, Directive.ESCALATE)
+
+
+@attrs.frozen(kw_only=True)
+class SystemOptions:
+    """Options of a system.
+
+    Attributes:
+        intensity: Restarts that the system allows the actors spawned in it directly.
+        random: Source of the jitter of back-offs; seed it to make them repeatable.
+    """
+
+    intensity: Intensity = attrs.field(factory=Intensity)
+    random: random.Random = attrs.field(factory=random.Random)

@@ -1,0 +1,194 @@
+"""References to actors: their address, and the ways to send to them."""
+
+from __future__ import annotations
+
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar, cast
+
+import trio
+
+from ._envelope import EXPIRED, Envelope, EnvelopeState
+from ._errors import AskCycleError, MailboxFullError
+from ._messages import AnyMessage, Message, Request
+from ._options import Overflow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ._cell import Cell, Terminated
+
+__all__ = ["Ref"]
+
+ActorT_co = TypeVar("ActorT_co", covariant=True)
+ReplyT = TypeVar("ReplyT")
+
+
+class Ref(Generic[ActorT_co]):
+    """The address of an actor; it stays the same over restarts."""
+
+    __slots__ = ("__weakref__", "_cell")
+
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
+
+    def __repr__(self) -> str:
+        return f"<Ref {self._cell.path} ({self._cell.actor_class.__name__}, {self._cell.state})>"
+
+    @property
+    def path(self) -> str:
+        """Path of the actor in the tree of its system."""
+        return self._cell.path
+
+    @property
+    def is_terminated(self) -> bool:
+        """Whether the actor has ended for good."""
+        return self._cell.terminated is not None
+
+    async def ask(self, request: Request[ActorT_co, ReplyT], /, *, abandon_on_cancel: bool = False) -> ReplyT:
+        """Send a request and wait for its reply.
+
+        When cancelled, a request that is still queued is withdrawn and never runs. For one that
+        runs, its handler is cancelled and the asker waits until it has unwound.
+
+        Args:
+            request: What to ask.
+            abandon_on_cancel: When cancelled, return at once and leave a running request to itself.
+
+        Raises:
+            ActorFailedError: The actor crashed while serving it; it may have been executed.
+            ActorStoppedError: The actor has ended; it was never executed.
+            AskCycleError: The actor waits, directly or not, for the asker.
+            MailboxFullError: Refused by the overflow policy; it was never executed.
+            TypeError: The actor has no handler for it.
+            Exception: What the handler raised, where the actor's policy says that it is a reply.
+        """
+        cell = self._cell
+        self._check(request, Request, "ask")
+        sender = cell.system.sender()
+        if sender is not None:
+            _check_cycle(sender, cell)
+        while True:
+            envelope = Envelope(
+                request,
+                context=copy_context(),
+                sender=sender,
+                deadline=trio.current_effective_deadline(),
+                is_told=False,
+            )
+            cell.mailbox.put(envelope)
+            reply = await _park(cell, envelope, abandon_on_cancel)
+            if reply is not EXPIRED:
+                return cast("ReplyT", reply)
+            # The deadline has passed, so this raises Cancelled; if it was moved meanwhile, ask again.
+            await trio.lowlevel.checkpoint()
+
+    async def tell(self, message: Message[ActorT_co], /) -> None:
+        """Send a message without a reply; waits for room in the mailbox.
+
+        What happens to it afterwards goes to the actor's supervisor alone. Cancelled while it
+        waits, the message is not sent.
+
+        Raises:
+            ActorStoppedError: The actor has ended.
+            MailboxFullError: Refused by the overflow policy ``reject``.
+            TypeError: The actor has no handler for it.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        envelope = self._told(message)
+        if self._put_told(envelope):
+            await trio.lowlevel.cancel_shielded_checkpoint()
+        else:
+            await _park(self._cell, envelope, False)
+
+    def tell_nowait(self, message: Message[ActorT_co], /) -> None:
+        """Send a message without a reply, if there is room.
+
+        Raises:
+            trio.WouldBlock: The mailbox is full and its policy is to wait.
+            ActorStoppedError, MailboxFullError, TypeError: As for `tell`.
+        """
+        mailbox = self._cell.mailbox
+        if mailbox.is_full and self._cell.mailbox_options.overflow is Overflow.WAIT:
+            raise trio.WouldBlock
+        self._put_told(self._told(message))
+
+    async def stop(self) -> None:
+        """Stop the actor and wait until it has ended: the message being served is finished, queued ones are refused.
+
+        After the `grace` of its policy it is cancelled.
+
+        Raises:
+            RuntimeError: Called by the actor itself; use ``self.context.stop()``.
+        """
+        if self._cell.system.sender() is self._cell:
+            raise RuntimeError(
+                f"stop: actor {self.path} would wait for itself; call self.context.stop() instead"
+            )
+        await self._cell.supervisor.stop_child(self._cell, "stop was asked for")
+
+    def cancel(self, reason: str) -> None:
+        """End the actor now: the message being served is cancelled, queued ones are refused, no restart."""
+        self._cell.cancel(reason)
+
+    async def wait_terminated(self) -> Terminated:
+        """Wait until the actor has ended for good; at once if it has already."""
+        return await self._cell.wait_terminated()
+
+    def _check(self, message: AnyMessage, base: type, verb: str) -> None:
+        if type(message) in self._cell.handlers:
+            if isinstance(message, base):
+                return
+            other = "tell" if verb == "ask" else "ask"
+            raise TypeError(f"{verb}: {type(message).__name__} is a {_kind(message)}; use {other}()")
+        known = ", ".join(sorted(cls.__name__ for cls in self._cell.handlers)) or "nothing"
+        raise TypeError(
+            f"{verb}: {self._cell.actor_class.__name__} ({self.path}) has no handler for "
+            f"{type(message).__name__}; it handles {known}"
+        )
+
+    def _told(self, message: AnyMessage) -> Envelope:
+        self._check(message, Message, "tell")
+        return Envelope(message, context=copy_context(), sender=None, deadline=float("inf"), is_told=True)
+
+    def _put_told(self, envelope: Envelope) -> bool:
+        try:
+            return self._cell.mailbox.put(envelope)
+        except MailboxFullError:
+            if self._cell.mailbox_options.overflow is Overflow.DROP_NEWEST:
+                return True
+            raise
+
+
+def _kind(message: AnyMessage) -> str:
+    return "Request" if isinstance(message, Request) else "Message"
+
+
+def _check_cycle(sender: Cell, target: Cell) -> None:
+    """Refuse an ask whose target is among those that wait for the sender."""
+    chain = [sender]
+    envelope = sender.current
+    while envelope is not None and envelope.sender is not None:
+        chain.append(envelope.sender)
+        envelope = envelope.caller
+    if target in chain:
+        callers = chain[: chain.index(target) + 1]
+        names = " -> ".join(cell.path for cell in [*reversed(callers), target])
+        raise AskCycleError(f"the ask would wait for itself: {names}", path=target.path)
+
+
+async def _park(cell: Cell, envelope: Envelope, abandon: bool) -> object:
+    """Wait for the reply of an ask, or for the admission of a tell."""
+    envelope.task = trio.lowlevel.current_task()
+
+    def abort(raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
+        if envelope.state is EnvelopeState.QUEUED:
+            cell.mailbox.withdraw(envelope)
+            return trio.lowlevel.Abort.SUCCEEDED
+        if abandon:
+            envelope.task = None
+            return trio.lowlevel.Abort.SUCCEEDED
+        envelope.request_cancel(raise_cancel)
+        return trio.lowlevel.Abort.FAILED
+
+    reply: object = await trio.lowlevel.wait_task_rescheduled(abort)
+    return reply

@@ -1,0 +1,126 @@
+"""Snapshots of the actors of a system."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import attrs
+
+if TYPE_CHECKING:
+    from ._cell import Cell
+    from ._supervisor import Supervisor
+
+__all__ = ["ActorSnapshot", "snapshot_cell", "snapshot_children"]
+
+
+@attrs.frozen(kw_only=True)
+class ActorSnapshot:
+    """One actor at one moment, with its children; ``str()`` draws the tree.
+
+    Attributes:
+        path: Path in the tree.
+        actor_class: Name of the class.
+        state: ``"starting"``, ``"running"``, ``"restarting"``, ``"stopping"`` or ``"terminated"``.
+        incarnation: Number of the incarnation that runs, from 0: how often it was restarted.
+        mailbox_depth: Messages in the mailbox.
+        mailbox_peak: The most that were in it at once.
+        mailbox_waiting: Senders that wait for room.
+        handled: Messages served.
+        failed: Messages whose handler raised.
+        expired: Requests dropped because their deadline had passed.
+        deferred: Requests whose reply is given later, and has not been given.
+        last_error: What ended the last incarnation that failed, or None.
+        children: Snapshots of the children in start order.
+    """
+
+    path: str
+    actor_class: str
+    state: str
+    incarnation: int = 0
+    mailbox_depth: int = 0
+    mailbox_peak: int = 0
+    mailbox_waiting: int = 0
+    handled: int = 0
+    failed: int = 0
+    expired: int = 0
+    deferred: int = 0
+    last_error: str | None = None
+    children: tuple[ActorSnapshot, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def restarts(self) -> int:
+        """How often the actor was restarted."""
+        return self.incarnation
+
+    def walk(self) -> Iterator[ActorSnapshot]:
+        """This snapshot and all below it, parents before children."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+    def find(self, path: str) -> ActorSnapshot:
+        """Find an actor by its whole path.
+
+        Raises:
+            KeyError: There is none.
+        """
+        for node in self.walk():
+            if node.path == path:
+                return node
+        raise KeyError(path)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines("", ""))
+
+    def _lines(self, first: str, rest: str) -> Iterator[str]:
+        yield first + self._summary()
+        for child in self.children:
+            last = child is self.children[-1]
+            yield from child._lines(rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  "))
+
+    def _summary(self) -> str:
+        parts = [f"{self.name} ({self.actor_class}) {self.state}"]
+        if self.handled or self.failed:
+            parts.append(f"{self.handled} handled")
+        if self.mailbox_depth or self.mailbox_waiting:
+            parts.append(f"{self.mailbox_depth + self.mailbox_waiting} queued")
+        if self.deferred:
+            parts.append(f"{self.deferred} in flight")
+        if self.restarts:
+            parts.append(f"{self.restarts} restart{'s' if self.restarts > 1 else ''}")
+        if self.last_error is not None:
+            parts.append(f"last error: {self.last_error}")
+        return ", ".join(parts)
+
+
+def snapshot_cell(cell: Cell) -> ActorSnapshot:
+    """Take a snapshot of a cell and its children."""
+    error = cell.last_error
+    return ActorSnapshot(
+        path=cell.path,
+        actor_class=cell.actor_class.__name__,
+        state=str(cell.state),
+        incarnation=cell.incarnation,
+        mailbox_depth=cell.mailbox.depth,
+        mailbox_peak=cell.mailbox.peak,
+        mailbox_waiting=cell.mailbox.waiting,
+        handled=cell.handled,
+        failed=cell.failed,
+        expired=cell.expired,
+        deferred=len(cell.deferred),
+        last_error=None if error is None else f"{type(error).__name__}: {error}",
+        children=snapshot_children(cell.children),
+    )
+
+
+def snapshot_children(supervisor: Supervisor | None) -> tuple[ActorSnapshot, ...]:
+    """Take snapshots of the children of a supervisor."""
+    if supervisor is None:
+        return ()
+    return tuple(snapshot_cell(cell) for cell in supervisor.children.values())

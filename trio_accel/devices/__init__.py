@@ -1,0 +1,43 @@
+"""Devices as supervised actors: arrays, operations, completion."""
+
+from ._completion import CompletionPort, CompletionStrategy, HostCallbackCompletion
+from ._context import ContextActor
+from ._device import Device, DeviceActor, DeviceStatistics, device_of
+from ._engine import EngineHook, Phase
+from ._library import LibraryActor
+from ._memory import Copy, Empty, Fill, MemoryActor, Put, ToHost
+from ._operation import Launch, Operand, Operation, Planned, Planner, operation_name
+from ._options import DeviceOptions
+from ._ref import AccelRef
+from ._system import DeviceOpening, System, open_system
+
+__all__ = [
+    "AccelRef",
+    "CompletionPort",
+    "CompletionStrategy",
+    "ContextActor",
+    "Copy",
+    "Device",
+    "DeviceActor",
+    "DeviceOpening",
+    "DeviceOptions",
+    "DeviceStatistics",
+    "Empty",
+    "EngineHook",
+    "Fill",
+    "HostCallbackCompletion",
+    "Launch",
+    "LibraryActor",
+    "MemoryActor",
+    "Operand",
+    "Operation",
+    "Phase",
+    "Planned",
+    "Planner",
+    "Put",
+    "System",
+    "ToHost",
+    "device_of",
+    "open_system",
+    "operation_name",
+]

@@ -1,0 +1,102 @@
+"""Memory blocks as the caller's side knows them: who owns them and whether they are usable."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+
+from ..backends.base import StaleRefError
+from ._bridge import LoopWaker
+
+__all__ = ["Block", "BlockTable"]
+
+_ids = itertools.count(1)
+
+
+class Block:
+    """One block of device memory, shared by the references to it.
+
+    It is given back when the last of them is gone. The finaliser may run on any thread, so it
+    only puts the id on a queue.
+    """
+
+    __slots__ = ("__weakref__", "_table", "damaged_by", "generation", "id", "is_released", "nbytes")
+
+    def __init__(self, table: BlockTable, nbytes: int, generation: int) -> None:
+        self.id = next(_ids)
+        self.nbytes = nbytes
+        self.generation = generation
+        self.damaged_by: str | None = None
+        self.is_released = False
+        self._table = table
+
+    def release(self) -> None:
+        """Give the memory back; later use of any reference to it is refused."""
+        if not self.is_released:
+            self.is_released = True
+            self._table.drop(self.id)
+
+    def __del__(self) -> None:
+        self.release()
+
+    def check(self, argument: str) -> None:
+        """Refuse a block that must not be used.
+
+        Raises:
+            StaleRefError: It was released, lost with an earlier generation, or damaged.
+        """
+        device, generation = self._table.device_name, self._table.generation
+        if self.is_released:
+            why = "its memory was released"
+        elif self.generation != generation:
+            why = f"its memory was lost with generation {self.generation} of the device; make it again"
+        elif self.damaged_by is not None:
+            why = f"its contents were spoiled by {self.damaged_by}, which did not finish; make it again"
+        else:
+            return
+        raise StaleRefError(f"{argument}: {why}", device=device, generation=generation)
+
+
+class BlockTable:
+    """Where dropped blocks of one device go."""
+
+    __slots__ = ("_dropped", "_waker", "device_name", "generation", "release")
+
+    def __init__(self, device_name: str) -> None:
+        self.device_name = device_name
+        self.generation = 0
+        self._dropped: deque[int] = deque()
+        self._waker = LoopWaker(self._drain)
+        self.release = _nowhere
+
+    def new(self, nbytes: int) -> Block:
+        """Name a block of the current generation; no memory is taken yet."""
+        return Block(self, nbytes, self.generation)
+
+    def drop(self, block: int) -> None:
+        """Give a block back soon. Any thread."""
+        first = not self._dropped
+        self._dropped.append(block)
+        if first:
+            self._waker.ring()
+
+    def drain(self) -> None:
+        """Give all dropped blocks back now. Trio thread only."""
+        self._drain()
+
+    def lose(self) -> None:
+        """The context is gone and all memory with it: there is nothing to give back."""
+        self.release = _nowhere
+
+    def close(self) -> None:
+        """Take no more notice of dropped blocks."""
+        self._waker.close()
+        self.lose()
+
+    def _drain(self) -> None:
+        while self._dropped:
+            self.release(self._dropped.popleft())
+
+
+def _nowhere(block: int) -> None:
+    """Release of a block whose context is gone."""

@@ -1,0 +1,345 @@
+"""The front of a device: what programs hold."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import trio
+
+from ..actors import Actor, ActorContext, ActorStoppedError, Directive, Policy, Ref
+from ..backends.base import (
+    AccelBackend,
+    DeviceInfo,
+    DeviceLostError,
+    DType,
+    DTypeLike,
+    MemoryStatistics,
+    NotSupportedError,
+    QueueFullError,
+)
+from ._blocks import BlockTable
+from ._context import ContextActor, OpenLibrary, Session
+from ._engine import EngineHook, Phase
+from ._library import LibraryActor
+from ._memory import Empty, Put
+from ._operation import Operation, Planner
+from ._options import DeviceOptions
+from ._ref import AccelRef
+
+if TYPE_CHECKING:
+    from ..actors import System
+
+__all__ = ["Device", "DeviceActor", "DeviceStatistics", "device_of"]
+
+LibraryT = TypeVar("LibraryT")
+ReplyT = TypeVar("ReplyT")
+
+_MAX_PENDING = 1024
+
+
+@attrs.frozen(kw_only=True)
+class DeviceStatistics:
+    """Counts of one generation of a device.
+
+    Attributes:
+        generation: Number of the generation.
+        launched: Operations enqueued.
+        completed: Operations that completed, with or without an error.
+        in_flight: Operations that the backend has now.
+        memory: Memory of the device's arrays.
+    """
+
+    generation: int
+    launched: int
+    completed: int
+    in_flight: int
+    memory: MemoryStatistics
+
+
+class DeviceActor(Actor):
+    """The supervised address of a device: restarts its context, within the device's intensity."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    @asynccontextmanager
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        """Hold the context; when it is given up, so is the device."""
+        options = self._device.options
+        try:
+            context_ref: Ref[ContextActor] = await context.spawn(
+                ContextActor,
+                self._device,
+                name="context",
+                policy=Policy(
+                    backoff=options.backoff, intensity=options.intensity, grace=options.cancel_grace + 5.0
+                ),
+            )
+            self._device.context_ref = context_ref
+            yield
+        finally:
+            self._device.end()
+
+
+class Device:
+    """An open device. Made by `System.open_device`; also an async context manager that closes it."""
+
+    def __init__(self, backend: AccelBackend, info: DeviceInfo, options: DeviceOptions, path: str) -> None:
+        self.backend = backend
+        self.options = options
+        self.blocks = BlockTable(info.name)
+        self.hooks: list[EngineHook] = []
+        self.context_ref: Ref[ContextActor] | None = None
+        self._info = info
+        self._path = path
+        self._actor: Ref[DeviceActor] | None = None
+        self._session: Session | None = None
+        self._changed = trio.Event()
+        self._pending = 0
+        self._is_ended = False
+
+    def __repr__(self) -> str:
+        if self._is_ended:
+            state = "closed"
+        else:
+            state = "ready" if self._session is not None else "rebuilding"
+        return f"<Device {self._path}, {state}, generation {self.generation}>"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # -- what it is -----------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """Name of the hardware, such as ``"cpu:0"``."""
+        return self._info.name
+
+    @property
+    def path(self) -> str:
+        """Path of the device's actor in the tree."""
+        return self._path
+
+    @property
+    def info(self) -> DeviceInfo:
+        """What the device is."""
+        return self._info
+
+    @property
+    def generation(self) -> int:
+        """Which context this is, counting from 1."""
+        return self.blocks.generation
+
+    @property
+    def libraries(self) -> Sequence[str]:
+        """Names of the libraries that the device has.
+
+        Raises:
+            DeviceLostError: The device is closed, lost or being rebuilt.
+        """
+        if self._session is None:
+            raise DeviceLostError("the device has no context now", device=self.name)
+        return tuple(self._session.engine.device.libraries)
+
+    # -- operations -----------------------------------------------------------------------------
+
+    async def ask(self, operation: Operation[LibraryT, ReplyT], /) -> ReplyT:
+        """Run an operation and wait for its reply, which comes when the device has completed it.
+
+        The operation is validated in the calling task. While the device's context is being
+        rebuilt, the request waits for it. When cancelled, a queued operation is withdrawn; a
+        running one is awaited until the device is done with its buffers, for `cancel_grace`
+        seconds at most.
+
+        Raises:
+            TypeError, ValueError: A wrong argument; nothing was launched.
+            StaleRefError: An array that must not be used any more; nothing was launched.
+            NotSupportedError: The backend does not have the operation.
+            LibraryError, OutOfMemoryError: The library refused it; the device stays usable.
+            ActorFailedError: The library's actor crashed over it and was restarted.
+            ContextPoisonedError: The context was lost while it was in flight.
+            DeviceLostError: The device is closed, or gave up.
+            QueueFullError: Too many requests wait for the context.
+        """
+        if not isinstance(operation, Operation):
+            raise TypeError(f"ask: {operation!r} is no operation of a device")
+        while True:
+            session = await self._ready()
+            planner = Planner(self, operation.operation)
+            planned = operation.plan(planner)
+            launch = planner.launch(planned.spec)
+            for hook in tuple(self.hooks):
+                hook(Phase.VALIDATE, launch)
+            try:
+                library = session.libraries.get(operation.library) or await self._open_library(operation.library)
+                await library.ask(launch)
+            except ActorStoppedError:
+                # Never executed. If its context is gone it runs on the next one; otherwise
+                # somebody stopped the library, and that is the answer.
+                if self._session is session:
+                    raise
+                await trio.lowlevel.checkpoint()
+                continue
+            return planned.reply
+
+    async def put(self, host: npt.ArrayLike) -> AccelRef:
+        """Copy a host array to the device; returns when the host array may be changed again.
+
+        Args:
+            host: A NumPy array of any strides and a device dtype (native byte order), or what
+                `numpy.asarray` makes one of.
+
+        Raises:
+            TypeError: Its dtype is no element type of a device.
+            OutOfMemoryError: There is not enough device memory.
+        """
+        return await self.ask(Put(np.asarray(host)))
+
+    async def zeros(self, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> AccelRef:
+        """Make an array of zeros."""
+        return await self.full(shape, 0, dtype)
+
+    async def empty(self, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> AccelRef:
+        """Make an array to be written; like `zeros`, so that no other program's data shows."""
+        return await self.full(shape, 0, dtype)
+
+    async def full(self, shape: int | Sequence[int], value: complex, dtype: DTypeLike = "float64") -> AccelRef:
+        """Make an array with every element set to a value.
+
+        Raises:
+            ValueError, TypeError: A negative size, or a value that the dtype cannot hold.
+            OutOfMemoryError: There is not enough device memory.
+        """
+        extents = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+        return await self.ask(Empty(extents, DType.of(dtype), value))
+
+    async def synchronize(self) -> None:
+        """Wait until everything launched is complete and all dropped memory is given back."""
+        session = await self._ready()
+        await session.engine.synchronize()
+        self.blocks.drain()
+        await trio.lowlevel.checkpoint()
+
+    async def statistics(self) -> DeviceStatistics:
+        """Count operations and memory of the current generation."""
+        session = await self._ready()
+        await trio.lowlevel.checkpoint()
+        engine = session.engine
+        return DeviceStatistics(
+            generation=session.generation,
+            launched=engine.launched,
+            completed=engine.completed,
+            in_flight=engine.in_flight,
+            memory=engine.device.memory(),
+        )
+
+    async def close(self) -> None:
+        """Finish what is in flight, within `cancel_grace`, and give the device back."""
+        if self._actor is not None:
+            with trio.CancelScope(shield=True):
+                # Bounded by the actor's grace.
+                await self._actor.stop()
+
+    # -- for the device's own actors ------------------------------------------------------------
+
+    async def start(self, system: System, name: str) -> None:
+        """Start the device's actors."""
+        options = self.options
+        self._actor = await system.spawn(
+            DeviceActor,
+            self,
+            name=name,
+            policy=Policy(
+                directives={Exception: Directive.STOP},
+                intensity=options.intensity,
+                grace=options.cancel_grace + 10.0,
+            ),
+        )
+
+    def attach(self, session: Session) -> None:
+        """A context is ready: start its generation."""
+        self._session = session
+        self.blocks.generation = session.generation
+        self.blocks.release = session.engine.release
+        self._wake()
+
+    def detach(self) -> None:
+        """The context is gone; requests wait for the next."""
+        self.blocks.drain()
+        self.blocks.lose()
+        self._session = None
+        self._wake()
+
+    def end(self) -> None:
+        """The device is closed or given up: no context follows."""
+        self._is_ended = True
+        self.blocks.close()
+        self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, trio.Event()
+        changed.set()
+
+    async def _ready(self) -> Session:
+        """The current generation; waits while the context is being rebuilt."""
+        if self._session is None and not self._is_ended:
+            if self._pending >= _MAX_PENDING:
+                raise QueueFullError(
+                    f"{_MAX_PENDING} requests wait already for the context to be rebuilt", device=self.name
+                )
+            self._pending += 1
+            try:
+                while self._session is None and not self._is_ended:
+                    await self._changed.wait()
+            finally:
+                self._pending -= 1
+        if self._session is None:
+            raise await self._lost()
+        return self._session
+
+    async def _lost(self) -> DeviceLostError:
+        """Why there is no device any more; a fresh instance for every asker."""
+        if self._actor is None:
+            return DeviceLostError("the device was never opened", device=self.name)
+        error = (await self._actor.wait_terminated()).error
+        if error is None:
+            return DeviceLostError("the device is closed", device=self.name)
+        lost = DeviceLostError(f"the device was given up: {error}", device=self.name, generation=self.generation)
+        lost.__cause__ = error
+        return lost
+
+    async def _open_library(self, path: str) -> Ref[LibraryActor]:
+        if self.context_ref is None:
+            raise NotSupportedError("the device has no context", device=self.name)
+        return await self.context_ref.ask(OpenLibrary(path))
+
+
+def device_of(operation: str, *operands: Any) -> Device:
+    """Find the device that an operation runs on: that of its first operand that is on one.
+
+    Raises:
+        TypeError: None of the operands is on a device.
+    """
+    for operand in operands:
+        device = getattr(operand, "device", None)
+        if isinstance(device, Device):
+            return device
+    raise TypeError(
+        f"{operation}: no operand is on a device; copy one there first (await device.put(array)), "
+        "or ask the device itself (await device.ask(message))"
+    )
+

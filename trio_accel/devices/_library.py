@@ -1,0 +1,70 @@
+"""The base of library actors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import ClassVar
+
+import trio
+
+from ..actors import Actor, ActorContext, DeferredReply, handles
+from ..backends.base import KernelLibrary
+from ._engine import Engine, Lane
+from ._errors import FailureClass, classify
+from ._operation import Launch
+
+__all__ = ["LibraryActor"]
+
+
+class LibraryActor(Actor):
+    """Owns the handle of one library and a stream; launches one operation after the other.
+
+    Its handler returns as soon as the operation is enqueued; the reply comes at completion.
+
+    Attributes:
+        library: Name of the backend's library.
+    """
+
+    library: ClassVar[str]
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._kernels: KernelLibrary
+        self._lane: Lane
+
+    @asynccontextmanager
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        """Hold the library's handle and a stream.
+
+        A graceful end waits for what is in flight. A crash does not: that work belongs to the
+        engine, which sees it through, while the next incarnation has a new handle and stream.
+        """
+        engine = self._engine
+        self._kernels = await trio.to_thread.run_sync(engine.device.open_library, self.library)
+        self._lane = engine.open_lane(f"{engine.device.info.name} {self.library}")
+        try:
+            yield
+            await self._lane.drain()
+        finally:
+            engine.retire_lane(self._lane, self._kernels.close)
+
+    @handles(Launch)
+    async def launch(self, message: Launch) -> DeferredReply[None]:
+        """Enqueue an operation, when the window has room."""
+        await self._lane.admit()
+        context = self.context
+        try:
+            return self._engine.launch(
+                message,
+                self._kernels,
+                self._lane,
+                lambda on_cancel: context.defer(on_cancel=on_cancel),
+                context.crash,
+            )
+        except Exception as error:
+            if classify(error) is FailureClass.SUSPECT:
+                raise
+            reply: DeferredReply[None] = context.defer()
+            reply.fail(error)
+            return reply

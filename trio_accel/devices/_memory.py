@@ -1,0 +1,133 @@
+"""Messages of the memory actor: what every device can do with its memory."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from ..backends.base import DType
+from ..backends.base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec
+from ._library import LibraryActor
+from ._operation import Operation, Planned, Planner
+from ._ref import AccelRef
+
+__all__ = ["Copy", "Empty", "Fill", "MemoryActor", "Put", "ToHost"]
+
+_PATH = "trio_accel.devices:MemoryActor"
+
+
+class MemoryActor(LibraryActor):
+    """Copies between host and device, and within the device, on a stream of its own."""
+
+    library = "memory"
+
+
+@attrs.frozen(eq=False)
+class Put(Operation[MemoryActor, AccelRef]):
+    """Copy a host array to the device; replies when the host array may be changed again."""
+
+    host: npt.NDArray[Any]
+    library: ClassVar[str] = _PATH
+
+    def plan(self, planner: Planner) -> Planned[AccelRef]:
+        """Refuse what is no array of a device dtype."""
+        if not isinstance(self.host, np.ndarray):
+            raise TypeError(f"{planner.name}: host must be a NumPy array, got {type(self.host).__name__}")
+        out = planner.output(self.host.shape, planner.dtype("host", self.host.dtype))
+        planner.keep(self.host)
+        return Planned(CopyFromHostSpec(self.host, out.spec), out)
+
+
+@attrs.frozen(eq=False)
+class ToHost(Operation[MemoryActor, npt.NDArray[Any]]):
+    """Copy an array to host memory: into `out`, or a new array."""
+
+    source: AccelRef
+    out: npt.NDArray[Any] | None = None
+    library: ClassVar[str] = _PATH
+
+    def plan(self, planner: Planner) -> Planned[npt.NDArray[Any]]:
+        """Refuse an `out` of another shape or dtype, or one that is read-only."""
+        source = planner.read("source", self.source)
+        host = self.out
+        if host is None:
+            host = np.empty(source.shape, source.dtype.dtype)
+        elif not isinstance(host, np.ndarray):
+            raise TypeError(f"{planner.name}: out must be a NumPy array, got {type(host).__name__}")
+        elif host.shape != source.shape or host.dtype != source.dtype.dtype or not host.flags.writeable:
+            given = "a read-only array" if not host.flags.writeable else f"shape {host.shape}, dtype {host.dtype}"
+            raise ValueError(
+                f"{planner.name}: out must be a writable array of shape {source.shape} and dtype "
+                f"{source.dtype}, got {given}"
+            )
+        planner.keep(host)
+        return Planned(CopyToHostSpec(source, host=host), host)
+
+
+@attrs.frozen(eq=False)
+class Copy(Operation[MemoryActor, AccelRef]):
+    """Copy an array to new memory of its device, to another dtype if one is given."""
+
+    source: AccelRef
+    dtype: DType | None = None
+    library: ClassVar[str] = _PATH
+
+    def plan(self, planner: Planner) -> Planned[AccelRef]:
+        """Refuse a cast that would drop imaginary parts."""
+        source = planner.read("source", self.source)
+        dtype = self.dtype or source.dtype
+        if source.dtype.kind == "complex" and dtype.kind not in ("complex", "bool"):
+            raise TypeError(f"{planner.name}: dtype: {source.dtype} to {dtype} would drop the imaginary parts")
+        out = planner.output(source.shape, dtype)
+        return Planned(CopySpec(source, out.spec), out)
+
+
+@attrs.frozen(eq=False)
+class Fill(Operation[MemoryActor, AccelRef]):
+    """Set every element of an array to one value; replies with the array."""
+
+    array: AccelRef
+    value: complex
+    library: ClassVar[str] = _PATH
+
+    def plan(self, planner: Planner) -> Planned[AccelRef]:
+        """Refuse a value that the dtype cannot hold."""
+        array = planner.update("array", self.array)
+        return Planned(FillSpec(_fitting(planner.name, self.value, array.dtype), array), self.array)
+
+
+@attrs.frozen(eq=False)
+class Empty(Operation[MemoryActor, AccelRef]):
+    """Make an array, filled with one value."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+    value: complex = 0
+    library: ClassVar[str] = _PATH
+
+    def plan(self, planner: Planner) -> Planned[AccelRef]:
+        """Refuse negative sizes and values that the dtype cannot hold."""
+        for extent in self.shape:
+            if isinstance(extent, bool) or not isinstance(extent, (int, np.integer)) or extent < 0:
+                raise ValueError(f"{planner.name}: shape must hold sizes of at least 0, got {self.shape}")
+        shape = tuple(int(extent) for extent in self.shape)
+        out = planner.output(shape, self.dtype)
+        return Planned(FillSpec(_fitting(planner.name, self.value, self.dtype), out.spec), out)
+
+
+def _fitting(name: str, value: complex, dtype: DType) -> complex:
+    if not isinstance(value, (int, float, complex, np.generic)):
+        raise TypeError(f"{name}: value must be a number, got {type(value).__name__}")
+    if dtype.kind != "complex" and isinstance(value, (complex, np.complexfloating)):
+        raise TypeError(f"{name}: value {value!r} is complex, the array is {dtype}")
+    if dtype.kind in ("int", "uint"):
+        limits = np.iinfo(dtype.dtype)
+        if isinstance(value, (float, np.floating)) and not float(value).is_integer():
+            raise ValueError(f"{name}: value {value!r} is no whole number, the array is {dtype}")
+        if not limits.min <= value <= limits.max:  # type: ignore[operator]
+            raise ValueError(f"{name}: value {value!r} is outside {limits.min} to {limits.max}, the array is {dtype}")
+        return int(value)  # type: ignore[arg-type]
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,0 +1,193 @@
+"""Operations: messages that a device serves, and their way to a launch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from ..actors import Request
+from ..backends.base import DType, NotSupportedError
+from ..backends.base.ops import ArraySpec, CopyFromHostSpec, OperationSpec, contiguous_strides
+from ._blocks import Block
+from ._ref import AccelRef
+
+if TYPE_CHECKING:
+    from ._device import Device
+    from ._library import LibraryActor
+
+__all__ = ["Launch", "Operand", "Operation", "Planned", "Planner", "operation_name"]
+
+LibraryT_contra = TypeVar("LibraryT_contra", contravariant=True)
+ReplyT_co = TypeVar("ReplyT_co", covariant=True)
+
+Operand: TypeAlias = "AccelRef | npt.NDArray[Any]"
+"""What operations take: an array on the device, or a NumPy array that is copied there first."""
+
+
+@attrs.frozen
+class Planned(Generic[ReplyT_co]):
+    """A validated operation: what the backend runs, and what the asker gets when it has."""
+
+    spec: OperationSpec
+    reply: ReplyT_co
+
+
+class Operation(Request[LibraryT_contra, ReplyT_co]):
+    """Base of the messages that devices serve: frozen attrs classes, asked of a `Device`.
+
+    Attributes:
+        library: Import path of the library actor, ``"package.module:Class"``.
+    """
+
+    __slots__ = ()
+    library: ClassVar[str]
+
+    @property
+    def operation(self) -> str:
+        """Capability and class, such as ``"linalg.Matmul"``."""
+        return operation_name(type(self))
+
+    def plan(self, planner: Planner) -> Planned[ReplyT_co]:
+        """Validate the operation and lower it to a specification. Runs in the caller's task.
+
+        Raises:
+            TypeError, ValueError: A wrong argument; the message names it.
+            StaleRefError: An array that must not be used.
+            NotSupportedError: The operation does not exist.
+        """
+        raise NotSupportedError(f"{type(self).__name__} lowers to no operation specification")
+
+
+def operation_name(cls: type[Operation[Any, Any]]) -> str:
+    """Capability and class name of an operation."""
+    package = cls.__module__.split(".")
+    # trio_accel.linalg._matmul -> linalg; a user's own module keeps its last public part.
+    public = [part for part in package if not part.startswith("_")]
+    return f"{public[-1]}.{cls.__name__}"
+
+
+@attrs.frozen(eq=False)
+class Launch(Request["LibraryActor", None]):
+    """A validated operation on its way to a library actor: the same inline and in a worker.
+
+    Attributes:
+        name: Name of the operation.
+        spec: What the backend runs.
+        allocations: Id and bytes of the blocks to make first.
+        staged: Copies of host operands, to be enqueued before `spec`.
+        outputs: Blocks that `spec` writes; they are damaged if it does not finish.
+        keep: What must live until it is complete: blocks and host arrays.
+    """
+
+    name: str
+    spec: OperationSpec
+    allocations: tuple[tuple[int, int], ...]
+    staged: tuple[CopyFromHostSpec, ...]
+    outputs: tuple[Block, ...]
+    keep: tuple[object, ...]
+
+    @property
+    def operation(self) -> str:
+        """Name of the operation that is launched."""
+        return self.name
+
+
+class Planner:
+    """Checks operands and names outputs while an operation is planned."""
+
+    __slots__ = ("_allocations", "_device", "_keep", "_outputs", "_staged", "name")
+
+    def __init__(self, device: Device, name: str) -> None:
+        self.name = name
+        self._device = device
+        self._allocations: list[tuple[int, int]] = []
+        self._staged: list[CopyFromHostSpec] = []
+        self._outputs: list[Block] = []
+        self._keep: list[object] = []
+
+    def read(self, argument: str, operand: Operand) -> ArraySpec:
+        """Take an operand that is read; a NumPy array is copied to the device first."""
+        if isinstance(operand, AccelRef):
+            return self._use(argument, operand).spec
+        if not isinstance(operand, np.ndarray):
+            raise TypeError(
+                f"{self.name}: {argument} must be an AccelRef or a NumPy array, got {type(operand).__name__}"
+            )
+        staged = self._new(operand.shape, self.dtype(argument, operand.dtype))
+        self._staged.append(CopyFromHostSpec(operand, staged.spec))
+        self._keep.append(operand)
+        return staged.spec
+
+    def update(self, argument: str, operand: AccelRef) -> ArraySpec:
+        """Take an array that is changed in place."""
+        used = self._use(argument, operand)
+        self._outputs.append(used.block)
+        return used.spec
+
+    def output(
+        self, shape: tuple[int, ...], dtype: DType, out: AccelRef | None = None, *, argument: str = "out"
+    ) -> AccelRef:
+        """Name the array that is written: a new one, or the caller's if it has this shape and dtype."""
+        if out is None:
+            new = self._new(shape, dtype)
+            self._outputs.append(new.block)
+            return new
+        used = self._use(argument, out)
+        if used.shape != shape or used.dtype is not dtype:
+            raise ValueError(
+                f"{self.name}: {argument} must have shape {shape} and dtype {dtype}, "
+                f"got shape {used.shape} and dtype {used.dtype}"
+            )
+        self._outputs.append(used.block)
+        return used
+
+    def keep(self, item: object) -> None:
+        """Keep something alive until the operation is complete."""
+        self._keep.append(item)
+
+    def dtype(self, argument: str, like: np.dtype[Any]) -> DType:
+        """Find the dtype of a host operand."""
+        try:
+            return DType.of(like)
+        except TypeError as error:
+            raise TypeError(f"{self.name}: {argument}: {error}") from None
+
+    def distinct(self, argument: str, written: ArraySpec, **others: ArraySpec) -> None:
+        """Refuse a written array that shares memory with one of the others."""
+        for name, other in others.items():
+            if other.block == written.block and written.size and other.size:
+                raise ValueError(f"{self.name}: {argument} must not share memory with {name}")
+
+    def launch(self, spec: OperationSpec) -> Launch:
+        """Put what was planned together."""
+        return Launch(
+            self.name,
+            spec,
+            tuple(self._allocations),
+            tuple(self._staged),
+            tuple(self._outputs),
+            tuple(self._keep),
+        )
+
+    def _use(self, argument: str, ref: AccelRef) -> AccelRef:
+        if not isinstance(ref, AccelRef):
+            raise TypeError(f"{self.name}: {argument} must be an AccelRef, got {type(ref).__name__}")
+        if ref.device is not self._device:
+            raise ValueError(
+                f"{self.name}: {argument} is on {ref.device.path}, the operation runs on {self._device.path}; "
+                "copy it there: await device.put(await ref.to_host())"
+            )
+        ref.block.check(f"{self.name}: {argument}")
+        self._keep.append(ref.block)
+        return ref
+
+    def _new(self, shape: tuple[int, ...], dtype: DType) -> AccelRef:
+        spec_strides = contiguous_strides(shape, dtype.itemsize)
+        nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize if shape else dtype.itemsize
+        block = self._device.blocks.new(nbytes)
+        self._allocations.append((block.id, nbytes))
+        self._keep.append(block)
+        return AccelRef(self._device, block, ArraySpec(block.id, 0, dtype, shape, spec_strides))

@@ -1,0 +1,160 @@
+"""References to arrays in device memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy.typing as npt
+
+from ..backends.base import DType, DTypeLike
+from ..backends.base.ops import ArraySpec
+from ._blocks import Block
+
+if TYPE_CHECKING:
+    from ._device import Device
+
+__all__ = ["AccelRef"]
+
+
+class AccelRef:
+    """An array in the memory of a device. Made by `Device.put` and by operations.
+
+    The memory is given back when the last reference to it is gone, or by `release`; work that
+    still uses it is finished first. Every use is checked before the device is touched.
+    """
+
+    __slots__ = ("_block", "_device", "_spec")
+
+    def __init__(self, device: Device, block: Block, spec: ArraySpec) -> None:
+        self._device = device
+        self._block = block
+        self._spec = spec
+
+    def __repr__(self) -> str:
+        if self._block.is_released:
+            state = ", released"
+        elif self._block.damaged_by is not None:
+            state = f", damaged by {self._block.damaged_by}"
+        elif self._block.generation != self._device.generation:
+            state = f", lost with generation {self._block.generation}"
+        else:
+            state = ""
+        return f"<AccelRef {self.dtype} {self.shape} on {self._device.name}{state}>"
+
+    @property
+    def device(self) -> Device:
+        """The device whose memory it is."""
+        return self._device
+
+    @property
+    def dtype(self) -> DType:
+        """Element type."""
+        return self._spec.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Elements along each axis."""
+        return self._spec.shape
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from one element to the next along each axis."""
+        return self._spec.strides
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return self._spec.ndim
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self._spec.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the elements take."""
+        return self._spec.size * self._spec.dtype.itemsize
+
+    @property
+    def generation(self) -> int:
+        """Generation of the device in which the memory was made."""
+        return self._block.generation
+
+    @property
+    def block(self) -> Block:
+        """The memory block, for the runtime's own use."""
+        return self._block
+
+    @property
+    def spec(self) -> ArraySpec:
+        """Where it lies and how it is laid out, for operations that lower themselves."""
+        return self._spec
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of an AccelRef without axes")
+        return self.shape[0]
+
+    def __bool__(self) -> bool:
+        raise TypeError("an AccelRef has no truth value: its elements are on the device; use await ref.item()")
+
+    def __array__(self, *args: object, **kwargs: object) -> npt.NDArray[Any]:
+        raise TypeError("an AccelRef is no host array; use await ref.to_host()")
+
+    async def to_host(self, *, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+        """Copy the array to host memory, after everything that writes it.
+
+        Args:
+            out: Array of the same shape and dtype to fill; by default a new one.
+
+        Returns:
+            `out`, or a new C-contiguous array that belongs to the caller.
+
+        Raises:
+            ValueError: `out` has another shape or dtype, or is read-only.
+            StaleRefError: The array must not be used any more.
+        """
+        from ._memory import ToHost
+
+        return await self._device.ask(ToHost(self, out))
+
+    async def item(self) -> Any:
+        """Copy the only element to the host, as a Python scalar.
+
+        Raises:
+            ValueError: There is not exactly one element.
+        """
+        if self.size != 1:
+            raise ValueError(f"item: the array must have exactly one element, got shape {self.shape}")
+        return (await self.to_host()).item()
+
+    async def copy(self) -> AccelRef:
+        """Copy the array to new memory of its device."""
+        from ._memory import Copy
+
+        return await self._device.ask(Copy(self))
+
+    async def cast(self, dtype: DTypeLike) -> AccelRef:
+        """Copy the array to new memory with another element type, as `numpy.ndarray.astype` does.
+
+        Raises:
+            TypeError: Not an element type, or complex to real.
+        """
+        from ._memory import Copy
+
+        return await self._device.ask(Copy(self, DType.of(dtype)))
+
+    async def fill(self, value: complex) -> AccelRef:
+        """Set every element to one value; returns this reference.
+
+        Raises:
+            TypeError, ValueError: The dtype cannot hold the value.
+        """
+        from ._memory import Fill
+
+        return await self._device.ask(Fill(self, value))
+
+    def release(self) -> None:
+        """Give the memory back now, for every reference to it; work in flight is finished first."""
+        self._block.release()

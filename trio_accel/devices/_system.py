@@ -1,0 +1,96 @@
+"""A system of actors that can open devices."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any
+
+import trio
+
+from .. import actors
+from ..actors import SystemOptions
+from ..backends import resolve
+from ..backends.base import NotSupportedError
+from ._device import Device
+from ._options import DeviceOptions
+
+__all__ = ["DeviceOpening", "System", "open_system"]
+
+
+class DeviceOpening:
+    """A device being opened: await it, or use it in ``async with``, which closes the device at the end."""
+
+    __slots__ = ("_device", "_options", "_spec", "_system")
+
+    def __init__(self, system: System, spec: str | None, options: DeviceOptions) -> None:
+        self._system = system
+        self._spec = spec
+        self._options = options
+        self._device: Device | None = None
+
+    def __await__(self) -> Generator[Any, Any, Device]:
+        return self._system._open(self._spec, self._options).__await__()
+
+    async def __aenter__(self) -> Device:
+        self._device = await self
+        return self._device
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._device is not None:
+            await self._device.close()
+
+
+class System(actors.System):
+    """A tree of actors, devices among them. Made by `open_system`."""
+
+    def open_device(self, spec: str | None = None, *, options: DeviceOptions | None = None) -> DeviceOpening:
+        """Open a device: ``await system.open_device("cpu")``, or ``async with``, which closes it.
+
+        Args:
+            spec: Name of a backend or device, such as ``"cpu"`` or ``"cuda:1"``. None takes what the
+                environment variable ``TRIO_ACCEL_BACKEND`` names, else the best device there is.
+            options: How it is opened and supervised.
+
+        Raises:
+            ValueError: There is no such backend or device.
+            NotSupportedError: The backend is not available, or does not have an option.
+        """
+        return DeviceOpening(self, spec, options or DeviceOptions())
+
+    async def _open(self, spec: str | None, options: DeviceOptions) -> Device:
+        backend, info = await trio.to_thread.run_sync(resolve, spec)
+        if options.isolation is not None and options.isolation not in info.isolations:
+            allowed = ", ".join(repr(isolation) for isolation in info.isolations)
+            raise NotSupportedError(
+                f"isolation={options.isolation!r} is not there for this device; it has {allowed}",
+                device=info.name,
+                backend=info.backend,
+            )
+        taken = {child.name for child in self.tree().children}
+        names = itertools.chain([info.name], (f"{info.name}#{number}" for number in itertools.count(2)))
+        name = next(name for name in names if name not in taken)
+        device = Device(backend, info, options, f"{self.name}/{name}")
+        await device.start(self, name)
+        return device
+
+
+@asynccontextmanager
+async def open_system(name: str, *, options: SystemOptions | None = None) -> AsyncGenerator[System, None]:
+    """Open a system of actors and devices: the body of the ``async with`` runs beside them.
+
+    When the body ends, by itself or by an exception, devices and actors are stopped in reverse
+    start order; on exit none is alive. That holds too when the body is cancelled.
+
+    Raises:
+        ExceptionGroup: What the body raised, and what a failed actor escalated to the top.
+    """
+    async with System.open(name, options) as system:
+        yield system

@@ -1,0 +1,49 @@
+"""Checks that several operations share."""
+
+from __future__ import annotations
+
+import numbers
+
+from ..backends.base import DType
+from ..backends.base.ops import ArraySpec
+
+__all__ = ["factor", "real_of", "same_dtype", "same_length", "vector"]
+
+
+def same_dtype(name: str, **arrays: ArraySpec) -> DType:
+    """Require one dtype of all arrays: devices do not convert silently."""
+    dtypes = {array.dtype for array in arrays.values()}
+    if len(dtypes) > 1:
+        given = ", ".join(f"{argument} {array.dtype}" for argument, array in arrays.items())
+        raise TypeError(f"{name}: operands must have one dtype, got {given}; use cast()")
+    return dtypes.pop()
+
+
+def vector(name: str, argument: str, array: ArraySpec) -> None:
+    """Require a single axis."""
+    if array.ndim != 1:
+        raise ValueError(f"{name}: {argument} must have one axis, got shape {array.shape}")
+
+
+def same_length(name: str, x: ArraySpec, y: ArraySpec) -> None:
+    """Require one shape of both arrays."""
+    if x.shape != y.shape:
+        raise ValueError(f"{name}: x and y must have one shape, got {x.shape} and {y.shape}")
+
+
+def factor(name: str, argument: str, value: complex, dtype: DType) -> complex:
+    """Require a number that a floating or complex dtype can hold as a factor."""
+    if not dtype.is_inexact:
+        raise TypeError(f"{name}: the arrays must have a floating or complex dtype, got {dtype}; use cast()")
+    if isinstance(value, bool) or not isinstance(value, numbers.Complex):
+        raise TypeError(f"{name}: {argument} must be a number, got {type(value).__name__}")
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if dtype.kind != "complex":
+        raise TypeError(f"{name}: {argument} {value!r} is complex, the arrays are {dtype}")
+    return complex(value)
+
+
+def real_of(dtype: DType) -> DType:
+    """The dtype of absolute values."""
+    return {DType.complex64: DType.float32, DType.complex128: DType.float64}.get(dtype, dtype)

@@ -1,0 +1,86 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import attrs
+
+from ..backends.base.ops import ArraySpec, MatmulSpec
+from ..devices import AccelRef, Operand, Operation, Planned, Planner, device_of
+from ._actor import BlasActor
+from ._checks import same_dtype
+
+__all__ = ["Matmul", "matmul"]
+
+
+@attrs.frozen(eq=False)
+class Matmul(Operation[BlasActor, AccelRef]):
+    """The product of two arrays by the rules of `numpy.matmul`; see `matmul`."""
+
+    a: Operand
+    b: Operand
+    out: AccelRef | None = None
+    library: ClassVar[str] = "trio_accel.linalg:BlasActor"
+
+    def plan(self, planner: Planner) -> Planned[AccelRef]:
+        """Check shapes and dtypes, and name the product."""
+        a = planner.read("a", self.a)
+        b = planner.read("b", self.b)
+        dtype = same_dtype(planner.name, a=a, b=b)
+        out = planner.output(_product_shape(planner.name, a, b), dtype, self.out)
+        planner.distinct("out", out.spec, a=a, b=b)
+        return Planned(MatmulSpec(a, b, out.spec), out)
+
+
+async def matmul(a: Operand, b: Operand, *, out: AccelRef | None = None) -> AccelRef:
+    """Matrix product of two arrays on a device, as `numpy.matmul` (cuBLAS ``gemm``).
+
+    Operands of more than two axes are stacks of matrices and broadcast against each other; one
+    with a single axis is a row (`a`) or column (`b`), whose axis is dropped from the result.
+
+    Args:
+        a: Array of shape (..., m, k) or (k,).
+        b: Array of shape (..., k, n) or (k,), of the same dtype.
+        out: Array of the result's shape and dtype to write to; by default a new one.
+
+    Returns:
+        The product, of shape (..., m, n) and the dtype of the operands.
+
+    Raises:
+        ValueError: Shapes that do not fit, or an `out` of another shape or sharing memory.
+        TypeError: Neither operand is on a device, or their dtypes differ.
+        NotSupportedError: The backend has no product of this dtype.
+
+    See `Device.ask` for cancellation and the errors that any operation can end with.
+    """
+    return await device_of("matmul", a, b, out).ask(Matmul(a, b, out))
+
+
+def _product_shape(name: str, a: ArraySpec, b: ArraySpec) -> tuple[int, ...]:
+    if not a.ndim or not b.ndim:
+        scalar = "a" if not a.ndim else "b"
+        raise ValueError(f"{name}: {scalar} must have at least one axis, got an array without axes; use scal")
+    rows, columns = a.shape[:-1][-1:], b.shape[1:] if b.ndim == 1 else b.shape[-1:]
+    inner = b.shape[0] if b.ndim == 1 else b.shape[-2]
+    if a.shape[-1] != inner:
+        raise ValueError(
+            f"{name}: the last axis of a and the {'only' if b.ndim == 1 else 'last but one'} axis of b must "
+            f"have one length, got a of shape {a.shape} and b of shape {b.shape}"
+        )
+    return _broadcast(name, a, b) + rows + columns
+
+
+def _broadcast(name: str, a: ArraySpec, b: ArraySpec) -> tuple[int, ...]:
+    first, second = a.shape[:-2], b.shape[:-2]
+    width = max(len(first), len(second))
+    first, second = (1,) * (width - len(first)) + first, (1,) * (width - len(second)) + second
+    stack: list[int] = []
+    for left, right in zip(first, second, strict=True):
+        if left != right and 1 not in (left, right):
+            raise ValueError(
+                f"{name}: the leading axes of a and b must broadcast, got a of shape {a.shape} and b of "
+                f"shape {b.shape}"
+            )
+        stack.append(right if left == 1 else left)
+    return tuple(stack)

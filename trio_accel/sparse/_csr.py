@@ -1,0 +1,114 @@
+"""Matrices of compressed sparse rows in device memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import trio
+
+from ..backends.base import DType
+from ..devices import AccelRef, Device
+
+if TYPE_CHECKING:
+    import scipy.sparse
+
+__all__ = ["CsrMatrix", "csr"]
+
+_DTYPES = (DType.float32, DType.float64, DType.complex64, DType.complex128)
+
+
+@attrs.frozen(eq=False, repr=False)
+class CsrMatrix:
+    """A sparse matrix on a device, as compressed sparse rows. Made by `csr`.
+
+    Row i has its values at ``data[indptr[i]:indptr[i + 1]]``, in the columns that `indices` names.
+    The structure was checked when it was made; whoever changes the arrays in place keeps it right.
+
+    Attributes:
+        shape: Rows and columns.
+        indptr: int32 or int64 of shape (rows + 1,).
+        indices: Same dtype, shape (nnz,): columns.
+        data: Shape (nnz,): values.
+    """
+
+    shape: tuple[int, int]
+    indptr: AccelRef
+    indices: AccelRef
+    data: AccelRef
+
+    def __repr__(self) -> str:
+        return f"<CsrMatrix {self.dtype} {self.shape}, {self.nnz} stored, on {self.device.name}>"
+
+    @property
+    def device(self) -> Device:
+        """The device whose memory holds it."""
+        return self.data.device
+
+    @property
+    def dtype(self) -> DType:
+        """Element type of the values."""
+        return self.data.dtype
+
+    @property
+    def nnz(self) -> int:
+        """Stored values, explicit zeros included."""
+        return self.data.size
+
+    def release(self) -> None:
+        """Give the memory of all three arrays back."""
+        for ref in (self.indptr, self.indices, self.data):
+            ref.release()
+
+
+async def csr(device: Device, matrix: scipy.sparse.spmatrix | scipy.sparse.sparray) -> CsrMatrix:
+    """Copy a SciPy sparse matrix of any format to a device, as compressed sparse rows.
+
+    Entries that stand more than once are added up, and columns sorted, as SciPy's ``tocsr`` does;
+    the matrix itself is not changed.
+
+    Args:
+        device: Where to.
+        matrix: Matrix of float32, float64, complex64 or complex128.
+
+    Raises:
+        TypeError: Not a SciPy sparse matrix, or of another dtype.
+        ValueError: Not two axes, or an inconsistent structure.
+        OutOfMemoryError: There is not enough device memory; nothing is left behind.
+    """
+    indptr, indices, data, shape = await trio.to_thread.run_sync(_arrays, matrix)
+    made: list[AccelRef] = []
+    try:
+        for host in (indptr, indices, data):
+            made.append(await device.put(host))
+    except BaseException:
+        for ref in made:
+            ref.release()
+        raise
+    return CsrMatrix(shape, *made)
+
+
+def _arrays(matrix: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], tuple[int, int]]:
+    """Bring a matrix into canonical form. Runs in a thread: it may be large, and loads SciPy."""
+    import scipy.sparse
+
+    if not scipy.sparse.issparse(matrix):
+        raise TypeError(
+            f"csr: matrix must be a SciPy sparse matrix, got {type(matrix).__name__}; "
+            "make one with scipy.sparse.csr_array(matrix)"
+        )
+    if matrix.ndim != 2:
+        raise ValueError(f"csr: matrix must have two axes, got shape {matrix.shape}")
+    if DType.of(matrix.dtype) not in _DTYPES:
+        allowed = ", ".join(str(dtype) for dtype in _DTYPES)
+        raise TypeError(f"csr: matrix has dtype {matrix.dtype}; allowed: {allowed} (use matrix.astype)")
+    canonical = scipy.sparse.csr_array(matrix, copy=matrix.format == "csr")
+    canonical.check_format(full_check=True)
+    canonical.sum_duplicates()
+    indptr, indices = canonical.indptr, canonical.indices
+    if indptr.dtype != indices.dtype:
+        indptr, indices = indptr.astype(np.int64), indices.astype(np.int64)
+    rows, columns = canonical.shape
+    return indptr, indices, canonical.data, (int(rows), int(columns))

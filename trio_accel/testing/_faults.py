@@ -1,0 +1,68 @@
+"""Faults on purpose, by operation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from ..devices import Device, Launch, Operation, Phase, operation_name
+
+__all__ = ["FaultInjection", "inject_fault"]
+
+
+@attrs.define(eq=False)
+class FaultInjection:
+    """A fault that waits for its operation. Made by `inject_fault`; ``remove()`` takes it away.
+
+    Attributes:
+        operation: Name of the operation it hits, such as ``"linalg.Matmul"``.
+        remaining: How many more it hits.
+        hit: How many it has hit.
+    """
+
+    operation: str
+    remaining: int
+    hit: int = 0
+    _error: Exception = attrs.field(kw_only=True, repr=False)
+    _device: Device = attrs.field(kw_only=True, repr=False)
+
+    def remove(self) -> None:
+        """Inject no more."""
+        if self in self._device.hooks:
+            self._device.hooks.remove(self)
+
+    def __call__(self, phase: Phase, launch: Launch, /) -> None:
+        """Fail the launch, as an engine hook."""
+        if phase is not Phase.ENQUEUE or launch.name != self.operation or not self.remaining:
+            return
+        self.remaining -= 1
+        self.hit += 1
+        if not self.remaining:
+            self.remove()
+        # A new instance each time: an exception object must not be raised twice.
+        raise type(self._error)(*self._error.args)
+
+
+def inject_fault(
+    device: Device, operation: type[Operation[Any, Any]], *, fail: Exception, count: int = 1
+) -> FaultInjection:
+    """Make the next launches of an operation fail, as if the backend had raised an error.
+
+    What happens then follows the error's class: one that the error table does not know makes
+    the library suspect, so that its actor crashes and is restarted.
+
+    Args:
+        device: Device whose operations are hit.
+        operation: Message class, such as `trio_accel.linalg.Matmul`.
+        fail: Raised anew for each launch, from its class and arguments.
+        count: How many launches fail.
+
+    Raises:
+        ValueError: A count below 1.
+    """
+    if count < 1:
+        raise ValueError(f"inject_fault: count must be at least 1, got {count}")
+    fault = FaultInjection(operation_name(operation), count, error=fail, device=device)
+    device.hooks.append(fault)
+    return fault
