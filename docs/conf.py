@@ -17,6 +17,7 @@ extensions = [
     "sphinx.ext.napoleon",
 ]
 exclude_patterns = ["_build"]
+default_role = "py:obj"  # `name` in a docstring is a link where the name is ours, and code where it is not
 nitpicky = False  # references to other projects' names are plain code: no inventory is fetched at build time
 
 html_theme = "furo"
@@ -27,6 +28,7 @@ myst_heading_anchors = 3
 
 autodoc_member_order = "groupwise"
 autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
 autodoc_typehints_format = "short"
 autodoc_default_options = {"members": True, "show-inheritance": True}
 napoleon_numpy_docstring = False
