@@ -304,6 +304,7 @@ class Cell:
             self.expired += 1
             envelope.resolve(outcome.Value(EXPIRED))
             return
+        reply: object = None
         try:
             if envelope.is_told:
                 reply = await handler(actor, envelope.message)

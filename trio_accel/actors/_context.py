@@ -50,7 +50,7 @@ class ActorContext:
 
     @property
     def deadline(self) -> float:
-        """When the asker of the request being served gives up, on Trio's clock; infinity without a deadline."""
+        """When the asker being served gives up, on Trio's clock; infinity without a deadline."""
         current = self._cell.current
         return float("inf") if current is None else current.deadline
 
@@ -71,7 +71,7 @@ class ActorContext:
         )
 
     def defer(self, *, on_cancel: Callable[[], None] | None = None) -> DeferredReply[Any]:
-        """Keep the request being served open: its reply is given later, and the next message comes at once.
+        """Keep the request being served open: its reply is given later, the next message comes at once.
 
         The handler returns the `DeferredReply`. It survives a restart of the actor, and is failed
         when the actor ends for good.

@@ -9,6 +9,8 @@ __all__ = ["AnyMessage", "Message", "MessageClass", "Request", "RequestClass"]
 ActorT_contra = TypeVar("ActorT_contra", contravariant=True)
 ReplyT_co = TypeVar("ReplyT_co", covariant=True)
 MessageT_co = TypeVar("MessageT_co", covariant=True)
+# Seen from the class object, the actor is something that comes out.
+TargetT_co = TypeVar("TargetT_co", covariant=True)
 
 
 class _Named:
@@ -32,7 +34,7 @@ class Request(_Named, Generic[ActorT_contra, ReplyT_co]):
     __slots__ = ()
 
     @classmethod
-    def __types__(cls) -> tuple[ActorT_contra, ReplyT_co]:  # type: ignore[misc]  # never called
+    def __types__(cls) -> tuple[ActorT_contra, ReplyT_co]:
         """Carries the type parameters to type checkers."""
         raise TypeError("a message class has no value of its types")
 
@@ -43,7 +45,7 @@ class Message(_Named, Generic[ActorT_contra]):
     __slots__ = ()
 
     @classmethod
-    def __actor__(cls) -> ActorT_contra:  # type: ignore[misc]  # never called
+    def __actor__(cls) -> ActorT_contra:  # type: ignore[misc]  # never called: only carries the type
         """Carries the type parameter to type checkers."""
         raise TypeError("a message class has no value of its types")
 
@@ -51,17 +53,17 @@ class Message(_Named, Generic[ActorT_contra]):
 AnyMessage = Request[Any, Any] | Message[Any]
 
 
-class RequestClass(Protocol[MessageT_co, ActorT_contra, ReplyT_co]):
+class RequestClass(Protocol[MessageT_co, TargetT_co, ReplyT_co]):
     """The class object of a request, as type checkers see it."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> MessageT_co: ...
 
-    def __types__(self) -> tuple[ActorT_contra, ReplyT_co]: ...  # type: ignore[misc]
+    def __types__(self) -> tuple[TargetT_co, ReplyT_co]: ...
 
 
-class MessageClass(Protocol[MessageT_co, ActorT_contra]):
+class MessageClass(Protocol[MessageT_co, TargetT_co]):
     """The class object of a told message, as type checkers see it."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> MessageT_co: ...
 
-    def __actor__(self) -> ActorT_contra: ...  # type: ignore[misc]
+    def __actor__(self) -> TargetT_co: ...

@@ -5,10 +5,12 @@ from __future__ import annotations
 import enum
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import attrs
+
+from ._failures import leaves
 
 __all__ = [
     "Backoff",
@@ -59,20 +61,20 @@ class Overflow(enum.Enum):
     """The new message goes; its asker gets `MailboxFullError`, a tell ends silently."""
 
 
-def _at_least(minimum: float) -> object:
+def _seconds(minimum: float = 0.0) -> Callable[[object, attrs.Attribute[float], float], None]:
     def check(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
-        if not (isinstance(value, (int, float)) and value >= minimum):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= minimum:
             raise ValueError(
-                f"{type(instance).__name__}: {attribute.name} must be a number of at least {minimum}, "
+                f"{type(instance).__name__}: {attribute.name} must be a number of at least {minimum:g}, "
                 f"got {value!r}"
             )
 
     return check
 
 
-def _whole_at_least(minimum: int) -> object:
+def _whole(minimum: int) -> Callable[[object, attrs.Attribute[int], int], None]:
     def check(instance: object, attribute: attrs.Attribute[int], value: int) -> None:
-        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise ValueError(
                 f"{type(instance).__name__}: {attribute.name} must be a whole number of at least {minimum}, "
                 f"got {value!r}"
@@ -90,8 +92,8 @@ class Intensity:
         within: Length of the window in seconds.
     """
 
-    restarts: int = attrs.field(default=3, validator=_whole_at_least(0))  # type: ignore[arg-type]
-    within: float = attrs.field(default=5.0, validator=_at_least(0.0))  # type: ignore[arg-type]
+    restarts: int = attrs.field(default=3, validator=_whole(0))
+    within: float = attrs.field(default=5.0, validator=_seconds())
 
 
 @attrs.frozen(kw_only=True)
@@ -104,21 +106,18 @@ class Backoff:
     do not return together.
     """
 
-    initial: float = attrs.field(default=0.0, validator=_at_least(0.0))  # type: ignore[arg-type]
-    base: float = attrs.field(default=0.1, validator=_at_least(0.0))  # type: ignore[arg-type]
-    factor: float = attrs.field(default=2.0, validator=_at_least(1.0))  # type: ignore[arg-type]
-    maximum: float = attrs.field(default=30.0, validator=_at_least(0.0))  # type: ignore[arg-type]
-    jitter: float = attrs.field(default=0.1, validator=_at_least(0.0))  # type: ignore[arg-type]
-    reset_after: float = attrs.field(default=60.0, validator=_at_least(0.0))  # type: ignore[arg-type]
+    initial: float = attrs.field(default=0.0, validator=_seconds())
+    base: float = attrs.field(default=0.1, validator=_seconds())
+    factor: float = attrs.field(default=2.0, validator=_seconds(1.0))
+    maximum: float = attrs.field(default=30.0, validator=_seconds())
+    jitter: float = attrs.field(default=0.1, validator=_seconds())
+    reset_after: float = attrs.field(default=60.0, validator=_seconds())
 
     def delay(self, attempt: int, source: random.Random) -> float:
         """Seconds to wait before restart number `attempt` (from 0) of a series."""
-        if attempt == 0:
-            plain = self.initial
-        else:
-            # The exponent is bounded so that a long series does not overflow.
-            plain = self.base * math.pow(self.factor, min(attempt - 1, 64))
-        plain = min(plain, self.maximum)
+        # The exponent is bounded so that a long series does not overflow.
+        growth = math.pow(self.factor, min(attempt - 1, 64))
+        plain = min(self.initial if attempt == 0 else self.base * growth, self.maximum)
         return plain * (1.0 + source.uniform(-self.jitter, self.jitter)) if self.jitter else plain
 
 
@@ -126,7 +125,7 @@ class Backoff:
 class MailboxOptions:
     """Size of a mailbox and what happens when it is full."""
 
-    capacity: int = attrs.field(default=64, validator=_whole_at_least(1))  # type: ignore[arg-type]
+    capacity: int = attrs.field(default=64, validator=_whole(1))
     overflow: Overflow = attrs.field(default=Overflow.WAIT, validator=attrs.validators.instance_of(Overflow))
 
 
@@ -151,18 +150,20 @@ class Policy:
         intensity: Restarts that the actor, as a supervisor, allows its own children.
     """
 
-    directives: Mapping[type[Exception], Directive] = attrs.field(factory=dict, converter=_directives)
+    directives: Mapping[type[Exception], Directive] = attrs.field(
+        factory=dict[type[Exception], Directive], converter=_directives
+    )
     backoff: Backoff = attrs.field(factory=Backoff)
-    grace: float = attrs.field(default=5.0, validator=_at_least(0.0))  # type: ignore[arg-type]
+    grace: float = attrs.field(default=5.0, validator=_seconds())
     intensity: Intensity = attrs.field(factory=Intensity)
 
     def directive_for(self, error: BaseException) -> Directive:
         """Find the directive for an exception; groups are looked into."""
-        if isinstance(error, BaseExceptionGroup):
-            found = [self.directive_for(member) for member in error.exceptions]
-            return max(found, key=_SEVERITY.index)
-        for cls in type(error).__mro__:
-            directive = self.directives.get(cls)
+        return max((self._directive_of(type(leaf)) for leaf in leaves(error)), key=_SEVERITY.index)
+
+    def _directive_of(self, cls: type[BaseException]) -> Directive:
+        for base in cls.__mro__:
+            directive = self.directives.get(base)
             if directive is not None:
                 return directive
         return Directive.RESTART

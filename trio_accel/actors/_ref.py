@@ -113,9 +113,9 @@ class Ref(Generic[ActorT_co]):
         self._put_told(self._told(message))
 
     async def stop(self) -> None:
-        """Stop the actor and wait until it has ended: the message being served is finished, queued ones are refused.
+        """Stop the actor and wait until it has ended.
 
-        After the `grace` of its policy it is cancelled.
+        The message being served is finished, queued ones are refused. After the `grace` of its policy it is cancelled.
 
         Raises:
             RuntimeError: Called by the actor itself; use ``self.context.stop()``.

@@ -134,7 +134,9 @@ class Supervisor:
 
     def _failed(self, cell: Cell, error: BaseException | None, why: str) -> ActorFailedError:
         what = "ended by itself" if error is None else f"failed with {type(error).__name__}: {error}"
-        failed = ActorFailedError(f"supervisor {self._path} fails: {cell.path} {what}, and {why}", path=cell.path)
+        failed = ActorFailedError(
+            f"supervisor {self._path} fails: {cell.path} {what}, and {why}", path=cell.path
+        )
         failed.__cause__ = error
         return failed
 
@@ -152,9 +154,7 @@ class Supervisor:
         return name
 
 
-def _check_class(
-    actor_class: object, args: tuple[object, ...], kwargs: Mapping[str, object]
-) -> type[Actor]:
+def _check_class(actor_class: object, args: tuple[object, ...], kwargs: Mapping[str, object]) -> type[Actor]:
     if not (isinstance(actor_class, type) and issubclass(actor_class, Actor)):
         raise TypeError(f"spawn: {actor_class!r} is not a subclass of Actor")
     try:

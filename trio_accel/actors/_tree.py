@@ -76,15 +76,11 @@ class ActorSnapshot:
         raise KeyError(path)
 
     def __str__(self) -> str:
-        return "\n".join(self._lines("", ""))
+        return "\n".join(_draw(self, "", ""))
 
-    def _lines(self, first: str, rest: str) -> Iterator[str]:
-        yield first + self._summary()
-        for child in self.children:
-            last = child is self.children[-1]
-            yield from child._lines(rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  "))
-
-    def _summary(self) -> str:
+    @property
+    def summary(self) -> str:
+        """The actor in one line, without its children."""
         parts = [f"{self.name} ({self.actor_class}) {self.state}"]
         if self.handled or self.failed:
             parts.append(f"{self.handled} handled")
@@ -97,6 +93,13 @@ class ActorSnapshot:
         if self.last_error is not None:
             parts.append(f"last error: {self.last_error}")
         return ", ".join(parts)
+
+
+def _draw(node: ActorSnapshot, first: str, rest: str) -> Iterator[str]:
+    yield first + node.summary
+    for child in node.children:
+        is_last = child is node.children[-1]
+        yield from _draw(child, rest + ("└─ " if is_last else "├─ "), rest + ("   " if is_last else "│  "))
 
 
 def snapshot_cell(cell: Cell) -> ActorSnapshot:

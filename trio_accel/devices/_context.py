@@ -46,7 +46,7 @@ class Session:
     generation: int
     engine: Engine
     context: ActorContext
-    libraries: dict[str, Ref[LibraryActor]] = attrs.field(factory=dict)
+    libraries: dict[str, Ref[LibraryActor]] = attrs.field(factory=dict[str, Ref[LibraryActor]])
 
 
 class ContextActor(Actor):

@@ -105,10 +105,7 @@ class Device:
         self._is_ended = False
 
     def __repr__(self) -> str:
-        if self._is_ended:
-            state = "closed"
-        else:
-            state = "ready" if self._session is not None else "rebuilding"
+        state = "ready" if self._session is not None else "closed" if self._is_ended else "rebuilding"
         return f"<Device {self._path}, {state}, generation {self.generation}>"
 
     async def __aenter__(self) -> Self:
@@ -185,7 +182,9 @@ class Device:
             for hook in tuple(self.hooks):
                 hook(Phase.VALIDATE, launch)
             try:
-                library = session.libraries.get(operation.library) or await self._open_library(operation.library)
+                library = session.libraries.get(operation.library) or await self._open_library(
+                    operation.library
+                )
                 await library.ask(launch)
             except ActorStoppedError:
                 # Never executed. If its context is gone it runs on the next one; otherwise
@@ -217,7 +216,9 @@ class Device:
         """Make an array to be written; like `zeros`, so that no other program's data shows."""
         return await self.full(shape, 0, dtype)
 
-    async def full(self, shape: int | Sequence[int], value: complex, dtype: DTypeLike = "float64") -> AccelRef:
+    async def full(
+        self, shape: int | Sequence[int], value: complex, dtype: DTypeLike = "float64"
+    ) -> AccelRef:
         """Make an array with every element set to a value.
 
         Raises:
@@ -318,7 +319,9 @@ class Device:
         error = (await self._actor.wait_terminated()).error
         if error is None:
             return DeviceLostError("the device is closed", device=self.name)
-        lost = DeviceLostError(f"the device was given up: {error}", device=self.name, generation=self.generation)
+        lost = DeviceLostError(
+            f"the device was given up: {error}", device=self.name, generation=self.generation
+        )
         lost.__cause__ = error
         return lost
 
@@ -342,4 +345,3 @@ def device_of(operation: str, *operands: Any) -> Device:
         f"{operation}: no operand is on a device; copy one there first (await device.put(array)), "
         "or ask the device itself (await device.ask(message))"
     )
-

@@ -62,7 +62,7 @@ class Lane:
 
     stream: AccelStream
     limit: int
-    operations: deque[_InFlight] = attrs.field(factory=deque)
+    operations: deque[_InFlight] = attrs.field(factory=deque[_InFlight])
     changed: trio.Event = attrs.field(factory=trio.Event)
     on_idle: Callable[[], None] | None = None
     """Set when the stream takes no more work: called when the last operation is done."""
@@ -319,4 +319,3 @@ class Engine:
         """
         self._completion.close()
         return await trio.to_thread.run_sync(self.device.close, self._options.cancel_grace)
-

@@ -16,7 +16,9 @@ class _Access:
     """The unfinished work on one block: its last write and, since then, the last read of each stream."""
 
     write: tuple[AccelStream, AccelEvent] | None = None
-    reads: dict[int, tuple[AccelStream, AccelEvent]] = attrs.field(factory=dict)
+    reads: dict[int, tuple[AccelStream, AccelEvent]] = attrs.field(
+        factory=dict[int, tuple[AccelStream, AccelEvent]]
+    )
 
 
 class HazardTracker:
@@ -44,7 +46,9 @@ class HazardTracker:
                 for read in access.reads.values():
                     _wait(stream, read)
 
-    def record(self, stream: AccelStream, event: AccelEvent, reads: Iterable[int], writes: Iterable[int]) -> None:
+    def record(
+        self, stream: AccelStream, event: AccelEvent, reads: Iterable[int], writes: Iterable[int]
+    ) -> None:
         """Remember work that was enqueued: `event` is done when it is."""
         for block in reads:
             access = self._blocks.setdefault(block, _Access())

@@ -58,7 +58,9 @@ class ToHost(Operation[MemoryActor, npt.NDArray[Any]]):
         elif not isinstance(host, np.ndarray):
             raise TypeError(f"{planner.name}: out must be a NumPy array, got {type(host).__name__}")
         elif host.shape != source.shape or host.dtype != source.dtype.dtype or not host.flags.writeable:
-            given = "a read-only array" if not host.flags.writeable else f"shape {host.shape}, dtype {host.dtype}"
+            given = (
+                "a read-only array" if not host.flags.writeable else f"shape {host.shape}, dtype {host.dtype}"
+            )
             raise ValueError(
                 f"{planner.name}: out must be a writable array of shape {source.shape} and dtype "
                 f"{source.dtype}, got {given}"
@@ -80,7 +82,9 @@ class Copy(Operation[MemoryActor, AccelRef]):
         source = planner.read("source", self.source)
         dtype = self.dtype or source.dtype
         if source.dtype.kind == "complex" and dtype.kind not in ("complex", "bool"):
-            raise TypeError(f"{planner.name}: dtype: {source.dtype} to {dtype} would drop the imaginary parts")
+            raise TypeError(
+                f"{planner.name}: dtype: {source.dtype} to {dtype} would drop the imaginary parts"
+            )
         out = planner.output(source.shape, dtype)
         return Planned(CopySpec(source, out.spec), out)
 
@@ -118,16 +122,30 @@ class Empty(Operation[MemoryActor, AccelRef]):
         return Planned(FillSpec(_fitting(planner.name, self.value, self.dtype), out.spec), out)
 
 
-def _fitting(name: str, value: complex, dtype: DType) -> complex:
-    if not isinstance(value, (int, float, complex, np.generic)):
-        raise TypeError(f"{name}: value must be a number, got {type(value).__name__}")
-    if dtype.kind != "complex" and isinstance(value, (complex, np.complexfloating)):
+def _fitting(name: str, value: object, dtype: DType) -> complex:
+    """The value as a Python number, refused where the dtype cannot hold it."""
+    number = _plain(value)
+    if not isinstance(number, (bool, int, float, complex)):
+        raise TypeError(f"{name}: value must be a number, got {value!r}")
+    if dtype.kind == "complex":
+        return number
+    if isinstance(number, complex):
         raise TypeError(f"{name}: value {value!r} is complex, the array is {dtype}")
     if dtype.kind in ("int", "uint"):
-        limits = np.iinfo(dtype.dtype)
-        if isinstance(value, (float, np.floating)) and not float(value).is_integer():
+        if isinstance(number, float) and not number.is_integer():
             raise ValueError(f"{name}: value {value!r} is no whole number, the array is {dtype}")
-        if not limits.min <= value <= limits.max:  # type: ignore[operator]
-            raise ValueError(f"{name}: value {value!r} is outside {limits.min} to {limits.max}, the array is {dtype}")
-        return int(value)  # type: ignore[arg-type]
-    return value.item() if isinstance(value, np.generic) else value
+        limits = np.iinfo(dtype.dtype)
+        if not limits.min <= number <= limits.max:
+            raise ValueError(
+                f"{name}: value {value!r} is outside {limits.min} to {limits.max}, the array is {dtype}"
+            )
+        return int(number)
+    return number
+
+
+def _plain(value: Any) -> object:
+    """A NumPy scalar as a Python one."""
+    if isinstance(value, np.generic):
+        item: object = value.item()
+        return item
+    return value

@@ -16,7 +16,7 @@ from ._ref import AccelRef
 
 if TYPE_CHECKING:
     from ._device import Device
-    from ._library import LibraryActor
+    from ._library import LibraryActor  # noqa: F401  # named in the bases of Launch
 
 __all__ = ["Launch", "Operand", "Operation", "Planned", "Planner", "operation_name"]
 
@@ -177,7 +177,7 @@ class Planner:
             raise TypeError(f"{self.name}: {argument} must be an AccelRef, got {type(ref).__name__}")
         if ref.device is not self._device:
             raise ValueError(
-                f"{self.name}: {argument} is on {ref.device.path}, the operation runs on {self._device.path}; "
+                f"{self.name}: {argument} is on {ref.device.path}, this runs on {self._device.path}; "
                 "copy it there: await device.put(await ref.to_host())"
             )
         ref.block.check(f"{self.name}: {argument}")

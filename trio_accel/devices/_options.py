@@ -11,9 +11,11 @@ from ._completion import CompletionStrategy, HostCallbackCompletion
 __all__ = ["DeviceOptions"]
 
 
-def _positive(instance: DeviceOptions, attribute: attrs.Attribute[int], value: int | None) -> None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise ValueError(f"DeviceOptions: {attribute.name} must be a whole number of at least 1, got {value!r}")
+def _positive(instance: DeviceOptions, attribute: attrs.Attribute[int], value: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(
+            f"DeviceOptions: {attribute.name} must be a whole number of at least 1, got {value!r}"
+        )
 
 
 def _seconds(instance: DeviceOptions, attribute: attrs.Attribute[float], value: float) -> None:
@@ -21,7 +23,9 @@ def _seconds(instance: DeviceOptions, attribute: attrs.Attribute[float], value: 
         raise ValueError(f"DeviceOptions: {attribute.name} must be seconds of at least 0, got {value!r}")
 
 
-def _isolation(instance: DeviceOptions, attribute: attrs.Attribute[str], value: str | None) -> None:
+def _isolation(
+    instance: DeviceOptions, attribute: attrs.Attribute[Isolation | None], value: Isolation | None
+) -> None:
     if value not in (None, "process", "inline"):
         raise ValueError(f"DeviceOptions: isolation must be 'process', 'inline' or None, got {value!r}")
 
@@ -48,4 +52,4 @@ class DeviceOptions:
     intensity: Intensity = attrs.field(default=Intensity(3, 60.0))
     backoff: Backoff = attrs.field(factory=Backoff)
     cancel_grace: float = attrs.field(default=5.0, validator=_seconds)
-    memory_limit: int | None = attrs.field(default=None, validator=_positive)
+    memory_limit: int | None = attrs.field(default=None, validator=attrs.validators.optional(_positive))

@@ -97,7 +97,9 @@ class AccelRef:
         return self.shape[0]
 
     def __bool__(self) -> bool:
-        raise TypeError("an AccelRef has no truth value: its elements are on the device; use await ref.item()")
+        raise TypeError(
+            "an AccelRef has no truth value: its elements are on the device; use await ref.item()"
+        )
 
     def __array__(self, *args: object, **kwargs: object) -> npt.NDArray[Any]:
         raise TypeError("an AccelRef is no host array; use await ref.to_host()")

@@ -32,7 +32,7 @@ class DeviceOpening:
         self._device: Device | None = None
 
     def __await__(self) -> Generator[Any, Any, Device]:
-        return self._system._open(self._spec, self._options).__await__()
+        return _open(self._system, self._spec, self._options).__await__()
 
     async def __aenter__(self) -> Device:
         self._device = await self
@@ -65,22 +65,6 @@ class System(actors.System):
         """
         return DeviceOpening(self, spec, options or DeviceOptions())
 
-    async def _open(self, spec: str | None, options: DeviceOptions) -> Device:
-        backend, info = await trio.to_thread.run_sync(resolve, spec)
-        if options.isolation is not None and options.isolation not in info.isolations:
-            allowed = ", ".join(repr(isolation) for isolation in info.isolations)
-            raise NotSupportedError(
-                f"isolation={options.isolation!r} is not there for this device; it has {allowed}",
-                device=info.name,
-                backend=info.backend,
-            )
-        taken = {child.name for child in self.tree().children}
-        names = itertools.chain([info.name], (f"{info.name}#{number}" for number in itertools.count(2)))
-        name = next(name for name in names if name not in taken)
-        device = Device(backend, info, options, f"{self.name}/{name}")
-        await device.start(self, name)
-        return device
-
 
 @asynccontextmanager
 async def open_system(name: str, *, options: SystemOptions | None = None) -> AsyncGenerator[System, None]:
@@ -94,3 +78,20 @@ async def open_system(name: str, *, options: SystemOptions | None = None) -> Asy
     """
     async with System.open(name, options) as system:
         yield system
+
+
+async def _open(system: System, spec: str | None, options: DeviceOptions) -> Device:
+    backend, info = await trio.to_thread.run_sync(resolve, spec)
+    if options.isolation is not None and options.isolation not in info.isolations:
+        allowed = ", ".join(repr(isolation) for isolation in info.isolations)
+        raise NotSupportedError(
+            f"isolation={options.isolation!r} is not there for this device; it has {allowed}",
+            device=info.name,
+            backend=info.backend,
+        )
+    taken = {child.name for child in system.tree().children}
+    names = itertools.chain([info.name], (f"{info.name}#{number}" for number in itertools.count(2)))
+    name = next(name for name in names if name not in taken)
+    device = Device(backend, info, options, f"{system.name}/{name}")
+    await device.start(system, name)
+    return device

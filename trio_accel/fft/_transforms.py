@@ -89,7 +89,12 @@ class Irfft(Operation[FftActor, AccelRef]):
 
 
 async def fft(
-    a: Operand, n: int | None = None, axis: int = -1, norm: FftNorm | None = None, *, out: AccelRef | None = None
+    a: Operand,
+    n: int | None = None,
+    axis: int = -1,
+    norm: FftNorm | None = None,
+    *,
+    out: AccelRef | None = None,
 ) -> AccelRef:
     """Discrete Fourier transform along one axis, as `numpy.fft.fft` (cuFFT ``C2C``, ``Z2Z``).
 
@@ -114,7 +119,12 @@ async def fft(
 
 
 async def ifft(
-    a: Operand, n: int | None = None, axis: int = -1, norm: FftNorm | None = None, *, out: AccelRef | None = None
+    a: Operand,
+    n: int | None = None,
+    axis: int = -1,
+    norm: FftNorm | None = None,
+    *,
+    out: AccelRef | None = None,
 ) -> AccelRef:
     """Inverse discrete Fourier transform along one axis, as `numpy.fft.ifft`.
 
@@ -124,7 +134,12 @@ async def ifft(
 
 
 async def rfft(
-    a: Operand, n: int | None = None, axis: int = -1, norm: FftNorm | None = None, *, out: AccelRef | None = None
+    a: Operand,
+    n: int | None = None,
+    axis: int = -1,
+    norm: FftNorm | None = None,
+    *,
+    out: AccelRef | None = None,
 ) -> AccelRef:
     """Fourier transform of a real array along one axis, as `numpy.fft.rfft` (cuFFT ``R2C``, ``D2Z``).
 
@@ -137,7 +152,12 @@ async def rfft(
 
 
 async def irfft(
-    a: Operand, n: int | None = None, axis: int = -1, norm: FftNorm | None = None, *, out: AccelRef | None = None
+    a: Operand,
+    n: int | None = None,
+    axis: int = -1,
+    norm: FftNorm | None = None,
+    *,
+    out: AccelRef | None = None,
 ) -> AccelRef:
     """Inverse of `rfft`, as `numpy.fft.irfft` (cuFFT ``C2R``, ``Z2D``).
 
@@ -178,7 +198,9 @@ def _result_dtype(name: str, kind: str, dtype: DType) -> DType:
         raise TypeError(f"{name}: a must be real, got {dtype}; use fft")
     complex_dtype = _COMPLEX.get(dtype)
     if complex_dtype is None:
-        raise TypeError(f"{name}: a must be float32, float64, complex64 or complex128, got {dtype}; use cast()")
+        raise TypeError(
+            f"{name}: a must be float32, float64, complex64 or complex128, got {dtype}; use cast()"
+        )
     return _REAL[complex_dtype] if kind == "c2r" else complex_dtype
 
 

@@ -31,7 +31,7 @@ def same_length(name: str, x: ArraySpec, y: ArraySpec) -> None:
         raise ValueError(f"{name}: x and y must have one shape, got {x.shape} and {y.shape}")
 
 
-def factor(name: str, argument: str, value: complex, dtype: DType) -> complex:
+def factor(name: str, argument: str, value: object, dtype: DType) -> complex:
     """Require a number that a floating or complex dtype can hold as a factor."""
     if not dtype.is_inexact:
         raise TypeError(f"{name}: the arrays must have a floating or complex dtype, got {dtype}; use cast()")

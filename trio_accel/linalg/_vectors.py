@@ -82,7 +82,9 @@ class Nrm2(Operation[BlasActor, AccelRef]):
         x = planner.read("x", self.x)
         vector(planner.name, "x", x)
         if not x.dtype.is_inexact:
-            raise TypeError(f"{planner.name}: x must have a floating or complex dtype, got {x.dtype}; use cast()")
+            raise TypeError(
+                f"{planner.name}: x must have a floating or complex dtype, got {x.dtype}; use cast()"
+            )
         out = planner.output((), real_of(x.dtype), self.out)
         planner.distinct("out", out.spec, x=x)
         return Planned(Nrm2Spec(x, out.spec), out)

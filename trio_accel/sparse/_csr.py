@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 import numpy as np
@@ -76,25 +77,20 @@ async def csr(device: Device, matrix: scipy.sparse.spmatrix | scipy.sparse.sparr
     Raises:
         TypeError: Not a SciPy sparse matrix, or of another dtype.
         ValueError: Not two axes, or an inconsistent structure.
-        OutOfMemoryError: There is not enough device memory; nothing is left behind.
+        OutOfMemoryError: There is not enough device memory.
     """
     indptr, indices, data, shape = await trio.to_thread.run_sync(_arrays, matrix)
-    made: list[AccelRef] = []
-    try:
-        for host in (indptr, indices, data):
-            made.append(await device.put(host))
-    except BaseException:
-        for ref in made:
-            ref.release()
-        raise
-    return CsrMatrix(shape, *made)
+    return CsrMatrix(shape, await device.put(indptr), await device.put(indices), await device.put(data))
 
 
 def _arrays(matrix: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], tuple[int, int]]:
     """Bring a matrix into canonical form. Runs in a thread: it may be large, and loads SciPy."""
     import scipy.sparse
 
-    if not scipy.sparse.issparse(matrix):
+    # SciPy's own annotations do not follow a matrix of any format and dtype through this.
+    issparse = cast("Callable[[object], bool]", scipy.sparse.issparse)
+    csr_array = cast("Callable[..., Any]", scipy.sparse.csr_array)
+    if not issparse(matrix):
         raise TypeError(
             f"csr: matrix must be a SciPy sparse matrix, got {type(matrix).__name__}; "
             "make one with scipy.sparse.csr_array(matrix)"
@@ -104,7 +100,7 @@ def _arrays(matrix: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArra
     if DType.of(matrix.dtype) not in _DTYPES:
         allowed = ", ".join(str(dtype) for dtype in _DTYPES)
         raise TypeError(f"csr: matrix has dtype {matrix.dtype}; allowed: {allowed} (use matrix.astype)")
-    canonical = scipy.sparse.csr_array(matrix, copy=matrix.format == "csr")
+    canonical = csr_array(matrix, copy=matrix.format == "csr")
     canonical.check_format(full_check=True)
     canonical.sum_duplicates()
     indptr, indices = canonical.indptr, canonical.indices

@@ -27,16 +27,22 @@ class Spmv(Operation[SparseActor, AccelRef]):
         """Check shapes and dtypes, and name the product."""
         name, matrix = planner.name, self.matrix
         if not isinstance(matrix, CsrMatrix):
-            raise TypeError(f"{name}: matrix must be a CsrMatrix, got {type(matrix).__name__}; use sparse.csr")
+            raise TypeError(
+                f"{name}: matrix must be a CsrMatrix, got {type(matrix).__name__}; use sparse.csr"
+            )
         rows, columns = matrix.shape
         indptr = planner.read("matrix.indptr", matrix.indptr)
         indices = planner.read("matrix.indices", matrix.indices)
         data = planner.read("matrix.data", matrix.data)
         x = planner.read("x", self.x)
         if x.shape != (columns,):
-            raise ValueError(f"{name}: x must have shape ({columns},) for a matrix of {matrix.shape}, got {x.shape}")
+            raise ValueError(
+                f"{name}: x must have shape ({columns},) for a matrix of {matrix.shape}, got {x.shape}"
+            )
         if x.dtype is not data.dtype:
-            raise TypeError(f"{name}: matrix and x must have one dtype, got {data.dtype} and {x.dtype}; use cast()")
+            raise TypeError(
+                f"{name}: matrix and x must have one dtype, got {data.dtype} and {x.dtype}; use cast()"
+            )
         out = planner.output((rows,), data.dtype, self.out)
         planner.distinct("out", out.spec, x=x, data=data, indices=indices, indptr=indptr)
         return Planned(SpmvCsrSpec(rows, columns, indptr, indices, data, x, out.spec), out)

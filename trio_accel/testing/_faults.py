@@ -19,18 +19,20 @@ class FaultInjection:
         operation: Name of the operation it hits, such as ``"linalg.Matmul"``.
         remaining: How many more it hits.
         hit: How many it has hit.
+        error: What the launches fail with.
+        device: Whose operations it hits.
     """
 
     operation: str
     remaining: int
-    hit: int = 0
-    _error: Exception = attrs.field(kw_only=True, repr=False)
-    _device: Device = attrs.field(kw_only=True, repr=False)
+    hit: int = attrs.field(default=0, init=False)
+    error: Exception = attrs.field(kw_only=True)
+    device: Device = attrs.field(kw_only=True, repr=False)
 
     def remove(self) -> None:
         """Inject no more."""
-        if self in self._device.hooks:
-            self._device.hooks.remove(self)
+        if self in self.device.hooks:
+            self.device.hooks.remove(self)
 
     def __call__(self, phase: Phase, launch: Launch, /) -> None:
         """Fail the launch, as an engine hook."""
@@ -41,7 +43,7 @@ class FaultInjection:
         if not self.remaining:
             self.remove()
         # A new instance each time: an exception object must not be raised twice.
-        raise type(self._error)(*self._error.args)
+        raise type(self.error)(*self.error.args)
 
 
 def inject_fault(

@@ -91,7 +91,7 @@ class DType(enum.Enum):
         if isinstance(other, DType):
             return self is other
         if isinstance(other, (str, type, np.dtype)):
-            return _by_numpy(other) is self
+            return _by_numpy(cast("npt.DTypeLike", other)) is self
         return NotImplemented
 
     def __hash__(self) -> int:
@@ -105,7 +105,6 @@ class DType(enum.Enum):
         return f"DType.{self.value}"
 
 
-
 DTypeLike: TypeAlias = "DType | str | type | np.dtype[Any]"
 
 
@@ -114,7 +113,8 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
     if name in _LOW_PRECISION:
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, name))
+        low_precision: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return low_precision
     return np.dtype(name)
 
 

@@ -40,7 +40,7 @@ class ScalSpec(OperationSpec):
 
 @attrs.frozen
 class DotSpec(OperationSpec):
-    """``out = sum(x * y)`` of two vectors, without conjugation (BLAS ``dot``, ``dotu``); ``out`` has no axes."""
+    """``out = sum(x * y)`` of two vectors, unconjugated (BLAS ``dot``, ``dotu``); ``out`` has no axes."""
 
     x: ArraySpec = reads()
     y: ArraySpec = reads()
@@ -49,7 +49,7 @@ class DotSpec(OperationSpec):
 
 @attrs.frozen
 class Nrm2Spec(OperationSpec):
-    """``out = sqrt(sum(abs(x)**2))`` without needless overflow (BLAS ``nrm2``); ``out`` is real, without axes."""
+    """``out = sqrt(sum(abs(x)**2))`` without needless overflow (BLAS ``nrm2``); ``out`` is real, no axes."""
 
     x: ArraySpec = reads()
     out: ArraySpec = writes()
