@@ -137,7 +137,9 @@ def types(session: nox.Session) -> None:
     _python(session, "-m", "mypy")
     pyright = ("-m", "pyright", "--pythonpath", _Environment.python)
     _python(session, *pyright)
-    _python(session, *pyright, "--verifytypes", "trio_accel", "--ignoreexternal")
+    # It looks for py.typed on the path only, and not where an editable installation points to.
+    path = {"PYTHONPATH": str(ROOT)}
+    _python(session, *pyright, "--verifytypes", "trio_accel", "--ignoreexternal", env=path)
 
 
 @nox.session(venv_backend="none", requires=["env"])
