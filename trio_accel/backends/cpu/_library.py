@@ -80,7 +80,7 @@ def _run(work: Work, memory: CpuMemory) -> None:
         # What a kernel needs for itself: NumPy tells how much, others do not.
         shape, dtype = getattr(error, "shape", ()), getattr(error, "dtype", None)
         requested = math.prod(shape) * dtype.itemsize if isinstance(dtype, np.dtype) else 0
-        raise memory.out_of_memory(requested) from error
+        raise memory.exhausted(requested) from error
 
 
 def library_names() -> tuple[str, ...]:

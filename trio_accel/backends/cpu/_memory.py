@@ -50,11 +50,11 @@ class CpuMemory:
             if block in self._blocks:
                 raise KeyError(f"block {block} exists already")
             if nbytes > self._limit - self._used:
-                raise self.out_of_memory(nbytes)
+                raise self._error(nbytes, self._limit - self._used)
             try:
                 memory = _aligned(nbytes)
             except MemoryError as error:
-                raise self.out_of_memory(nbytes) from error
+                raise self.exhausted(nbytes) from error
             self._blocks[block] = memory
             self._used += nbytes
             self._peak = max(self._peak, self._used)
@@ -98,15 +98,18 @@ class CpuMemory:
                 used=self._used, peak=self._peak, blocks=len(self._blocks), limit=self._limit
             )
 
-    def out_of_memory(self, requested: int) -> OutOfMemoryError:
-        """Make the error for a request that cannot be had now.
+    def exhausted(self, requested: int) -> OutOfMemoryError:
+        """Make the error for when the machine itself has no more.
 
-        SC_AVPHYS_PAGES leaves out what caches would give back, so the free bytes are a lower bound.
+        Args:
+            requested: Bytes that were asked for; 0 where that is not known.
         """
-        free = max(0, min(self._limit - self._used, available_bytes()))
+        return self._error(requested, min(self._limit - self._used, available_bytes()))
+
+    def _error(self, requested: int, free: int) -> OutOfMemoryError:
         return OutOfMemoryError(
-            f"{requested} bytes requested, {free} free of {self._limit}: release arrays,"
-            " or open the device with a larger memory_limit if the machine has more",
+            f"{requested or 'an unknown number of'} bytes requested, {free} free of {self._limit}: release"
+            " arrays, or open the device with a larger memory_limit if the machine has more",
             requested=requested,
             free=free,
             total=self._limit,

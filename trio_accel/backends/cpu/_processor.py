@@ -13,15 +13,7 @@ __all__ = ["available_bytes", "model_name", "total_bytes", "usable_cores"]
 @functools.cache
 def model_name() -> str:
     """The vendor's name of the processor, as far as the system tells."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # not Linux
-        lines = []
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() == "model name" and value.strip():
-            return value.strip()
-    return platform.processor() or platform.machine() or "CPU"
+    return _entry("/proc/cpuinfo", "model name") or platform.processor() or platform.machine() or "CPU"
 
 
 def usable_cores() -> int:
@@ -37,8 +29,16 @@ def total_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """Physical memory that nothing uses; all of it where the system does not count."""
+    """Physical memory that could be had now; all of it where the system does not say."""
+    kibibytes = _entry("/proc/meminfo", "MemAvailable").partition(" ")[0]
+    return int(kibibytes) * 1024 if kibibytes else total_bytes()
+
+
+def _entry(path: str, key: str) -> str:
+    """The first entry of that name in one of Linux's tables; empty where there is none."""
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    except (ValueError, OSError):
-        return total_bytes()
+        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # not Linux
+        return ""
+    entries = (line.partition(":") for line in lines)
+    return next((value.strip() for name, _, value in entries if name.strip() == key and value.strip()), "")

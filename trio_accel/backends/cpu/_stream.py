@@ -222,8 +222,10 @@ def _call(work: Work) -> Exception | None:
     try:
         work()
     except BaseException as error:  # noqa: BLE001  # nothing may end the thread: others wait for its events
-        # Frames keep their locals, and so the operation's arrays, for as long as the error lives.
-        # The first frame is this one; it is cut off, the others keep their lines and lose their locals.
+        # Frames keep their locals, and so the operation's arrays, for as long as the error lives. They
+        # keep their lines and lose their locals. This frame still runs, and stays alive with those that
+        # it called: it is cut off, and lets go of the work by itself.
+        del work
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
         _drop_locals(error)
         if isinstance(error, Exception):

@@ -100,7 +100,7 @@ def _nrm2(x: HostArray, out: HostArray, safe: float | None) -> None:
     if safe is not None and (safe <= squares < math.inf or math.isnan(squares)):
         out[...] = math.sqrt(squares)
     else:
-        out[...] = _scaled_norm(x)
+        out[...] = _careful_norm(x)
 
 
 def _sum_of_squares(x: HostArray) -> float:
@@ -108,17 +108,21 @@ def _sum_of_squares(x: HostArray) -> float:
     return sum(float(np.dot(reals, reals)) for (part,) in parts for reals in (_reals(part),))
 
 
-def _scaled_norm(x: HostArray) -> float:
-    """Norm in float64 of elements divided by the largest, so that no square overflows."""
-    scale = max((float(np.abs(_reals(part)).max()) for (part,) in pieces(x) if part.size), default=0.0)
+def _careful_norm(x: HostArray) -> float:
+    """Norm in float64, which holds the squares of every smaller type; doubles are scaled to 1 for it."""
+    scale = _largest(x) if x.dtype.char in "dD" else 1.0
     if scale == 0.0 or not math.isfinite(scale):
         return scale
     total = 0.0
     for (part,) in pieces(x):
-        scaled = _reals(part).astype(np.float64)
-        scaled /= scale
-        total += float(np.dot(scaled, scaled))
+        reals = _reals(part).astype(np.float64)
+        reals /= scale
+        total += float(np.dot(reals, reals))
     return scale * math.sqrt(total)
+
+
+def _largest(x: HostArray) -> float:
+    return max((float(np.abs(_reals(part)).max()) for (part,) in pieces(x) if part.size), default=0.0)
 
 
 def _reals(x: HostArray) -> HostArray:

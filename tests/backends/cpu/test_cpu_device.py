@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import os
+import threading
+import time
+import tracemalloc
+import weakref
+
+import numpy as np
+import pytest
+
+from trio_accel.backends import resolve
+from trio_accel.backends.base import DType, OutOfMemoryError
+from trio_accel.backends.base.ops import (
+    ArraySpec,
+    AxpySpec,
+    CopyFromHostSpec,
+    FillSpec,
+    MatmulSpec,
+    contiguous_strides,
+)
+from trio_accel.backends.cpu import CpuBackend
+
+PATIENCE = 30
+
+
+@pytest.fixture
+def device():
+    opened = CpuBackend().open_device(0, memory_limit=None)
+    yield opened
+    assert opened.close(PATIENCE)
+
+
+def array_in(device, block, shape, dtype=DType.float64):
+    strides = contiguous_strides(shape, dtype.itemsize)
+    device.allocate(block, int(np.prod(shape)) * dtype.itemsize)
+    return ArraySpec(block, 0, dtype, shape, strides)
+
+
+def test_the_machine_is_described():
+    info = resolve("cpu")[1]
+    with open("/proc/cpuinfo", encoding="utf-8") as table:
+        assert f": {info.description}\n" in table.read()
+    assert info.compute_units == len(os.sched_getaffinity(0))
+    assert info.total_memory == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert info.isolations == ("inline",)
+
+
+def test_blocks_begin_at_cache_lines(device):
+    for block, nbytes in enumerate([1, 63, 64, 65, 4096, 1 << 20]):
+        device.allocate(block, nbytes)
+        view = device._memory.view(ArraySpec(block, 0, DType.uint8, (nbytes,), (1,)))
+        assert view.ctypes.data % 64 == 0
+        assert view.flags.writeable
+
+
+def test_memory_is_not_touched_when_it_is_allocated(device):
+    resident = _resident_bytes()
+    device.allocate(1, 1 << 30)
+    assert _resident_bytes() - resident < 1 << 26
+
+
+def _resident_bytes():
+    with open("/proc/self/statm", encoding="ascii") as table:
+        return int(table.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_stuck_stream_does_not_hold_up_the_close_and_keeps_its_memory():
+    device = CpuBackend().open_device(0, memory_limit=None)
+    stuck, idle = device.open_stream("stuck"), device.open_stream("idle")
+    array = array_in(device, 1, (1000,))
+    view = device._memory.view(array)
+    buffer = weakref.ref(view.base.obj if isinstance(view.base, memoryview) else view.base)
+    go, entered = threading.Event(), threading.Event()
+
+    def work(target=view):
+        entered.set()
+        assert go.wait(PATIENCE)
+        target.fill(1.0)
+
+    stuck.enqueue(work)
+    ran = []
+    idle.enqueue(lambda: ran.append(True))
+    del view, work
+    assert entered.wait(PATIENCE)
+    start = time.monotonic()
+    assert not device.close(0.05)
+    assert time.monotonic() - start < 5
+    assert ran == [True]
+    assert device.memory().blocks == 0
+    assert buffer() is not None  # the stuck work may still write to it
+    go.set()
+    assert device.close(PATIENCE)
+    assert buffer() is None
+
+
+def test_the_grace_is_for_all_streams_together():
+    device = CpuBackend().open_device(0, memory_limit=None)
+    go = threading.Event()
+    for number in range(5):
+        device.open_stream(f"stuck {number}").enqueue(lambda: go.wait(PATIENCE))
+    start = time.monotonic()
+    assert not device.close(0.2)
+    assert 0.2 <= time.monotonic() - start < 0.8
+    go.set()
+    assert device.close(PATIENCE)
+
+
+def test_ended_streams_are_forgotten(device):
+    for number in range(100):
+        stream = device.open_stream(f"stream {number}")
+        stream.record()
+        stream.close()
+        assert stream.join(None)
+    device.open_stream("last")
+    assert len(device._streams) == 1
+
+
+def test_a_kernel_without_memory_for_itself_says_how_much_it_wanted(device, monkeypatch):
+    stream, library = device.open_stream("main"), device.open_library("blas")
+    # One element, seen 2**50 times: what a product of it takes is more than any machine has.
+    array = array_in(device, 1, (1,))
+    wide = ArraySpec(array.block, 0, DType.float16, (1 << 25, 1 << 25), (0, 0))
+    library.enqueue(MatmulSpec(wide, wide, wide), stream)
+    event = stream.record()
+    stream.synchronize()
+    assert isinstance(event.error, OutOfMemoryError)
+    assert event.error.requested == 4 << 50
+    assert event.error.device == "cpu:0"
+    assert isinstance(event.error.__cause__, MemoryError)
+
+
+def test_a_memory_error_that_names_no_size(device):
+    stream, library = device.open_stream("main"), device.open_library("memory")
+    array = array_in(device, 1, (2,))
+    library._kernels = {FillSpec: lambda spec, memory: _exhausted}
+    library.enqueue(FillSpec(0, array), stream)
+    event = stream.record()
+    stream.synchronize()
+    assert isinstance(event.error, OutOfMemoryError)
+    assert event.error.requested == 0
+    assert "unknown" in str(event.error)
+
+
+def _exhausted():
+    raise MemoryError
+
+
+def test_an_error_within_a_kernel_is_kept_as_it_is(device):
+    stream, library = device.open_stream("main"), device.open_library("memory")
+    array = array_in(device, 1, (2,))
+    library.enqueue(CopyFromHostSpec(np.zeros(3), array), stream)
+    event = stream.record()
+    clean = stream.record()
+    stream.synchronize()
+    assert isinstance(event.error, ValueError)
+    assert clean.error is None
+
+
+def test_what_ran_releases_the_hosts_array(device):
+    stream, library = device.open_stream("main"), device.open_library("memory")
+    array = array_in(device, 1, (3,))
+    host = np.arange(3.0)
+    gone = weakref.ref(host)
+    library.enqueue(CopyFromHostSpec(host, array), stream)
+    stream.synchronize()
+    del host
+    assert gone() is None
+
+
+def test_axpy_needs_no_memory_of_its_own(device):
+    stream, library = device.open_stream("main"), device.open_library("blas")
+    x, y = (array_in(device, block, (1_000_000,)) for block in (1, 2))
+    memory = device.open_library("memory")
+    for array in (x, y):
+        memory.enqueue(FillSpec(1.0, array), stream)
+    stream.synchronize()
+    tracemalloc.start()
+    try:
+        library.enqueue(AxpySpec(2.0, x, y), stream)
+        stream.synchronize()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 100_000

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trio_accel.backends.base import DType, LibraryError
+from trio_accel.backends.base.ops import ArraySpec, CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec
+
+FLOAT8 = {DType.float8_e4m3fn: ml_dtypes.float8_e4m3fn, DType.float8_e5m2: ml_dtypes.float8_e5m2}
+
+
+def random_bits(count, dtype):
+    """Any bit pattern that the type has, NaNs that signal among them."""
+    if dtype is DType.bool:
+        return np.arange(count) % 3 == 0
+    data = np.random.default_rng(1).integers(0, 256, count * dtype.itemsize, np.uint8)
+    return data.view(dtype.dtype)
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+@pytest.mark.parametrize("count", [0, 1, 255, 100_001])
+def test_every_dtype_goes_there_and_back_bit_exact(rig, dtype, count):
+    host = random_bits(count, dtype)
+    assert rig.get(rig.put(host)).tobytes() == host.tobytes()
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+def test_a_copy_on_the_device_is_bit_exact(rig, dtype):
+    host = random_bits(5000, dtype)
+    source, out = rig.put(host), rig.empty((5000,), dtype)
+    rig.enqueue("memory", CopySpec(source, out))
+    assert rig.get(out).tobytes() == host.tobytes()
+
+
+@pytest.mark.parametrize("dtype", FLOAT8)
+def test_all_256_codes_of_float8_equal_ml_dtypes(rig, dtype):
+    codes = np.arange(256, dtype=np.uint8).view(FLOAT8[dtype])
+    wide = rig.empty((256,), DType.float32)
+    source = rig.put(codes)
+    rig.enqueue("memory", CopySpec(source, wide))
+    np.testing.assert_array_equal(rig.get(wide), codes.astype(np.float32))
+    narrow = rig.empty((256,), dtype)
+    rig.enqueue("memory", CopySpec(wide, narrow))
+    np.testing.assert_array_equal(rig.get(narrow).astype(np.float32), codes.astype(np.float32))
+    assert rig.get(source).tobytes() == bytes(range(256))
+
+
+@pytest.mark.parametrize("dtype", [DType.float8_e4m3fn, DType.float8_e5m2, DType.bfloat16, DType.float16])
+def test_rounding_to_low_precision_equals_the_host_type(rig, dtype, random_array):
+    host = random_array((20_000,), DType.float32) * np.float32(3)
+    out = rig.empty(host.shape, dtype)
+    rig.enqueue("memory", CopySpec(rig.put(host), out))
+    assert rig.get(out).tobytes() == host.astype(dtype.dtype).tobytes()
+
+
+@pytest.mark.parametrize("source", list(DType))
+@pytest.mark.parametrize("target", list(DType))
+def test_conversion_between_all_pairs(rig, source, target):
+    numbers = [0, 1, 2, 3, 5] + ([] if source.kind in ("uint", "bool") else [-1, -4])
+    host = np.array(numbers, np.float32).astype(source.dtype)
+    if source.kind != "bool" and target.kind == "uint":
+        host = host[host.astype(np.float32).real >= 0] if source.kind != "complex" else host[host.real >= 0]
+    out = rig.empty(host.shape, target)
+    rig.enqueue("memory", CopySpec(rig.put(host), out))
+    real = host.real.astype(np.float64) if source.kind == "complex" else host.astype(np.float64)
+    expected = (real != 0) if target.kind == "bool" else real
+    wide = np.complex128 if target.kind == "complex" else np.float64
+    np.testing.assert_array_equal(rig.get(out).astype(wide), expected.astype(wide))
+
+
+@st.composite
+def layouts(draw):
+    """A host array with steps, reversals, permuted axes, broadcast never (it could not be written)."""
+    ndim = draw(st.integers(1, 4))
+    base = np.arange(1, 1 + np.prod(shape := draw(st.tuples(*[st.integers(1, 6)] * ndim)))).reshape(shape)
+    steps = draw(st.tuples(*[st.sampled_from([1, 2, 3, -1, -2])] * ndim))
+    view = base[tuple(slice(None, None, step) for step in steps)]
+    return view.transpose(draw(st.permutations(range(ndim))))
+
+
+@settings(max_examples=60, deadline=None)
+@given(host=layouts(), target=layouts())
+def test_any_layout_on_either_side(open_rig, host, target):
+    with open_rig() as rig:
+        array = rig.put_as_laid_out(host)
+        back = np.zeros_like(target, shape=host.shape)
+        rig.apply("memory", CopyToHostSpec(array, host=back))
+        np.testing.assert_array_equal(back, host)
+        # What lies between the elements stays as it was.
+        block = ArraySpec(rig.allocate(target.base.nbytes), 0, DType.int64, (target.base.size,), (8,))
+        offset = target.ctypes.data - target.base.ctypes.data
+        written = ArraySpec(block.block, offset, DType.int64, target.shape, target.strides)
+        rig.enqueue("memory", FillSpec(-1, block))
+        rig.enqueue("memory", CopyFromHostSpec(target, written))
+        expected = np.full_like(target.base, -1).reshape(-1)
+        picked = set(target.reshape(-1).tolist())
+        expected = np.where(np.isin(target.base.reshape(-1), list(picked)), target.base.reshape(-1), -1)
+        np.testing.assert_array_equal(rig.get(block), expected)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        (DType.int64, 2**53 + 1),
+        (DType.int64, -(2**63)),
+        (DType.uint64, 2**64 - 1),
+        (DType.int8, -128),
+        (DType.bool, True),
+        (DType.bool, False),
+        (DType.float64, 0.1),
+        (DType.float64, -0.0),
+        (DType.float32, float("inf")),
+        (DType.float16, 65504.0),
+        (DType.bfloat16, 1.5),
+        (DType.float8_e4m3fn, -448.0),
+        (DType.float8_e5m2, 57344.0),
+        (DType.complex64, 1 - 2j),
+        (DType.complex128, complex(0.1, -0.0)),
+        (DType.float32, 2 + 0j),
+        (DType.int32, 7 + 0j),
+    ],
+)
+def test_fill_is_exact(rig, dtype, value):
+    out = rig.empty((300,), dtype)
+    rig.apply("memory", FillSpec(value, out))
+    host_value = value if dtype.kind == "complex" or not isinstance(value, complex) else value.real
+    assert rig.get(out).tobytes() == np.full(300, host_value, dtype.dtype).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [(DType.int8, 128), (DType.uint64, -1), (DType.float64, 1j), (DType.int64, float("nan"))],
+)
+def test_a_value_that_the_type_cannot_hold_is_refused(rig, dtype, value):
+    out = rig.put(np.zeros(3, dtype.dtype))
+    with pytest.raises(LibraryError, match="value"):
+        rig.enqueue("memory", FillSpec(value, out))
+    assert (rig.get(out) == 0).all()
+
+
+def test_an_array_of_the_host_may_be_of_any_strides(rig, random_array):
+    host = random_array((40, 50), DType.bfloat16)[::-3, 1::2].T
+    assert rig.get(rig.put(host)).tobytes() == np.ascontiguousarray(host).tobytes()

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+
+from trio_accel.backends import resolve
+from trio_accel.backends.base import NotSupportedError, ops
+from trio_accel.backends.base.ops import (
+    AxpySpec,
+    CopyFromHostSpec,
+    CopySpec,
+    CopyToHostSpec,
+    DotSpec,
+    FftSpec,
+    FillSpec,
+    MatmulSpec,
+    Nrm2Spec,
+    ScalSpec,
+    SpmvCsrSpec,
+)
+
+LIBRARIES = {
+    "blas": {MatmulSpec, AxpySpec, ScalSpec, DotSpec, Nrm2Spec},
+    "fft": {FftSpec},
+    "memory": {CopyFromHostSpec, CopyToHostSpec, CopySpec, FillSpec},
+    "sparse": {SpmvCsrSpec},
+}
+
+
+@pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_whether_the_conformance_tests_cover_a_backend(name):
+    try:
+        backend, info = resolve(name)
+    except NotSupportedError as error:
+        pytest.skip(f"the conformance tests leave out a backend: {error}")
+    assert (backend.name, info.index) == (name, 0)
+
+
+def test_libraries_and_what_they_have(rig):
+    assert set(LIBRARIES) <= set(rig.device.libraries)
+    assert list(rig.device.libraries) == sorted(rig.device.libraries)
+    for name, operations in LIBRARIES.items():
+        library = rig.library(name)
+        assert library.name == name
+        assert operations <= library.operations
+        library.close()
+
+
+def test_every_specification_belongs_to_one_library(rig):
+    specs = {getattr(ops, name) for name in ops.__all__ if name.endswith("Spec")}
+    specs -= {ops.ArraySpec, ops.OperationSpec}
+    owners = [spec for name in rig.device.libraries for spec in rig.library(name).operations]
+    assert specs <= set(owners)
+    assert len(owners) == len(set(owners))
+
+
+def test_a_library_that_is_not_there(rig, backend):
+    with pytest.raises(NotSupportedError, match="astrology") as caught:
+        rig.device.open_library("astrology")
+    assert caught.value.backend == backend.name
+
+
+def test_an_operation_of_another_library(rig):
+    array = rig.empty((1,), "float64")
+    with pytest.raises(NotSupportedError, match="FillSpec"):
+        rig.enqueue("blas", FillSpec(0, array))
+
+
+def test_an_array_outside_of_its_block_is_refused(rig):
+    array = rig.empty((10,), "float64")
+    beyond = ops.ArraySpec(array.block, 8, array.dtype, (10,), (8,))
+    with pytest.raises(ValueError, match=r"buffer|block"):
+        rig.enqueue("memory", FillSpec(0, beyond))
+    unknown = ops.ArraySpec(10**9, 0, array.dtype, (10,), (8,))
+    with pytest.raises(KeyError, match="1000000000"):
+        rig.enqueue("memory", FillSpec(0, unknown))
+
+
+def test_devices_are_described(backend):
+    for position, info in enumerate(backend.list_devices()):
+        assert (info.backend, info.index) == (backend.name, position)
+        assert info.name == f"{backend.name}:{position}"
+        assert info.description
+        assert info.total_memory > 1 << 20
+        assert info.compute_units >= 1
+        assert "inline" in info.isolations
+    assert backend.unavailable_reason() is None
+
+
+def test_a_device_that_is_not_there(backend):
+    with pytest.raises(ValueError, match=f"{backend.name}:99"):
+        backend.open_device(99, memory_limit=None)
+    with pytest.raises(ValueError, match="memory_limit"):
+        backend.open_device(0, memory_limit=-1)

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from trio_accel.backends import list_devices, resolve
+from trio_accel.backends.base import NotSupportedError
+
+VARIABLE = "TRIO_ACCEL_BACKEND"
+
+
+@pytest.fixture(autouse=True)
+def _no_variable(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+
+@pytest.mark.parametrize("spec", ["cpu", "cpu:0"])
+def test_the_cpu_by_name(spec):
+    backend, info = resolve(spec)
+    assert backend.name == "cpu"
+    assert info == backend.list_devices()[0]
+    assert info in list_devices()
+
+
+def test_without_a_name_it_is_the_best_there_is():
+    backend, info = resolve(None)
+    assert info == list_devices()[0]
+    assert backend.name == info.backend
+
+
+def test_the_environment_variable_names_the_device(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "cpu:0")
+    assert resolve(None)[1].name == "cpu:0"
+    monkeypatch.setenv(VARIABLE, "")
+    assert resolve(None)[1] == list_devices()[0]
+    monkeypatch.setenv(VARIABLE, "no such")
+    assert resolve("cpu")[1].name == "cpu:0"  # a name that is given wins
+
+
+@pytest.mark.parametrize(
+    "spec", ["cpu:x", "", "gpu", "cpu:", "cpu:-1", "CPU", " cpu", "cpu:0:0", "cpu:\u0661", "cpu\n"]
+)
+def test_what_is_no_name_is_refused_with_those_allowed(spec, monkeypatch):
+    with pytest.raises(ValueError, match=r"allowed: cpu, cpu:<number>, cuda") as caught:
+        resolve(spec)
+    assert repr(spec) in str(caught.value)
+    assert VARIABLE not in str(caught.value)
+    if spec:
+        monkeypatch.setenv(VARIABLE, spec)
+        with pytest.raises(ValueError, match="allowed") as caught:
+            resolve(None)
+        assert VARIABLE in str(caught.value)
+
+
+def test_a_device_that_is_not_there_is_refused_with_those_that_are(monkeypatch):
+    with pytest.raises(ValueError, match=r"spec: 'cpu:7'.*available: .*cpu:0"):
+        resolve("cpu:7")
+    monkeypatch.setenv(VARIABLE, "cpu:7")
+    with pytest.raises(ValueError, match=VARIABLE):
+        resolve(None)
+
+
+@pytest.mark.parametrize("spec", ["cuda", "cuda:1"])
+def test_a_backend_that_is_not_in_this_version_says_so(spec, monkeypatch):
+    with pytest.raises(
+        NotSupportedError, match=r"this version .* no cuda backend; available: cpu:0"
+    ) as caught:
+        resolve(spec)
+    assert caught.value.backend == "cuda"
+    monkeypatch.setenv(VARIABLE, spec)
+    with pytest.raises(NotSupportedError, match=VARIABLE):
+        resolve(None)
+
+
+def test_finding_the_devices_is_light():
+    program = (
+        "import sys, threading; from trio_accel.backends import list_devices; list_devices();"
+        "heavy = {'scipy', 'cuda', 'nvmath'} & set(sys.modules); sys.exit(repr(heavy) if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
