@@ -20,8 +20,9 @@ def multiply(rig, matrix, x, out=None):
 
 
 def random_matrix(rows, columns, density, dtype, index):
-    matrix = scipy.sparse.random_array((rows, columns), density=density, format="csr", rng=3)
-    matrix = matrix.astype(dtype)
+    rng = np.random.default_rng(3)
+    dense = rng.standard_normal((rows, columns)) * (rng.random((rows, columns)) < density)
+    matrix = scipy.sparse.csr_array(dense.astype(dtype))
     if DType(dtype).kind == "complex":
         matrix.data *= np.exp(1j * np.arange(matrix.nnz)).astype(dtype)
     matrix.indices, matrix.indptr = matrix.indices.astype(index), matrix.indptr.astype(index)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 import numpy as np
 import scipy.fft
+from scipy.fft._backend import _ScipyBackend  # pyright: ignore[reportPrivateUsage]
 
 from ...base import DType, LibraryError, NotSupportedError
 from ...base.ops import FftNorm, FftSpec
@@ -23,12 +25,16 @@ _COMPLEX = {real: complex_ for complex_, real in _REAL.items()}
 # Type of the result for each type of input.
 _DTYPES = {"c2c": {dtype: dtype for dtype in _REAL}, "r2c": _COMPLEX, "c2r": _REAL}
 
-_TRANSFORMS: dict[tuple[str, str], Callable[..., HostArray]] = {
+_TRANSFORMS: dict[tuple[str, str], object] = {
     ("c2c", "forward"): scipy.fft.fft,
     ("c2c", "inverse"): scipy.fft.ifft,
     ("r2c", "forward"): scipy.fft.rfft,
     ("c2r", "inverse"): scipy.fft.irfft,
 }
+
+# SciPy's own implementation. `scipy.fft.fft` itself goes to whatever backend the program has set for
+# all threads, which may well be this library; and `set_backend` in a thread crashes SciPy 1.14.
+_scipy_transform = cast("Callable[..., HostArray]", _ScipyBackend.__ua_function__)
 
 
 def fft(spec: FftSpec, memory: CpuMemory) -> Work:
@@ -50,15 +56,13 @@ def fft(spec: FftSpec, memory: CpuMemory) -> Work:
 
 
 def _transform(
-    transform: Callable[..., HostArray], source: HostArray, out: HostArray, n: int, axis: int, norm: FftNorm
+    transform: object, source: HostArray, out: HostArray, n: int, axis: int, norm: FftNorm
 ) -> None:
     if not out.size:
         return
-    # A backend that the program set for scipy.fft globally, which may well be this library, is
-    # not for this thread. A transform too small to share out runs here (pocketfft decides).
-    with scipy.fft.set_backend("scipy", only=True):
-        result = transform(source, n=n, axis=axis, norm=norm, workers=usable_cores())
-    np.copyto(out, result)
+    # A transform that is too small to be shared out runs in this thread: pocketfft decides.
+    options = {"n": n, "axis": axis, "norm": norm, "workers": usable_cores()}
+    np.copyto(out, _scipy_transform(transform, (source,), options))
 
 
 KERNELS = {FftSpec: fft}
