@@ -33,7 +33,7 @@ autodoc_typehints_format = "short"
 autodoc_default_options = {"members": True, "show-inheritance": True}
 napoleon_numpy_docstring = False
 
-# The programs in these pages run as doctests here; the `>>>` examples of the docstrings run under pytest, which
-# sees private modules too.
+# The programs in these pages run as doctests here; the `>>>` examples of the docstrings run under pytest,
+# which sees private modules too.
 doctest_test_doctest_blocks = ""
 trim_doctest_flags = True

@@ -43,7 +43,7 @@ def probe(module: str) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=True,
-        # One thread for NumPy's BLAS: the number of threads before the import is then one, whatever the machine.
+        # One thread for NumPy's BLAS, so that there is one before the import, whatever the machine.
         env={"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PATH": ""},
     )
     result: dict[str, Any] = json.loads(done.stdout)

@@ -1,8 +1,8 @@
 """Imports point downwards only.
 
-The order is written down in `docs/design/architecture.md`; here it is a table, and every import statement of the package
-is held against it: absolute and relative ones, those inside functions, those for type checkers only (a
-type that is needed from above is a sign that it belongs below), and `import_module` with a literal name.
+The order is written down in `docs/design/architecture.md`; here it is a table, and every import of the package is
+held against it: absolute and relative ones, those inside functions, those for type checkers only (a type that is
+needed from above is a sign that it belongs below), and `import_module` with a literal name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 PACKAGE = "trio_accel"
 ROOT = Path(__file__).parents[1] / PACKAGE
 
-# What each part may import besides itself and the parts that it names. A part is the longest prefix found here.
+# What each part may import besides itself.
 DOWNWARDS: dict[str, tuple[str, ...]] = {
     "_version": (),
     "actors": (),
@@ -39,7 +39,7 @@ TOP = ("cli", "interop")  # see public names only: none with an underscore
 THREADS = re.compile(r"trio_accel\.(devices\._bridge|backends\.(?!base\b)\w+\._?\w*streams?)")
 # And these, for the reason given.
 THREADS_TOO = {
-    "trio_accel.backends.cpu._memory": "a lock: memory is given out on Trio's thread, a device is closed on another",
+    "trio_accel.backends.cpu._memory": "a lock: memory is given out on one thread, a device closed on another",
 }
 THREAD_MODULES = {"threading", "_thread", "concurrent", "multiprocessing", "queue"}
 
@@ -66,8 +66,9 @@ class Module:
                 case ast.ImportFrom(names=names):
                     base = self._absolute(node.module or "", node.level)
                     yield from ((node.lineno, f"{base}.{alias.name}") for alias in names)
-                case ast.Call(func=ast.Name(id="import_module" | "__import__")) | ast.Call(
-                    func=ast.Attribute(attr="import_module")
+                case (
+                    ast.Call(func=ast.Name(id="import_module" | "__import__"))
+                    | ast.Call(func=ast.Attribute(attr="import_module"))
                 ):
                     if node.args and isinstance(node.args[0], ast.Constant):
                         yield node.lineno, str(node.args[0].value)
@@ -164,8 +165,12 @@ UPWARDS = {
         "trio_accel.devices._engine", "import importlib\nimportlib.import_module('trio_accel.linalg')"
     ),
     "a sibling": Module("trio_accel.sparse._actor", "from trio_accel.linalg import Matmul"),
-    "another backend": Module("trio_accel.backends.cuda.library", "from trio_accel.backends.cpu import CpuDevice"),
-    "a backend below its base": Module("trio_accel.backends.base.errors", "from trio_accel.backends import cpu"),
+    "another backend": Module(
+        "trio_accel.backends.cuda.library", "from trio_accel.backends.cpu import CpuDevice"
+    ),
+    "a backend below its base": Module(
+        "trio_accel.backends.base.errors", "from trio_accel.backends import cpu"
+    ),
     "a capability that knows one backend": Module("trio_accel.fft._actor", "import trio_accel.backends.cpu"),
     "a private name": Module("trio_accel.cli._demo", "from trio_accel.devices._engine import Engine"),
     "the command line": Module("trio_accel.testing._probe", "from trio_accel.cli import main"),
@@ -179,7 +184,9 @@ def test_an_import_that_points_elsewhere_is_found(module: Module) -> None:
 
 DOWN = {
     "one's own part": Module("trio_accel.actors._cell", "from ._mailbox import Mailbox"),
-    "one's own part, from the package": Module("trio_accel.actors", "from ._mailbox import Mailbox", is_package=True),
+    "one's own part, from the package": Module(
+        "trio_accel.actors", "from ._mailbox import Mailbox", is_package=True
+    ),
     "a part below": Module("trio_accel.linalg._actor", "from trio_accel.backends.base.ops import MatmulSpec"),
     "relative": Module("trio_accel.linalg._actor", "from ..devices import Device"),
     "a library": Module("trio_accel.actors._cell", "import trio.lowlevel\nfrom os import path"),
