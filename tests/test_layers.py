@@ -1,8 +1,8 @@
 """Imports point downwards only.
 
-The order is written down in `docs/design/architecture.md`; here it is a table, and every import of the package is
-held against it: absolute and relative ones, those inside functions, those for type checkers only (a type that is
-needed from above is a sign that it belongs below), and `import_module` with a literal name.
+The order is written down in `docs/design/architecture.md`; here it is a table, and every import of the
+package is held against it: absolute and relative ones, those inside functions, those for type checkers only (a
+type that is needed from above is a sign that it belongs below), and `import_module` with a literal name.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TOP = ("cli", "interop")  # see public names only: none with an underscore
 THREADS = re.compile(r"trio_accel\.(devices\._bridge|backends\.(?!base\b)\w+\._?\w*streams?)")
 # And these, for the reason given.
 THREADS_TOO = {
-    "trio_accel.backends.cpu._memory": "a lock: memory is given out on one thread, a device closed on another",
+    "trio_accel.backends.cpu._memory": "a lock: memory is given out on one thread and closed on another",
 }
 THREAD_MODULES = {"threading", "_thread", "concurrent", "multiprocessing", "queue"}
 
