@@ -4,7 +4,29 @@ from ._actor import Actor
 from ._cell import Terminated
 from ._context import ActorContext, RestartInfo
 from ._envelope import DeferredReply
-from ._errors import ActorError, ActorFailedError, ActorStoppedError, AskCycleError, MailboxFullError
+from ._errors import (
+    ActorError,
+    ActorFailedError,
+    ActorRestartingError,
+    ActorStoppedError,
+    AskCycleError,
+    MailboxFullError,
+)
+from ._events import (
+    ActorEvent,
+    ActorRestarted,
+    ActorStarted,
+    ActorTerminated,
+    Event,
+    MessageCancelled,
+    MessageCompleted,
+    MessageDropped,
+    MessageEvent,
+    MessageFailed,
+    MessageStarted,
+    Observer,
+    Subscription,
+)
 from ._handlers import handles
 from ._messages import Message, Request
 from ._options import (
@@ -15,33 +37,50 @@ from ._options import (
     Overflow,
     Policy,
     Restart,
+    Strategy,
     SystemOptions,
 )
 from ._ref import Ref
-from ._system import System, open_system
+from ._system import SupervisorScope, System, open_system
 from ._tree import ActorSnapshot
 
 __all__ = [
     "Actor",
     "ActorContext",
     "ActorError",
+    "ActorEvent",
     "ActorFailedError",
+    "ActorRestarted",
+    "ActorRestartingError",
     "ActorSnapshot",
+    "ActorStarted",
     "ActorStoppedError",
+    "ActorTerminated",
     "AskCycleError",
     "Backoff",
     "DeferredReply",
     "Directive",
+    "Event",
     "Intensity",
     "MailboxFullError",
     "MailboxOptions",
     "Message",
+    "MessageCancelled",
+    "MessageCompleted",
+    "MessageDropped",
+    "MessageEvent",
+    "MessageFailed",
+    "MessageStarted",
+    "Observer",
     "Overflow",
     "Policy",
     "Ref",
     "Request",
     "Restart",
     "RestartInfo",
+    "Strategy",
+    "Subscription",
+    "SupervisorScope",
     "System",
     "SystemOptions",
     "Terminated",

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
-import outcome
 import trio
 
 from ._actor import Actor
-from ._context import ActorContext, RestartInfo
-from ._envelope import EXPIRED, Envelope, EnvelopeState, crash_error
-from ._errors import ActorStoppedError
+from ._envelope import Envelope, crash_error
+from ._errors import ActorRestartingError, ActorStoppedError
+from ._events import (
+    ActorStarted,
+    ActorTerminated,
+    MessageCancelled,
+    MessageCompleted,
+    MessageDropped,
+    MessageFailed,
+    MessageStarted,
+)
 from ._failures import is_fatal, single
-from ._mailbox import CONTROL, Mailbox
+from ._incarnation import Incarnation
+from ._mailbox import Mailbox
+from ._messages import AnyMessage, Request
 from ._options import Directive, MailboxOptions, Policy, Restart
 
 if TYPE_CHECKING:
@@ -26,7 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Cell", "CellState", "Terminated"]
 
-_NEVER = float("inf")
 _logger = logging.getLogger("trio_accel.actors")
 
 
@@ -37,6 +45,7 @@ class CellState(enum.StrEnum):
     RUNNING = "running"
     RESTARTING = "restarting"
     STOPPING = "stopping"
+    QUARANTINED = "quarantined"
     TERMINATED = "terminated"
 
 
@@ -58,41 +67,44 @@ class Terminated:
 class Cell:
     """One actor, from spawn to its permanent end.
 
-    The cell's task shields itself once it has started: only its supervisor (or `Ref.cancel`)
-    ends it, so that a cancelled program still stops its actors in order. The supervisor bounds
-    that by the `grace` of each actor's policy.
+    The cell's task shields itself: only its supervisor (or `Ref.cancel`) ends it, so that a
+    cancelled program still stops its actors in order. The supervisor bounds that by the `grace`
+    of each actor's policy.
     """
 
     __slots__ = (
         "_args",
-        "_backoff_scope",
-        "_base_context",
+        "_begun",
         "_cancel_reason",
-        "_children",
         "_ended",
+        "_has_begun",
+        "_is_started",
         "_kwargs",
-        "_nursery",
-        "_pending_crash",
-        "_started",
-        "_stop_reason",
+        "_pause",
+        "_turn",
+        "_watchers",
         "actor_class",
         "attempt",
-        "current",
+        "base_context",
         "deferred",
         "expired",
         "failed",
+        "failed_at",
         "handled",
         "handlers",
         "incarnation",
+        "is_draining",
         "last_error",
-        "last_failure_time",
         "mailbox",
         "mailbox_options",
+        "number",
         "path",
         "policy",
         "restart",
         "state",
+        "stop_reason",
         "supervisor",
+        "swept",
         "system",
         "terminated",
     )
@@ -117,107 +129,134 @@ class Cell:
         self.restart = restart
         self.policy = policy
         self.mailbox_options = mailbox
-        self.mailbox = Mailbox(path, mailbox)
+        self.mailbox = Mailbox(self, mailbox)
+        self.base_context = copy_context()
         self.state = CellState.STARTING
-        self.incarnation = 0
-        self.handled = 0
-        self.failed = 0
-        self.expired = 0
+        self.incarnation: Incarnation | None = None
+        self.number = -1
+        self.handled = self.failed = self.expired = 0
         self.last_error: BaseException | None = None
-        self.last_failure_time = float("-inf")
+        # For the supervisor: the series of restarts, and the part in a restart of several children.
         self.attempt = 0
-        self.current: Envelope | None = None
+        self.failed_at = float("-inf")
+        self.swept: trio.Event | None = None
         self.deferred: set[Envelope] = set()
+        self.stop_reason: str | None = None
+        self.is_draining = False
         self.terminated: Terminated | None = None
         self._args = args
         self._kwargs = kwargs
-        self._base_context = copy_context()
-        self._nursery: trio.Nursery | None = None
-        self._children: Supervisor | None = None
-        self._backoff_scope: trio.CancelScope | None = None
-        self._ended: trio.Event | None = None
-        self._stop_reason: str | None = None
         self._cancel_reason: str | None = None
-        self._pending_crash: Exception | None = None
-        self._started = False
+        self._pause: trio.CancelScope | None = None
+        self._turn: trio.Event | None = None
+        self._begun: trio.Event | None = None
+        self._has_begun = False
+        self._ended: trio.Event | None = None
+        self._watchers: dict[Incarnation, Callable[[Terminated], None]] | None = None
+        self._is_started = False
 
-    # -- what others ask of the cell ------------------------------------------------------
+    # -- what others ask of the cell ------------------------------------------------------------
 
     @property
-    def children(self) -> Supervisor | None:
-        """The supervisor of this incarnation's children, if it has any."""
-        return self._children
+    def current(self) -> Envelope | None:
+        """The message that the running task is serving."""
+        if self.incarnation is None:
+            return None
+        return self.incarnation.envelope_of(trio.lowlevel.current_task())
 
-    def supervisor_of_children(self) -> Supervisor:
-        """The supervisor of this incarnation's children, made on first use."""
-        if self._nursery is None:
-            raise RuntimeError(f"spawn: actor {self.path} has no running incarnation to hold children")
-        if self._children is None:
-            self._children = type(self.supervisor)(
-                self.system, self.path, self._nursery, self.policy.intensity
-            )
-        return self._children
+    def check(self, message: AnyMessage, base: type, verb: str) -> None:
+        """Refuse a message that this actor has no handler for, or that is sent the wrong way."""
+        if type(message) in self.handlers:
+            if isinstance(message, base):
+                return
+            kind, other = ("Request", "ask") if isinstance(message, Request) else ("Message", "tell")
+            raise TypeError(f"{verb}: {type(message).__name__} is a {kind}; use {other}()")
+        known = ", ".join(sorted(cls.__name__ for cls in self.handlers)) or "nothing"
+        raise TypeError(
+            f"{verb}: {self.actor_class.__name__} ({self.path}) has no handler for "
+            f"{type(message).__name__}; it handles {known}"
+        )
 
-    def request_stop(self, reason: str) -> None:
-        """End after the message being served; messages still queued are refused."""
-        if self._stop_reason is None:
-            self._stop_reason = reason
+    def request_stop(self, reason: str, *, drain: bool = False) -> None:
+        """End after the message being served, or after all that are queued; take no new ones."""
+        if self.stop_reason is None:
+            self.stop_reason = reason
+            self.is_draining = drain
+        elif not drain:
+            self.is_draining = False
         if self.state is CellState.RUNNING:
             self.state = CellState.STOPPING
-        self.mailbox.wake_for_control()
-        if self._backoff_scope is not None:
-            self._backoff_scope.cancel(reason=reason)
-
-    def request_crash(self, error: Exception) -> None:
-        """Crash the running incarnation before its next message."""
-        if self._nursery is not None and self._pending_crash is None:
-            self._pending_crash = error
-            self.mailbox.wake_for_control()
+        self.mailbox.refuse(f"actor {self.path} is stopping: {reason}")
+        self.mailbox.wake()
+        if self._pause is not None:
+            self._pause.cancel(reason=reason)
 
     def cancel(self, reason: str) -> None:
-        """End now; the message being served is cancelled."""
+        """End now; the messages being served are cancelled."""
         if self._cancel_reason is None:
             self._cancel_reason = reason
         self.request_stop(reason)
-        if self._nursery is not None:
-            self._nursery.cancel_scope.cancel(reason=reason)
+        if self.incarnation is not None:
+            self.incarnation.nursery.cancel_scope.cancel(reason=reason)
+
+    @property
+    def is_quarantined(self) -> bool:
+        """Whether it was given up: cancelled, and it did not end."""
+        return self.state is CellState.QUARANTINED
+
+    def quarantine(self) -> None:
+        """Give it up: it was cancelled and does not end."""
+        if self.terminated is None:
+            self.state = CellState.QUARANTINED
+            self.system.quarantined += 1
+
+    def cancel_if_asked(self, scope: trio.CancelScope) -> None:
+        """Cancel an incarnation that begins although its end was asked for."""
+        if self._cancel_reason is not None:
+            scope.cancel(reason=self._cancel_reason)
 
     async def wait_terminated(self) -> Terminated:
         """Wait for the permanent end."""
-        if self.terminated is None:
+        while self.terminated is None:
             if self._ended is None:
                 self._ended = trio.Event()
             await self._ended.wait()
-        else:
-            await trio.lowlevel.checkpoint()
-        assert self.terminated is not None
+        await trio.lowlevel.checkpoint()
         return self.terminated
 
-    # -- life -----------------------------------------------------------------------------
+    def add_watcher(self, watcher: Incarnation, notify: Callable[[Terminated], None]) -> None:
+        """Call back at the permanent end, unless the watcher ends before."""
+        if self._watchers is None:
+            self._watchers = {}
+        self._watchers[watcher] = notify
 
-    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    def remove_watcher(self, watcher: Incarnation) -> None:
+        """Do not call back."""
+        if self._watchers is not None:
+            self._watchers.pop(watcher, None)
+
+    def make_instance(self) -> Actor:
+        """Make the instance of an incarnation."""
+        return self.actor_class(*self._args, **self._kwargs)
+
+    # -- life -----------------------------------------------------------------------------------
+
+    async def run(self) -> None:
         """Run incarnations until the actor ends for good. This is the cell's task.
 
         Raises:
-            Exception: The first incarnation could not start; the original error.
             ActorFailedError: The supervisor has to fail with this actor.
         """
         task = trio.lowlevel.current_task()
         self.system.cells[task] = self
         error: BaseException | None = None
         try:
-            with trio.CancelScope() as scope:
+            with trio.CancelScope(shield=True):
                 while True:
-                    error = await self._run_incarnation(scope, task_status)
-                    if not self._started:
+                    error = await self._live()
+                    if not self._is_started or self.stop_reason is not None:
                         break
-                    delay = None
-                    if self._stop_reason is None:
-                        delay = self.supervisor.decide(self, error)
-                    if delay is None:
-                        break
-                    await self._back_off(delay)
-                    if self._stop_reason is not None:
+                    if not await self.supervisor.next_incarnation(self, error):
                         break
         except BaseException as escalated:
             error = error or escalated
@@ -225,153 +264,185 @@ class Cell:
         finally:
             del self.system.cells[task]
             self._terminate(error)
-        if not self._started and error is not None:
-            raise error
 
-    async def _run_incarnation(
-        self, scope: trio.CancelScope, task_status: trio.TaskStatus[None]
-    ) -> BaseException | None:
+    def expect_begin(self) -> None:
+        """Prepare for `wait_begun`, before the incarnation can start."""
+        self._begun = trio.Event()
+        self._has_begun = False
+
+    async def wait_begun(self) -> bool:
+        """Wait until the incarnation takes messages; returns False if it failed before."""
+        if self._begun is not None:
+            await self._begun.wait()
+        return self._has_begun
+
+    async def pause(self, wait: Callable[[], Awaitable[object]]) -> bool:
+        """Wait between two incarnations; returns False if a stop was asked for meanwhile."""
+        with trio.CancelScope() as self._pause:
+            if self.stop_reason is None:
+                await wait()
+        self._pause = None
+        return self.stop_reason is None
+
+    async def wait_turn(self) -> bool:
+        """Wait until the restart of several children comes to this one; False if it is stopped first."""
+        self._turn = trio.Event()
+        self._set_begun()
+        if self.swept is not None:
+            self.swept.set()
+        is_going_on = await self.pause(self._turn.wait)
+        self._turn = self.swept = None
+        return is_going_on
+
+    async def take_turn(self) -> bool:
+        """Start the next incarnation of a child in `wait_turn`; False if it failed to start."""
+        if self._turn is None:
+            return False
+        self.expect_begin()
+        self._turn.set()
+        return await self.wait_begun()
+
+    async def _live(self) -> BaseException | None:
         """Run one incarnation to its end; returns what it failed with."""
+        self.number += 1
+        self.incarnation = Incarnation(self, self.number)
         error: BaseException | None = None
         try:
-            async with trio.open_nursery() as self._nursery:
-                if self._cancel_reason is not None:
-                    self._nursery.cancel_scope.cancel(reason=self._cancel_reason)
-                actor = self.actor_class(*self._args, **self._kwargs)
-                actor.context = context = ActorContext(
-                    self, RestartInfo(number=self.incarnation, error=self.last_error)
-                )
-                try:
-                    async with actor.lifespan(context):
-                        try:
-                            self._has_started(scope, task_status)
-                            await self._serve(actor)
-                        finally:
-                            await self._stop_children()
-                finally:
-                    # Children spawned by a lifespan that failed while starting.
-                    await self._stop_children()
+            await self.incarnation.run(self._has_started)
         except BaseException as raised:
             error = single(raised)
             if is_fatal(raised):
                 raise
         finally:
-            self._nursery = self._children = self.current = self._pending_crash = None
-            self.incarnation += 1
-        if self._cancel_reason is not None and error is None:
-            self._stop_reason = self._cancel_reason
+            self.incarnation = None
         if error is not None:
             self.last_error = error
-            if self._started:
+            if self._is_started:
                 _logger.warning("actor %s crashed: %r", self.path, error, exc_info=error)
+        if self._is_started and self.stop_reason is None:
+            self.state = CellState.RESTARTING
+            self.mailbox.suspend()
         return error
 
-    def _has_started(self, scope: trio.CancelScope, task_status: trio.TaskStatus[None]) -> None:
-        self.state = CellState.RUNNING if self._stop_reason is None else CellState.STOPPING
-        if not self._started:
-            self._started = True
-            scope.shield = True
-            task_status.started()
+    def _has_started(self) -> None:
+        self._is_started = True
+        self.state = CellState.RUNNING if self.stop_reason is None else CellState.STOPPING
+        self.mailbox.resume()
+        if self.system.observers:
+            self.system.observers.emit(ActorStarted(path=self.path, incarnation=self.number))
+        self._has_begun = True
+        self._set_begun()
 
-    async def _stop_children(self) -> None:
-        if self._children is not None:
-            # The supervisor bounds this by the children's own graces.
-            with trio.CancelScope(shield=True):
-                await self._children.stop_all("its supervisor ended")
-
-    async def _serve(self, actor: Actor) -> None:
-        mailbox, handlers, base = self.mailbox, self.handlers, self._base_context
-        while self._stop_reason is None:
-            envelope = await mailbox.receive(base)
-            if envelope == CONTROL:
-                if self._pending_crash is not None:
-                    error, self._pending_crash = self._pending_crash, None
-                    raise error
-                continue
-            assert isinstance(envelope, Envelope)
-            self.current = envelope
-            try:
-                await self._dispatch(actor, handlers[type(envelope.message)], envelope)
-            finally:
-                self.current = None
-
-    async def _dispatch(self, actor: Actor, handler: Callable[..., Any], envelope: Envelope) -> None:
-        """Serve one message; its envelope is resolved or deferred when this returns or raises."""
-        if envelope.is_cancelled:
-            envelope.unwind()
-            return
-        if envelope.deadline != _NEVER and envelope.deadline <= trio.current_time():
-            self.expired += 1
-            envelope.resolve(outcome.Value(EXPIRED))
-            return
-        reply: object = None
-        try:
-            if envelope.is_told:
-                reply = await handler(actor, envelope.message)
-            else:
-                with trio.CancelScope() as scope:
-                    envelope.scope = scope
-                    reply = await handler(actor, envelope.message)
-                if scope.cancelled_caught:
-                    self.deferred.discard(envelope)
-                    envelope.unwind()
-                    return
-                envelope.scope = None
-        except BaseException as error:
-            self.failed += 1
-            if not self._is_reply(envelope, error):
-                self._fail(envelope, error)
-                raise
-        else:
-            self.handled += 1
-            if envelope.state is not EnvelopeState.DEFERRED:
-                envelope.resolve(outcome.Value(reply))
-
-    def _is_reply(self, envelope: Envelope, error: BaseException) -> bool:
-        """Whether the policy lets the actor live on: then the asker gets the exception itself."""
-        if is_fatal(error) or self.policy.directive_for(error) is not Directive.RESUME:
-            return False
-        if envelope.is_told or not envelope.fail(error):
-            _logger.warning("%s resumed after %r in %s", self.path, error, envelope.message.operation)
-        self.deferred.discard(envelope)
-        return True
-
-    def _fail(self, envelope: Envelope, error: BaseException) -> None:
-        self.deferred.discard(envelope)
-        if is_fatal(error):
-            cause: BaseException = ActorStoppedError(
-                f"actor {self.path} was cancelled: {self._cancel_reason or 'its supervisor ended'}",
-                path=self.path,
-            )
-        else:
-            cause = error
-        envelope.fail(crash_error(self.path, envelope.message, cause))
-
-    async def _back_off(self, delay: float) -> None:
-        self.state = CellState.RESTARTING
-        with trio.CancelScope() as self._backoff_scope:
-            if delay > 0:
-                await trio.sleep(delay)
-            else:
-                # A restart loop must let others run, and see a cancellation.
-                await trio.lowlevel.checkpoint()
-        self._backoff_scope = None
+    def _set_begun(self) -> None:
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun.set()
 
     def _terminate(self, error: BaseException | None) -> None:
         self.state = CellState.TERMINATED
-        reason = self._stop_reason or (f"it failed: {error!r}" if error is not None else "it ended")
-        self.terminated = Terminated(path=self.path, reason=reason, error=error)
-        for envelope in self.mailbox.close(f"actor {self.path} has ended: {reason}"):
-            stopped = ActorStoppedError(
-                f"actor {self.path} ended before it came to {envelope.message.operation}: {reason}",
-                path=self.path,
-            )
-            stopped.__cause__ = error
-            envelope.fail(stopped)
-        for envelope in self.deferred:
+        reason = self.stop_reason or (f"it failed: {error!r}" if error is not None else "it ended by itself")
+        self.terminated = terminated = Terminated(path=self.path, reason=reason, error=error)
+        self.mailbox.close(f"actor {self.path} has ended: {reason}", error)
+        for envelope in tuple(self.deferred):
             cause = error or ActorStoppedError(f"actor {self.path} has ended: {reason}", path=self.path)
-            envelope.fail(crash_error(self.path, envelope.message, cause))
-        self.deferred.clear()
+            self.fail(envelope, cause)
         self.supervisor.forget(self)
+        self._set_begun()
+        if self.swept is not None:
+            self.swept.set()
         if self._ended is not None:
             self._ended.set()
+        watchers, self._watchers = self._watchers, None
+        for notify in tuple((watchers or {}).values()):
+            notify(terminated)
+        if self.system.observers:
+            self.system.observers.emit(ActorTerminated(path=self.path, reason=reason, error=error))
+
+    # -- outcomes of messages -------------------------------------------------------------------
+
+    def unwind(self, envelope: Envelope) -> None:
+        """Give a cancelled asker its cancellation: the request has unwound."""
+        self.deferred.discard(envelope)
+        if envelope.unwind() and self.system.observers:
+            self.observe_end(envelope, cancelled=True)
+
+    def reply_with(self, envelope: Envelope, error: BaseException) -> bool:
+        """Reply with an exception, if the policy lets the actor live on after it."""
+        if is_fatal(error) or self.policy.directive_for(error) is not Directive.RESUME:
+            return False
+        self.deferred.discard(envelope)
+        if envelope.is_told or not envelope.fail(error):
+            _logger.warning("actor %s goes on after %r in %s", self.path, error, envelope.message.operation)
+        if self.system.observers:
+            self.observe_end(envelope, error)
+        return True
+
+    def fail(self, envelope: Envelope, error: BaseException) -> None:
+        """Tell the asker that the actor crashed over its request, or was ended while serving it."""
+        self.deferred.discard(envelope)
+        cause = self._why_cancelled() if is_fatal(error) else error
+        if not envelope.fail(crash_error(self.path, envelope.message, cause)):
+            return
+        if self.system.observers:
+            self.observe_end(envelope, cause)
+
+    def _why_cancelled(self) -> BaseException:
+        if self._cancel_reason is not None:
+            return ActorStoppedError(
+                f"actor {self.path} was cancelled: {self._cancel_reason}", path=self.path
+            )
+        if self.stop_reason is not None:
+            return ActorStoppedError(f"actor {self.path} has ended: {self.stop_reason}", path=self.path)
+        why = "its siblings are restarted" if self.swept is not None else "another message crashed it"
+        return ActorRestartingError(f"actor {self.path} restarts: {why}", path=self.path)
+
+    # -- observation ----------------------------------------------------------------------------
+
+    def observe_start(self, envelope: Envelope) -> None:
+        """Tell the observers that a handler begins."""
+        envelope.started_at = now = trio.current_time()
+        self.system.observers.emit(
+            MessageStarted(
+                path=self.path,
+                message_type=envelope.message.operation,
+                queue_time=now - (envelope.queued_at or now),
+            )
+        )
+
+    def observe_end(
+        self, envelope: Envelope, error: BaseException | None = None, *, cancelled: bool = False
+    ) -> None:
+        """Tell the observers what became of a message that they saw beginning."""
+        started = envelope.started_at
+        if started is None:
+            return
+        envelope.started_at = None
+        path, message_type = self.path, envelope.message.operation
+        queue_time, run_time = started - (envelope.queued_at or started), trio.current_time() - started
+        event: MessageCancelled | MessageFailed | MessageCompleted
+        if cancelled:
+            event = MessageCancelled(
+                path=path, message_type=message_type, queue_time=queue_time, run_time=run_time
+            )
+        elif error is not None:
+            event = MessageFailed(
+                path=path, message_type=message_type, queue_time=queue_time, run_time=run_time, error=error
+            )
+        else:
+            event = MessageCompleted(
+                path=path, message_type=message_type, queue_time=queue_time, run_time=run_time
+            )
+        self.system.observers.emit(event)
+
+    def observe_drop(self, envelope: Envelope, reason: str) -> None:
+        """Count a dead letter and tell the observers."""
+        self.system.dead_letters += 1
+        if self.system.observers:
+            self.system.observers.emit(
+                MessageDropped(
+                    path=self.path,
+                    message_type=envelope.message.operation,
+                    reason=reason,
+                    message=envelope.message,
+                )
+            )

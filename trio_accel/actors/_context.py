@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import attrs
 
-from ._envelope import DeferredReply, EnvelopeState
+from ._envelope import DeferredReply, Envelope, EnvelopeState
+from ._messages import AnyMessage, Message
 from ._options import MailboxOptions, Policy, Restart
+from ._ref import cell_of
 
 if TYPE_CHECKING:
     from ._actor import Actor
-    from ._cell import Cell
+    from ._cell import Cell, Terminated
+    from ._incarnation import Incarnation
     from ._ref import Ref
 
 __all__ = ["ActorContext", "RestartInfo"]
@@ -37,10 +41,11 @@ class RestartInfo:
 class ActorContext:
     """The surroundings of one incarnation."""
 
-    __slots__ = ("_cell", "restart")
+    __slots__ = ("_cell", "_incarnation", "restart")
 
-    def __init__(self, cell: Cell, restart: RestartInfo) -> None:
+    def __init__(self, cell: Cell, incarnation: Incarnation, restart: RestartInfo) -> None:
         self._cell = cell
+        self._incarnation = incarnation
         self.restart = restart
 
     @property
@@ -65,8 +70,7 @@ class ActorContext:
         **kwargs: object,
     ) -> Ref[ActorT]:
         """Start a child of this incarnation; it ends with it. See `System.spawn`."""
-        supervisor = self._cell.supervisor_of_children()
-        return await supervisor.spawn(
+        return await self._incarnation.supervisor_of_children().spawn(
             actor_class, args, kwargs, name=name, restart=restart, policy=policy, mailbox=mailbox
         )
 
@@ -83,7 +87,7 @@ class ActorContext:
             RuntimeError: No request is being served, or it is deferred already.
         """
         envelope = self._cell.current
-        if envelope is None or envelope.is_told or envelope.state is not EnvelopeState.RUNNING:
+        if envelope is None or envelope.is_told or envelope.state != EnvelopeState.RUNNING:
             raise RuntimeError(f"defer: actor {self.path} is serving no request that could be deferred")
         envelope.state = EnvelopeState.DEFERRED
         envelope.on_cancel = on_cancel
@@ -91,6 +95,63 @@ class ActorContext:
         if envelope.is_cancelled and on_cancel is not None:
             on_cancel()
         return DeferredReply(self._cell, envelope)
+
+    def stash(self, message: AnyMessage) -> None:
+        """Set the message being served aside; its asker goes on waiting. The handler returns then.
+
+        `unstash_all` and a restart put what was set aside back in front of the mailbox.
+
+        Raises:
+            RuntimeError: It is not the message being served.
+            MailboxFullError: So many are set aside already (`MailboxOptions.stash`).
+        """
+        envelope = self._cell.current
+        if envelope is None or envelope.message is not message or envelope.state != EnvelopeState.RUNNING:
+            raise RuntimeError(
+                f"stash: actor {self.path} is not serving {message!r}; stash what the handler got"
+            )
+        self._cell.mailbox.stash(envelope)
+
+    def unstash_all(self) -> None:
+        """Put the messages that were set aside back in front of the mailbox, in their order."""
+        self._cell.mailbox.unstash_all()
+
+    def watch(self, ref: Ref[Any], *, to: Message[Any] | Callable[[Terminated], Message[Any]]) -> None:
+        """Be told when another actor has ended for good; at once if it has already.
+
+        The message comes before all others, whatever the mailbox holds. The watch ends with this
+        incarnation: put it into `lifespan` to have it in each.
+
+        Args:
+            ref: Whom to watch; a second watch of the same actor takes the place of the first.
+            to: The message to this actor, or a function that makes it from how the other ended.
+
+        Raises:
+            TypeError: This actor has no handler for the message.
+        """
+        make = to if callable(to) else _always(to)
+        if not callable(to):
+            self._cell.check(to, Message, "watch")
+
+        def notify(terminated: Terminated) -> None:
+            message = make(terminated)
+            self._cell.check(message, Message, "watch")
+            self._cell.mailbox.put_control(
+                Envelope(message, context=copy_context(), sender=None, deadline=float("inf"), is_told=True)
+            )
+
+        watched = cell_of(ref)
+        if watched.terminated is not None:
+            notify(watched.terminated)
+            return
+        watched.add_watcher(self._incarnation, notify)
+        if self._incarnation.watched is None:
+            self._incarnation.watched = []
+        self._incarnation.watched.append(watched)
+
+    def unwatch(self, ref: Ref[Any]) -> None:
+        """Watch an actor no more."""
+        cell_of(ref).remove_watcher(self._incarnation)
 
     def stop(self) -> None:
         """End this actor after the message being served. A permanent actor is not restarted either."""
@@ -101,5 +162,12 @@ class ActorContext:
 
         Does nothing when the incarnation has ended already.
         """
-        if self._cell.incarnation == self.restart.number:
-            self._cell.request_crash(error)
+        if self._cell.incarnation is self._incarnation:
+            self._incarnation.crash(error)
+
+
+def _always(message: Message[Any]) -> Callable[[Terminated], Message[Any]]:
+    def make(_: Terminated) -> Message[Any]:
+        return message
+
+    return make

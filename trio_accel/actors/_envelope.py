@@ -48,9 +48,11 @@ class Envelope:
         "is_told",
         "message",
         "on_cancel",
+        "queued_at",
         "raise_cancel",
         "scope",
         "sender",
+        "started_at",
         "state",
         "task",
     )
@@ -76,6 +78,9 @@ class Envelope:
         self.scope: trio.CancelScope | None = None
         self.raise_cancel: Callable[[], NoReturn] | None = None
         self.on_cancel: Callable[[], None] | None = None
+        # Set while somebody observes the system.
+        self.queued_at: float | None = None
+        self.started_at: float | None = None
 
     @property
     def is_cancelled(self) -> bool:
@@ -92,7 +97,7 @@ class Envelope:
 
     def resolve(self, result: outcome.Outcome[object]) -> bool:
         """Deliver the outcome, unless there was one already."""
-        if self.state is EnvelopeState.DONE:
+        if self.state == EnvelopeState.DONE:
             return False
         self.state = EnvelopeState.DONE
         task, self.task = self.task, None
@@ -151,11 +156,18 @@ class DeferredReply(Generic[ReplyT_contra]):
     def cancelled(self) -> bool:
         """End the ask of a cancelled asker with its cancellation."""
         self._cell.deferred.discard(self._envelope)
-        return self._envelope.unwind()
+        unwound = self._envelope.unwind()
+        if unwound and self._cell.system.observers:
+            self._cell.observe_end(self._envelope, cancelled=True)
+        return unwound
 
     def _settle(self, result: outcome.Outcome[object]) -> bool:
         self._cell.deferred.discard(self._envelope)
-        return self._envelope.resolve(result)
+        settled = self._envelope.resolve(result)
+        if settled and self._cell.system.observers:
+            error = result.error if isinstance(result, outcome.Error) else None
+            self._cell.observe_end(self._envelope, error)
+        return settled
 
 
 def crash_error(path: str, message: AnyMessage, error: BaseException) -> ActorFailedError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = [
     "ActorError",
     "ActorFailedError",
+    "ActorRestartingError",
     "ActorStoppedError",
     "AskCycleError",
     "MailboxFullError",
@@ -39,6 +40,14 @@ class ActorFailedError(ActorError):
 
 class ActorStoppedError(ActorError):
     """The actor is stopped, or stopped before it came to the request; it was never executed."""
+
+
+class ActorRestartingError(ActorError):
+    """The actor is between two incarnations.
+
+    Raised for requests it has not begun, where its mailbox is to reject them; the cause of the
+    `ActorFailedError` of one that was running when its siblings' restart ended it.
+    """
 
 
 class AskCycleError(ActorError):

@@ -6,77 +6,172 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
+import attrs
+
 from ._messages import AnyMessage, Message, MessageClass, Request, RequestClass
 
 if TYPE_CHECKING:
     from ._envelope import DeferredReply
 
-__all__ = ["HandlerTable", "collect_handlers", "handles"]
+__all__ = ["Group", "Handler", "HandlerTable", "collect_handlers", "handles"]
 
 ActorT = TypeVar("ActorT")
 MessageT = TypeVar("MessageT")
 ReplyT = TypeVar("ReplyT")
 
-HandlerTable = dict[type[AnyMessage], Callable[..., Awaitable[object]]]
 _MARK = "__trio_accel_handles__"
 
 RequestHandler = Callable[[ActorT, MessageT], Awaitable["ReplyT | DeferredReply[ReplyT]"]]
 MessageHandler = Callable[[ActorT, MessageT], Awaitable[None]]
 
 
+@attrs.frozen
+class Group:
+    """Handlers that run concurrently.
+
+    Attributes:
+        name: Its name within the actor class.
+        limit: The most that run at once.
+    """
+
+    name: str
+    limit: int
+
+
+@attrs.frozen
+class _Mark:
+    message: type[AnyMessage]
+    group: Group | None
+
+
+@attrs.frozen
+class Handler:
+    """The method that serves a message class.
+
+    Attributes:
+        function: The method, unbound.
+        group: Its group; None if it runs alone.
+    """
+
+    function: Callable[..., Awaitable[object]]
+    group: Group | None
+
+
+HandlerTable = dict[type[AnyMessage], Handler]
+
+
 @overload
 def handles(
-    message: RequestClass[MessageT, ActorT, ReplyT], /
+    message: RequestClass[MessageT, ActorT, ReplyT], /, *, group: str | None = None, limit: int | None = None
 ) -> Callable[[RequestHandler[ActorT, MessageT, ReplyT]], RequestHandler[ActorT, MessageT, ReplyT]]: ...
 
 
 @overload
 def handles(
-    message: MessageClass[MessageT, ActorT], /
+    message: MessageClass[MessageT, ActorT], /, *, group: str | None = None, limit: int | None = None
 ) -> Callable[[MessageHandler[ActorT, MessageT]], MessageHandler[ActorT, MessageT]]: ...
 
 
-def handles(message: object, /) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def handles(
+    message: object, /, *, group: str | None = None, limit: int | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare an async method of an `Actor` as the handler of a message class.
 
     The handler's return type is checked against the reply type of the request. It may return a
     `DeferredReply` from ``self.context.defer()`` instead of the reply.
 
+    Handlers run one at a time, in the order of the messages. Those with a `group` run beside the
+    others and each other, at most `limit` of the group at once; when so many run, the next
+    message of the group, and those behind it, wait.
+
     Raises:
         TypeError: `message` is no `Request` or `Message` class, or the method is not ``async def``.
+        ValueError: Not both of `group` and `limit`, or a limit below 1.
     """
     if not (isinstance(message, type) and issubclass(message, (Request, Message))):
         raise TypeError(f"handles: {message!r} is not a subclass of Request or Message")
+    mark = _Mark(cast("type[Message[Any]]", message), _group(message.__name__, group, limit))
 
-    def mark(handler: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(handler: Callable[..., Any]) -> Callable[..., Any]:
         if not inspect.iscoroutinefunction(handler):
             raise TypeError(
-                f"handles: the handler of {message.__name__}, {handler!r}, must be an 'async def' method"
+                f"handles: the handler of {mark.message.__name__}, {handler!r}, must be an 'async def' method"
             )
-        setattr(handler, _MARK, message)
+        setattr(handler, _MARK, mark)
         return handler
 
-    return mark
+    return decorate
+
+
+def _group(message: str, name: str | None, limit: int | None) -> Group | None:
+    if name is None and limit is None:
+        return None
+    if name is None or limit is None or isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise ValueError(
+            f"handles({message}): a group needs a name and a limit of at least 1, "
+            f"got group={name!r}, limit={limit!r}"
+        )
+    return Group(name, limit)
 
 
 def collect_handlers(cls: type) -> HandlerTable:
     """Find the handlers of an actor class, inherited ones included.
 
     Raises:
-        TypeError: Two handlers of one class take the same message class.
+        TypeError: Two handlers of one class take the same message class; a message class that is
+            for another actor; a group with two limits.
     """
     table: HandlerTable = {}
     for base in reversed(cls.__mro__):
         own: dict[type[AnyMessage], str] = {}
         for name, attribute in vars(base).items():
-            message = cast("type[AnyMessage] | None", getattr(attribute, _MARK, None))
-            if message is None:
+            mark = cast("_Mark | None", getattr(attribute, _MARK, None))
+            if mark is None:
                 continue
-            if message in own:
+            if mark.message in own:
                 raise TypeError(
-                    f"{base.__name__}: {own[message]} and {name} both handle {message.__name__}; keep one"
+                    f"{base.__name__}: {own[mark.message]} and {name} both handle {mark.message.__name__}; "
+                    "keep one"
                 )
-            own[message] = name
+            own[mark.message] = name
+            _check_target(base, mark.message)
             # By name, so that an override without the decorator is the one that runs.
-            table[message] = getattr(cls, name)
+            table[mark.message] = Handler(getattr(cls, name), mark.group)
+    _check_groups(cls, table)
     return table
+
+
+def _check_target(cls: type, message: type[AnyMessage]) -> None:
+    """Refuse a handler for a message that is declared for another actor class."""
+    target = message_target(message)
+    names = {base.__name__ for base in cls.__mro__}
+    if target is not None and target not in names:
+        raise TypeError(
+            f"{cls.__name__}: {message.__name__} is declared for {target}, {cls.__name__} cannot handle it; "
+            f'declare it as {message.__name__}(Request["{cls.__name__}", ...]), or let '
+            f"{cls.__name__} inherit from {target}"
+        )
+
+
+def message_target(message: type[AnyMessage]) -> str | None:
+    """Name of the actor class that a message class is declared for; None if it is generic."""
+    for base in message.__mro__:
+        for declared in getattr(base, "__orig_bases__", ()):
+            arguments = getattr(declared, "__args__", ())
+            if getattr(declared, "__origin__", None) in (Request, Message) and arguments:
+                first = arguments[0]
+                name = getattr(first, "__forward_arg__", None) or getattr(first, "__name__", None)
+                return None if isinstance(first, TypeVar) else name
+    return None
+
+
+def _check_groups(cls: type, table: HandlerTable) -> None:
+    limits: dict[str, int] = {}
+    for handler in table.values():
+        if handler.group is not None:
+            known = limits.setdefault(handler.group.name, handler.group.limit)
+            if known != handler.group.limit:
+                raise TypeError(
+                    f"{cls.__name__}: group {handler.group.name!r} has the limits {known} and "
+                    f"{handler.group.limit}; give its handlers one"
+                )

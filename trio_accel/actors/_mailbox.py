@@ -3,43 +3,59 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import outcome
 import trio
 
 from ._envelope import Envelope, EnvelopeState
-from ._errors import ActorStoppedError, MailboxFullError
+from ._errors import ActorError, ActorRestartingError, ActorStoppedError, MailboxFullError
 from ._options import MailboxOptions, Overflow
 
 if TYPE_CHECKING:
     from contextvars import Context
 
-__all__ = ["CONTROL", "Mailbox"]
+    from ._cell import Cell
 
-CONTROL: Literal["control"] = "control"
-"""What `Mailbox.receive` returns when the cell has something to look at before any message."""
+__all__ = ["Mailbox"]
 
 
 class Mailbox:
     """Messages in arrival order.
 
     Invariants: `_waiting` is empty unless `_queue` is full; `_receiver` is parked only while
-    `_queue` is empty, so a message that meets a parked receiver is handed to it directly.
-    An ask that waits for room parks only once, for its reply; a tell is woken on admission.
+    there is nothing to receive, so a message that meets a parked receiver is handed to it
+    directly. An ask that waits for room parks only once, for its reply; a tell is woken on
+    admission. A queued envelope is in exactly one of `_queue`, `_waiting`, `_stash`, `_control`.
     """
 
-    __slots__ = ("_closed", "_control", "_options", "_path", "_queue", "_receiver", "_waiting", "peak")
+    __slots__ = (
+        "_cell",
+        "_control",
+        "_options",
+        "_queue",
+        "_receiver",
+        "_refusal",
+        "_stash",
+        "_waiting",
+        "_woken",
+        "dropped",
+        "peak",
+    )
 
-    def __init__(self, path: str, options: MailboxOptions) -> None:
-        self._path = path
+    def __init__(self, cell: Cell, options: MailboxOptions) -> None:
+        self._cell = cell
         self._options = options
         self._queue: deque[Envelope] = deque()
-        self._waiting: deque[Envelope] = deque()
+        # Most actors never use these: an empty deque takes 600 bytes.
+        self._waiting: deque[Envelope] | None = None
+        self._stash: deque[Envelope] | None = None
+        self._control: deque[Envelope] | None = None
         self._receiver: trio.lowlevel.Task | None = None
-        self._control = False
-        self._closed: str | None = None
+        self._woken = False
+        self._refusal: tuple[type[ActorError], str] | None = None
         self.peak = 0
+        self.dropped = 0
 
     @property
     def depth(self) -> int:
@@ -49,12 +65,17 @@ class Mailbox:
     @property
     def waiting(self) -> int:
         """Senders that wait for room."""
-        return len(self._waiting)
+        return len(self._waiting or ())
 
     @property
-    def capacity(self) -> int:
-        """The most messages that the queue holds."""
-        return self._options.capacity
+    def stashed(self) -> int:
+        """Messages that the actor has set aside."""
+        return len(self._stash or ())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no message to receive."""
+        return not (self._queue or self._control)
 
     @property
     def is_full(self) -> bool:
@@ -69,58 +90,73 @@ class Mailbox:
 
         Raises:
             ActorStoppedError: The actor has ended or is stopping.
+            ActorRestartingError: It is restarting, and its mailbox is to reject meanwhile.
             MailboxFullError: The queue is full and the policy rejects, or drops what is newest.
         """
-        if self._closed is not None:
-            raise ActorStoppedError(self._closed, path=self._path)
+        if self._refusal is not None:
+            self._drop(envelope, self._refusal[1])
+            raise self._refused(envelope)
+        if self._cell.system.observers:
+            envelope.queued_at = trio.current_time()
         task = self._receiver
         if task is not None:
-            self._receiver = None
-            envelope.state = EnvelopeState.RUNNING
-            # Takes effect with this wake-up; assigned later it would need one more checkpoint.
-            task.context = envelope.context
-            trio.lowlevel.reschedule(task, outcome.Value(envelope))
+            self._hand_over(task, envelope)
             return True
         if len(self._queue) >= self._options.capacity:
             overflow = self._options.overflow
             if overflow is Overflow.WAIT:
+                if self._waiting is None:
+                    self._waiting = deque()
                 self._waiting.append(envelope)
                 return False
             if overflow is Overflow.DROP_OLDEST:
-                self._queue.popleft().fail(self._full("dropped in favour of a newer message"))
+                oldest = self._queue.popleft()
+                oldest.fail(self._full(oldest, "was dropped in favour of a newer message"))
             else:
-                raise self._full("rejected" if overflow is Overflow.REJECT else "dropped")
+                raise self._full(envelope, "was rejected" if overflow is Overflow.REJECT else "was dropped")
         self._queue.append(envelope)
         self.peak = max(self.peak, len(self._queue))
         return True
 
+    def put_control(self, envelope: Envelope) -> None:
+        """Take a message of the runtime itself in: before all others, whatever the capacity."""
+        if self._refusal is not None and self._refusal[0] is ActorStoppedError:
+            return
+        if self._receiver is not None:
+            self._hand_over(self._receiver, envelope)
+            return
+        if self._control is None:
+            self._control = deque()
+        self._control.append(envelope)
+
     def withdraw(self, envelope: Envelope) -> None:
-        """Take a queued or waiting message out again; it never runs."""
+        """Take a queued message out again; it never runs."""
         envelope.state = EnvelopeState.DONE
         envelope.task = None
-        try:
-            self._waiting.remove(envelope)
-        except ValueError:
-            self._queue.remove(envelope)
-            self._admit()
+        for lane in (self._waiting, self._stash, self._queue):
+            if lane is not None and envelope in lane:
+                lane.remove(envelope)
+                break
+        self._admit()
 
-    async def receive(self, base: Context) -> Envelope | Literal["control"]:
-        """Take the next message, or learn that the cell has something to look at first.
+    async def receive(self, base: Context) -> Envelope | None:
+        """Take the next message; None if the incarnation has something to look at first.
 
         The calling task runs in the message's context afterwards, and one checkpoint is taken
         for every message. An envelope is returned in state RUNNING and must be resolved.
         """
         task = trio.lowlevel.current_task()
-        if self._control:
-            self._control = False
+        if self._woken:
+            self._woken = False
             task.context = base
             await trio.lowlevel.checkpoint()
-            return CONTROL
-        if self._queue:
+            return None
+        if self._queue or self._control:
             await trio.lowlevel.checkpoint_if_cancelled()
-            envelope = self._queue.popleft()
+            envelope = self._control.popleft() if self._control else self._queue.popleft()
             envelope.state = EnvelopeState.RUNNING
             self._admit()
+            # Takes effect with the checkpoint, so it comes before.
             task.context = envelope.context
             await trio.lowlevel.cancel_shielded_checkpoint()
             return envelope
@@ -131,24 +167,72 @@ class Mailbox:
             self._receiver = None
             return trio.lowlevel.Abort.SUCCEEDED
 
-        received: Envelope | Literal["control"] = await trio.lowlevel.wait_task_rescheduled(abort)
+        received: Envelope | None = await trio.lowlevel.wait_task_rescheduled(abort)
         return received
 
-    def wake_for_control(self) -> None:
-        """Make `receive` return `CONTROL` before the next message."""
+    def wake(self) -> None:
+        """Make `receive` return None before the next message."""
         task, self._receiver = self._receiver, None
         if task is None:
-            self._control = True
+            self._woken = True
         else:
-            trio.lowlevel.reschedule(task, outcome.Value(CONTROL))
+            trio.lowlevel.reschedule(task, outcome.Value(None))
 
-    def close(self, reason: str) -> list[Envelope]:
-        """Refuse messages from now on and give back those that were not served."""
-        self._closed = reason
-        left = [*self._queue, *self._waiting]
-        self._queue.clear()
-        self._waiting.clear()
-        return left
+    def stash(self, envelope: Envelope) -> None:
+        """Set the message being served aside.
+
+        Raises:
+            MailboxFullError: So many are set aside already; the message is still being served.
+        """
+        if self._stash is None:
+            self._stash = deque()
+        if len(self._stash) >= self._options.stash:
+            raise MailboxFullError(
+                f"stash of {self._cell.path} is full ({self._options.stash} messages); "
+                "call unstash_all(), or raise MailboxOptions.stash",
+                path=self._cell.path,
+            )
+        envelope.state = EnvelopeState.QUEUED
+        self._stash.append(envelope)
+
+    def unstash_all(self) -> None:
+        """Put what was set aside back in front of the queue, in its order; over the capacity if need be."""
+        if self._stash:
+            self._queue.extendleft(reversed(self._stash))
+            self._stash.clear()
+            self.peak = max(self.peak, len(self._queue))
+
+    def suspend(self) -> None:
+        """The actor restarts: reject what is queued and what comes, if the mailbox is to do so."""
+        self.unstash_all()
+        if self._options.on_restart == "reject" and self._refusal is None:
+            why = f"actor {self._cell.path} is restarting"
+            self._refusal = (ActorRestartingError, why)
+            self._refuse_all(why)
+
+    def resume(self) -> None:
+        """The next incarnation has started."""
+        if self._refusal is not None and self._refusal[0] is ActorRestartingError:
+            self._refusal = None
+
+    def refuse(self, reason: str) -> None:
+        """Take no new messages any more: the actor stops."""
+        if self._refusal is None or self._refusal[0] is not ActorStoppedError:
+            self._refusal = (ActorStoppedError, reason)
+
+    def close(self, reason: str, cause: BaseException | None) -> None:
+        """Refuse what was not served, and all that comes: the actor has ended."""
+        self._refusal = (ActorStoppedError, reason)
+        self.unstash_all()
+        self._refuse_all(reason, cause)
+        self._control = None
+
+    def _hand_over(self, task: trio.lowlevel.Task, envelope: Envelope) -> None:
+        self._receiver = None
+        envelope.state = EnvelopeState.RUNNING
+        # Takes effect with this wake-up; assigned later it would need one more checkpoint.
+        task.context = envelope.context
+        trio.lowlevel.reschedule(task, outcome.Value(envelope))
 
     def _admit(self) -> None:
         if self._waiting and len(self._queue) < self._options.capacity:
@@ -158,8 +242,27 @@ class Mailbox:
                 task, envelope.task = envelope.task, None
                 trio.lowlevel.reschedule(task)
 
-    def _full(self, fate: str) -> MailboxFullError:
-        return MailboxFullError(
-            f"mailbox of {self._path} is full ({self._options.capacity} messages): message {fate}",
-            path=self._path,
-        )
+    def _refuse_all(self, reason: str, cause: BaseException | None = None) -> None:
+        left = [*self._queue, *(self._waiting or ())]
+        self._queue.clear()
+        self._waiting = None
+        for envelope in left:
+            self._drop(envelope, reason)
+            error = self._refused(envelope)
+            error.__cause__ = cause
+            envelope.fail(error)
+
+    def _refused(self, envelope: Envelope) -> ActorError:
+        if self._refusal is None:
+            raise RuntimeError("the mailbox refuses nothing")
+        cls, reason = self._refusal
+        return cls(f"{envelope.message.operation} was not served: {reason}", path=self._cell.path)
+
+    def _drop(self, envelope: Envelope, reason: str) -> None:
+        self.dropped += 1
+        self._cell.observe_drop(envelope, reason)
+
+    def _full(self, envelope: Envelope, fate: str) -> MailboxFullError:
+        what = f"{envelope.message.operation} {fate}: the mailbox of {self._cell.path} is full"
+        self._drop(envelope, what)
+        return MailboxFullError(f"{what} ({self._options.capacity} messages)", path=self._cell.path)

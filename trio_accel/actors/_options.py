@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Literal
 
 import attrs
 
@@ -20,6 +21,7 @@ __all__ = [
     "Overflow",
     "Policy",
     "Restart",
+    "Strategy",
     "SystemOptions",
 ]
 
@@ -59,6 +61,17 @@ class Overflow(enum.Enum):
     """The oldest queued message goes; its asker gets `MailboxFullError`."""
     DROP_NEWEST = "drop_newest"
     """The new message goes; its asker gets `MailboxFullError`, a tell ends silently."""
+
+
+class Strategy(enum.Enum):
+    """Which children are restarted when one fails (OTP's strategies)."""
+
+    ONE_FOR_ONE = "one_for_one"
+    """That child alone."""
+    ONE_FOR_ALL = "one_for_all"
+    """All children: the others are ended in reverse start order, then all start in start order."""
+    REST_FOR_ONE = "rest_for_one"
+    """That child and those started after it, ended and started in the same orders."""
 
 
 def _seconds(minimum: float = 0.0) -> Callable[[object, attrs.Attribute[float], float], None]:
@@ -123,10 +136,22 @@ class Backoff:
 
 @attrs.frozen(kw_only=True)
 class MailboxOptions:
-    """Size of a mailbox and what happens when it is full."""
+    """Size of a mailbox, and what happens when it is full or its actor restarts.
+
+    Attributes:
+        capacity: The most messages that are queued.
+        overflow: What happens to a message that meets a full mailbox.
+        stash: The most messages that the actor may set aside.
+        on_restart: ``"keep"``: messages wait for the next incarnation; ``"reject"``: queued and new
+            ones get `ActorRestartingError` until it has started.
+    """
 
     capacity: int = attrs.field(default=64, validator=_whole(1))
     overflow: Overflow = attrs.field(default=Overflow.WAIT, validator=attrs.validators.instance_of(Overflow))
+    stash: int = attrs.field(default=64, validator=_whole(0))
+    on_restart: Literal["keep", "reject"] = attrs.field(
+        default="keep", validator=attrs.validators.in_(("keep", "reject"))
+    )
 
 
 def _directives(value: Mapping[type[Exception], Directive]) -> Mapping[type[Exception], Directive]:
@@ -146,8 +171,10 @@ class Policy:
         directives: What to do about an exception, by class; the most specific class wins, in a
             group the most severe directive of its members. Anything else restarts the actor.
         backoff: Waiting before a restart.
-        grace: Seconds that the actor may take to stop before it is cancelled.
-        intensity: Restarts that the actor, as a supervisor, allows its own children.
+        grace: Seconds that the actor may take to stop before it is cancelled, and then again before
+            it is given up (see `Ref.stop`).
+        strategy: Which of the actor's own children are restarted when one fails.
+        intensity: Restarts that the actor allows its own children.
     """
 
     directives: Mapping[type[Exception], Directive] = attrs.field(
@@ -155,6 +182,9 @@ class Policy:
     )
     backoff: Backoff = attrs.field(factory=Backoff)
     grace: float = attrs.field(default=5.0, validator=_seconds())
+    strategy: Strategy = attrs.field(
+        default=Strategy.ONE_FOR_ONE, validator=attrs.validators.instance_of(Strategy)
+    )
     intensity: Intensity = attrs.field(factory=Intensity)
 
     def directive_for(self, error: BaseException) -> Directive:
@@ -177,9 +207,13 @@ class SystemOptions:
     """Options of a system.
 
     Attributes:
-        intensity: Restarts that the system allows the actors spawned in it directly.
+        strategy: Which of the actors spawned in the system directly are restarted when one fails.
+        intensity: Restarts that the system allows them.
         random: Source of the jitter of back-offs; seed it to make them repeatable.
     """
 
+    strategy: Strategy = attrs.field(
+        default=Strategy.ONE_FOR_ONE, validator=attrs.validators.instance_of(Strategy)
+    )
     intensity: Intensity = attrs.field(factory=Intensity)
     random: random.Random = attrs.field(factory=random.Random)

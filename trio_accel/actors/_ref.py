@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 import trio
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ._cell import Cell, Terminated
 
-__all__ = ["Ref"]
+__all__ = ["Ref", "cell_of"]
 
 ActorT_co = TypeVar("ActorT_co", covariant=True)
 ReplyT = TypeVar("ReplyT")
@@ -56,14 +56,16 @@ class Ref(Generic[ActorT_co]):
 
         Raises:
             ActorFailedError: The actor crashed while serving it; it may have been executed.
-            ActorStoppedError: The actor has ended; it was never executed.
+            ActorStoppedError: The actor has ended or stops; it was never executed.
+            ActorRestartingError: The actor restarts, and its mailbox is to reject meanwhile; it was
+                never executed.
             AskCycleError: The actor waits, directly or not, for the asker.
             MailboxFullError: Refused by the overflow policy; it was never executed.
             TypeError: The actor has no handler for it.
             Exception: What the handler raised, where the actor's policy says that it is a reply.
         """
         cell = self._cell
-        self._check(request, Request, "ask")
+        cell.check(request, Request, "ask")
         sender = cell.system.sender()
         if sender is not None:
             _check_cycle(sender, cell)
@@ -112,19 +114,25 @@ class Ref(Generic[ActorT_co]):
             raise trio.WouldBlock
         self._put_told(self._told(message))
 
-    async def stop(self) -> None:
-        """Stop the actor and wait until it has ended.
+    async def stop(self, *, drain: bool = False) -> None:
+        """Stop the actor and wait until it has ended. It takes no new messages from now on.
 
-        The message being served is finished, queued ones are refused. After the `grace` of its policy it is cancelled.
+        The message being served is finished. After the `grace` of its policy the actor is
+        cancelled; if it does not end within that time again, it is given up: logged, counted and
+        shown as quarantined, and only the end of the system waits for it.
+
+        Args:
+            drain: Serve the messages that are queued first; otherwise they are refused.
 
         Raises:
             RuntimeError: Called by the actor itself; use ``self.context.stop()``.
         """
-        if self._cell.system.sender() is self._cell:
+        cell = self._cell
+        if cell.system.sender() is cell:
             raise RuntimeError(
                 f"stop: actor {self.path} would wait for itself; call self.context.stop() instead"
             )
-        await self._cell.supervisor.stop_child(self._cell, "stop was asked for")
+        await cell.supervisor.stop_child(cell, "stop was asked for", drain=drain)
 
     def cancel(self, reason: str) -> None:
         """End the actor now: the message being served is cancelled, queued ones are refused, no restart."""
@@ -134,20 +142,8 @@ class Ref(Generic[ActorT_co]):
         """Wait until the actor has ended for good; at once if it has already."""
         return await self._cell.wait_terminated()
 
-    def _check(self, message: AnyMessage, base: type, verb: str) -> None:
-        if type(message) in self._cell.handlers:
-            if isinstance(message, base):
-                return
-            other = "tell" if verb == "ask" else "ask"
-            raise TypeError(f"{verb}: {type(message).__name__} is a {_kind(message)}; use {other}()")
-        known = ", ".join(sorted(cls.__name__ for cls in self._cell.handlers)) or "nothing"
-        raise TypeError(
-            f"{verb}: {self._cell.actor_class.__name__} ({self.path}) has no handler for "
-            f"{type(message).__name__}; it handles {known}"
-        )
-
     def _told(self, message: AnyMessage) -> Envelope:
-        self._check(message, Message, "tell")
+        self._cell.check(message, Message, "tell")
         return Envelope(message, context=copy_context(), sender=None, deadline=float("inf"), is_told=True)
 
     def _put_told(self, envelope: Envelope) -> bool:
@@ -159,8 +155,9 @@ class Ref(Generic[ActorT_co]):
             raise
 
 
-def _kind(message: AnyMessage) -> str:
-    return "Request" if isinstance(message, Request) else "Message"
+def cell_of(ref: Ref[Any]) -> Cell:
+    """The cell behind a reference, for the runtime's own use."""
+    return ref._cell  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def _check_cycle(sender: Cell, target: Cell) -> None:
@@ -181,7 +178,7 @@ async def _park(cell: Cell, envelope: Envelope, abandon: bool) -> object:
     envelope.task = trio.lowlevel.current_task()
 
     def abort(raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
-        if envelope.state is EnvelopeState.QUEUED:
+        if envelope.state == EnvelopeState.QUEUED:
             cell.mailbox.withdraw(envelope)
             return trio.lowlevel.Abort.SUCCEEDED
         if abandon:

@@ -3,39 +3,66 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
 from ._actor import Actor
-from ._cell import Cell
 from ._errors import ActorFailedError
-from ._options import Backoff, Directive, Intensity, MailboxOptions, Policy, Restart
+from ._events import ActorRestarted
+from ._options import Directive, Intensity, MailboxOptions, Policy, Restart, Strategy
 from ._ref import Ref
 
 if TYPE_CHECKING:
+    from ._cell import Cell
     from ._system import System
 
 __all__ = ["Supervisor"]
 
 ActorT = TypeVar("ActorT", bound=Actor)
+_logger = logging.getLogger("trio_accel.actors")
 
 
 class Supervisor:
-    """Children in start order, restarted one for one, within an intensity."""
+    """Children in start order, restarted by one strategy, within an intensity.
 
-    __slots__ = ("_counter", "_intensity", "_nursery", "_path", "_restarts", "children", "stopping", "system")
+    Under ``one_for_one`` each child's own task sees to its restart. Under the other strategies a
+    restart concerns several children, so a task per failure ends them and starts them again, one
+    failure after the other (`_turns`).
+    """
 
-    def __init__(self, system: System, path: str, nursery: trio.Nursery, intensity: Intensity) -> None:
+    __slots__ = (
+        "_counter",
+        "_intensity",
+        "_nursery",
+        "_path",
+        "_restarting",
+        "_restarts",
+        "_strategy",
+        "_turns",
+        "children",
+        "stopping",
+        "system",
+    )
+
+    def __init__(
+        self, system: System, path: str, nursery: trio.Nursery, strategy: Strategy, intensity: Intensity
+    ) -> None:
         self.system = system
         self.children: dict[str, Cell] = {}
         self.stopping = False
         self._path = path
         self._nursery = nursery
+        self._strategy = strategy
         self._intensity = intensity
-        self._restarts: deque[float] = deque()
+        self._restarts: deque[float] | None = None
+        self._turns: trio.Lock | None = None
+        self._restarting: trio.CancelScope | None = None
         self._counter = 0
 
     async def spawn(
@@ -51,86 +78,136 @@ class Supervisor:
     ) -> Ref[ActorT]:
         """Start a child; returns when its first incarnation takes messages."""
         checked = _check_class(actor_class, args, kwargs)
-        name = self._check_name(name, checked)
+        _check_options(restart, policy, mailbox)
+        name = self._make_name(checked) if name is None else self.check_name(name, "spawn")
         if self.stopping:
             raise RuntimeError(f"spawn: {self._path} is stopping and starts no {name!r}")
-        cell = Cell(
-            self,
-            f"{self._path}/{name}",
-            checked,
-            args,
-            kwargs,
-            restart=restart,
-            policy=policy or Policy(),
-            mailbox=mailbox or MailboxOptions(),
-        )
+        cell = _new_cell(self, f"{self._path}/{name}", checked, args, kwargs, restart, policy, mailbox)
         self.children[name] = cell
+        cell.expect_begin()
+        # Not `nursery.start`: a task that reports its start while its starter is being cancelled
+        # stays in the starter's hands, and this one would go on serving there.
+        self._nursery.start_soon(cell.run)
         try:
-            await self._nursery.start(cell.run)
+            begun = await cell.wait_begun()
         except BaseException:
-            # Never ran at all (the nursery is closed, or the spawner was cancelled before it began).
-            self.forget(cell)
+            cell.cancel("its spawner was cancelled")
+            with trio.CancelScope(shield=True):
+                # Bounded by the actor's own start and end; what started must not be left behind.
+                await cell.wait_terminated()
             raise
+        if not begun:
+            raise (await cell.wait_terminated()).error or RuntimeError(f"spawn: {cell.path} was stopped")
         return Ref(cell)
 
-    def decide(self, cell: Cell, error: BaseException | None) -> float | None:
-        """Say what becomes of a child whose incarnation ended.
+    # -- restarts -------------------------------------------------------------------------------
+
+    async def next_incarnation(self, cell: Cell, error: BaseException | None) -> bool:
+        """Wait until a child whose incarnation has ended is to run the next.
 
         Returns:
-            Seconds to wait before the next incarnation, or None for no other.
+            False if it ends for good.
 
         Raises:
-            ActorFailedError: The supervisor has to fail: the intensity is exceeded, or the
-                directive is to escalate. The child is not restarted.
+            ActorFailedError: The supervisor has to fail.
         """
+        if self._strategy is Strategy.ONE_FOR_ONE:
+            delay = self._decide(cell, error)
+            return delay is not None and await cell.pause(partial(_sleep, delay))
+        if cell.swept is None:
+            if not self._is_restarted(cell, error):
+                return False
+            cell.swept = trio.Event()
+            self._nursery.start_soon(self._restart_several, cell, cell.number, error)
+        return await cell.wait_turn()
+
+    async def _restart_several(self, cell: Cell, number: int, error: BaseException | None) -> None:
+        """Restart a child that failed, and those that its failure concerns."""
+        if self._turns is None:
+            self._turns = trio.Lock()
+        async with self._turns:
+            if self.stopping or cell.terminated is not None or cell.number != number:
+                # An earlier failure's restart has taken it along.
+                return
+            delay = self._decide(cell, error)
+            if delay is None:
+                cell.request_stop("its policy ends it")
+                return
+            concerned = self._concerned(cell)
+            # A stop ends this at any point: it ends the children that wait for their turn too.
+            with trio.CancelScope() as self._restarting:
+                for sibling in reversed(concerned):
+                    if sibling is not cell:
+                        await self._sweep(sibling)
+                await _sleep(delay)
+                for sibling in concerned:
+                    if sibling is not cell and sibling.terminated is None:
+                        self._observe_restart(sibling, None, 0.0)
+                    if not await sibling.take_turn() and sibling.terminated is None:
+                        # It failed to start: that failure's own restart takes up those that follow.
+                        break
+            self._restarting = None
+
+    def _concerned(self, cell: Cell) -> list[Cell]:
+        children = list(self.children.values())
+        if self._strategy is Strategy.REST_FOR_ONE:
+            return children[children.index(cell) :]
+        return children
+
+    async def _sweep(self, sibling: Cell) -> None:
+        """End a child's incarnation because of another's failure."""
+        if sibling.restart is Restart.TEMPORARY:
+            await self.stop_child(sibling, "a sibling failed")
+            return
+        swept = sibling.swept
+        if swept is None:
+            swept = sibling.swept = trio.Event()
+            if sibling.incarnation is not None:
+                sibling.incarnation.nursery.cancel_scope.cancel(reason="a sibling failed")
+        with trio.move_on_after(max(sibling.policy.grace, _MIN_UNWIND)):
+            await swept.wait()
+            return
+        sibling.quarantine()
+        raise self._failed(sibling, None, "it does not end although it was cancelled")
+
+    def _is_restarted(self, cell: Cell, error: BaseException | None) -> bool:
+        """Whether the child's restart type and directive let it start again."""
         if self.stopping or cell.restart is Restart.TEMPORARY:
-            return None
+            return False
         if error is None:
-            if cell.restart is Restart.TRANSIENT:
-                return None
-        else:
-            directive = cell.policy.directive_for(error)
-            if directive is Directive.STOP:
-                return None
-            if directive is Directive.ESCALATE:
-                raise self._failed(cell, error, "its policy escalates the error")
+            return cell.restart is Restart.PERMANENT
+        directive = cell.policy.directive_for(error)
+        if directive is Directive.ESCALATE:
+            raise self._failed(cell, error, "its policy escalates the error")
+        return directive is not Directive.STOP
+
+    def _decide(self, cell: Cell, error: BaseException | None) -> float | None:
+        """Say how long a child waits for its next incarnation; None if there is no other."""
+        if not self._is_restarted(cell, error):
+            return None
         now = trio.current_time()
+        if self._restarts is None:
+            self._restarts = deque()
         self._restarts.append(now)
         while self._restarts[0] < now - self._intensity.within:
             self._restarts.popleft()
         if len(self._restarts) > self._intensity.restarts:
             allowed = f"{self._intensity.restarts} restarts within {self._intensity.within:g} s"
             raise self._failed(cell, error, f"{self._path} allows {allowed}")
-        return self._delay(cell, cell.policy.backoff, now)
-
-    async def stop_child(self, cell: Cell, reason: str) -> None:
-        """Stop a child gracefully, then by cancellation; returns when it has ended."""
-        cell.request_stop(reason)
-        with trio.move_on_after(cell.policy.grace):
-            await cell.wait_terminated()
-            return
-        cell.cancel(f"{reason}; it did not stop within its grace of {cell.policy.grace:g} s")
-        await cell.wait_terminated()
-
-    async def stop_all(self, reason: str) -> None:
-        """Stop the children in reverse start order."""
-        self.stopping = True
-        while self.children:
-            await self.stop_child(next(reversed(self.children.values())), reason)
-
-    def forget(self, cell: Cell) -> None:
-        """Take a child that has ended for good out of the tree."""
-        name = cell.path.rpartition("/")[2]
-        if self.children.get(name) is cell:
-            del self.children[name]
-
-    def _delay(self, cell: Cell, backoff: Backoff, now: float) -> float:
-        if now - cell.last_failure_time > backoff.reset_after:
+        backoff = cell.policy.backoff
+        if now - cell.failed_at > backoff.reset_after:
             cell.attempt = 0
-        cell.last_failure_time = now
+        cell.failed_at = now
         delay = backoff.delay(cell.attempt, self.system.options.random)
         cell.attempt += 1
+        self._observe_restart(cell, error, delay)
         return delay
+
+    def _observe_restart(self, cell: Cell, error: BaseException | None, delay: float) -> None:
+        if self.system.observers:
+            self.system.observers.emit(
+                ActorRestarted(path=cell.path, error=error, incarnation=cell.number + 1, delay=delay)
+            )
 
     def _failed(self, cell: Cell, error: BaseException | None, why: str) -> ActorFailedError:
         what = "ended by itself" if error is None else f"failed with {type(error).__name__}: {error}"
@@ -140,18 +217,106 @@ class Supervisor:
         failed.__cause__ = error
         return failed
 
-    def _check_name(self, name: str | None, actor_class: type[Actor]) -> str:
-        if name is None:
-            self._counter += 1
-            return f"{actor_class.__name__.lower()}-{self._counter}"
+    # -- stopping -------------------------------------------------------------------------------
+
+    async def stop_child(self, cell: Cell, reason: str, *, drain: bool = False) -> None:
+        """Stop a child gracefully, then by cancellation; then give it up.
+
+        Returns when it has ended, or when it was cancelled and did not end within its grace
+        again: it is in quarantine then, and only the end of the system waits for it.
+        """
+        cell.request_stop(reason, drain=drain)
+        with trio.move_on_after(cell.policy.grace):
+            await cell.wait_terminated()
+            return
+        cell.cancel(f"{reason}; it did not stop within its grace of {cell.policy.grace:g} s")
+        with trio.move_on_after(max(cell.policy.grace, _MIN_UNWIND)):
+            await cell.wait_terminated()
+            return
+        cell.quarantine()
+        _logger.error("actor %s was cancelled and does not end; it is given up", cell.path)
+
+    async def stop_all(self, reason: str) -> None:
+        """Stop the children in reverse start order."""
+        self.stopping = True
+        if self._restarting is not None:
+            self._restarting.cancel(reason=reason)
+        # A child that was being spawned meanwhile is found by the next round.
+        while left := [cell for cell in self.children.values() if not cell.is_quarantined]:
+            for cell in reversed(left):
+                await self.stop_child(cell, reason)
+
+    def forget(self, cell: Cell) -> None:
+        """Take a child that has ended for good out of the tree."""
+        name = cell.path.rpartition("/")[2]
+        if self.children.get(name) is cell:
+            del self.children[name]
+
+    def check_name(self, name: object, verb: str, others: Mapping[str, object] = MappingProxyType({})) -> str:
+        """Refuse a name that is malformed or taken."""
         if not isinstance(name, str) or not name or "/" in name:
-            raise ValueError(f"spawn: name must be a non-empty string without '/', got {name!r}")
-        if name in self.children:
-            raise ValueError(
-                f"spawn: {self._path} has a child named {name!r} already "
-                f"({self.children[name].actor_class.__name__}); choose another name"
-            )
+            raise ValueError(f"{verb}: name must be a non-empty string without '/', got {name!r}")
+        if name in self.children or name in others:
+            raise ValueError(f"{verb}: {self._path} has a child named {name!r} already; choose another name")
         return name
+
+    def _make_name(self, actor_class: type[Actor]) -> str:
+        while True:
+            self._counter += 1
+            name = f"{actor_class.__name__.lower()}-{self._counter}"
+            if name not in self.children:
+                return name
+
+
+_MIN_UNWIND = 0.1
+"""Seconds that a cancelled actor gets to unwind even if its grace is shorter."""
+
+
+async def _sleep(delay: float) -> None:
+    if delay > 0:
+        await trio.sleep(delay)
+    else:
+        # A restart loop must let others run, and see a cancellation.
+        await trio.lowlevel.checkpoint()
+
+
+def _new_cell(
+    supervisor: Supervisor,
+    path: str,
+    actor_class: type[Actor],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    restart: Restart,
+    policy: Policy | None,
+    mailbox: MailboxOptions | None,
+) -> Cell:
+    # The cell makes supervisors and the supervisor makes cells; one of the imports comes late.
+    from ._cell import Cell
+
+    return Cell(
+        supervisor,
+        path,
+        actor_class,
+        args,
+        kwargs,
+        restart=restart,
+        policy=policy or _DEFAULT_POLICY,
+        mailbox=mailbox or _DEFAULT_MAILBOX,
+    )
+
+
+_DEFAULT_POLICY = Policy()
+_DEFAULT_MAILBOX = MailboxOptions()
+
+
+def _check_options(restart: object, policy: object, mailbox: object) -> None:
+    for argument, value, cls in (
+        ("restart", restart, Restart),
+        ("policy", policy, Policy),
+        ("mailbox", mailbox, MailboxOptions),
+    ):
+        if not isinstance(value, cls) and (value is not None or argument == "restart"):
+            raise TypeError(f"spawn: {argument} must be a {cls.__name__}, got {value!r}")
 
 
 def _check_class(actor_class: object, args: tuple[object, ...], kwargs: Mapping[str, object]) -> type[Actor]:

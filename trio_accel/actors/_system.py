@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Self, TypeVar, TypeVarTuple
 import trio
 
 from ._actor import Actor
-from ._options import MailboxOptions, Policy, Restart, SystemOptions
+from ._events import Observer, Observers, Subscription
+from ._options import Intensity, MailboxOptions, Policy, Restart, Strategy, SystemOptions
 from ._supervisor import Supervisor
 from ._tree import ActorSnapshot, snapshot_children
 
@@ -17,20 +18,92 @@ if TYPE_CHECKING:
     from ._cell import Cell
     from ._ref import Ref
 
-__all__ = ["System", "open_system"]
+__all__ = ["SupervisorScope", "System", "open_system"]
 
 ActorT = TypeVar("ActorT", bound=Actor)
 Ts = TypeVarTuple("Ts")
 
 
-class System:
-    """A tree of actors and the supervisor of those at its top. Made by `open_system`."""
+class _Spawner:
+    """What can start actors: a system, or a supervisor within one."""
+
+    _supervisor: Supervisor
+
+    async def spawn(
+        self,
+        actor_class: Callable[[*Ts], ActorT],
+        *args: *Ts,
+        name: str | None = None,
+        restart: Restart = Restart.PERMANENT,
+        policy: Policy | None = None,
+        mailbox: MailboxOptions | None = None,
+        **kwargs: object,
+    ) -> Ref[ActorT]:
+        """Start an actor; returns when its first incarnation takes messages.
+
+        When cancelled, the actor is ended again before this returns.
+
+        Args:
+            actor_class: Subclass of `Actor`.
+            *args: Arguments of its constructor, used again at each restart.
+            name: Name among its siblings; by default made from the class name.
+            restart: When it is started again after it ended.
+            policy: Directives, back-off and grace; strategy and intensity for its own children.
+            mailbox: Capacity and overflow.
+            **kwargs: Keyword arguments of its constructor.
+
+        Raises:
+            Exception: What the first incarnation's constructor or `lifespan` raised; there is no
+                actor then.
+            TypeError: The class is no `Actor`, or its constructor does not take the arguments.
+            ValueError: The name is taken or malformed.
+            RuntimeError: The supervisor is stopping.
+        """
+        return await self._supervisor.spawn(
+            actor_class, args, kwargs, name=name, restart=restart, policy=policy, mailbox=mailbox
+        )
+
+
+class SupervisorScope(_Spawner):
+    """A supervisor for the body of an ``async with``. Made by `System.open_supervisor`."""
+
+    def __init__(self, supervisor: Supervisor, path: str) -> None:
+        self._supervisor = supervisor
+        self.path = path
+
+    def __repr__(self) -> str:
+        return f"<SupervisorScope {self.path}, {len(self._supervisor.children)} children>"
+
+    def snapshot(self) -> ActorSnapshot:
+        """Take a snapshot of the supervisor and its actors."""
+        return ActorSnapshot(
+            path=self.path,
+            actor_class="supervisor",
+            state="stopping" if self._supervisor.stopping else "running",
+            children=snapshot_children(self._supervisor),
+        )
+
+
+class System(_Spawner):
+    """A tree of actors and the supervisor of those at its top. Made by `open_system`.
+
+    Attributes:
+        name: Name of the system: the first part of every path.
+        options: Options it was opened with.
+        observers: Those who listen; see `subscribe`.
+        dead_letters: Messages that were dropped or refused, in all.
+        quarantined: Actors that were cancelled and did not end, in all.
+    """
 
     def __init__(self, name: str, options: SystemOptions, nursery: trio.Nursery) -> None:
         self.name = name
         self.options = options
+        self.observers = Observers()
+        self.dead_letters = 0
+        self.quarantined = 0
         self.cells: dict[trio.lowlevel.Task, Cell] = {}
-        self._root = Supervisor(self, name, nursery, options.intensity)
+        self._supervisor = Supervisor(self, name, nursery, options.strategy, options.intensity)
+        self._scopes: dict[str, SupervisorScope] = {}
 
     def __repr__(self) -> str:
         return f"<System {self.name}, {len(self.cells)} actors>"
@@ -46,55 +119,73 @@ class System:
             try:
                 yield system
             finally:
-                # The supervisor bounds this by the graces of the actors.
-                with trio.CancelScope(shield=True):
-                    await system._root.stop_all("the system closes")
+                await _stop_all(system._supervisor, "the system closes")
         if system.cells:
             raise RuntimeError(f"system {name} closed with actors alive: {list(system.cells.values())}")
 
-    async def spawn(
+    @asynccontextmanager
+    async def open_supervisor(
         self,
-        actor_class: Callable[[*Ts], ActorT],
-        *args: *Ts,
-        name: str | None = None,
-        restart: Restart = Restart.PERMANENT,
-        policy: Policy | None = None,
-        mailbox: MailboxOptions | None = None,
-        **kwargs: object,
-    ) -> Ref[ActorT]:
-        """Start an actor; returns when its first incarnation takes messages.
+        name: str,
+        *,
+        strategy: Strategy = Strategy.ONE_FOR_ONE,
+        intensity: Intensity | None = None,
+    ) -> AsyncGenerator[SupervisorScope, None]:
+        """Open a supervisor with a strategy and an intensity of its own, for the body of the ``async with``.
+
+        At the end of the body its actors are stopped in reverse start order. When it fails, because
+        its actors fail too often or escalate, the body is cancelled like that of a nursery.
 
         Args:
-            actor_class: Subclass of `Actor`.
-            *args: Arguments of its constructor, used again at each restart.
-            name: Name among its siblings; by default made from the class name.
-            restart: When it is started again after it ended.
-            policy: Directives, back-off and grace; and the intensity of its own children.
-            mailbox: Capacity and overflow.
-            **kwargs: Keyword arguments of its constructor.
+            name: Name among the system's actors and supervisors.
+            strategy: Which actors are restarted when one fails.
+            intensity: Restarts that it allows; by default 3 within 5 s.
 
         Raises:
-            Exception: What the first incarnation's constructor or `lifespan` raised; there is no
-                actor then.
-            TypeError: The class is no `Actor`, or its constructor does not take the arguments.
             ValueError: The name is taken or malformed.
+            ExceptionGroup: What the body raised, and the `ActorFailedError` of the supervisor.
         """
-        return await self._root.spawn(
-            actor_class, args, kwargs, name=name, restart=restart, policy=policy, mailbox=mailbox
-        )
+        name = self._supervisor.check_name(name, "open_supervisor", self._scopes)
+        path = f"{self.name}/{name}"
+        async with trio.open_nursery() as nursery:
+            supervisor = Supervisor(self, path, nursery, strategy, intensity or Intensity())
+            scope = self._scopes[name] = SupervisorScope(supervisor, path)
+            try:
+                yield scope
+            finally:
+                await _stop_all(supervisor, "its supervisor closes")
+                del self._scopes[name]
 
     def tree(self) -> ActorSnapshot:
         """Take a snapshot of all actors; ``print(system.tree())`` draws it."""
+        scopes = tuple(scope.snapshot() for scope in self._scopes.values())
         return ActorSnapshot(
             path=self.name,
             actor_class=type(self).__name__,
-            state="stopping" if self._root.stopping else "running",
-            children=snapshot_children(self._root),
+            state="stopping" if self._supervisor.stopping else "running",
+            children=snapshot_children(self._supervisor) + scopes,
         )
+
+    def subscribe(self, observer: Observer) -> Subscription:
+        """Call an observer with every `Event` from now on, on the Trio thread.
+
+        It must be quick and must not raise; what it raises is logged. Events cost nothing while
+        nobody listens.
+
+        Returns:
+            The subscription: ``close()`` it, or use it in a ``with``.
+        """
+        return self.observers.add(observer)
 
     def sender(self) -> Cell | None:
         """The actor whose own task is running now, or None."""
         return self.cells.get(trio.lowlevel.current_task())
+
+
+async def _stop_all(supervisor: Supervisor, reason: str) -> None:
+    # The supervisor bounds this by the graces of the actors.
+    with trio.CancelScope(shield=True):
+        await supervisor.stop_all(reason)
 
 
 @asynccontextmanager

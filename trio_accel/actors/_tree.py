@@ -21,11 +21,14 @@ class ActorSnapshot:
     Attributes:
         path: Path in the tree.
         actor_class: Name of the class.
-        state: ``"starting"``, ``"running"``, ``"restarting"``, ``"stopping"`` or ``"terminated"``.
+        state: ``"starting"``, ``"running"``, ``"restarting"``, ``"stopping"``, ``"quarantined"`` (it
+            was cancelled and does not end) or ``"terminated"``.
         incarnation: Number of the incarnation that runs, from 0: how often it was restarted.
         mailbox_depth: Messages in the mailbox.
         mailbox_peak: The most that were in it at once.
         mailbox_waiting: Senders that wait for room.
+        stashed: Messages that the actor has set aside.
+        dropped: Messages that the mailbox dropped or refused.
         handled: Messages served.
         failed: Messages whose handler raised.
         expired: Requests dropped because their deadline had passed.
@@ -41,6 +44,8 @@ class ActorSnapshot:
     mailbox_depth: int = 0
     mailbox_peak: int = 0
     mailbox_waiting: int = 0
+    stashed: int = 0
+    dropped: int = 0
     handled: int = 0
     failed: int = 0
     expired: int = 0
@@ -82,8 +87,10 @@ class ActorSnapshot:
     def summary(self) -> str:
         """The actor in one line, without its children."""
         parts = [f"{self.name} ({self.actor_class}) {self.state}"]
-        if self.handled or self.failed:
+        if self.handled:
             parts.append(f"{self.handled} handled")
+        if self.failed:
+            parts.append(f"{self.failed} failed")
         if self.mailbox_depth or self.mailbox_waiting:
             parts.append(f"{self.mailbox_depth + self.mailbox_waiting} queued")
         if self.deferred:
@@ -109,16 +116,18 @@ def snapshot_cell(cell: Cell) -> ActorSnapshot:
         path=cell.path,
         actor_class=cell.actor_class.__name__,
         state=str(cell.state),
-        incarnation=cell.incarnation,
+        incarnation=max(cell.number, 0),
         mailbox_depth=cell.mailbox.depth,
         mailbox_peak=cell.mailbox.peak,
         mailbox_waiting=cell.mailbox.waiting,
+        stashed=cell.mailbox.stashed,
+        dropped=cell.mailbox.dropped,
         handled=cell.handled,
         failed=cell.failed,
         expired=cell.expired,
         deferred=len(cell.deferred),
         last_error=None if error is None else f"{type(error).__name__}: {error}",
-        children=snapshot_children(cell.children),
+        children=snapshot_children(cell.incarnation.children if cell.incarnation is not None else None),
     )
 
 

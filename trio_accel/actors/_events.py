@@ -1,0 +1,225 @@
+"""What a system tells its observers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self, TypeAlias
+
+import attrs
+
+__all__ = [
+    "ActorEvent",
+    "ActorRestarted",
+    "ActorStarted",
+    "ActorTerminated",
+    "Event",
+    "MessageCancelled",
+    "MessageCompleted",
+    "MessageDropped",
+    "MessageEvent",
+    "MessageFailed",
+    "MessageStarted",
+    "Observer",
+    "Observers",
+    "Subscription",
+]
+
+_logger = logging.getLogger("trio_accel.actors")
+
+
+@attrs.frozen(kw_only=True)
+class ActorEvent:
+    """Something that happened to an actor.
+
+    Attributes:
+        path: Path of the actor.
+    """
+
+    path: str
+
+
+@attrs.frozen(kw_only=True)
+class ActorStarted(ActorEvent):
+    """An incarnation takes messages.
+
+    Attributes:
+        incarnation: Its number, from 0.
+    """
+
+    incarnation: int
+
+
+@attrs.frozen(kw_only=True)
+class ActorRestarted(ActorEvent):
+    """An incarnation ended, and another will follow.
+
+    Attributes:
+        error: What it failed with; None if it ended by itself or with its siblings.
+        incarnation: Number of the one that follows.
+        delay: Seconds until it is started.
+    """
+
+    error: BaseException | None
+    incarnation: int
+    delay: float
+
+
+@attrs.frozen(kw_only=True)
+class ActorTerminated(ActorEvent):
+    """The actor ended for good.
+
+    Attributes:
+        reason: Why, in words.
+        error: What it failed with; None if it was stopped or ended by itself.
+    """
+
+    reason: str
+    error: BaseException | None
+
+
+@attrs.frozen(kw_only=True)
+class MessageEvent:
+    """Something that happened to a message.
+
+    Attributes:
+        path: Path of the actor it was sent to.
+        message_type: Name of its class, or of the operation it carries.
+    """
+
+    path: str
+    message_type: str
+
+
+@attrs.frozen(kw_only=True)
+class MessageStarted(MessageEvent):
+    """A handler begins.
+
+    Attributes:
+        queue_time: Seconds from sending to now; 0 for one sent before anyone observed.
+    """
+
+    queue_time: float
+
+
+@attrs.frozen(kw_only=True)
+class MessageCompleted(MessageEvent):
+    """The reply was given, or a told message served.
+
+    Attributes:
+        queue_time: Seconds from sending to the handler's start.
+        run_time: Seconds from there to the reply, deferred ones included.
+    """
+
+    queue_time: float
+    run_time: float
+
+
+@attrs.frozen(kw_only=True)
+class MessageFailed(MessageEvent):
+    """The handler raised, or the deferred reply is an error.
+
+    Attributes:
+        queue_time: Seconds from sending to the handler's start.
+        run_time: Seconds from there to the failure.
+        error: What the handler raised, or the reply.
+    """
+
+    queue_time: float
+    run_time: float
+    error: BaseException
+
+
+@attrs.frozen(kw_only=True)
+class MessageCancelled(MessageEvent):
+    """The asker was cancelled, and the request unwound."""
+
+    queue_time: float
+    run_time: float
+
+
+@attrs.frozen(kw_only=True)
+class MessageDropped(MessageEvent):
+    """A dead letter: a message that will not be served.
+
+    Attributes:
+        reason: Why, in words.
+        message: The message itself.
+    """
+
+    reason: str
+    message: object
+
+
+Event: TypeAlias = (
+    ActorStarted
+    | ActorRestarted
+    | ActorTerminated
+    | MessageStarted
+    | MessageCompleted
+    | MessageFailed
+    | MessageCancelled
+    | MessageDropped
+)
+Observer: TypeAlias = Callable[[Event], None]
+
+
+class Observers:
+    """Those who listen to a system. Falsy while there are none, so that events cost nothing then."""
+
+    __slots__ = ("_observers",)
+
+    def __init__(self) -> None:
+        self._observers: tuple[Observer, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self._observers)
+
+    def add(self, observer: Observer) -> Subscription:
+        """Call an observer with every event from now on."""
+        subscription = Subscription(self, observer)
+        self._observers = (*self._observers, subscription.deliver)
+        return subscription
+
+    def remove(self, observer: Observer) -> None:
+        """Stop calling it."""
+        self._observers = tuple(known for known in self._observers if known != observer)
+
+    def emit(self, event: Event) -> None:
+        """Tell everyone. An observer that raises is logged and goes on listening."""
+        for observer in self._observers:
+            try:
+                observer(event)
+            except Exception:
+                # It is called from the middle of the runtime: nothing there is prepared for it.
+                _logger.exception("an observer failed on %r", event)
+
+
+class Subscription:
+    """An observer's subscription; close it, or use it as a context manager."""
+
+    __slots__ = ("_observer", "_observers")
+
+    def __init__(self, observers: Observers, observer: Observer) -> None:
+        self._observers = observers
+        self._observer = observer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def deliver(self, event: Event) -> None:
+        """Pass an event on."""
+        self._observer(event)
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._observers.remove(self.deliver)

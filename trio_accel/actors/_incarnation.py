@@ -1,0 +1,231 @@
+"""One life of an actor: its instance, its children, and the serving of its messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import outcome
+import trio
+
+from ._actor import Actor
+from ._context import ActorContext, RestartInfo
+from ._envelope import EXPIRED, Envelope, EnvelopeState
+from ._handlers import Group, Handler
+from ._supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ._cell import Cell
+
+__all__ = ["Incarnation"]
+
+_NEVER = float("inf")
+
+
+class Incarnation:
+    """Runs from the making of the instance to the end of its children and resources."""
+
+    __slots__ = (
+        "_group_left",
+        "_grouped",
+        "_running",
+        "actor",
+        "cell",
+        "children",
+        "current",
+        "number",
+        "nursery",
+        "pending_crash",
+        "watched",
+    )
+
+    def __init__(self, cell: Cell, number: int) -> None:
+        self.cell = cell
+        self.number = number
+        self.actor: Actor
+        self.nursery: trio.Nursery
+        self.children: Supervisor | None = None
+        self.current: Envelope | None = None
+        self.pending_crash: Exception | None = None
+        self.watched: list[Cell] | None = None
+        self._grouped: dict[trio.lowlevel.Task, Envelope] | None = None
+        self._running: dict[Group, int] | None = None
+        self._group_left: trio.Event | None = None
+
+    async def run(self, has_started: Callable[[], None]) -> None:
+        """Live.
+
+        Raises:
+            BaseExceptionGroup: What it failed with.
+        """
+        cell = self.cell
+        async with trio.open_nursery() as self.nursery:
+            cell.cancel_if_asked(self.nursery.cancel_scope)
+            self.actor = actor = cell.make_instance()
+            actor.context = ActorContext(cell, self, RestartInfo(number=self.number, error=cell.last_error))
+            try:
+                if type(actor).lifespan is Actor.lifespan:
+                    has_started()
+                    await self._serve_and_stop_children()
+                else:
+                    async with actor.lifespan(actor.context):
+                        has_started()
+                        await self._serve_and_stop_children()
+            finally:
+                # Again, for children of a lifespan that failed before it started.
+                await self._stop_children()
+                self._unwatch_all()
+
+    def supervisor_of_children(self) -> Supervisor:
+        """The supervisor of this incarnation's children, made on first use."""
+        if self.children is None:
+            policy = self.cell.policy
+            self.children = Supervisor(
+                self.cell.system, self.cell.path, self.nursery, policy.strategy, policy.intensity
+            )
+        return self.children
+
+    def envelope_of(self, task: trio.lowlevel.Task) -> Envelope | None:
+        """The message that a task of this incarnation is serving."""
+        if self._grouped is not None and task in self._grouped:
+            return self._grouped[task]
+        return self.current
+
+    def crash(self, error: Exception) -> None:
+        """Crash before the next message."""
+        if self.pending_crash is None:
+            self.pending_crash = error
+            self.cell.mailbox.wake()
+
+    # -- children -------------------------------------------------------------------------------
+
+    async def _serve_and_stop_children(self) -> None:
+        try:
+            await self._serve()
+        finally:
+            await self._stop_children()
+
+    async def _stop_children(self) -> None:
+        if self.children is not None:
+            # The supervisor bounds this by the children's own graces.
+            with trio.CancelScope(shield=True):
+                await self.children.stop_all("its supervisor ended")
+
+    def _unwatch_all(self) -> None:
+        for cell in self.watched or ():
+            cell.remove_watcher(self)
+
+    # -- serving --------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        cell, mailbox = self.cell, self.cell.mailbox
+        handlers, base = cell.handlers, cell.base_context
+        while cell.stop_reason is None or (cell.is_draining and not mailbox.is_empty):
+            envelope = await mailbox.receive(base)
+            if envelope is None:
+                if self.pending_crash is not None:
+                    error, self.pending_crash = self.pending_crash, None
+                    raise error
+                continue
+            handler = handlers[type(envelope.message)]
+            if handler.group is not None:
+                await self._start_grouped(handler, handler.group, envelope)
+                continue
+            self.current = envelope
+            try:
+                await self._dispatch(handler, envelope)
+            finally:
+                self.current = None
+        while self._running and any(self._running.values()):
+            await self._wait_group()
+
+    async def _dispatch(self, handler: Handler, envelope: Envelope) -> None:
+        """Serve one message; its envelope is resolved, deferred or stashed when this returns or raises."""
+        if self._is_over(envelope):
+            return
+        cell = self.cell
+        if cell.system.observers:
+            cell.observe_start(envelope)
+        reply: object = None
+        try:
+            if envelope.is_told:
+                reply = await handler.function(self.actor, envelope.message)
+            else:
+                with trio.CancelScope() as scope:
+                    envelope.scope = scope
+                    reply = await handler.function(self.actor, envelope.message)
+                if scope.cancelled_caught:
+                    cell.unwind(envelope)
+                    return
+                envelope.scope = None
+        except BaseException as error:
+            cell.failed += 1
+            if not cell.reply_with(envelope, error):
+                cell.fail(envelope, error)
+                raise
+        else:
+            cell.handled += 1
+            if envelope.state == EnvelopeState.RUNNING:
+                envelope.resolve(outcome.Value(reply))
+                if cell.system.observers:
+                    cell.observe_end(envelope)
+
+    def _is_over(self, envelope: Envelope) -> bool:
+        """Whether the asker has gone meanwhile: the request is not served."""
+        cell = self.cell
+        if envelope.is_cancelled:
+            cell.unwind(envelope)
+            return True
+        if envelope.deadline != _NEVER and envelope.deadline <= trio.current_time():
+            cell.expired += 1
+            cell.observe_drop(envelope, "its deadline had passed")
+            envelope.resolve(outcome.Value(EXPIRED))
+            return True
+        return False
+
+    # -- groups ---------------------------------------------------------------------------------
+
+    async def _start_grouped(self, handler: Handler, group: Group, envelope: Envelope) -> None:
+        """Serve a message beside the others, as soon as its group has room."""
+        if self._running is None:
+            self._running = {}
+        running = self._running
+        try:
+            with trio.CancelScope() as scope:
+                envelope.scope = scope
+                if envelope.is_cancelled:
+                    scope.cancel(reason="the asker was cancelled")
+                while running.get(group, 0) >= group.limit:
+                    await self._wait_group()
+        except BaseException as error:
+            self.cell.fail(envelope, error)
+            raise
+        if scope.cancelled_caught:
+            self.cell.unwind(envelope)
+            return
+        envelope.scope = None
+        running[group] = running.get(group, 0) + 1
+        self.nursery.start_soon(self._run_grouped, handler, group, envelope)
+
+    async def _run_grouped(self, handler: Handler, group: Group, envelope: Envelope) -> None:
+        task = trio.lowlevel.current_task()
+        cell = self.cell
+        cell.system.cells[task] = cell
+        if self._grouped is None:
+            self._grouped = {}
+        self._grouped[task] = envelope
+        try:
+            await self._dispatch(handler, envelope)
+        finally:
+            del cell.system.cells[task], self._grouped[task]
+            if self._running is not None:
+                self._running[group] -= 1
+            if self._group_left is not None:
+                self._group_left.set()
+
+    async def _wait_group(self) -> None:
+        """Wait until a handler of some group has ended."""
+        self._group_left = trio.Event()
+        await self._group_left.wait()
+        self._group_left = None
