@@ -22,7 +22,7 @@ import trio_accel as ta
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-EXTRAS = {"coverage", "cuda12", "cuda13", "dev", "docs", "lint", "plot", "test", "types"}
+EXTRAS = {"benchmarks", "coverage", "cuda12", "cuda13", "dev", "docs", "lint", "plot", "test", "types"}
 
 
 def fenced(language: str, *, after: str = "") -> str:

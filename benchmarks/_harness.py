@@ -1,0 +1,189 @@
+"""How benchmarks are declared, measured and judged."""
+
+from __future__ import annotations
+
+import enum
+import gc
+import time
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+
+import attrs
+
+from ._statistics import Pairs, Summary
+
+__all__ = ["Benchmark", "Figure", "Goal", "Plan", "Result", "Verdict", "alternate", "per_call"]
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """How much is measured.
+
+    Attributes:
+        pairs: Measurements of ours and of the peer each, taken in turns.
+        warmups: Measurements of each before them, not counted.
+        scale: Share of the full work per measurement.
+    """
+
+    pairs: int = 25
+    warmups: int = 2
+    scale: float = 1.0
+
+    @classmethod
+    def quick(cls) -> Plan:
+        """See whether everything runs; too little to trust the numbers."""
+        return cls(pairs=3, warmups=1, scale=0.1)
+
+    def count(self, full: int) -> int:
+        """The number of repetitions in one measurement."""
+        return max(1, round(full * self.scale))
+
+
+class Figure(enum.Enum):
+    """Which number of a row a goal speaks of."""
+
+    OURS = "ours"
+    RATIO = "ratio"
+    DIFFERENCE = "difference"
+
+
+class Verdict(enum.StrEnum):
+    """What became of a goal."""
+
+    MET = "met"
+    MISSED = "MISSED"
+    NONE = "-"
+    NOT_RUN = "not run"
+
+
+@attrs.frozen(kw_only=True)
+class Goal:
+    """A bound for one figure of a row: at most `most`, or at least `least`."""
+
+    figure: Figure
+    most: float | None = None
+    least: float | None = None
+
+    def is_met(self, value: float) -> bool:
+        """Whether a value lies within the bound, which itself belongs to it."""
+        return (self.most is None or value <= self.most) and (self.least is None or value >= self.least)
+
+
+@attrs.frozen(kw_only=True)
+class Result:
+    """One row of the table.
+
+    Attributes:
+        name: Name of the row; that of its benchmark, with an ending if that has several.
+        unit: Of `ours`, `peer` and `difference`.
+        ours: Measurements of this library; None where it was not run.
+        peer: Measurements of what it is compared with, if anything.
+        ratio: Ours over the peer, pair by pair.
+        difference: Ours less the peer, pair by pair.
+        goal: The bound, if there is one.
+        reason: Why it was not run.
+    """
+
+    name: str
+    unit: str = ""
+    ours: Summary | None = None
+    peer: Summary | None = None
+    ratio: Summary | None = None
+    difference: Summary | None = None
+    goal: Goal | None = None
+    reason: str = ""
+
+    @classmethod
+    def compare(cls, name: str, pairs: Pairs, *, unit: str, goal: Goal | None = None) -> Result:
+        """Make the row of a comparison."""
+        return cls(
+            name=name,
+            unit=unit,
+            ours=Summary.of(pairs.ours),
+            peer=Summary.of(pairs.peer),
+            ratio=pairs.ratio(),
+            difference=pairs.difference(),
+            goal=goal,
+        )
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the median lies within the goal."""
+        if self.ours is None:
+            return Verdict.NOT_RUN
+        if self.goal is None:
+            return Verdict.NONE
+        figures = {Figure.OURS: self.ours, Figure.RATIO: self.ratio, Figure.DIFFERENCE: self.difference}
+        figure = figures[self.goal.figure]
+        if figure is None:
+            raise ValueError(
+                f"{self.name}: the goal speaks of a {self.goal.figure.value}, but there is no peer"
+            )
+        return Verdict.MET if self.goal.is_met(figure.median) else Verdict.MISSED
+
+
+@attrs.frozen
+class Benchmark:
+    """Something that is measured.
+
+    Attributes:
+        name: Group and name, such as ``"actors.ask"``.
+        run: Measures; returns one row or several.
+    """
+
+    name: str
+    run: Callable[[Plan], Awaitable[tuple[Result, ...]]]
+
+    @property
+    def description(self) -> str:
+        """What is measured and against what: the first paragraph of the function's docstring."""
+        return " ".join((self.run.__doc__ or "").partition("\n\n")[0].split())
+
+
+async def alternate(
+    ours: Callable[[], Awaitable[float]], peer: Callable[[], Awaitable[float]], plan: Plan
+) -> Pairs:
+    """Measure ours and a peer in turns: A B A B.
+
+    The garbage collector runs before each measurement and never during one, for both alike.
+
+    Args:
+        ours: Takes one measurement of this library.
+        peer: Takes one of what it is compared with.
+        plan: How many.
+    """
+    for _ in range(plan.warmups):
+        await ours()
+        await peer()
+    mine: list[float] = []
+    theirs: list[float] = []
+    with _collector_off():
+        for _ in range(plan.pairs):
+            gc.collect()
+            mine.append(await ours())
+            gc.collect()
+            theirs.append(await peer())
+    return Pairs(ours=tuple(mine), peer=tuple(theirs))
+
+
+async def per_call(function: Callable[[], Awaitable[object]], calls: int) -> float:
+    """Seconds that one call takes, over a number of them one after the other."""
+    start = time.perf_counter()
+    for _ in range(calls):
+        await function()
+    return (time.perf_counter() - start) / calls
+
+
+@contextmanager
+def _collector_off() -> Generator[None, None, None]:
+    was_enabled = gc.isenabled()
+    gc.collect()
+    # What lives already (modules, mostly) is set aside, so that collecting between two measurements is quick.
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,76 @@
+"""What the numbers were measured on."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+
+import attrs
+import numpy as np
+
+import trio_accel as ta
+
+__all__ = ["Machine"]
+
+_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@attrs.frozen(kw_only=True)
+class Machine:
+    """A machine and its software, as far as they matter for the numbers.
+
+    Attributes:
+        processor: The vendor's name of the processor.
+        cores: Cores that this process may use.
+        memory: Bytes of memory.
+        system: Operating system and release.
+        python: Implementation and version.
+        blas: Library that NumPy multiplies matrices with.
+        versions: Versions of the packages, by name.
+        environment: Variables that are set and tell BLAS how many threads to use.
+        load: Load average of the last minute when this was made: what else the machine was doing.
+    """
+
+    processor: str
+    cores: int
+    memory: int
+    system: str
+    python: str
+    blas: str
+    versions: dict[str, str]
+    environment: dict[str, str]
+    load: float
+
+    @classmethod
+    def here(cls) -> Machine:
+        """Look at this machine."""
+        processor = next(device for device in ta.list_devices() if device.backend == "cpu")
+        packages = ("trio", "numpy", "scipy")
+        return cls(
+            processor=processor.description,
+            cores=processor.compute_units,
+            memory=processor.total_memory,
+            system=f"{platform.system()} {platform.release()}",
+            python=f"{platform.python_implementation()} {platform.python_version()}",
+            blas=_blas(),
+            versions={"trio_accel": ta.__version__}
+            | {name: importlib.metadata.version(name) for name in packages},
+            environment={name: os.environ[name] for name in _THREADS if name in os.environ},
+            load=os.getloadavg()[0] if sys.platform != "win32" else float("nan"),
+        )
+
+    def __str__(self) -> str:
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        environment = "".join(f", {name}={value}" for name, value in self.environment.items())
+        return (
+            f"{self.processor}, {self.cores} cores, {self.memory / 2**30:.1f} GiB, {self.system}\n"
+            f"{self.python}, {versions}, {self.blas}{environment}; load {self.load:.1f} at the start"
+        )
+
+
+def _blas() -> str:
+    built_with = np.show_config(mode="dicts").get("Build Dependencies", {})
+    library = built_with.get("blas", {})
+    return f"{library.get('name', 'unknown BLAS')} {library.get('version', '')}".strip()

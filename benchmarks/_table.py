@@ -1,0 +1,65 @@
+"""Results as a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ._harness import Figure, Goal, Result
+from ._statistics import Summary
+
+__all__ = ["goal_text", "number", "table"]
+
+_HEADER = ("name", "ours", "peer", "ratio", "goal", "verdict")
+
+
+def table(results: Sequence[Result]) -> str:
+    """Draw one line per result: medians, with the quartiles of all measurements in brackets."""
+    rows = [_HEADER, *(_row(result) for result in results)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _row(result: Result) -> tuple[str, ...]:
+    verdict = str(result.verdict)
+    if result.reason:
+        verdict += f": {result.reason}"
+    return (
+        result.name,
+        _cell(result.ours, result.unit),
+        _cell(result.peer, result.unit),
+        _cell(result.ratio, "×") if result.goal is None or result.goal.figure is not Figure.DIFFERENCE
+        else _cell(result.difference, f"{result.unit} more"),
+        goal_text(result.goal, result.unit),
+        verdict,
+    )  # fmt: skip
+
+
+def _cell(summary: Summary | None, unit: str) -> str:
+    if summary is None:
+        return "-"
+    spread = f" [{number(summary.lower)}, {number(summary.upper)}]" if summary.count > 1 else ""
+    return f"{number(summary.median)}{spread} {unit}"
+
+
+def goal_text(goal: Goal | None, unit: str) -> str:
+    """Say a goal in a few characters."""
+    if goal is None:
+        return "-"
+    bound = f"at most {number(goal.most)}" if goal.most is not None else ""
+    if goal.least is not None:
+        bound += f"at least {number(goal.least)}"
+    return f"{bound} {({Figure.RATIO: '×', Figure.DIFFERENCE: f'{unit} more'}).get(goal.figure, unit)}"
+
+
+def number(value: float) -> str:
+    """Three significant digits, and no exponent for any size that a benchmark has."""
+    magnitude = abs(value)
+    if magnitude >= 10_000:
+        return f"{round(value, -2 if magnitude < 100_000 else -3):,.0f}".replace(",", " ")
+    if magnitude >= 100:
+        return f"{value:.0f}"
+    if magnitude >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}"

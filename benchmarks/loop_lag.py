@@ -1,0 +1,91 @@
+"""How late the Trio loop is while the device works."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import numpy as np
+import scipy.fft
+import trio
+
+import trio_accel as ta
+
+from ._harness import Benchmark, Figure, Goal, Plan, Result, alternate
+from ._statistics import percentile
+
+__all__ = ["BENCHMARKS", "lags"]
+
+
+async def lags(ticks: int, interval: float = 0.002) -> list[float]:
+    """Sleep again and again, and note by how many milliseconds each awakening is late."""
+    late: list[float] = []
+    for _ in range(ticks):
+        due = time.perf_counter() + interval
+        await trio.sleep(interval)
+        late.append((time.perf_counter() - due) * 1e3)
+    return late
+
+
+async def _p99(ticks: int) -> float:
+    return percentile(await lags(ticks), 99)
+
+
+async def _beside_device(ticks: int, *operations: Callable[[], Awaitable[object]]) -> float:
+    async def work(operation: Callable[[], Awaitable[object]]) -> None:
+        for _ in itertools.count():
+            await operation()
+
+    async with trio.open_nursery() as nursery:
+        for operation in operations:
+            nursery.start_soon(work, operation)
+        result = await _p99(ticks)
+        nursery.cancel_scope.cancel(reason="measured")
+    return result
+
+
+async def _beside_threads(ticks: int, *functions: Callable[[], object]) -> float:
+    is_over = threading.Event()
+
+    def work(function: Callable[[], object]) -> None:
+        while not is_over.is_set():
+            function()
+
+    async with trio.open_nursery() as nursery:
+        for function in functions:
+            nursery.start_soon(trio.to_thread.run_sync, work, function)
+        result = await _p99(ticks)
+        is_over.set()
+    return result
+
+
+async def loop_lag(plan: Plan) -> tuple[Result, ...]:
+    """How late a ticking task is while two streams work, 99th percentile; peer: bare calls in threads.
+
+    The task wants to wake every 2 ms. One stream (or thread) multiplies float32 matrices of 3072,
+    the other transforms 2**23 samples, all the time.
+    """
+    ticks = plan.count(500)
+    generator = np.random.default_rng(0)
+    host_matrix = generator.standard_normal((3072, 3072), dtype=np.float32)
+    host_signal = generator.standard_normal(2**23, dtype=np.float32)
+    async with ta.open_system("benchmark") as system, system.open_device("cpu") as device:
+        matrix, signal = await device.put(host_matrix), await device.put(host_signal)
+        ours = partial(
+            _beside_device, ticks, lambda: ta.linalg.matmul(matrix, matrix), lambda: ta.fft.rfft(signal)
+        )
+        peer = partial(
+            _beside_threads,
+            ticks,
+            lambda: np.matmul(host_matrix, host_matrix),
+            lambda: scipy.fft.rfft(host_signal),
+        )
+        pairs = await alternate(ours, peer, plan)
+    goal = Goal(figure=Figure.OURS, most=5.0)
+    return (Result.compare("devices.loop-lag", pairs, unit="ms", goal=goal),)
+
+
+BENCHMARKS = (Benchmark("devices.loop-lag", loop_lag),)

@@ -1,0 +1,214 @@
+"""The benchmarks: their arithmetic, their command line, and one of them run."""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+
+from benchmarks import __main__ as program
+from benchmarks._harness import Benchmark, Figure, Goal, Plan, Result, Verdict, alternate, per_call
+from benchmarks._statistics import Pairs, Summary, percentile
+from benchmarks._table import goal_text, number, table
+from benchmarks.loop_lag import lags
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_median_and_quartiles_are_numpys() -> None:
+    values = np.random.default_rng(7).lognormal(size=101).tolist()
+    summary = Summary.of(values)
+    expected = np.percentile(values, [25, 50, 75])
+    assert (summary.lower, summary.median, summary.upper) == pytest.approx(expected, rel=1e-12)
+    assert summary.count == 101
+
+
+def test_one_measurement_is_its_own_quartiles_and_none_is_refused() -> None:
+    assert Summary.of([4.0]) == Summary(median=4.0, lower=4.0, upper=4.0, count=1)
+    with pytest.raises(ValueError, match="at least one"):
+        Summary.of([])
+
+
+def test_ratio_and_difference_are_taken_pair_by_pair() -> None:
+    # A machine that slows down by a factor of 100 on the way leaves the ratio alone.
+    pairs = Pairs(ours=(2.0, 20.0, 200.0), peer=(1.0, 10.0, 100.0))
+    assert pairs.ratio() == Summary(median=2.0, lower=2.0, upper=2.0, count=3)
+    assert pairs.difference() == Summary(median=10.0, lower=5.5, upper=55.0, count=3)
+
+
+def test_percentile_is_numpys_nearest_rank() -> None:
+    values = np.random.default_rng(8).normal(size=500).tolist()
+    for percent in (0.1, 1, 50, 99, 99.9, 100):
+        assert percentile(values, percent) == np.percentile(values, percent, method="inverted_cdf")
+    for bad in (0, 101):
+        with pytest.raises(ValueError, match="percentile"):
+            percentile(values, bad)
+
+
+async def test_measurements_alternate_after_a_warm_up_and_never_beside_the_collector() -> None:
+    calls: list[str] = []
+
+    async def measure(name: str) -> float:
+        calls.append(f"{name}{'+gc' if gc.isenabled() else ''}")
+        await trio.lowlevel.checkpoint()
+        return float(len(calls))
+
+    plan = Plan(pairs=3, warmups=1)
+    pairs = await alternate(lambda: measure("a"), lambda: measure("b"), plan)
+    assert calls == ["a+gc", "b+gc", *["a", "b"] * 3]
+    assert pairs == Pairs(ours=(3.0, 5.0, 7.0), peer=(4.0, 6.0, 8.0))
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+
+
+async def test_the_collector_is_back_after_a_failed_measurement() -> None:
+    async def fail() -> float:
+        await trio.lowlevel.checkpoint()
+        raise OSError("measuring failed")
+
+    with pytest.raises(OSError, match="measuring failed"):
+        await alternate(fail, fail, Plan(warmups=0))
+    assert gc.isenabled()
+
+
+async def test_time_per_call_is_the_mean_of_the_calls() -> None:
+    slept = 0
+
+    async def sleep() -> None:
+        nonlocal slept
+        slept += 1
+        await trio.sleep(0.002)
+
+    seconds = await per_call(sleep, 5)
+    assert slept == 5
+    assert 0.002 <= seconds < 0.2
+
+
+async def test_lateness_is_measured_from_when_the_task_wanted_to_wake() -> None:
+    late = await lags(5, interval=0.001)
+    assert len(late) == 5
+    assert all(0 <= value < 1000 for value in late)
+
+
+@pytest.mark.parametrize(
+    ("goal", "verdict"),
+    [
+        (None, Verdict.NONE),
+        (Goal(figure=Figure.OURS, most=4.0), Verdict.MET),
+        (Goal(figure=Figure.OURS, most=3.9), Verdict.MISSED),
+        (Goal(figure=Figure.RATIO, least=2.0), Verdict.MET),
+        (Goal(figure=Figure.RATIO, least=2.1), Verdict.MISSED),
+        (Goal(figure=Figure.DIFFERENCE, most=2.0), Verdict.MET),
+        (Goal(figure=Figure.DIFFERENCE, most=1.0), Verdict.MISSED),
+    ],
+)
+def test_a_goal_is_judged_by_the_median_of_its_figure(goal: Goal | None, verdict: Verdict) -> None:
+    pairs = Pairs(ours=(4.0, 4.0, 9.0), peer=(2.0, 2.0, 3.0))
+    assert Result.compare("group.name", pairs, unit="s", goal=goal).verdict is verdict
+
+
+def test_what_was_not_run_says_why_and_meets_nothing() -> None:
+    result = Result(name="group.name", goal=Goal(figure=Figure.RATIO, least=3.0), reason="no peer")
+    assert result.verdict is Verdict.NOT_RUN
+    assert table([result]).splitlines()[-1].split() == (
+        ["group.name", "-", "-", "-", "at", "least", "3.00", "×", "not", "run:", "no", "peer"]
+    )
+
+
+def test_a_goal_on_a_ratio_needs_a_peer() -> None:
+    result = Result(name="lonely", ours=Summary.of([1.0]), goal=Goal(figure=Figure.RATIO, most=1.0))
+    with pytest.raises(ValueError, match="lonely: the goal speaks of a ratio"):
+        _ = result.verdict
+
+
+def test_numbers_have_three_digits_and_no_exponent() -> None:
+    shown = [number(value) for value in (0.0, 0.0123, 1.005, 12.34, 123.4, 1234.0, 12345.0, 1234567.0, -5.0)]
+    assert shown == ["0.00", "0.01", "1.00", "12.3", "123", "1234", "12 300", "1 235 000", "-5.00"]
+
+
+def test_the_table_shows_medians_quartiles_and_the_figure_of_the_goal() -> None:
+    pairs = Pairs(ours=(10.0, 12.0, 14.0), peer=(4.0, 4.0, 4.0))
+    goals = (Goal(figure=Figure.RATIO, most=1.8), Goal(figure=Figure.DIFFERENCE, most=120.0))
+    results = [Result.compare(f"group.{goal.figure.value}", pairs, unit="µs", goal=goal) for goal in goals]
+    header, rule, ratio, difference = table(results).splitlines()
+    assert header.split() == ["name", "ours", "peer", "ratio", "goal", "verdict"]
+    assert set(rule) == {"-", " "}
+    assert "12.0 [11.0, 13.0] µs" in ratio
+    assert "3.00 [2.75, 3.25] ×" in ratio
+    assert ratio.endswith("MISSED")
+    assert "8.00 [7.00, 9.00] µs more" in difference
+    assert difference.endswith("met")
+    assert goal_text(Goal(figure=Figure.OURS, least=12_000), "/s") == "at least 12 000 /s"
+
+
+def test_benchmarks_are_chosen_by_name_or_group() -> None:
+    names = [benchmark.name for benchmark in program.BENCHMARKS]
+    assert len(set(names)) == len(names)
+    assert program.select(()) == program.BENCHMARKS
+    assert [benchmark.name for benchmark in program.select(["actors.ask"])] == ["actors.ask"]
+    assert {b.name.partition(".")[0] for b in program.select(["actors"])} == {"actors"}
+    with pytest.raises(ValueError, match=r"no benchmark or group nonsense; there are actors, actors\.ask"):
+        program.select(["actors", "nonsense"])
+
+
+def test_list_says_what_is_measured_and_measures_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [benchmark.name for benchmark in program.BENCHMARKS]
+    assert all(line.endswith(".") for line in lines)
+
+
+def test_an_unknown_name_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.main(["actors.nonsense"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("benchmarks: no benchmark or group actors.nonsense; there are ")
+
+
+@pytest.mark.parametrize(("arguments", "code"), [([], 0), (["--check"], 1)])
+def test_only_check_makes_a_missed_goal_an_error(
+    arguments: list[str],
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def slow(plan: Plan) -> tuple[Result, ...]:
+        await trio.lowlevel.checkpoint()
+        goal = Goal(figure=Figure.OURS, most=1.0)
+        return (Result(name="test.slow", unit="s", ours=Summary.of([2.0]), goal=goal),)
+
+    monkeypatch.setattr(program, "BENCHMARKS", (Benchmark("test.slow", slow),))
+    assert program.main(arguments) == code
+    assert "MISSED" in capsys.readouterr().out
+
+
+def test_a_benchmark_runs_from_the_command_line_and_reports_in_json() -> None:
+    finished = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "actors.ask", "--quick", "--json"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert finished.returncode == 0, finished.stderr
+    document = json.loads(finished.stdout)
+    (row,) = document["results"]
+    assert row["name"] == "actors.ask"
+    assert row["verdict"] in ("met", "MISSED")
+    assert row["goal"] == {"figure": "ratio", "most": 1.8, "least": None}
+    assert document["plan"]["pairs"] == row["ours"]["count"] == row["ratio"]["count"] == 3
+    for key in ("ours", "peer", "ratio"):
+        assert 0 < row[key]["lower"] <= row[key]["median"] <= row[key]["upper"] < math.inf
+    machine = document["machine"]
+    assert machine["cores"] >= 1
+    assert machine["versions"]["trio"] == trio.__version__
+    assert machine["versions"]["numpy"] == np.__version__
