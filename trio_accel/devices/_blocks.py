@@ -60,12 +60,13 @@ class Block:
 class BlockTable:
     """Where dropped blocks of one device go."""
 
-    __slots__ = ("_dropped", "_waker", "device_name", "generation", "release")
+    __slots__ = ("_dropped", "_is_rung", "_waker", "device_name", "generation", "release")
 
     def __init__(self, device_name: str) -> None:
         self.device_name = device_name
         self.generation = 0
         self._dropped: deque[int] = deque()
+        self._is_rung = False
         self._waker = LoopWaker(self._drain)
         self.release = _nowhere
 
@@ -75,9 +76,11 @@ class BlockTable:
 
     def drop(self, block: int) -> None:
         """Give a block back soon. Any thread."""
-        first = not self._dropped
+        # Whoever finds the bell rung has added the block before, and the drain that it is rung for
+        # looks at the blocks after it has unset it: none is overlooked. "Was it empty?" would not do.
         self._dropped.append(block)
-        if first:
+        if not self._is_rung:
+            self._is_rung = True
             self._waker.ring()
 
     def drain(self) -> None:
@@ -94,6 +97,7 @@ class BlockTable:
         self.lose()
 
     def _drain(self) -> None:
+        self._is_rung = False
         while self._dropped:
             self.release(self._dropped.popleft())
 

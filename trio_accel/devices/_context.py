@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import AsyncGenerator
+import itertools
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import attrs
 import trio
 
 from ..actors import Actor, ActorContext, Policy, Ref, Request, handles
+from ..backends.base import AccelDevice, KernelLibrary
 from ._engine import Engine
 from ._library import LibraryActor
 
@@ -60,16 +62,14 @@ class ContextActor(Actor):
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
         """Hold the open device and its engine; the library actors end before it is given back."""
         front = self._device
-        opened = await trio.to_thread.run_sync(
-            partial(front.backend.open_device, front.info.index, memory_limit=front.options.memory_limit)
-        )
-        memory = await trio.to_thread.run_sync(opened.open_library, "memory")
+        opened, memory = await self._open()
         engine = Engine(
             opened,
             memory,
             options=front.options,
             generation=front.generation + 1,
             hooks=front.hooks,
+            lose=self._lose,
         )
         self._session = Session(engine.generation, engine, context)
         cause: BaseException | None = None
@@ -89,22 +89,48 @@ class ContextActor(Actor):
             with trio.CancelScope(shield=True):
                 await engine.close()
 
+    async def _open(self) -> tuple[AccelDevice, KernelLibrary]:
+        front = self._device
+        opened = await trio.to_thread.run_sync(
+            partial(front.backend.open_device, front.info.index, memory_limit=front.options.memory_limit)
+        )
+        try:
+            return opened, await trio.to_thread.run_sync(opened.open_library, "memory")
+        except BaseException:
+            # Cancelled, too: it may have been while the device was being opened.
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(opened.close, front.options.cancel_grace)
+            raise
+
+    def _lose(self, error: Exception) -> None:
+        """The context is dead: send no more work to it, and have it replaced."""
+        self._device.detach()
+        self.context.crash(error)
+
     @handles(OpenLibrary)
     async def open_library(self, message: OpenLibrary) -> Ref[LibraryActor]:
         """Start a library actor on first use."""
-        known = self._session.libraries.get(message.library)
-        if known is not None:
+        libraries = self._session.libraries
+        known = libraries.get(message.library)
+        if known is not None and not known.is_terminated:
             return known
         actor_class = await trio.to_thread.run_sync(_load, message.library)
         options = self._device.options
         library = await self.context.spawn(
             actor_class,
             self._session.engine,
-            name=actor_class.library,
+            name=_free_name(actor_class.library, libraries.values()),
             policy=Policy(backoff=options.backoff, grace=options.cancel_grace),
         )
-        self._session.libraries[message.library] = library
+        libraries[message.library] = library
         return library
+
+
+def _free_name(library: str, taken: Iterable[Ref[LibraryActor]]) -> str:
+    """The library's name, numbered where several actors serve the same one, each with its own stream."""
+    names = {ref.path.rpartition("/")[2] for ref in taken if not ref.is_terminated}
+    numbered = (f"{library}#{number}" for number in itertools.count(2))
+    return next(name for name in itertools.chain([library], numbered) if name not in names)
 
 
 def _load(path: str) -> type[LibraryActor]:

@@ -12,23 +12,23 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from ..actors import Actor, ActorContext, ActorStoppedError, Directive, Policy, Ref
+from ..actors import Actor, ActorContext, ActorFailedError, ActorStoppedError, Directive, Policy, Ref
 from ..backends.base import (
     AccelBackend,
+    ContextPoisonedError,
     DeviceInfo,
     DeviceLostError,
     DType,
     DTypeLike,
     MemoryStatistics,
-    NotSupportedError,
     QueueFullError,
 )
 from ._blocks import BlockTable
 from ._context import ContextActor, OpenLibrary, Session
-from ._engine import EngineHook, Phase
+from ._engine import Engine, EngineHook, Phase
 from ._library import LibraryActor
 from ._memory import Empty, Put
-from ._operation import Operation, Planner
+from ._operation import Launch, Operation, Planner
 from ._options import DeviceOptions
 from ._ref import AccelRef
 
@@ -41,6 +41,13 @@ LibraryT = TypeVar("LibraryT")
 ReplyT = TypeVar("ReplyT")
 
 _MAX_PENDING = 1024
+
+# A library that cannot be opened is the asker's problem, unless the context is lost over it.
+_CONTEXT_DIRECTIVES = {
+    Exception: Directive.RESUME,
+    ContextPoisonedError: Directive.RESTART,
+    DeviceLostError: Directive.RESTART,
+}
 
 
 @attrs.frozen(kw_only=True)
@@ -78,7 +85,10 @@ class DeviceActor(Actor):
                 self._device,
                 name="context",
                 policy=Policy(
-                    backoff=options.backoff, intensity=options.intensity, grace=options.cancel_grace + 5.0
+                    directives=_CONTEXT_DIRECTIVES,
+                    backoff=options.backoff,
+                    intensity=options.intensity,
+                    grace=options.cancel_grace + 5.0,
                 ),
             )
             self._device.context_ref = context_ref
@@ -179,18 +189,16 @@ class Device:
             planner = Planner(self, operation.operation)
             planned = operation.plan(planner)
             launch = planner.launch(planned.spec)
-            for hook in tuple(self.hooks):
-                hook(Phase.VALIDATE, launch)
             try:
-                library = session.libraries.get(operation.library) or await self._open_library(
-                    operation.library
-                )
-                await library.ask(launch)
+                library = await self._library(session, operation.library)
+                if self._session is not session:
+                    # Its blocks are those of a context that is gone: it is planned anew.
+                    continue
+                for hook in tuple(self.hooks):
+                    hook(Phase.VALIDATE, launch)
+                await _ask(library, launch, session.engine)
             except ActorStoppedError:
-                # Never executed. If its context is gone it runs on the next one; otherwise
-                # somebody stopped the library, and that is the answer.
-                if self._session is session:
-                    raise
+                # Never executed, because its context ends: it runs on the next one, if there is one.
                 await trio.lowlevel.checkpoint()
                 continue
             return planned.reply
@@ -325,10 +333,29 @@ class Device:
         lost.__cause__ = error
         return lost
 
-    async def _open_library(self, path: str) -> Ref[LibraryActor]:
-        if self.context_ref is None:
-            raise NotSupportedError("the device has no context", device=self.name)
-        return await self.context_ref.ask(OpenLibrary(path))
+    async def _library(self, session: Session, path: str) -> Ref[LibraryActor]:
+        """The actor of a library, started on first use; it may belong to a later session."""
+        library = session.libraries.get(path)
+        if library is not None and not library.is_terminated:
+            return library
+        assert self.context_ref is not None  # a session is a context's
+        try:
+            return await self.context_ref.ask(OpenLibrary(path))
+        except ActorFailedError as error:
+            if isinstance(error.__cause__, ActorStoppedError):
+                # The context ended meanwhile, and not over this.
+                raise error.__cause__ from None
+            raise
+
+
+async def _ask(library: Ref[LibraryActor], launch: Launch, engine: Engine) -> None:
+    try:
+        await library.ask(launch)
+    except ActorFailedError as error:
+        if library.is_terminated and engine.has(launch):
+            # The library did not crash over this operation: it ended with its context, for good.
+            raise engine.lost(launch, error) from error
+        raise
 
 
 def device_of(operation: str, *operands: Any) -> Device:

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import enum
-from collections import deque
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
-import attrs
 import trio
 
-from ..actors import DeferredReply
-from ..backends.base import (
-    AccelDevice,
-    AccelEvent,
-    AccelStream,
-    ContextPoisonedError,
-    KernelLibrary,
-)
+from ..actors import ActorStoppedError, DeferredReply
+from ..backends.base import AccelDevice, ContextPoisonedError, KernelLibrary
 from ._errors import FailureClass, classify, locate
 from ._hazards import HazardTracker
+from ._lane import InFlight, Lane
 from ._operation import Launch
 from ._options import DeviceOptions
 
-__all__ = ["Engine", "EngineHook", "Lane", "Phase"]
+__all__ = ["Engine", "EngineHook", "Phase"]
+
+_logger = logging.getLogger("trio_accel.devices")
 
 
 class Phase(enum.Enum):
-    """Steps of an operation, in their order."""
+    """Steps of an operation, in their order.
+
+    An operation that was enqueued, or failed in that, takes all later steps exactly once. One that
+    was withdrawn, or never reached a library, ends with VALIDATE; one that outlives its context
+    in a queue is validated again on the next.
+    """
 
     VALIDATE = "validate"
     ENQUEUE = "enqueue"
@@ -40,47 +41,11 @@ class EngineHook(Protocol):
     """Sees every operation of a device at every step; tracing and fault injection hook in here."""
 
     def __call__(self, phase: Phase, launch: Launch, /) -> None:
-        """Called on the Trio thread. What it raises in phase ENQUEUE counts as the backend's failure."""
+        """Called on the Trio thread.
 
-
-@attrs.define(eq=False)
-class _InFlight:
-    """An operation that the backend has, and what is held until it is done."""
-
-    launch: Launch
-    event: AccelEvent
-    blocks: frozenset[int]
-    reply: DeferredReply[None] | None = None
-    crash: Callable[[Exception], None] | None = None
-    is_given_up: bool = False
-    """Its asker was cancelled and has waited for its whole grace; nobody waits for it any more."""
-
-
-@attrs.define(eq=False)
-class Lane:
-    """A stream with its operations in flight, in order."""
-
-    stream: AccelStream
-    limit: int
-    operations: deque[_InFlight] = attrs.field(factory=deque[_InFlight])
-    changed: trio.Event = attrs.field(factory=trio.Event)
-    on_idle: Callable[[], None] | None = None
-    """Set when the stream takes no more work: called when the last operation is done."""
-
-    async def admit(self) -> None:
-        """Wait until there is room in the window."""
-        while len(self.operations) >= self.limit:
-            await self.changed.wait()
-
-    async def drain(self) -> None:
-        """Wait until nothing is in flight but what was given up."""
-        while any(not operation.is_given_up for operation in self.operations):
-            await self.changed.wait()
-
-    def notify(self) -> None:
-        """Wake those that wait for a change."""
-        changed, self.changed = self.changed, trio.Event()
-        changed.set()
+        What it raises goes to the asker in phase VALIDATE and counts as the backend's failure in
+        phase ENQUEUE. Later it is logged: the operation has happened.
+        """
 
 
 class Engine:
@@ -98,19 +63,24 @@ class Engine:
         options: DeviceOptions,
         generation: int,
         hooks: list[EngineHook],
+        lose: Callable[[Exception], None],
     ) -> None:
         self.device = device
         self.generation = generation
         self._memory = memory
         self._options = options
         self._hooks = hooks
+        self._lose = lose
+        self._is_lost = False
         self._hazards = HazardTracker()
         self._lanes: list[Lane] = []
+        self._writers: dict[int, InFlight] = {}
         self._allocated: set[int] = set()
         self._pins: dict[int, int] = {}
         self._dropped: set[int] = set()
         self._completion = options.completion.open(self.reap)
-        self._grace: deque[tuple[float, Lane, _InFlight]] = deque()
+        # Only while they are in flight: an operation holds on to its arrays.
+        self._grace: dict[InFlight, tuple[float, Lane]] = {}
         self._grace_started = trio.Event()
         self.launched = 0
         self.completed = 0
@@ -122,9 +92,9 @@ class Engine:
 
     # -- streams ----------------------------------------------------------------------------
 
-    def open_lane(self, name: str) -> Lane:
-        """Make a stream for one library actor."""
-        lane = Lane(self.device.open_stream(name), self._options.in_flight)
+    def open_lane(self, name: str, owner: str) -> Lane:
+        """Make a stream for one incarnation of the library actor with the path `owner`."""
+        lane = Lane(self.device.open_stream(name), self._options.in_flight, owner)
         self._lanes.append(lane)
         return lane
 
@@ -138,7 +108,11 @@ class Engine:
         """Forget a stream that takes no more work and has none."""
         if lane.on_idle is not None and not lane.operations:
             self._lanes.remove(lane)
-            lane.on_idle()
+            try:
+                lane.on_idle()
+            except Exception:
+                # Other streams wait for their completions to be seen.
+                _logger.exception("the library behind stream %s could not be closed", lane.stream.name)
 
     # -- launch -----------------------------------------------------------------------------
 
@@ -162,43 +136,69 @@ class Engine:
         Raises:
             Exception: What the backend raised; nothing is in flight, and what was allocated is freed.
         """
-        reads = frozenset(array.block for array in launch.spec.inputs())
-        writes = frozenset(array.block for array in launch.spec.outputs())
+        if self._is_lost:
+            raise ActorStoppedError(f"{launch.name} was not started: the context is lost", path=lane.owner)
         has_staged = False
         try:
+            self._enter(launch)
+            for argument, used in launch.uses:
+                # While it was queued, it may have been released or spoiled.
+                used.check(f"{launch.name}: {argument}")
             for block, nbytes in launch.allocations:
                 self.device.allocate(block, nbytes)
                 self._allocated.add(block)
-            self._hazards.order(lane.stream, reads, writes)
-            self._notify(Phase.ENQUEUE, launch)
+            self._hazards.order(lane.stream, *_blocks_of(launch))
             for copy in launch.staged:
                 has_staged = True
                 self._memory.enqueue(copy, lane.stream)
             library.enqueue(launch.spec, lane.stream)
         except Exception as error:
-            if has_staged:
-                # The copies run all the same: what they use is held until they have.
-                self._fly(lane, launch, reads, writes)
-            for block, _ in launch.allocations:
-                self.release(block)
-            locate(error, device=self.device.info.name, operation=launch.name, generation=self.generation)
+            self._abandon(launch, lane, has_staged=has_staged)
+            self._locate(error, launch)
             raise
-        operation = self._fly(lane, launch, reads, writes)
+        operation = self._fly(lane, launch)
+        for block in _blocks_of(launch)[1]:
+            self._writers[block] = operation
         operation.crash = crash
         operation.reply = defer(lambda: self._start_grace(lane, operation))
         self.launched += 1
         return operation.reply
 
-    def _fly(self, lane: Lane, launch: Launch, reads: frozenset[int], writes: frozenset[int]) -> _InFlight:
+    def _fly(self, lane: Lane, launch: Launch) -> InFlight:
         """Hold what was enqueued until it is done."""
+        reads, writes = _blocks_of(launch)
         event = lane.stream.record()
         self._hazards.record(lane.stream, event, reads, writes)
-        operation = _InFlight(launch, event, reads | writes)
+        after = tuple(self._writers[block] for block in reads if block in self._writers)
+        operation = InFlight(launch, event, reads | writes, after)
         for block in operation.blocks:
             self._pins[block] = self._pins.get(block, 0) + 1
         lane.operations.append(operation)
         self._completion.watch(lane.stream, event)
         return operation
+
+    def _abandon(self, launch: Launch, lane: Lane, *, has_staged: bool) -> None:
+        """Clean up after a launch that failed; its error is the reply that follows."""
+        self._notify(Phase.COMPLETE, launch)
+        self._notify(Phase.REPLY, launch)
+        if has_staged:
+            # The copies run all the same: what they use is held until they have.
+            self._fly(lane, launch)
+        else:
+            self._notify(Phase.RELEASE, launch)
+        for block, _ in launch.allocations:
+            self.release(block)
+
+    def _locate(self, error: Exception, launch: Launch) -> None:
+        """Say where an error happened, and see to a context that is lost."""
+        locate(error, device=self.device.info.name, operation=launch.name, generation=self.generation)
+        if classify(error) is FailureClass.CONTEXT_LOST and not self._is_lost:
+            self._is_lost = True
+            self._lose(error)
+
+    def has(self, launch: Launch) -> bool:
+        """Whether an operation is in flight."""
+        return any(operation.launch is launch for lane in self._lanes for operation in lane.operations)
 
     # -- completion ---------------------------------------------------------------------------
 
@@ -213,8 +213,9 @@ class Engine:
                 lane.notify()
                 self._sweep(lane)
 
-    def _finish(self, operation: _InFlight) -> None:
-        launch, reply, error = operation.launch, operation.reply, operation.event.error
+    def _finish(self, operation: InFlight) -> None:
+        launch, reply, error = operation.launch, operation.reply, operation.failure()
+        self._grace.pop(operation, None)
         if reply is not None:
             self.completed += 1
             self._notify(Phase.COMPLETE, launch)
@@ -223,14 +224,17 @@ class Engine:
             else:
                 self._report(operation, reply, error)
             self._notify(Phase.REPLY, launch)
+        for block in operation.blocks:
+            if self._writers.get(block) is operation:
+                del self._writers[block]
         self._unpin(operation.blocks)
         self._notify(Phase.RELEASE, launch)
 
-    def _report(self, operation: _InFlight, reply: DeferredReply[None], error: Exception) -> None:
+    def _report(self, operation: InFlight, reply: DeferredReply[None], error: Exception) -> None:
         launch = operation.launch
         for block in launch.outputs:
             block.damaged_by = launch.name
-        locate(error, device=self.device.info.name, operation=launch.name, generation=self.generation)
+        self._locate(error, launch)
         if classify(error) is FailureClass.SUSPECT:
             reply.fail_as_crash(error)
             if operation.crash is not None:
@@ -238,9 +242,24 @@ class Engine:
         else:
             reply.fail(error)
 
+    def _enter(self, launch: Launch) -> None:
+        """Tell all hooks of a launch, whatever one of them raises."""
+        failures: list[Exception] = []
+        for hook in tuple(self._hooks):
+            try:
+                hook(Phase.ENQUEUE, launch)
+            except Exception as error:  # noqa: BLE001  # raised below
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
     def _notify(self, phase: Phase, launch: Launch) -> None:
         for hook in tuple(self._hooks):
-            hook(phase, launch)
+            try:
+                hook(phase, launch)
+            except Exception:
+                # The reply must be given and the memory freed all the same.
+                _logger.exception("a hook failed in phase %s of %s", phase.value, launch.name)
 
     # -- memory -------------------------------------------------------------------------------
 
@@ -272,44 +291,62 @@ class Engine:
     async def run(self) -> None:
         """Give up waiting for cancelled operations whose grace is over; runs beside the engine."""
         while True:
-            await self._grace_started.wait()
-            self._grace_started = trio.Event()
-            while self._grace:
-                deadline, lane, operation = self._grace[0]
-                reply = operation.reply
-                if reply is not None and not reply.is_done:
-                    await trio.sleep_until(deadline)
-                self._grace.popleft()
-                if reply is not None and not reply.is_done:
-                    # The operation stays in flight, and its buffers with it.
-                    operation.is_given_up = True
-                    reply.cancelled()
-                    lane.notify()
+            if not self._grace:
+                self._grace_started = trio.Event()
+                await self._grace_started.wait()
+            await trio.sleep_until(min((deadline for deadline, _ in self._grace.values()), default=0.0))
+            self._give_up(trio.current_time())
 
-    def _start_grace(self, lane: Lane, operation: _InFlight) -> None:
-        self._grace.append((trio.current_time() + self._options.cancel_grace, lane, operation))
+    def _give_up(self, now: float) -> None:
+        for operation, (deadline, lane) in tuple(self._grace.items()):
+            if deadline <= now:
+                # The operation stays in flight, and its buffers with it.
+                del self._grace[operation]
+                operation.is_given_up = True
+                if operation.reply is not None:
+                    operation.reply.cancelled()
+                lane.notify()
+
+    def _start_grace(self, lane: Lane, operation: InFlight) -> None:
+        self._grace[operation] = (trio.current_time() + self._options.cancel_grace, lane)
         self._grace_started.set()
 
-    async def synchronize(self) -> None:
-        """Wait until nothing is in flight."""
+    async def synchronize(self, owner: str | None = None) -> None:
+        """Wait until nothing is in flight, of all or of one library actor."""
         for lane in tuple(self._lanes):
-            await lane.drain()
+            if owner in (None, lane.owner):
+                await lane.drain()
 
     def fail_all(self, cause: BaseException | None) -> None:
-        """End everything in flight: the context is lost."""
+        """End everything in flight: the context is gone."""
+        self._is_lost = True
+        self._grace.clear()
         for lane in self._lanes:
             for operation in lane.operations:
-                lost = ContextPoisonedError(
-                    "the device's context was lost while this operation was in flight",
-                    device=self.device.info.name,
-                    operation=operation.launch.name,
-                    generation=self.generation,
-                )
-                lost.__cause__ = cause
-                if operation.reply is not None:
-                    operation.reply.fail(lost)
-                for block in operation.launch.outputs:
-                    block.damaged_by = operation.launch.name
+                operation.is_given_up = True
+                self._fail_lost(operation, cause)
+            lane.notify()
+
+    def _fail_lost(self, operation: InFlight, cause: BaseException | None) -> None:
+        launch, reply = operation.launch, operation.reply
+        for block in launch.outputs:
+            block.damaged_by = launch.name
+        if reply is not None:
+            self._notify(Phase.COMPLETE, launch)
+            reply.fail(self.lost(launch, cause))
+            self._notify(Phase.REPLY, launch)
+        self._notify(Phase.RELEASE, launch)
+
+    def lost(self, launch: Launch, cause: BaseException | None) -> ContextPoisonedError:
+        """Make the error of an operation that was in flight when the context was lost."""
+        error = ContextPoisonedError(
+            "the device's context was lost while this operation was in flight; make its outputs again",
+            device=self.device.info.name,
+            operation=launch.name,
+            generation=self.generation,
+        )
+        error.__cause__ = cause
+        return error
 
     async def close(self) -> bool:
         """Give the device back; waits for streams within the grace.
@@ -318,4 +355,14 @@ class Engine:
             Whether all streams ended; memory that one still uses stays reserved.
         """
         self._completion.close()
+        if not self.in_flight:
+            self._memory.close()
         return await trio.to_thread.run_sync(self.device.close, self._options.cancel_grace)
+
+
+def _blocks_of(launch: Launch) -> tuple[frozenset[int], frozenset[int]]:
+    """Blocks that an operation reads, and blocks that it writes."""
+    return (
+        frozenset(array.block for array in launch.spec.inputs()),
+        frozenset(array.block for array in launch.spec.outputs()),
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 
+from ..actors import ActorStoppedError
 from ..backends.base import (
     AccelError,
     ContextPoisonedError,
@@ -39,6 +40,8 @@ _TABLE: tuple[tuple[type[Exception], FailureClass], ...] = (
     (NotSupportedError, FailureClass.REFUSED),
     (StaleRefError, FailureClass.REFUSED),
     (InputFailedError, FailureClass.REFUSED),
+    # Not started: the asker sends it to whoever comes next.
+    (ActorStoppedError, FailureClass.REFUSED),
 )
 
 

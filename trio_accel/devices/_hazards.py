@@ -51,8 +51,12 @@ class HazardTracker:
     ) -> None:
         """Remember work that was enqueued: `event` is done when it is."""
         for block in reads:
-            access = self._blocks.setdefault(block, _Access())
-            access.reads[id(stream)] = (stream, event)
+            reads_since = self._blocks.setdefault(block, _Access()).reads
+            if id(stream) not in reads_since:
+                # An array that is read for ever by one stream after the other keeps none that is done.
+                for other in [other for other, (_, last) in reads_since.items() if last.is_done]:
+                    del reads_since[other]
+            reads_since[id(stream)] = (stream, event)
         for block in writes:
             # Earlier reads are ordered before this write, so whoever waits for it has waited for them.
             self._blocks[block] = _Access(write=(stream, event))

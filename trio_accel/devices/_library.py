@@ -10,8 +10,9 @@ import trio
 
 from ..actors import Actor, ActorContext, DeferredReply, handles
 from ..backends.base import KernelLibrary
-from ._engine import Engine, Lane
+from ._engine import Engine
 from ._errors import FailureClass, classify
+from ._lane import Lane
 from ._operation import Launch
 
 __all__ = ["LibraryActor"]
@@ -37,17 +38,23 @@ class LibraryActor(Actor):
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
         """Hold the library's handle and a stream.
 
-        A graceful end waits for what is in flight. A crash does not: that work belongs to the
-        engine, which sees it through, while the next incarnation has a new handle and stream.
+        A graceful end waits for what is in flight, that of earlier incarnations too. A crash does
+        not: that work belongs to the engine, which sees it through, while the next incarnation has
+        a new handle and stream.
         """
         engine = self._engine
-        self._kernels = await trio.to_thread.run_sync(engine.device.open_library, self.library)
-        self._lane = engine.open_lane(f"{engine.device.info.name} {self.library}")
+        kernels = await trio.to_thread.run_sync(engine.device.open_library, self.library)
+        try:
+            lane = engine.open_lane(f"{engine.device.info.name} {self.library}", context.path)
+        except BaseException:
+            kernels.close()
+            raise
+        self._kernels, self._lane = kernels, lane
         try:
             yield
-            await self._lane.drain()
+            await engine.synchronize(context.path)
         finally:
-            engine.retire_lane(self._lane, self._kernels.close)
+            engine.retire_lane(lane, kernels.close)
 
     @handles(Launch)
     async def launch(self, message: Launch) -> DeferredReply[None]:

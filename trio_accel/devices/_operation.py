@@ -79,7 +79,8 @@ class Launch(Request["LibraryActor", None]):
         allocations: Id and bytes of the blocks to make first.
         staged: Copies of host operands, to be enqueued before `spec`.
         outputs: Blocks that `spec` writes; they are damaged if it does not finish.
-        keep: What must live until it is complete: blocks and host arrays.
+        uses: Arguments that exist already, and their blocks: checked again at the launch.
+        keep: What else must live until it is complete: new blocks and host arrays.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Launch(Request["LibraryActor", None]):
     allocations: tuple[tuple[int, int], ...]
     staged: tuple[CopyFromHostSpec, ...]
     outputs: tuple[Block, ...]
+    uses: tuple[tuple[str, Block], ...]
     keep: tuple[object, ...]
 
     @property
@@ -98,7 +100,7 @@ class Launch(Request["LibraryActor", None]):
 class Planner:
     """Checks operands and names outputs while an operation is planned."""
 
-    __slots__ = ("_allocations", "_device", "_keep", "_outputs", "_staged", "name")
+    __slots__ = ("_allocations", "_device", "_keep", "_outputs", "_staged", "_uses", "name")
 
     def __init__(self, device: Device, name: str) -> None:
         self.name = name
@@ -106,6 +108,7 @@ class Planner:
         self._allocations: list[tuple[int, int]] = []
         self._staged: list[CopyFromHostSpec] = []
         self._outputs: list[Block] = []
+        self._uses: list[tuple[str, Block]] = []
         self._keep: list[object] = []
 
     def read(self, argument: str, operand: Operand) -> ArraySpec:
@@ -169,6 +172,7 @@ class Planner:
             tuple(self._allocations),
             tuple(self._staged),
             tuple(self._outputs),
+            tuple(self._uses),
             tuple(self._keep),
         )
 
@@ -181,7 +185,7 @@ class Planner:
                 "copy it there: await device.put(await ref.to_host())"
             )
         ref.block.check(f"{self.name}: {argument}")
-        self._keep.append(ref.block)
+        self._uses.append((argument, ref.block))
         return ref
 
     def _new(self, shape: tuple[int, ...], dtype: DType) -> AccelRef:

@@ -1,0 +1,39 @@
+"""Devices moved by hand."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
+
+import pytest
+import trio
+
+import trio_accel as ta
+
+# Test folders are no packages: what several modules of this one share is imported by its own name.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from manual_backend import ManualBackend
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> Generator[ManualBackend, None, None]:
+    """A backend moved by hand, which every `open_device` opens."""
+    backend = ManualBackend()
+    backend.may_open.set()
+    monkeypatch.setattr("trio_accel.devices._system.resolve", lambda spec: (backend, backend.info))
+    monkeypatch.setattr(trio.to_thread, "run_sync", backend.run_sync)
+    yield backend
+    for device in backend.devices:
+        assert device.is_closed
+        assert all(library.is_closed for library in device.opened)
+
+
+@pytest.fixture
+async def manual(system: ta.System, backend: ManualBackend) -> AsyncGenerator[ta.Device, None]:
+    """A device moved by hand, open; nothing is held at the end."""
+    async with system.open_device() as device:
+        yield device
+        for opened in backend.devices:
+            opened.release()

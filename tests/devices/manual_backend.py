@@ -1,0 +1,269 @@
+"""A backend whose streams move when the test says so.
+
+Its kernels and its memory are those of the CPU backend, so that results are real; but there is no
+thread: work runs in `ManualDevice.run`, `ManualStream.step`, or at once while nothing is held.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import attrs
+import trio
+
+from trio_accel.backends.base import AccelEvent, AccelStream, DeviceInfo, MemoryStatistics, Waker
+from trio_accel.backends.base.ops import OperationSpec
+from trio_accel.backends.cpu._library import load_kernels
+from trio_accel.backends.cpu._memory import CpuMemory
+
+LIBRARIES = ("blas", "fft", "memory", "sparse")
+
+
+@attrs.define(eq=False)
+class ManualEvent:
+    """A point in a stream, reached when the test moves the stream there."""
+
+    is_done: bool = False
+    error: Exception | None = None
+    wakers: list[Waker] = attrs.field(factory=list)
+
+
+@attrs.frozen(eq=False)
+class _Wait:
+    event: ManualEvent
+
+
+@attrs.define(eq=False)
+class ManualStream:
+    """A queue of work that runs step by step."""
+
+    name: str
+    device: ManualDevice
+    items: deque[Callable[[], object] | ManualEvent | _Wait] = attrs.field(factory=deque)
+    is_closed: bool = False
+    waits: int = 0
+    error: Exception | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.is_closed and not self.items
+
+    def enqueue(self, work: Callable[[], object]) -> None:
+        self._put(work)
+
+    def record(self) -> ManualEvent:
+        event = ManualEvent()
+        self._put(event)
+        return event
+
+    def wait(self, event: AccelEvent) -> None:
+        assert isinstance(event, ManualEvent)
+        self.waits += 1
+        self._put(_Wait(event))
+
+    def notify(self, event: AccelEvent, waker: Waker) -> None:
+        assert isinstance(event, ManualEvent)
+        if event.is_done:
+            waker.ring()
+        else:
+            event.wakers.append(waker)
+
+    def synchronize(self) -> None:
+        self.device.run()
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def step(self) -> bool:
+        """Do one thing; False if there is nothing, or it waits for another stream."""
+        if not self.items:
+            return False
+        item = self.items[0]
+        if isinstance(item, _Wait):
+            if not item.event.is_done:
+                return False
+            self.items.popleft()
+            return True
+        self.items.popleft()
+        if isinstance(item, ManualEvent):
+            item.error, self.error = self.error, None
+            item.is_done = True
+            for waker in item.wakers:
+                waker.ring()
+            return True
+        try:
+            item()
+        except Exception as error:  # noqa: BLE001  # as a stream does: the next event tells
+            self.error = self.error or error
+        return True
+
+    def _put(self, item: Callable[[], object] | ManualEvent | _Wait) -> None:
+        if self.is_closed:
+            raise RuntimeError(f"stream {self.name!r} is closed")
+        self.items.append(item)
+        if not self.device.is_held:
+            self.device.run()
+
+
+@attrs.define(eq=False)
+class ManualLibrary:
+    """Kernels of the CPU backend, which can be told to fail."""
+
+    name: str
+    device: ManualDevice
+    is_closed: bool = False
+
+    @property
+    def operations(self) -> frozenset[type[OperationSpec]]:
+        return frozenset(load_kernels(self.name))
+
+    def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
+        assert isinstance(stream, ManualStream)
+        assert not self.is_closed
+        device = self.device
+        refused = device.refuse.get(type(spec))
+        if refused is not None:
+            raise refused()
+        work = load_kernels(self.name)[type(spec)](spec, device.blocks)
+        device.enqueued.append(type(spec).__name__)
+        failing = device.fail.get(type(spec))
+        stream.enqueue(work if failing is None else _failing(failing))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def _failing(make: Callable[[], Exception]) -> Callable[[], object]:
+    def work() -> None:
+        raise make()
+
+    return work
+
+
+@attrs.define(eq=False)
+class ManualDevice:
+    """An open device of the backend.
+
+    Attributes:
+        is_held: Whether streams wait for `run` and `step`.
+        refuse: What makes the error that enqueueing an operation raises, by specification.
+        fail: What makes the error that an operation ends with on its stream.
+        enqueued: Names of the specifications that were enqueued.
+    """
+
+    info: DeviceInfo
+    blocks: CpuMemory
+    libraries: tuple[str, ...] = LIBRARIES
+    is_held: bool = False
+    refuse: dict[type[OperationSpec], Callable[[], Exception]] = attrs.field(factory=dict)
+    fail: dict[type[OperationSpec], Callable[[], Exception]] = attrs.field(factory=dict)
+    streams: list[ManualStream] = attrs.field(factory=list)
+    opened: list[ManualLibrary] = attrs.field(factory=list)
+    enqueued: list[str] = attrs.field(factory=list)
+    freed: list[int] = attrs.field(factory=list)
+    refuse_library: Exception | None = None
+    is_closed: bool = False
+
+    def open_stream(self, name: str) -> ManualStream:
+        stream = ManualStream(name, self)
+        self.streams.append(stream)
+        return stream
+
+    def open_library(self, name: str) -> ManualLibrary:
+        if self.refuse_library is not None:
+            raise self.refuse_library
+        library = ManualLibrary(name, self)
+        self.opened.append(library)
+        return library
+
+    def allocate(self, block: int, nbytes: int) -> None:
+        self.blocks.allocate(block, nbytes)
+
+    def free(self, block: int) -> None:
+        self.blocks.free(block)
+        self.freed.append(block)
+
+    def memory(self) -> MemoryStatistics:
+        return self.blocks.statistics()
+
+    def close(self, grace: float) -> bool:
+        self.is_closed = True
+        for stream in self.streams:
+            stream.close()
+        self.blocks.clear()
+        return all(stream.has_ended for stream in self.streams)
+
+    def stream(self, library: str) -> ManualStream:
+        """The newest stream of a library."""
+        return [stream for stream in self.streams if stream.name.endswith(library)][-1]
+
+    def run(self) -> None:
+        """Let every stream do what it has."""
+        while sum(stream.step() for stream in self.streams):
+            pass
+
+    def release(self) -> None:
+        """Hold nothing any more."""
+        self.is_held = False
+        self.run()
+
+
+@attrs.define(eq=False)
+class ManualBackend:
+    """The backend: every `open_device` adds to `devices`.
+
+    Attributes:
+        may_open: Set while devices may be opened; otherwise that takes until it is.
+        refuse_open: What opening a device raises.
+        refuse_library: What opening the memory library of a device raises, and any later one.
+    """
+
+    name: str = "manual"
+    devices: list[ManualDevice] = attrs.field(factory=list)
+    may_open: trio.Event = attrs.field(factory=trio.Event)
+    refuse_open: Exception | None = None
+    refuse_library: Exception | None = None
+
+    @property
+    def device(self) -> ManualDevice:
+        """The newest device."""
+        return self.devices[-1]
+
+    @property
+    def info(self) -> DeviceInfo:
+        return self.list_devices()[0]
+
+    def list_devices(self) -> tuple[DeviceInfo, ...]:
+        return (
+            DeviceInfo(
+                backend=self.name,
+                index=0,
+                description="streams moved by hand",
+                total_memory=1 << 24,
+                compute_units=1,
+                isolations=("inline",),
+            ),
+        )
+
+    def unavailable_reason(self) -> str | None:
+        return None
+
+    def open_device(self, index: int, *, memory_limit: int | None) -> ManualDevice:
+        assert index == 0
+        if self.refuse_open is not None:
+            raise self.refuse_open
+        limit = self.info.total_memory if memory_limit is None else memory_limit
+        device = ManualDevice(self.info, CpuMemory(self.info.name, limit), refuse_library=self.refuse_library)
+        self.devices.append(device)
+        return device
+
+    async def run_sync(self, function: Callable[..., Any], *args: object, **_: object) -> Any:
+        """Stand in for `trio.to_thread.run_sync` without a thread: a test can wait for all tasks."""
+        await trio.lowlevel.checkpoint()
+        if isinstance(function, partial) and function.func == self.open_device:
+            with trio.CancelScope(shield=True):
+                await self.may_open.wait()
+        return function(*args)

@@ -1,0 +1,79 @@
+"""Streams with their operations in flight."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import attrs
+import trio
+
+from ..actors import DeferredReply
+from ..backends.base import AccelEvent, AccelStream, InputFailedError
+from ._operation import Launch
+
+__all__ = ["InFlight", "Lane"]
+
+
+@attrs.define(eq=False)
+class InFlight:
+    """An operation that the backend has, and what is held until it is done."""
+
+    launch: Launch
+    event: AccelEvent
+    blocks: frozenset[int]
+    after: tuple[InFlight, ...] = ()
+    """Work in flight that makes its inputs; it is done when this is, though perhaps not seen to be."""
+    reply: DeferredReply[None] | None = None
+    crash: Callable[[Exception], None] | None = None
+    is_given_up: bool = False
+    """Its asker was cancelled and has waited for its whole grace; nobody waits for it any more."""
+    _failure: Exception | None = None
+
+    def failure(self) -> Exception | None:
+        """What it failed with, by itself or with its inputs; may be asked once it is done."""
+        if self._failure is None:
+            self._failure = self.event.error or self._failed_input()
+            self.after = ()
+        return self._failure
+
+    def _failed_input(self) -> InputFailedError | None:
+        for producer in self.after:
+            cause = producer.failure()
+            if cause is not None:
+                failed = InputFailedError(
+                    f"an input was being written by {producer.launch.name}, which failed; "
+                    "make the input again, then ask again"
+                )
+                failed.__cause__ = cause
+                return failed
+        return None
+
+
+@attrs.define(eq=False)
+class Lane:
+    """A stream with its operations in flight, in order."""
+
+    stream: AccelStream
+    limit: int
+    owner: str
+    """Path of the library actor whose incarnations launch here, one lane each."""
+    operations: deque[InFlight] = attrs.field(factory=deque[InFlight])
+    changed: trio.Event = attrs.field(factory=trio.Event)
+    on_idle: Callable[[], None] | None = None
+    """Set when the stream takes no more work: called when the last operation is done."""
+
+    async def admit(self) -> None:
+        """Wait until there is room in the window."""
+        while len(self.operations) >= self.limit:
+            await self.changed.wait()
+
+    async def drain(self) -> None:
+        """Wait until nothing is in flight but what was given up."""
+        while any(not operation.is_given_up for operation in self.operations):
+            await self.changed.wait()
+
+    def notify(self) -> None:
+        """Wake those that wait for a change."""
+        changed, self.changed = self.changed, trio.Event()
+        changed.set()
