@@ -64,17 +64,18 @@ class DType(enum.Enum):
             raise TypeError(f"dtype: {like!r} is no element type of a device; allowed: {names}")
         return found
 
-    @property
+    # Every operation asks for these several times, so they are found once.
+    @functools.cached_property
     def dtype(self) -> np.dtype[Any]:
         """The NumPy dtype (native byte order)."""
         return _numpy_dtype(self.value)
 
-    @property
+    @functools.cached_property
     def itemsize(self) -> int:
         """Size of one element in bytes."""
         return self.dtype.itemsize
 
-    @property
+    @functools.cached_property
     def kind(self) -> Kind:
         """``"float"``, ``"complex"``, ``"int"``, ``"uint"`` or ``"bool"``."""
         name = self.value
@@ -82,7 +83,7 @@ class DType(enum.Enum):
             return "float"
         return cast("Kind", name.rstrip("0123456789") if "float8" not in name else "float")
 
-    @property
+    @functools.cached_property
     def is_inexact(self) -> builtins.bool:
         """Whether the type is a floating or complex one."""
         return self.kind in ("float", "complex")
@@ -108,7 +109,6 @@ class DType(enum.Enum):
 DTypeLike: TypeAlias = "DType | str | type | np.dtype[Any]"
 
 
-@functools.cache
 def _numpy_dtype(name: str) -> np.dtype[Any]:
     if name in _LOW_PRECISION:
         import ml_dtypes

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
 
 import attrs
 
@@ -85,20 +85,21 @@ class OperationSpec:
 
     __slots__ = ()
 
-    def inputs(self) -> Iterator[ArraySpec]:
+    def inputs(self) -> list[ArraySpec]:
         """Arrays that the operation reads (updated ones too)."""
-        return self._arrays("read", "update")
+        return [getattr(self, name) for name in _names(type(self), "read", "update")]
 
-    def outputs(self) -> Iterator[ArraySpec]:
+    def outputs(self) -> list[ArraySpec]:
         """Arrays that the operation changes (updated ones too)."""
-        return self._arrays("write", "update")
+        return [getattr(self, name) for name in _names(type(self), "write", "update")]
 
-    def updated(self) -> Iterator[ArraySpec]:
+    def updated(self) -> list[ArraySpec]:
         """Arrays that the operation both reads and changes."""
-        return self._arrays("update")
+        return [getattr(self, name) for name in _names(type(self), "update")]
 
-    def _arrays(self, *roles: str) -> Iterator[ArraySpec]:
-        fields = attrs.fields(type(self))  # type: ignore[arg-type]  # every subclass is an attrs class
-        for field in fields:
-            if field.metadata.get(_ROLE) in roles:
-                yield getattr(self, field.name)
+
+@functools.cache
+def _names(cls: type[OperationSpec], *roles: str) -> tuple[str, ...]:
+    """Names of the array fields with one of these roles."""
+    fields = attrs.fields(cls)  # type: ignore[arg-type]  # every subclass is an attrs class
+    return tuple(field.name for field in fields if field.metadata.get(_ROLE) in roles)
