@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.io import mmread
 from scipy.sparse import csr_array
+
 from trio_accel.cli._errors import InputError
 from trio_accel.cli._matrix_market import parse_matrix
 
@@ -22,7 +23,11 @@ def dense(content: bytes, name: str = "x.mtx") -> list[list[float]]:
 def test_general_coordinates() -> None:
     matrix = parse_matrix("x.mtx", GOOD)
     assert matrix.csr.toarray().tolist() == [[4, 0.5], [0, 5]]
-    assert (matrix.kind, matrix.title, matrix.csr.dtype) == ("coordinate real general", "a comment", np.float64)
+    assert (matrix.kind, matrix.title, matrix.csr.dtype) == (
+        "coordinate real general",
+        "a comment",
+        np.float64,
+    )
 
 
 def test_gzip_is_told_by_content() -> None:
@@ -68,7 +73,10 @@ def test_files_that_others_made_read_as_scipy_reads_them(data: Path, name: str) 
     [
         (b"1 2 3\n", "is not a Matrix Market file: its first line does not begin with %%MatrixMarket"),
         (b"\x89PNG\r\n", "is not a Matrix Market file"),
-        (b"%%MatrixMarket matrix coordinate real\n", "wrong Matrix Market header: '%%MatrixMarket matrix coordinate real'"),
+        (
+            b"%%MatrixMarket matrix coordinate real\n",
+            "wrong Matrix Market header: '%%MatrixMarket matrix coordinate real'",
+        ),
         (b"%%MatrixMarket junk coordinate real general\n", "wrong Matrix Market header"),
         (b"%%MatrixMarket matrix coordinate pattern bogus\n", "wrong Matrix Market header"),
         (b"%%MatrixMarket matrix coordinate complex general\n1 1 1\n1 1 1 0\n", "is a complex matrix"),
@@ -76,7 +84,10 @@ def test_files_that_others_made_read_as_scipy_reads_them(data: Path, name: str) 
         (BANNER, "is not a valid Matrix Market file"),
         (BANNER + b"2 x 1\n1 1 1\n", "is not a valid Matrix Market file"),
         (BANNER + b"-2 2 1\n1 1 1\n", "is not a valid Matrix Market file"),
-        (BANNER + b"2 2 3\n1 1 1\n2 2 1\n", "is not a valid Matrix Market file: truncated file. Expected another 1 lines"),
+        (
+            BANNER + b"2 2 3\n1 1 1\n2 2 1\n",
+            "is not a valid Matrix Market file: truncated file. Expected another 1 lines",
+        ),
         (BANNER + b"2 2 1\n1 1 1\n2 2 1\n", "is not a valid Matrix Market file: line 4: Too many lines"),
         (BANNER + b"2 2 1\n0 1 1\n", "is not a valid Matrix Market file: line 3: Row index out of bounds"),
         (BANNER + b"2 2 1\n1 3 1\n", "is not a valid Matrix Market file: line 3: Column index out of bounds"),
@@ -87,8 +98,14 @@ def test_files_that_others_made_read_as_scipy_reads_them(data: Path, name: str) 
         (BANNER + b"0 0 0\n", "holds an empty matrix, 0 × 0"),
         (BANNER + b"3 0 0\n", "holds an empty matrix, 3 × 0"),
         (BANNER + b"200000000000000 2 1\n1 1 1\n", "is too large"),
-        (b"%%MatrixMarket matrix array real general\n2 2\n1\n2\n3\n", "is not a valid Matrix Market file: truncated"),
-        (b"%%MatrixMarket matrix array real general\n1 1\n1\n2\n", "is not a valid Matrix Market file: line 4"),
+        (
+            b"%%MatrixMarket matrix array real general\n2 2\n1\n2\n3\n",
+            "is not a valid Matrix Market file: truncated",
+        ),
+        (
+            b"%%MatrixMarket matrix array real general\n1 1\n1\n2\n",
+            "is not a valid Matrix Market file: line 4",
+        ),
         (b"%%MatrixMarket matrix coordinate integer general\n1 1 1\n1 1 99999999999999999999\n", "line 3"),
         (b"\x1f\x8b", "is truncated: the gzip stream ends early"),
         (gzip.compress(GOOD)[:-9], "is truncated: the gzip stream ends early"),
@@ -104,7 +121,7 @@ def test_what_is_not_a_usable_matrix(content: bytes, reason: str) -> None:
 
 
 def test_a_plain_file_with_a_compressed_name() -> None:
-    with pytest.raises(InputError, match="is not gzip-compressed, though its name ends in .gz"):
+    with pytest.raises(InputError, match=r"is not gzip-compressed, though its name ends in \.gz"):
         parse_matrix("x.mtx.gz", GOOD)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import scipy.io
 from scipy.io import wavfile
+
 from trio_accel.cli._errors import InputError
 from trio_accel.cli._wav import parse_wav
 
@@ -21,7 +22,9 @@ def wav(samples: np.ndarray, rate: int = 8000) -> bytes:
     return file.getvalue()
 
 
-def chunks(code: int = 1, channels: int = 1, rate: int = 8000, bits: int = 16, data: bytes = b"\0" * 8) -> bytes:
+def chunks(
+    code: int = 1, channels: int = 1, rate: int = 8000, bits: int = 16, data: bytes = b"\0" * 8
+) -> bytes:
     block = channels * bits // 8
     form = struct.pack("<HHIIHH", code, channels, rate, rate * block, block, bits)
     body = b"WAVEfmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(data)) + data
@@ -98,11 +101,17 @@ def test_files_of_scipys_test_suite_read_as_scipy_reads_them(name: str, channels
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("test-44100Hz-le-1ch-4bytes-early-eof.wav", "truncated: its header promises 17640 bytes of samples, it holds 944"),
+        (
+            "test-44100Hz-le-1ch-4bytes-early-eof.wav",
+            "truncated: its header promises 17640 bytes of samples, it holds 944",
+        ),
         ("test-44100Hz-le-1ch-4bytes-early-eof-no-data.wav", "truncated: it ends before its samples begin"),
         ("test-44100Hz-le-1ch-4bytes-incomplete-chunk.wav", "truncated: it ends before its samples begin"),
         ("test-8000Hz-le-1ch-1byte-ulaw.wav", "holds mu-law; only PCM and IEEE float"),
-        ("test-8000Hz-le-3ch-5S-24bit-inconsistent.wav", "3 channels, 8000 samples per second, blocks of 4 bytes"),
+        (
+            "test-8000Hz-le-3ch-5S-24bit-inconsistent.wav",
+            "3 channels, 8000 samples per second, blocks of 4 bytes",
+        ),
     ],
 )
 def test_files_of_scipys_test_suite_that_are_damaged(name: str, reason: str) -> None:

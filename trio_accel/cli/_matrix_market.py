@@ -40,7 +40,7 @@ class Matrix:
     name: str
     kind: str
     title: str
-    csr: csr_array = attrs.field(eq=False, repr=False)
+    csr: csr_array[np.float64] = attrs.field(eq=False, repr=False)
 
 
 def parse_matrix(name: str, content: bytes) -> Matrix:
@@ -98,7 +98,7 @@ def _header(name: str, text: bytes) -> tuple[str, str]:
 
 
 def _title(rest: bytes) -> str:
-    """The comment that names the matrix as the SuiteSparse collection does, else the first one with a letter."""
+    """The comment that names the matrix as in the SuiteSparse collection, else the first with a letter."""
     first = ""
     for line in rest[:4000].decode("latin-1").splitlines():
         if not line.startswith("%"):
@@ -110,15 +110,15 @@ def _title(rest: bytes) -> str:
     return first
 
 
-def _read(name: str, text: bytes) -> csr_array:
+def _read(name: str, text: bytes) -> csr_array[np.float64]:
     from scipy.io import mminfo, mmread
-    from scipy.sparse import csr_array
+    from scipy.sparse import coo_array, csr_array
 
     try:
         rows, columns = mminfo(io.BytesIO(text))[:2]
         if max(rows, columns) > _LARGEST:
             raise InputError(f"{name} is too large: {rows} × {columns}, at most {_LARGEST} rows and columns")
-        csr = csr_array(mmread(io.BytesIO(text)), dtype=np.float64)
+        csr = csr_array(coo_array(mmread(io.BytesIO(text))).astype(np.float64))
     except MemoryError:
         raise InputError(f"{name} does not fit into memory") from None
     except (ValueError, OverflowError, TypeError, IndexError) as error:

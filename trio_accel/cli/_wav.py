@@ -150,7 +150,8 @@ def _parse_format(name: str, body: bytes, order: str) -> _Format:
         raise InputError(f"{name} holds {kind}; only PCM and IEEE float WAV files can be read")
     if channels == 0 or rate == 0 or block == 0 or block % channels:
         raise InputError(
-            f"{name} is not a usable WAV file: {channels} channels, {rate} samples per second, blocks of {block} bytes"
+            f"{name} is not a usable WAV file: {channels} channels, {rate} samples per second, "
+            f"blocks of {block} bytes"
         )
     form = _Format(code=code, channels=channels, rate=rate, block=block, bits=bits)
     is_known = bits in (32, 64) if code == _FLOAT else 1 <= bits <= 64

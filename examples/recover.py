@@ -1,0 +1,60 @@
+"""A fault crashes the actor that serves the products; who asked learns of it, everyone else is served.
+
+Run it with: python recover.py --requests 20 --faults 2
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+
+import numpy as np
+import trio
+
+import trio_accel as ta
+
+
+async def ask(device: ta.Device, left: np.ndarray, right: ta.AccelRef, fates: list[str]) -> None:
+    """Ask for one product and write down what became of it."""
+    try:
+        product = await (await ta.linalg.matmul(left, right)).to_host()
+    except ta.ActorFailedError as error:
+        fates.append(f"failed: {error.__cause__}")
+    else:
+        is_right = np.allclose(product, left @ await right.to_host(), rtol=1e-3, atol=1e-3)
+        fates.append("completed" if is_right else "WRONG")
+
+
+async def run(requests: int, faults: int, backend: str | None) -> list[str]:
+    """Returns the fate of every request."""
+    generator = np.random.default_rng(0)
+    fates: list[str] = []
+    async with ta.open_system("recover") as system, system.open_device(backend) as device:
+        right = await device.put(generator.standard_normal((64, 64), np.float32))
+        ta.testing.inject_fault(device, ta.linalg.Matmul, fail=RuntimeError("a fault"), count=faults)
+        async with trio.open_nursery() as nursery:
+            for _ in range(requests):
+                left = generator.standard_normal((64, 64), np.float32)
+                nursery.start_soon(ask, device, left, right, fates)
+        print(system.tree())
+    return fates
+
+
+def main() -> int:
+    """Returns the exit code: 0 if every request has a fate and exactly the faults have failed."""
+    parser = argparse.ArgumentParser(description="An actor crashes and recovers under load.")
+    parser.add_argument("--requests", type=int, default=20, help="products asked for at once")
+    parser.add_argument("--faults", type=int, default=2, help="products that crash the actor, at most 3")
+    parser.add_argument("--backend", help="device to use, such as cpu or cuda:1")
+    arguments = parser.parse_args()
+    fates = trio.run(partial(run, arguments.requests, arguments.faults, arguments.backend))
+    for fate in sorted(set(fates)):
+        print(f"{fates.count(fate):4} {fate}")
+    expected = [arguments.requests - arguments.faults, arguments.faults]
+    is_right = [fates.count("completed"), fates.count("failed: a fault")] == expected
+    print("every request has its fate" if is_right else "WRONG")
+    return 0 if is_right else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,102 @@
+"""The command line, ``trio-accel``. Uses the public names of ``trio_accel`` only."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import io
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main"]
+
+_BROKEN_PIPE = 141
+_OUTPUT_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+_INTERRUPTED = 130
+# Codes above this one: a signal, or a closed pipe, ended the command in the middle.
+_SIGNAL = 128
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: What follows the program's name, ``sys.argv[1:]`` by default.
+
+    Returns:
+        The exit code: 0 if all went well and every check holds, 1 if a check or a step failed, 2 for
+        input that cannot be used, 130 after Ctrl-C, 141 when standard output was closed early.
+    """
+    is_program = arguments is None
+    ending = _Ending()
+    if is_program:
+        # Registered first, so that it is called last.
+        atexit.register(ending.leave)
+    try:
+        ending.code = _run(sys.argv[1:] if arguments is None else arguments)
+    except KeyboardInterrupt:
+        # Before the command has taken over the signal, or after it has given it back.
+        ending.code = _complain("interrupted", _INTERRUPTED)
+    except BrokenPipeError:
+        _discard_output()
+        ending.code = _BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in _OUTPUT_ERRORS:
+            raise
+        _discard_output()
+        ending.code = _complain(f"cannot write the output: {os.strerror(error.errno).lower()}", 1)
+    return ending.code
+
+
+def _discard_output() -> None:
+    """Python flushes once more at exit: let it, into nothing."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+class _Ending:
+    """The end of the program."""
+
+    code = 0
+
+    def leave(self) -> None:
+        """After a signal, end now: OpenBLAS would wait for the product that a thread is computing."""
+        if self.code <= _SIGNAL:
+            return
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, AttributeError):
+                stream.flush()
+        os._exit(self.code)
+
+
+def _run(arguments: Sequence[str]) -> int:
+    # Names from a file may hold characters that the terminal's encoding lacks.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+    import trio_accel as ta
+    from trio_accel.cli._app import run
+    from trio_accel.cli._errors import InputError
+    from trio_accel.cli._run import InterruptError
+
+    try:
+        code = run(arguments)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except InputError as error:
+        return _complain(str(error), 2)
+    except (ta.AccelError, ta.ActorError) as error:
+        return _complain(f"{type(error).__name__}: {error}", 1)
+    except InterruptError as error:
+        return _complain("interrupted", 128 + error.signal)
+    return code
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"trio-accel: {message}", file=sys.stderr)
+    return code

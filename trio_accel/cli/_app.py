@@ -1,0 +1,224 @@
+"""The commands and their options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
+from cyclopts.validators import Number
+
+import trio_accel as ta
+from trio_accel.cli._errors import InputError
+from trio_accel.cli._screen import make_console
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cyclopts import Token
+
+    from trio_accel.cli._results import Step
+
+__all__ = ["run"]
+
+_LARGEST_SIZE = 16384
+_EXIT_CODES = (
+    "Exit codes: 0 every check holds, 1 a check fails, 2 an input or an option cannot be used, "
+    "130 ended by Ctrl-C."
+)
+
+
+def _parse_sizes(_: object, tokens: Sequence[Token]) -> tuple[int, ...]:
+    words = [word.strip() for token in tokens for word in token.value.split(",")]
+    if not all(word.isascii() and word.isdigit() and 1 <= int(word[:9]) <= _LARGEST_SIZE for word in words):
+        given = ",".join(words)
+        raise ValueError(
+            f"must be whole numbers from 1 to {_LARGEST_SIZE} with commas between them, got {given!r}"
+        )
+    return tuple(int(word) for word in words)
+
+
+def _format_sizes(sizes: tuple[int, ...]) -> str:
+    return ",".join(map(str, sizes))
+
+
+_Backend = Annotated[str | None, Parameter(name="--backend", show_default=False)]
+_Json = Annotated[bool, Parameter(name="--json", negative=(), show_default=False)]
+_File = Annotated[Path | None, Parameter(show_default=False)]
+_Sizes = Annotated[
+    tuple[int, ...],
+    Parameter(
+        converter=_parse_sizes, n_tokens=1, accepts_keys=False, negative=(), show_default=_format_sizes
+    ),
+]
+_Count = Annotated[int, Parameter(validator=Number(gte=1, lte=64))]
+
+app = App(
+    name="trio-accel",
+    help="Accelerators as supervised Trio actors.",
+    version=ta.__version__,
+    version_format="plaintext",
+    result_action="return_value",
+)
+demo = App(name="demo", usage="Usage: trio-accel demo [NAME] [OPTIONS]", help_epilogue=_EXIT_CODES)
+app.command(demo)
+
+
+@app.command
+def info(*, json: _Json = False) -> int:
+    """Show devices, their libraries and versions.
+
+    Works without any accelerator; says why there is none.
+
+    Args:
+        json: Print one JSON document and nothing else.
+    """
+    from trio_accel.cli._info import show_info
+
+    return show_info(as_json=json)
+
+
+@demo.default
+def tour(*, backend: _Backend = None, json: _Json = False) -> int:
+    """Run the main job on real input, every result checked.
+
+    Without a name all four steps run one after the other, on the inputs that the package carries;
+    with a name that step alone, which takes options of its own.
+
+    Args:
+        backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
+        json: Print one JSON document and nothing else.
+    """
+    from trio_accel.cli._matmul import MatmulStep
+    from trio_accel.cli._recover import RecoverStep
+    from trio_accel.cli._solve import SolveStep
+    from trio_accel.cli._spectrum import SpectrumStep
+
+    steps: list[Step] = [MatmulStep(), SpectrumStep(is_picture_required=False), SolveStep(), RecoverStep()]
+    return _run_steps(steps, backend, json)
+
+
+@demo.command(sort_key=0)
+def matmul(
+    *,
+    sizes: _Sizes = (256, 512, 1024),
+    clients: _Count = 4,
+    dtype: Literal["float32", "float64"] = "float32",
+    backend: _Backend = None,
+    json: _Json = False,
+) -> int:
+    """Multiply matrices for several clients at once, beside bare NumPy.
+
+    Device and NumPy take turns in the same run; the figures are medians. Every product is compared with
+    NumPy in float64.
+
+    Args:
+        sizes: Rows and columns of the square operands, with commas between them.
+        clients: Tasks that ask at the same time.
+        dtype: Element type of the operands.
+        backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
+        json: Print one JSON document and nothing else.
+    """
+    from trio_accel.cli._matmul import MatmulStep
+
+    return _run_steps([MatmulStep(sizes=sizes, clients=clients, dtype=dtype)], backend, json)
+
+
+@demo.command(sort_key=1)
+def spectrum(
+    *,
+    audio: _File = None,
+    output: Path = Path("spectrogram.png"),
+    backend: _Backend = None,
+    json: _Json = False,
+) -> int:
+    """Draw the spectrogram of a recording.
+
+    Needs Matplotlib: pip install 'trio-accel[plot]'. Every spectrum is compared with SciPy in float64.
+
+    Args:
+        audio: WAV file (PCM or float, any number of channels). Default: a sentence read aloud.
+        output: PNG file to write; an existing one is replaced.
+        backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
+        json: Print one JSON document and nothing else.
+    """
+    from trio_accel.cli._spectrum import SpectrumStep
+
+    return _run_steps([SpectrumStep(audio=audio, output=output)], backend, json)
+
+
+@demo.command(sort_key=2)
+def solve(
+    *,
+    matrix: _File = None,
+    rtol: float = 1e-10,
+    max_iterations: Annotated[int | None, Parameter(validator=Number(gte=1), show_default=False)] = None,
+    backend: _Backend = None,
+    json: _Json = False,
+) -> int:
+    """Solve a linear system by conjugate gradients.
+
+    The right-hand side is 1 in every row. The residual is recomputed and the solution compared with SciPy
+    in float64.
+
+    Args:
+        matrix: Matrix Market file, plain or .gz, symmetric positive definite. Default: the stiffness matrix
+            of a dam.
+        rtol: Residual at which to stop, relative to the right-hand side.
+        max_iterations: Iterations allowed. Default: ten per row, at least 1000.
+        backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
+        json: Print one JSON document and nothing else.
+    """
+    from trio_accel.cli._solve import SolveStep
+
+    if not 0.0 < rtol < 1.0:
+        raise InputError(f"--rtol must be between 0 and 1, got {rtol:g}")
+    return _run_steps([SolveStep(matrix=matrix, rtol=rtol, max_iterations=max_iterations)], backend, json)
+
+
+@demo.command(sort_key=3)
+def recover(*, backend: _Backend = None, json: _Json = False) -> int:
+    """Crash an actor under load and show the fate of every request.
+
+    Four clients ask for products while the BLAS actor is crashed three times. Prints the tree of actors
+    before and after; every result is compared with NumPy in float64.
+
+    Args:
+        backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
+        json: Print one JSON document and nothing else.
+    """
+    from trio_accel.cli._recover import RecoverStep
+
+    return _run_steps([RecoverStep()], backend, json)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Parse ``arguments`` and run the command they name.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        InputError: The arguments are wrong, or what they name cannot be used.
+    """
+    try:
+        code = app(list(arguments), console=make_console(), exit_on_error=False, print_error=False)
+    except UnusedCliTokensError as error:
+        raise InputError(_describe_unused(error)) from error
+    except CycloptsError as error:
+        raise InputError(str(error)) from error
+    return code if isinstance(code, int) else 0
+
+
+def _run_steps(steps: Sequence[Step], backend: str | None, as_json: bool) -> int:
+    from trio_accel.cli._demo import run_demo
+
+    return run_demo(steps, backend=backend, as_json=as_json)
+
+
+def _describe_unused(error: UnusedCliTokensError) -> str:
+    unused = " ".join(error.unused_tokens or ())
+    names = ", ".join(name for name in demo if not name.startswith("-"))
+    if error.command_chain and tuple(error.command_chain) == ("demo",):
+        return f"there is no demo {unused!r}; there are {names}"
+    return f"too many arguments: {unused}"

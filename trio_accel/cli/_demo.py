@@ -1,0 +1,131 @@
+"""Runs steps of the demo on one device: live on a terminal, or as one JSON document."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+import trio_accel as ta
+from trio_accel.cli._errors import InputError
+from trio_accel.cli._results import Bench, as_json
+from trio_accel.cli._run import InterruptError, run_async
+from trio_accel.cli._screen import Reporter, SilentReporter, make_console, open_screen
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trio_accel.cli._results import Step, StepResult
+
+__all__ = ["run_demo"]
+
+# An operation that was cancelled by Ctrl-C is waited for so long before its memory is set aside.
+_CANCEL_GRACE = 0.2
+
+
+@attrs.define(kw_only=True, eq=False)
+class _Document:
+    """What ``--json`` prints, filled while the steps run."""
+
+    device: ta.DeviceInfo | None = None
+    results: list[StepResult] = attrs.field(factory=list["StepResult"])
+
+    def render(self, code: int, error: str | None) -> str:
+        info = self.device
+        document = {
+            "command": "demo",
+            "version": ta.__version__,
+            "ok": code == 0,
+            "exit_code": code,
+            "error": error,
+            "device": None if info is None else info.name,
+            "backend": None if info is None else info.backend,
+            "description": None if info is None else info.description,
+            "steps": [as_json(result) for result in self.results],
+        }
+        return json.dumps(document, allow_nan=False, indent=2)
+
+
+def run_demo(steps: Sequence[Step], *, backend: str | None, as_json: bool) -> int:
+    """Run ``steps`` one after the other on one device.
+
+    Args:
+        steps: What to run.
+        backend: Device to open, ``None`` for the best one.
+        as_json: Print one JSON document and nothing else.
+
+    Returns:
+        0 if every check of every step holds, else 1.
+
+    Raises:
+        InputError: An input, the backend or an option cannot be used.
+        InterruptError: A signal ended the run.
+        AccelError, ActorError: A step failed.
+    """
+    document = _Document()
+    job = partial(_run, steps, backend, document, as_json)
+    if not as_json:
+        return run_async(job)
+    try:
+        code = run_async(job)
+    except InputError as error:
+        print(document.render(2, str(error)))
+        raise
+    except (ta.AccelError, ta.ActorError) as error:
+        print(document.render(1, str(error)))
+        raise
+    except InterruptError as error:
+        print(document.render(128 + error.signal, "interrupted"))
+        raise
+    print(document.render(code, None))
+    return code
+
+
+async def _run(steps: Sequence[Step], backend: str | None, document: _Document, is_json: bool) -> int:
+    for step in steps:
+        await step.prepare()
+    async with ta.open_system("demo") as system:
+        device = await _open_device(system, backend)
+        document.device = device.info
+        if is_json:
+            await _run_steps(steps, system, device, SilentReporter(), document)
+        else:
+            console = make_console()
+            async with open_screen(console, [step.name for step in steps]) as screen:
+                screen.show_header(
+                    f"trio-accel {ta.__version__} on {device.info.name}, {device.info.description}"
+                )
+                await _run_steps(steps, system, device, screen, document)
+                console.print(_verdict(document.results))
+    return 0 if all(result.is_ok for result in document.results) else 1
+
+
+async def _open_device(system: ta.System, backend: str | None) -> ta.Device:
+    options = ta.DeviceOptions(cancel_grace=_CANCEL_GRACE)
+    try:
+        return await system.open_device(backend, options=options)
+    except (ValueError, ta.NotSupportedError) as error:
+        raise InputError(f"cannot open a device: {str(error).removeprefix('spec: ')}") from error
+
+
+async def _run_steps(
+    steps: Sequence[Step], system: ta.System, device: ta.Device, reporter: Reporter, document: _Document
+) -> None:
+    for step in steps:
+        reporter.begin(step.name)
+        start = trio.current_time()
+        result = await step.run(Bench(system=system, device=device, progress=reporter))
+        result = attrs.evolve(result, seconds=trio.current_time() - start)
+        document.results.append(result)
+        reporter.finish(result)
+
+
+def _verdict(results: Sequence[StepResult]) -> str:
+    checks = [check for result in results for check in result.checks]
+    failed = [check for check in checks if not check.is_ok]
+    if failed or not all(result.is_ok for result in results):
+        return f"[bold red]{len(failed)} of {len(checks)} checks failed[/]"
+    return f"[bold green]all {len(checks)} checks hold[/]"

@@ -1,0 +1,84 @@
+"""The files that the demo reads and writes: the carried ones and the user's."""
+
+from __future__ import annotations
+
+import os
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trio_accel.cli._errors import InputError
+
+if TYPE_CHECKING:
+    from trio_accel.cli._matrix_market import Matrix
+    from trio_accel.cli._wav import Recording
+
+__all__ = ["check_output", "describe_os_error", "read_matrix", "read_recording"]
+
+RECORDING = "sense_and_sensibility_01.wav"
+MATRIX = "bcsstk16.mtx.gz"
+
+
+def read_recording(path: Path | None) -> Recording:
+    """The user's recording, or the carried one for ``None``. Blocking.
+
+    Raises:
+        InputError: The file is missing, unreadable or not a WAV file.
+    """
+    from trio_accel.cli._wav import parse_wav
+
+    return parse_wav(_name(path, RECORDING), _content(path, RECORDING))
+
+
+def read_matrix(path: Path | None) -> Matrix:
+    """The user's matrix, or the carried one for ``None``. Blocking.
+
+    Raises:
+        InputError: The file is missing, unreadable or not a Matrix Market file.
+    """
+    from trio_accel.cli._matrix_market import parse_matrix
+
+    return parse_matrix(_name(path, MATRIX), _content(path, MATRIX))
+
+
+def check_output(path: Path) -> None:
+    """Refuse a PNG path that cannot be written, before anything is computed.
+
+    Raises:
+        InputError: It does not end in .png, is a directory, or may not be written.
+    """
+    if path.suffix.lower() != ".png":
+        raise InputError(f"cannot write {path}: the picture is a PNG, so the name must end in .png")
+    if path.is_dir():
+        raise InputError(f"cannot write {path}: it is a directory")
+    target = path if path.exists() else path.absolute().parent
+    if not target.exists():
+        raise InputError(f"cannot write {path}: there is no directory {path.parent}")
+    if not path.exists() and not target.is_dir():
+        raise InputError(f"cannot write {path}: {path.parent} is not a directory")
+    if not os.access(target, os.W_OK):
+        raise InputError(f"cannot write {path}: permission denied")
+
+
+def describe_os_error(error: OSError) -> str:
+    """The reason of an ``OSError`` in lower case, without errno and path."""
+    return (error.strerror or str(error)).lower()
+
+
+def _name(path: Path | None, carried: str) -> str:
+    return carried if path is None else str(path)
+
+
+def _content(path: Path | None, carried: str) -> bytes:
+    source = files("trio_accel.cli") / "data" / carried if path is None else path
+    try:
+        if path is not None and path.is_dir():
+            raise InputError(f"cannot read {path}: it is a directory")
+        content = source.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {source}: {describe_os_error(error)}") from error
+    except MemoryError:
+        raise InputError(f"cannot read {source}: it does not fit into memory") from None
+    if not content:
+        raise InputError(f"{source} is empty")
+    return content

@@ -1,0 +1,92 @@
+"""Runs a command under Trio so that Ctrl-C ends it in order: cancelled, cleaned up, exit code 130."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple, cast
+
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+__all__ = ["InterruptError", "in_thread", "run_async"]
+
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
+
+_SHOW_CURSOR = "\x1b[?25h"
+
+
+class InterruptError(Exception):
+    """A signal ended the command.
+
+    Attributes:
+        signal: Its number.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.signal = number
+
+
+def run_async(job: Callable[[], Awaitable[int]]) -> int:
+    """``trio.run(job)``, cancelled by SIGINT and SIGTERM.
+
+    Returns:
+        What ``job`` returned.
+
+    Raises:
+        InterruptError: A signal came; everything that ``job`` had opened is closed.
+        BaseException: What ``job`` raised; a group that holds one error is unwrapped.
+    """
+    try:
+        return trio.run(_run, job)
+    except BaseExceptionGroup as group:
+        error = _only_error(group)
+    raise error
+
+
+def _only_error(error: BaseException) -> BaseException:
+    """The error in nested groups of one, else the innermost group."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    group = cast("BaseExceptionGroup[BaseException]", error)
+    return _only_error(group.exceptions[0]) if len(group.exceptions) == 1 else group
+
+
+async def in_thread(function: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
+    """``function(*args)`` in a worker thread, left to itself when cancelled: Ctrl-C does not wait."""
+    return await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True)
+
+
+async def _run(job: Callable[[], Awaitable[int]]) -> int:
+    interrupted: list[int] = []
+    code: int | None = None
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with trio.open_nursery() as nursery:
+            with trio.CancelScope() as scope:
+                nursery.start_soon(_watch, signals, scope, interrupted)
+                code = await job()
+            nursery.cancel_scope.cancel()
+    # A signal that came after the job's last checkpoint has cut nothing short.
+    if code is not None:
+        return code
+    raise InterruptError(interrupted[0])
+
+
+async def _watch(signals: AsyncIterator[int], scope: trio.CancelScope, interrupted: list[int]) -> None:
+    async for number in signals:
+        if interrupted:
+            _leave_at_once(number)
+        interrupted.append(number)
+        scope.cancel()
+
+
+def _leave_at_once(number: int) -> None:
+    """End the process without cleaning up: a second signal means that the orderly way is too slow."""
+    if sys.stderr.isatty():
+        os.write(2, f"\r{_SHOW_CURSOR}".encode())
+    os._exit(128 + number)

@@ -1,0 +1,146 @@
+"""Live progress: drawn from a Trio task on a terminal, plain lines elsewhere, nothing with ``--json``."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+import trio
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from trio_accel.cli._results import Progress
+from trio_accel.cli._tables import render_result
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from rich.console import RenderableType
+
+    from trio_accel.cli._results import StepResult
+
+__all__ = ["PipeConsole", "Reporter", "SilentReporter", "make_console", "open_screen"]
+
+_REFRESH_SECONDS = 0.08
+
+
+class PipeConsole(Console):
+    """A console that reports a closed pipe as ``BrokenPipeError`` instead of ending the process."""
+
+    def on_broken_pipe(self) -> None:
+        """Let the error out: the command line ends quietly."""
+        raise BrokenPipeError(errno.EPIPE, "standard output was closed")
+
+
+def make_console() -> Console:
+    """The console on stdout."""
+    return PipeConsole(file=sys.stdout, highlight=False)
+
+
+class Reporter(Progress, Protocol):
+    """Where the runner says what happens."""
+
+    def show_header(self, text: str) -> None:
+        """What runs, on which device."""
+        ...
+
+    def begin(self, name: str) -> None:
+        """A step begins."""
+        ...
+
+    def finish(self, result: StepResult) -> None:
+        """A step has ended."""
+        ...
+
+
+class SilentReporter:
+    """Says nothing."""
+
+    def show_header(self, text: str) -> None:
+        """Nothing."""
+
+    def begin(self, name: str) -> None:
+        """Nothing."""
+
+    def update(self, done: int, total: int, text: str) -> None:
+        """Nothing."""
+
+    def finish(self, result: StepResult) -> None:
+        """Nothing."""
+
+
+@attrs.define(kw_only=True, eq=False)
+class _Screen:
+    """The steps of a run: the results so far above, the running one and those to come below."""
+
+    console: Console
+    waiting: list[str]
+    _running: str | None = attrs.field(default=None, init=False)
+    _done: int = attrs.field(default=0, init=False)
+    _total: int = attrs.field(default=1, init=False)
+    _text: str = attrs.field(default="", init=False)
+    _spinner: Spinner = attrs.field(factory=lambda: Spinner("dots", style="cyan"), init=False)
+
+    def show_header(self, text: str) -> None:
+        self.console.print(Text(text, style="bold"), soft_wrap=True)
+        self.console.print()
+
+    def begin(self, name: str) -> None:
+        self.waiting = [other for other in self.waiting if other != name]
+        self._running = name
+        self.update(0, 1, "")
+
+    def update(self, done: int, total: int, text: str) -> None:
+        self._done, self._total, self._text = done, total, text
+
+    def finish(self, result: StepResult) -> None:
+        self._running = None
+        mark = "[green]✓[/]" if result.is_ok else "[bold red]✗[/]"
+        seconds = f"[dim]({result.seconds:.1f} s)[/]"
+        title = f"{mark} [bold]{escape(result.name)}[/]  {escape(result.summary)} {seconds}"
+        self.console.print(title, soft_wrap=True)
+        self.console.print(render_result(result))
+
+    def draw(self) -> RenderableType:
+        """The running step with its bar, then the names of the steps to come."""
+        lines: list[RenderableType] = []
+        if self._running is not None:
+            line = Table.grid(padding=(0, 1))
+            bar = ProgressBar(total=self._total, completed=self._done, width=24)
+            line.add_row(
+                self._spinner,
+                Text(self._running, style="bold"),
+                bar,
+                Text(self._text, overflow="ellipsis", no_wrap=True),
+            )
+            lines.append(line)
+        lines += [Text(f"  {name}", style="dim") for name in self.waiting]
+        return Group(*lines)
+
+
+@asynccontextmanager
+async def open_screen(console: Console, names: Sequence[str]) -> AsyncGenerator[Reporter]:
+    """A reporter that prints to ``console``, with a live part where that is a terminal."""
+    screen = _Screen(console=console, waiting=list(names))
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield screen
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_refresh, screen, live)
+            yield screen
+            nursery.cancel_scope.cancel()
+
+
+async def _refresh(screen: _Screen, live: Live) -> None:
+    while True:
+        live.update(screen.draw(), refresh=True)
+        await trio.sleep(_REFRESH_SECONDS)

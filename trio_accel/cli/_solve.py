@@ -1,0 +1,291 @@
+"""``demo solve``: conjugate gradients through the sparse and BLAS actors alone, checked against SciPy."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+import trio_accel as ta
+from trio_accel.cli._errors import InputError
+from trio_accel.cli._inputs import read_matrix
+from trio_accel.cli._results import Bench, Check, Progress, StepResult
+from trio_accel.cli._run import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+    from scipy.sparse import csr_array
+
+    from trio_accel.cli._matrix_market import Matrix
+
+__all__ = ["SolveData", "SolveStep", "require_solvable"]
+
+_SYMMETRY_TOLERANCE = 1e-12
+# The recursive residual of CG drifts from b - Ax by rounding; more than this much is a wrong answer.
+_DRIFT = 1.1
+_DIRECT_LIMIT = 10_000
+_LEAST_ITERATIONS = 1000
+
+
+@attrs.frozen(kw_only=True)
+class SolveData:
+    """The matrix and the way to its solution.
+
+    Attributes:
+        matrix: Name of the file.
+        title: What the comments at the head of the file call it.
+        kind: What the file holds, e.g. ``"coordinate real symmetric"``.
+        rows: Number of rows.
+        nonzeros: Number of stored entries, both triangles.
+        converged: Whether the residual of the recursion came below ``rtol``.
+        iterations: Iterations done.
+        max_iterations: Iterations allowed.
+        rtol: Asked for.
+        residual: ``norm(b - A x) / norm(b)``, recomputed with SciPy in float64.
+        condition: Condition number as seen by CG (quotient of its extreme Ritz values).
+        reference: Routine of ``scipy.sparse.linalg`` that the solution was compared with, ``None`` if not.
+        history: Relative residual of the recursion after each iteration, the starting residual 1 first.
+    """
+
+    matrix: str
+    title: str
+    kind: str
+    rows: int
+    nonzeros: int
+    converged: bool
+    iterations: int
+    max_iterations: int
+    rtol: float
+    residual: float
+    condition: float
+    reference: str | None
+    history: Sequence[float]
+
+
+@attrs.frozen(kw_only=True)
+class _Outcome:
+    """What CG came to.
+
+    Attributes:
+        solution: The last iterate.
+        history: Relative residuals, 1 first.
+        condition: Condition number from the Lanczos coefficients.
+        converged: Whether the last residual is at most ``rtol``.
+    """
+
+    solution: NDArray[np.float64] = attrs.field(eq=False, repr=False)
+    history: Sequence[float]
+    condition: float
+    converged: bool
+
+
+@attrs.define(kw_only=True, eq=False)
+class SolveStep:
+    """The step, with its options.
+
+    Attributes:
+        matrix: Matrix Market file, ``None`` for the carried one.
+        rtol: Relative residual at which to stop.
+        max_iterations: Iterations allowed, ``None`` for ten per row and at least 1000.
+    """
+
+    name: str = attrs.field(default="solve", init=False)
+    matrix: Path | None = None
+    rtol: float = 1e-10
+    max_iterations: int | None = None
+    _input: Matrix | None = attrs.field(default=None, init=False)
+
+    async def prepare(self) -> None:
+        """Read the matrix; refuse what CG cannot solve as far as the entries alone show it."""
+        self._input = await in_thread(read_matrix, self.matrix)
+        await in_thread(require_solvable, self._input)
+
+    async def run(self, bench: Bench) -> StepResult:
+        """Solve ``A x = b`` with a unit load in every row, then compare with SciPy."""
+        matrix = self._input
+        assert matrix is not None
+        rows = int(matrix.csr.shape[0])
+        limit = self.max_iterations if self.max_iterations is not None else max(_LEAST_ITERATIONS, 10 * rows)
+        load = np.ones(rows)
+        outcome = await self._conjugate_gradients(bench, matrix, load, limit)
+        residual = await in_thread(_relative_residual, matrix, outcome.solution, load)
+        checks = [
+            Check(name="residual b - A x, recomputed with SciPy", value=residual, limit=_DRIFT * self.rtol)
+        ]
+        notes: list[str] = []
+        reference = None
+        if outcome.converged:
+            bench.progress.update(1, 1, "comparing with SciPy")
+            reference, difference = await in_thread(_compare, matrix, outcome.solution, load, self.rtol)
+            # The error's energy norm is at most sqrt(condition) times the residual; SciPy's own is added.
+            allowed = 10.0 * (
+                math.sqrt(outcome.condition) * self.rtol + outcome.condition * sys.float_info.epsilon
+            )
+            checks.append(
+                Check(name=f"difference to SciPy's {reference}, energy norm", value=difference, limit=allowed)
+            )
+        else:
+            notes.append(
+                f"not converged: relative residual {outcome.history[-1]:.1e} after {limit} iterations"
+            )
+        iterations = len(outcome.history) - 1
+        reached = (
+            f"{iterations} iterations to a residual of {residual:.1e}" if outcome.converged else notes[0]
+        )
+        return StepResult(
+            name=self.name,
+            summary=f"{rows} × {rows}, {matrix.csr.nnz} nonzeros: {reached}",
+            checks=checks,
+            notes=notes,
+            data=SolveData(
+                matrix=matrix.name,
+                title=matrix.title,
+                kind=matrix.kind,
+                rows=rows,
+                nonzeros=int(matrix.csr.nnz),
+                converged=outcome.converged,
+                iterations=iterations,
+                max_iterations=limit,
+                rtol=self.rtol,
+                residual=residual,
+                condition=outcome.condition,
+                reference=reference,
+                history=outcome.history,
+            ),
+        )
+
+    async def _conjugate_gradients(
+        self, bench: Bench, matrix: Matrix, load: NDArray[np.float64], limit: int
+    ) -> _Outcome:
+        """Hestenes and Stiefel 1952; the vectors stay on the device, two scalars per iteration come back."""
+        device = bench.device
+        a = await ta.sparse.csr(device, matrix.csr)
+        x = await device.put(np.zeros_like(load))
+        r = await device.put(load)
+        p = await r.copy()
+        q = await ta.sparse.spmv(a, p)
+        norm = float(await (await ta.linalg.nrm2(r)).item())
+        rr = norm * norm
+        history = [1.0]
+        alphas: list[float] = []
+        betas: list[float] = []
+        while history[-1] > self.rtol and len(alphas) < limit:
+            pq = float(await (await ta.linalg.dot(p, q)).item())
+            _require_positive(matrix, pq, len(alphas) + 1)
+            alpha = rr / pq
+            await ta.linalg.axpy(alpha, p, x)
+            await ta.linalg.axpy(-alpha, q, r)
+            previous, rr = rr, float(await (await ta.linalg.dot(r, r)).item())
+            _require_finite(matrix, rr, len(alphas) + 1)
+            beta = rr / previous
+            await ta.linalg.scal(beta, p)
+            await ta.linalg.axpy(1.0, r, p)
+            await ta.sparse.spmv(a, p, out=q)
+            alphas.append(alpha)
+            betas.append(beta)
+            history.append(math.sqrt(rr) / norm)
+            _report(bench.progress, history, self.rtol)
+        return _Outcome(
+            solution=np.asarray(await x.to_host(), np.float64),
+            history=history,
+            condition=_condition(alphas, betas),
+            converged=history[-1] <= self.rtol,
+        )
+
+
+def require_solvable(matrix: Matrix) -> None:
+    """Refuse a matrix that is certainly not symmetric positive definite.
+
+    Raises:
+        InputError: It is not square, not symmetric, or has a diagonal entry that is not positive.
+    """
+    a, name = matrix.csr, matrix.name
+    rows, columns = a.shape
+    if rows != columns:
+        raise InputError(f"{name} is not square ({rows} × {columns}): conjugate gradients cannot solve it")
+    largest = float(abs(a).max()) if a.nnz else 0.0
+    skew = abs(a - a.T).tocoo()
+    if skew.nnz and float(skew.max()) > _SYMMETRY_TOLERANCE * largest:
+        worst = int(np.argmax(skew.data))
+        row, column = int(skew.row[worst]), int(skew.col[worst])
+        raise InputError(
+            f"{name} is not symmetric (entry {row + 1},{column + 1} is {a[row, column]:g}, "
+            f"entry {column + 1},{row + 1} is {a[column, row]:g}): conjugate gradients cannot solve it"
+        )
+    diagonal = a.diagonal()
+    bad = np.flatnonzero(diagonal <= 0.0)
+    if bad.size:
+        raise InputError(
+            f"{name} is not positive definite (diagonal entry {bad[0] + 1} is {diagonal[bad[0]]:g}): "
+            "conjugate gradients cannot solve it"
+        )
+
+
+def _require_positive(matrix: Matrix, pq: float, iteration: int) -> None:
+    _require_finite(matrix, pq, iteration)
+    if pq <= 0.0:
+        raise InputError(
+            f"{matrix.name} is not positive definite (p·Ap = {pq:.3g} in iteration {iteration}): "
+            "conjugate gradients cannot solve it"
+        )
+
+
+def _require_finite(matrix: Matrix, value: float, iteration: int) -> None:
+    if not math.isfinite(value):
+        raise InputError(
+            f"{matrix.name} leaves the range of float64 in iteration {iteration}: scale its entries"
+        )
+
+
+def _report(progress: Progress, history: Sequence[float], rtol: float) -> None:
+    """How far the residual has come on a logarithmic scale."""
+    done = math.log(max(history[-1], rtol)) / math.log(rtol)
+    progress.update(
+        round(1000 * max(0.0, done)), 1000, f"iteration {len(history) - 1}, residual {history[-1]:.1e}"
+    )
+
+
+def _condition(alphas: Sequence[float], betas: Sequence[float]) -> float:
+    """Quotient of the extreme eigenvalues of the Lanczos matrix (Saad, Iterative Methods, section 6.7.3)."""
+    from scipy.linalg import eigvalsh_tridiagonal
+
+    if len(alphas) < 2:
+        return 1.0
+    alpha, beta = np.array(alphas), np.array(betas)
+    diagonal = 1.0 / alpha
+    diagonal[1:] += beta[:-1] / alpha[:-1]
+    off = np.sqrt(beta[:-1]) / alpha[:-1]
+    last = alpha.size - 1
+    smallest = eigvalsh_tridiagonal(diagonal, off, select="i", select_range=(0, 0))[0]
+    largest = eigvalsh_tridiagonal(diagonal, off, select="i", select_range=(last, last))[0]
+    # Beyond this the smallest Ritz value is rounding noise.
+    return float(largest / max(smallest, largest * sys.float_info.epsilon))
+
+
+def _relative_residual(matrix: Matrix, solution: NDArray[np.float64], load: NDArray[np.float64]) -> float:
+    return float(np.linalg.norm(load - matrix.csr @ solution) / np.linalg.norm(load))
+
+
+def _compare(
+    matrix: Matrix, solution: NDArray[np.float64], load: NDArray[np.float64], rtol: float
+) -> tuple[str, float]:
+    """SciPy's routine, and the energy norm of the difference relative to SciPy's solution."""
+    from scipy.sparse import linalg
+
+    a = matrix.csr
+    if load.size <= _DIRECT_LIMIT:
+        routine, reference = "spsolve", np.asarray(linalg.spsolve(a.tocsc(), load))
+    else:
+        routine, reference = "cg", np.asarray(linalg.cg(a, load, rtol=rtol)[0])
+    difference = solution - reference
+    return routine, math.sqrt(_energy(a, difference) / _energy(a, reference))
+
+
+def _energy(a: csr_array[np.float64], vector: NDArray[np.float64]) -> float:
+    return max(0.0, float(np.dot(vector, np.asarray(a @ vector))))

@@ -1,0 +1,155 @@
+"""How the result of each step looks on a terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Group
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from trio_accel.cli._chart import ResidualChart
+from trio_accel.cli._matmul import MatmulData
+from trio_accel.cli._recover import RecoverData
+from trio_accel.cli._solve import SolveData
+from trio_accel.cli._spectrum import SpectrumData
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import RenderableType
+
+    from trio_accel.cli._recover import Fate
+    from trio_accel.cli._results import Check, StepResult
+
+__all__ = ["facts", "render_result"]
+
+
+def render_result(result: StepResult) -> RenderableType:
+    """Figures, checks and notes of one step."""
+    parts: list[RenderableType] = [_figures(result), _checks(result)]
+    parts += [Text(f"note: {note}", style="yellow") for note in result.notes]
+    return Padding(Group(*parts), (0, 0, 1, 2))
+
+
+def facts(rows: Iterator[tuple[str, str]]) -> Table:
+    """Names and values in two columns without lines."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, escape(value))
+    return table
+
+
+def _figures(result: StepResult) -> RenderableType:
+    data = result.data
+    if isinstance(data, MatmulData):
+        return _matmul(data)
+    if isinstance(data, SpectrumData):
+        return facts(_spectrum(data))
+    if isinstance(data, SolveData):
+        return Group(facts(_solve(data)), ResidualChart(history=data.history))
+    if isinstance(data, RecoverData):
+        return _recover(data)
+    return Text(result.summary)
+
+
+def _checks(result: StepResult) -> Table:
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_column(justify="right", no_wrap=True)
+    for check in result.checks:
+        mark = "[green]✓[/]" if check.is_ok else "[bold red]✗[/]"
+        table.add_row(mark, escape(check.name), _comparison(check))
+    return table
+
+
+def _comparison(check: Check) -> str:
+    if isinstance(check.value, int) and isinstance(check.limit, int):
+        return f"{check.value}, allowed {check.limit}"
+    return f"{check.value:.1e}, allowed {check.limit:.1e}"
+
+
+def _matmul(data: MatmulData) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(data.dtype)
+    for heading in ("products", "GFLOP/s", "bare NumPy", "ratio", "error"):
+        table.add_column(heading, justify="right")
+    for row in data.rows:
+        table.add_row(
+            f"{row.size} × {row.size}",
+            str(row.calls * row.rounds * data.clients),
+            f"{row.gflops:.1f}",
+            f"{row.numpy_gflops:.1f}",
+            f"{row.gflops / row.numpy_gflops:.2f}",
+            f"{row.error:.1e}",
+        )
+    return table
+
+
+def _spectrum(data: SpectrumData) -> Iterator[tuple[str, str]]:
+    channels = {1: "mono", 2: "stereo"}.get(data.channels, f"{data.channels} channels")
+    yield (
+        "recording",
+        f"{data.audio}: {data.duration:.2f} s, {data.rate / 1000:g} kHz, {channels}, {data.encoding}",
+    )
+    yield "frames", f"{data.frames} of {data.window} samples (Hann window), every {data.hop} samples"
+    if data.peak_frequency is not None and data.peak_time is not None:
+        loudest = (
+            f"{data.peak_frequency:.0f} Hz at {data.peak_time:.2f} s, {data.peak_level:.1f} dB re full scale"
+        )
+        yield "loudest", loudest
+    if data.picture is not None:
+        yield "picture", data.picture
+
+
+def _solve(data: SolveData) -> Iterator[tuple[str, str]]:
+    yield "matrix", f"{data.matrix}: {data.rows} × {data.rows}, {data.nonzeros} nonzeros, {data.kind}"
+    if data.title:
+        yield "", data.title
+    goal = (
+        f"to {data.rtol:.0e}"
+        if data.converged
+        else f"of at most {data.max_iterations}, without reaching {data.rtol:.0e}"
+    )
+    yield "solved by", f"conjugate gradients, no preconditioner, {data.iterations} iterations {goal}"
+    yield "condition", f"{data.condition:.1e} (from the Ritz values)"
+    yield "residual", "norm(b - A x) / norm(b), b = 1 in every row:"
+
+
+def _recover(data: RecoverData) -> RenderableType:
+    trees = [Text(tree, no_wrap=True, overflow="ellipsis") for tree in (data.tree_before, data.tree_after)]
+    causes = [Text(f"{count} × {failure}") for failure, count in data.failed.items()]
+    return Group(
+        Text("before", style="dim"),
+        Padding(trees[0], (0, 0, 0, 2)),
+        Text(f"after {data.faults} faults, {data.clients} clients asking all the time", style="dim"),
+        Padding(trees[1], (0, 0, 0, 2)),
+        _fates(data.fates),
+        *causes,
+    )
+
+
+def _fates(fates: Sequence[Fate]) -> Table:
+    """How many requests ended how, by the incarnation of the actor at that time."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("by incarnation")
+    incarnations = sorted({fate.incarnation for fate in fates})
+    for heading in (*map(str, incarnations), "all"):
+        table.add_column(heading, justify="right")
+    outcomes = sorted({fate.outcome for fate in fates}, key=lambda outcome: (outcome != "completed", outcome))
+    for outcome in outcomes:
+        ours = Counter(fate.incarnation for fate in fates if fate.outcome == outcome)
+        table.add_row(escape(outcome), *(str(ours[number]) for number in incarnations), str(ours.total()))
+    table.add_section()
+    sums = Counter(fate.incarnation for fate in fates)
+    table.add_row(
+        "requests", *(str(sums[number]) for number in incarnations), str(sums.total()), style="bold"
+    )
+    return table
