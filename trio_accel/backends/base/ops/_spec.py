@@ -87,15 +87,19 @@ class OperationSpec:
 
     def inputs(self) -> list[ArraySpec]:
         """Arrays that the operation reads (updated ones too)."""
-        return [getattr(self, name) for name in _names(type(self), "read", "update")]
+        return self._arrays("read", "update")
 
     def outputs(self) -> list[ArraySpec]:
         """Arrays that the operation changes (updated ones too)."""
-        return [getattr(self, name) for name in _names(type(self), "write", "update")]
+        return self._arrays("write", "update")
 
     def updated(self) -> list[ArraySpec]:
         """Arrays that the operation both reads and changes."""
-        return [getattr(self, name) for name in _names(type(self), "update")]
+        return self._arrays("update")
+
+    def _arrays(self, *roles: str) -> list[ArraySpec]:
+        names = _names(type(self), *roles)  # type: ignore[arg-type]  # mypy takes no class for hashable
+        return [getattr(self, name) for name in names]
 
 
 @functools.cache
