@@ -63,6 +63,17 @@ def test_the_thread_starts_with_the_first_work_and_bears_the_name(open_stream):
     assert not thread.is_alive()
 
 
+def test_without_a_thread_to_be_had_nothing_is_enqueued(open_stream, monkeypatch):
+    stream, ran = open_stream(), []
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda _: fail(RuntimeError("can't start new thread")))
+        with pytest.raises(RuntimeError, match="new thread"):
+            stream.enqueue(lambda: ran.append("lost"))
+    stream.enqueue(lambda: ran.append("kept"))
+    stream.synchronize()
+    assert ran == ["kept"]
+
+
 def test_work_runs_one_after_the_other_in_order(open_stream):
     stream, gate, ran = open_stream(), Gate(), []
     stream.enqueue(gate)

@@ -119,13 +119,13 @@ class CpuStream:
         with self._lock:
             if self._is_closed:
                 raise RuntimeError(f"stream {self._name!r} is closed and takes no more work")
-            self._items.put(item)
             if self._thread is None:
-                # A daemon: a stuck operation must not keep the interpreter from ending.
-                self._thread = threading.Thread(
-                    target=_run, args=(self._items,), name=self._name, daemon=True
-                )
-                self._thread.start()
+                # A daemon: a stuck operation must not keep the interpreter from ending. Started
+                # before there is work: if the system has no thread left, nothing was enqueued.
+                thread = threading.Thread(target=_run, args=(self._items,), name=self._name, daemon=True)
+                thread.start()
+                self._thread = thread
+            self._items.put(item)
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "open"

@@ -11,6 +11,7 @@ from ...base.ops import AxpySpec, DotSpec, MatmulSpec, Nrm2Spec, ScalSpec
 from .._memory import CpuMemory, HostArray
 from .._stream import Work
 from ._checks import INEXACT, LOW_PRECISION, check_dtype, check_same_dtype
+from ._pieces import convert, to_float32
 from ._vectors import axpy, dot, nrm2, scal
 
 __all__ = ["KERNELS"]
@@ -30,7 +31,7 @@ def matmul(spec: MatmulSpec, memory: CpuMemory) -> Work:
 
 def _matmul_float32(a: HostArray, b: HostArray, out: HostArray) -> None:
     # Also for float16, which NumPy multiplies itself, but without BLAS: 180 times slower at 512.
-    np.copyto(out, np.matmul(a.astype(np.float32), b.astype(np.float32)), casting="unsafe")
+    convert(np.matmul(to_float32(a), to_float32(b)), out)
 
 
 KERNELS = {MatmulSpec: matmul, AxpySpec: axpy, ScalSpec: scal, DotSpec: dot, Nrm2Spec: nrm2}

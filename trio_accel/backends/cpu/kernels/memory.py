@@ -11,6 +11,7 @@ from ...base import DType, LibraryError
 from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec
 from .._memory import CpuMemory, HostArray
 from .._stream import Work
+from ._pieces import convert
 
 __all__ = ["KERNELS"]
 
@@ -33,7 +34,7 @@ def copy(spec: CopySpec, memory: CpuMemory) -> Work:
     if spec.source.dtype.kind == "complex" and spec.out.dtype.kind in ("float", "int", "uint"):
         # What `astype` does but for its warning, which would go to whatever thread runs this.
         source = np.real(source)
-    return partial(np.copyto, out, source, casting="unsafe")
+    return partial(convert, source, out)
 
 
 def fill(spec: FillSpec, memory: CpuMemory) -> Work:
