@@ -94,7 +94,7 @@ def _dot_pieces(x: HostArray, y: HostArray, out: HostArray) -> None:
 
 
 def _nrm2(x: HostArray, out: HostArray, safe: float | None) -> None:
-    # The plain sum of squares, by BLAS dot, is ten times as fast as OpenBLAS's own nrm2 of doubles.
+    # The plain sum of squares, by BLAS dot, is 4 to 13 times as fast as OpenBLAS's nrm2 of doubles.
     # The careful way is for where squares may have overflowed or underflowed, and for types without BLAS.
     squares = 0.0 if safe is None else _sum_of_squares(x)
     if safe is not None and (safe <= squares < math.inf or math.isnan(squares)):
