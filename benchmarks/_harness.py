@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 
 import attrs
+import trio
 
 from ._statistics import Pairs, Summary
 
@@ -152,6 +153,7 @@ async def alternate(
         peer: Takes one of what it is compared with.
         plan: How many.
     """
+    await trio.lowlevel.checkpoint()
     for _ in range(plan.warmups):
         await ours()
         await peer()
@@ -168,6 +170,7 @@ async def alternate(
 
 async def per_call(function: Callable[[], Awaitable[object]], calls: int) -> float:
     """Seconds that one call takes, over a number of them one after the other."""
+    await trio.lowlevel.checkpoint()
     start = time.perf_counter()
     for _ in range(calls):
         await function()

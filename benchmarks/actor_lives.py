@@ -38,7 +38,7 @@ class Fragile(ta.Actor):
     @ta.handles(Ping)
     async def ping(self, message: Ping) -> int:
         """Tell how often it was restarted."""
-        return self.context.restart.number
+        return self.context.restart.number  # noqa: ASYNC910  # its cell checkpoints for each message
 
     @ta.handles(Crash)
     async def crash(self, message: Crash) -> int:
@@ -73,6 +73,7 @@ async def idle(plan: Plan) -> tuple[Result, ...]:
 
     One row is the time for all of them, the other the memory for each.
     """
+    await trio.lowlevel.checkpoint()
     count = plan.count(10_000)
     ours: list[dict[str, float]] = []
     peer: list[dict[str, float]] = []
@@ -97,6 +98,7 @@ async def idle(plan: Plan) -> tuple[Result, ...]:
 
 async def resident(plan: Plan) -> tuple[Result, ...]:
     """Growth of resident memory from ask 100 000 to ask 1 000 000, in a process of its own; no peer."""
+    await trio.lowlevel.checkpoint()
     grown = [
         await _child("asks", plan.count(100_000), plan.count(1_000_000)) for _ in range(min(plan.pairs, 3))
     ]
