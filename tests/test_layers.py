@@ -1,8 +1,8 @@
 """Imports point downwards only.
 
 The order is written down in `docs/design/architecture.md`; here it is a table, and every import of the
-package is held against it: absolute and relative ones, those inside functions, those for type checkers only (a
-type that is needed from above is a sign that it belongs below), and `import_module` with a literal name.
+package is held against it: absolute and relative ones, those inside functions, those for type checkers only
+(a type that is needed from above is a sign that it belongs below), and `import_module` with a literal name.
 """
 
 from __future__ import annotations
