@@ -1,7 +1,7 @@
 """Typed, supervised actors on Trio tasks. Usable alone: nothing here knows of devices."""
 
 from ._actor import Actor
-from ._cell import Terminated
+from ._cell import Terminated, actor_path_of
 from ._context import ActorContext, RestartInfo
 from ._envelope import DeferredReply
 from ._errors import (
@@ -27,7 +27,7 @@ from ._events import (
     Observer,
     Subscription,
 )
-from ._handlers import handles
+from ._handlers import handles, message_target
 from ._messages import Message, Request
 from ._options import (
     Backoff,
@@ -84,6 +84,8 @@ __all__ = [
     "System",
     "SystemOptions",
     "Terminated",
+    "actor_path_of",
     "handles",
+    "message_target",
     "open_system",
 ]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ._supervisor import Supervisor
     from ._system import System
 
-__all__ = ["Cell", "CellState", "Terminated"]
+__all__ = ["Cell", "CellState", "Terminated", "actor_path_of"]
 
 _logger = logging.getLogger("trio_accel.actors")
 
@@ -446,3 +446,10 @@ class Cell:
                     message=envelope.message,
                 )
             )
+
+
+def actor_path_of(task: trio.lowlevel.Task) -> str | None:
+    """Path of the actor whose task this is; None if it is no actor's. For tests that look for leaks."""
+    frame = getattr(task.coro, "cr_frame", None)
+    owner = frame.f_locals.get("self") if frame is not None else None
+    return owner.path if isinstance(owner, Cell) else None

@@ -13,7 +13,7 @@ from ._messages import AnyMessage, Message, MessageClass, Request, RequestClass
 if TYPE_CHECKING:
     from ._envelope import DeferredReply
 
-__all__ = ["Group", "Handler", "HandlerTable", "collect_handlers", "handles"]
+__all__ = ["Group", "Handler", "HandlerTable", "collect_handlers", "handles", "message_target"]
 
 ActorT = TypeVar("ActorT")
 MessageT = TypeVar("MessageT")

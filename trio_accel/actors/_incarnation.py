@@ -86,6 +86,11 @@ class Incarnation:
             )
         return self.children
 
+    @property
+    def serving(self) -> int:
+        """Messages being served now."""
+        return (self.current is not None) + len(self._grouped or ())
+
     def envelope_of(self, task: trio.lowlevel.Task) -> Envelope | None:
         """The message that a task of this incarnation is serving."""
         if self._grouped is not None and task in self._grouped:

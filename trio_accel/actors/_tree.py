@@ -29,6 +29,7 @@ class ActorSnapshot:
         mailbox_waiting: Senders that wait for room.
         stashed: Messages that the actor has set aside.
         dropped: Messages that the mailbox dropped or refused.
+        running: Messages being served.
         handled: Messages served.
         failed: Messages whose handler raised.
         expired: Requests dropped because their deadline had passed.
@@ -46,6 +47,7 @@ class ActorSnapshot:
     mailbox_waiting: int = 0
     stashed: int = 0
     dropped: int = 0
+    running: int = 0
     handled: int = 0
     failed: int = 0
     expired: int = 0
@@ -111,7 +113,7 @@ def _draw(node: ActorSnapshot, first: str, rest: str) -> Iterator[str]:
 
 def snapshot_cell(cell: Cell) -> ActorSnapshot:
     """Take a snapshot of a cell and its children."""
-    error = cell.last_error
+    error, incarnation = cell.last_error, cell.incarnation
     return ActorSnapshot(
         path=cell.path,
         actor_class=cell.actor_class.__name__,
@@ -122,12 +124,13 @@ def snapshot_cell(cell: Cell) -> ActorSnapshot:
         mailbox_waiting=cell.mailbox.waiting,
         stashed=cell.mailbox.stashed,
         dropped=cell.mailbox.dropped,
+        running=incarnation.serving if incarnation is not None else 0,
         handled=cell.handled,
         failed=cell.failed,
         expired=cell.expired,
         deferred=len(cell.deferred),
         last_error=None if error is None else f"{type(error).__name__}: {error}",
-        children=snapshot_children(cell.incarnation.children if cell.incarnation is not None else None),
+        children=snapshot_children(incarnation.children if incarnation is not None else None),
     )
 
 

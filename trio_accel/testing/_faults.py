@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import attrs
 
+from ..backends.base import AccelError
 from ..devices import Device, Launch, Operation, Phase, operation_name
 
 __all__ = ["FaultInjection", "inject_fault"]
@@ -43,7 +45,7 @@ class FaultInjection:
         if not self.remaining:
             self.remove()
         # A new instance each time: an exception object must not be raised twice.
-        raise type(self.error)(*self.error.args)
+        raise _anew(self.error)
 
 
 def inject_fault(
@@ -57,14 +59,32 @@ def inject_fault(
     Args:
         device: Device whose operations are hit.
         operation: Message class, such as `trio_accel.linalg.Matmul`.
-        fail: Raised anew for each launch, from its class and arguments.
+        fail: What they fail with; each launch raises a copy of its own.
         count: How many launches fail.
 
     Raises:
         ValueError: A count below 1.
+        TypeError: An operation that is no message class, or an error that is none or cannot be copied.
     """
-    if count < 1:
-        raise ValueError(f"inject_fault: count must be at least 1, got {count}")
+    if not (isinstance(operation, type) and issubclass(operation, Operation)):
+        raise TypeError(
+            f"inject_fault: operation must be a message class such as linalg.Matmul, got {operation!r}"
+        )
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise ValueError(f"inject_fault: count must be a whole number of at least 1, got {count!r}")
+    if not isinstance(fail, Exception):
+        raise TypeError(f"inject_fault: fail must be an exception, got {fail!r}")
+    try:
+        _anew(fail)
+    except Exception as error:
+        raise TypeError(
+            f"inject_fault: fail must be an exception that can be copied, got {fail!r}"
+        ) from error
     fault = FaultInjection(operation_name(operation), count, error=fail, device=device)
     device.hooks.append(fault)
     return fault
+
+
+def _anew(error: Exception) -> Exception:
+    # Errors of devices have fields that their `args` do not tell.
+    return attrs.evolve(error) if isinstance(error, AccelError) else copy.copy(error)

@@ -1,0 +1,105 @@
+"""An actor that records what it is sent and answers as the test says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, cast
+
+import attrs
+import trio
+
+from ..actors import Actor, Message, Ref, Request, handles, message_target
+from ..actors import System as ActorSystem
+
+__all__ = ["Probe", "open_probe"]
+
+MessageType: TypeAlias = "type[Request[Any, Any] | Message[Any]]"
+
+
+@attrs.define(eq=False)
+class Probe:
+    """The test's end of a probe actor. Made by `open_probe`.
+
+    Attributes:
+        ref: Address of the actor: hand it to what is tested.
+        messages: Everything it was sent, in order.
+        replies: What it answers, by message class: a value, an exception to raise, or a function
+            of the message that returns or raises one. May be changed at any time.
+    """
+
+    ref: Ref[Any] = attrs.field(init=False)
+    messages: list[object] = attrs.field(factory=list[object], init=False)
+    replies: dict[type[Any], object]
+    _send: trio.MemorySendChannel[object] = attrs.field(repr=False)
+    _receive: trio.MemoryReceiveChannel[object] = attrs.field(repr=False)
+
+    async def receive(self) -> object:
+        """Wait for the next message that no earlier call has returned."""
+        return await self._receive.receive()
+
+    def receive_nowait(self) -> object:
+        """The next message that no earlier call has returned.
+
+        Raises:
+            trio.WouldBlock: There is none.
+        """
+        return self._receive.receive_nowait()
+
+    def answer(self, message: object) -> object:
+        """Record a message and find its reply; called by the actor."""
+        self.messages.append(message)
+        self._send.send_nowait(message)
+        reply = self.replies.get(type(message))
+        if callable(reply):
+            reply = cast("Callable[[object], object]", reply)(message)
+        if isinstance(reply, BaseException):
+            raise reply
+        return reply
+
+
+async def open_probe(
+    system: ActorSystem,
+    *messages: MessageType,
+    replies: Mapping[type[Any], object] | None = None,
+    name: str = "probe",
+) -> Probe:
+    """Start an actor that stands in for another in a test.
+
+    Args:
+        system: Where it lives; it ends with it.
+        *messages: Message classes that it takes, all declared for one actor class.
+        replies: What it answers, by message class; a request without an entry is answered with None.
+        name: Its name.
+
+    Raises:
+        ValueError: No message classes, or classes for different actors.
+    """
+    targets = {message_target(message) for message in messages}
+    if len(targets) != 1:
+        names = ", ".join(sorted(map(str, targets))) or "none"
+        raise ValueError(f"open_probe: give message classes that are declared for one actor, got {names}")
+    send, receive = trio.open_memory_channel[object](math.inf)
+    probe = Probe(dict(replies or {}), send, receive)
+    probe.ref = await system.spawn(_probe_class(targets.pop() or "Probe", messages), probe, name=name)
+    return probe
+
+
+class _ProbeActor(Actor):
+    def __init__(self, probe: Probe) -> None:
+        self.probe = probe
+
+
+def _probe_class(target: str, messages: tuple[MessageType, ...]) -> type[_ProbeActor]:
+    # The messages of a probe are not known to type checkers.
+    declare = cast("Callable[[object], Callable[[object], object]]", handles)
+
+    def handler(message: MessageType) -> object:
+        async def answer(self: _ProbeActor, request: object) -> object:
+            return self.probe.answer(request)
+
+        return declare(message)(answer)
+
+    # It goes by the name of the actor that it stands in for: the messages are declared for that.
+    methods = {f"answer_{number}": handler(message) for number, message in enumerate(messages)}
+    return type(target, (_ProbeActor,), methods)
