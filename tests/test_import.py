@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-HEAVY = ("cuda", "nvmath", "scipy", "matplotlib", "rich", "cyclopts")
+HEAVY = ("cuda", "nvmath", "scipy", "matplotlib", "rich", "cyclopts", "pytest", "hypothesis")
 LIMIT_SECONDS = 0.3
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the probe reads /proc")
