@@ -127,6 +127,8 @@ class Incarnation:
         cell, mailbox = self.cell, self.cell.mailbox
         handlers, base = cell.handlers, cell.base_context
         while cell.stop_reason is None or (cell.is_draining and not mailbox.is_empty):
+            # An idle actor must not keep its last message alive.
+            envelope = None
             envelope = await mailbox.receive(base)
             if envelope is None:
                 if self.pending_crash is not None:
