@@ -361,8 +361,8 @@ class Engine:
 
 
 def _blocks_of(launch: Launch) -> tuple[frozenset[int], frozenset[int]]:
-    """Blocks that an operation reads, and blocks that it writes."""
-    return (
-        frozenset(array.block for array in launch.spec.inputs()),
-        frozenset(array.block for array in launch.spec.outputs()),
-    )
+    """Blocks that an operation reads, with what is staged for it, and blocks that it writes."""
+    reads = {array.block for array in launch.spec.inputs()}
+    for staged in launch.staged:
+        reads.update(array.block for array in staged.inputs())
+    return frozenset(reads), frozenset(array.block for array in launch.spec.outputs())

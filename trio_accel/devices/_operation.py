@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ..actors import Request
 from ..backends.base import DType, NotSupportedError
-from ..backends.base.ops import ArraySpec, CopyFromHostSpec, OperationSpec, contiguous_strides
+from ..backends.base.ops import ArraySpec, CopyFromHostSpec, CopySpec, OperationSpec, contiguous_strides
 from ._blocks import Block
 from ._ref import AccelRef
 
@@ -77,7 +77,7 @@ class Launch(Request["LibraryActor", None]):
         name: Name of the operation.
         spec: What the backend runs.
         allocations: Id and bytes of the blocks to make first.
-        staged: Copies of host operands, to be enqueued before `spec`.
+        staged: Copies and conversions of operands, to be enqueued before `spec`.
         outputs: Blocks that `spec` writes; they are damaged if it does not finish.
         uses: Arguments that exist already, and their blocks: checked again at the launch.
         keep: What else must live until it is complete: new blocks and host arrays.
@@ -86,7 +86,7 @@ class Launch(Request["LibraryActor", None]):
     name: str
     spec: OperationSpec
     allocations: tuple[tuple[int, int], ...]
-    staged: tuple[CopyFromHostSpec, ...]
+    staged: tuple[CopyFromHostSpec | CopySpec, ...]
     outputs: tuple[Block, ...]
     uses: tuple[tuple[str, Block], ...]
     keep: tuple[object, ...]
@@ -106,7 +106,7 @@ class Planner:
         self.name = name
         self._device = device
         self._allocations: list[tuple[int, int]] = []
-        self._staged: list[CopyFromHostSpec] = []
+        self._staged: list[CopyFromHostSpec | CopySpec] = []
         self._outputs: list[Block] = []
         self._uses: list[tuple[str, Block]] = []
         self._keep: list[object] = []
@@ -123,6 +123,12 @@ class Planner:
         self._staged.append(CopyFromHostSpec(operand, staged.spec))
         self._keep.append(operand)
         return staged.spec
+
+    def convert(self, source: ArraySpec, dtype: DType) -> ArraySpec:
+        """Convert an operand on the device before the operation, to memory that is freed after it."""
+        converted = self._new(source.shape, dtype)
+        self._staged.append(CopySpec(source, converted.spec))
+        return converted.spec
 
     def update(self, argument: str, operand: AccelRef) -> ArraySpec:
         """Take an array that is changed in place."""

@@ -181,7 +181,7 @@ def _plan(
     axis = _axis(name, operation.axis, source)
     extent = source.shape[axis]
     n = _length(name, operation.n, 2 * (extent - 1) if kind == "c2r" else extent)
-    norm = operation.norm or "backward"
+    norm = "backward" if operation.norm is None else operation.norm
     if norm not in ("backward", "ortho", "forward"):
         raise ValueError(f"{name}: norm must be 'backward', 'ortho' or 'forward', got {norm!r}")
     if extent == 0:
@@ -190,6 +190,9 @@ def _plan(
     shape[axis] = n // 2 + 1 if kind == "r2c" else n
     out = planner.output(tuple(shape), _result_dtype(name, kind, source.dtype), operation.out)
     planner.distinct("out", out.spec, a=source)
+    if kind != "r2c" and source.dtype.kind == "float":
+        # Libraries have these transforms for complex input alone.
+        source = planner.convert(source, _COMPLEX[source.dtype])
     return Planned(FftSpec(kind, direction, n, axis, norm, source, out.spec), out)
 
 
