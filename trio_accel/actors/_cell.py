@@ -155,8 +155,6 @@ class Cell:
         self._watchers: dict[Incarnation, Callable[[Terminated], None]] | None = None
         self._is_started = False
 
-    # -- what others ask of the cell ------------------------------------------------------------
-
     @property
     def current(self) -> Envelope | None:
         """The message that the running task is serving."""
@@ -238,8 +236,6 @@ class Cell:
     def make_instance(self) -> Actor:
         """Make the instance of an incarnation."""
         return self.actor_class(*self._args, **self._kwargs)
-
-    # -- life -----------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Run incarnations until the actor ends for good. This is the cell's task.
@@ -358,8 +354,6 @@ class Cell:
         if self.system.observers:
             self.system.observers.emit(ActorTerminated(path=self.path, reason=reason, error=error))
 
-    # -- outcomes of messages -------------------------------------------------------------------
-
     def unwind(self, envelope: Envelope) -> None:
         """Give a cancelled asker its cancellation: the request has unwound."""
         self.deferred.discard(envelope)
@@ -395,8 +389,6 @@ class Cell:
             return ActorStoppedError(f"actor {self.path} has ended: {self.stop_reason}", path=self.path)
         why = "its siblings are restarted" if self.swept is not None else "another message crashed it"
         return ActorRestartingError(f"actor {self.path} restarts: {why}", path=self.path)
-
-    # -- observation ----------------------------------------------------------------------------
 
     def observe_start(self, envelope: Envelope) -> None:
         """Tell the observers that a handler begins."""

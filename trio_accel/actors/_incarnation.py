@@ -103,8 +103,6 @@ class Incarnation:
             self.pending_crash = error
             self.cell.mailbox.wake()
 
-    # -- children -------------------------------------------------------------------------------
-
     async def _serve_and_stop_children(self) -> None:
         try:
             await self._serve()
@@ -120,8 +118,6 @@ class Incarnation:
     def _unwatch_all(self) -> None:
         for cell in self.watched or ():
             cell.remove_watcher(self)
-
-    # -- serving --------------------------------------------------------------------------------
 
     async def _serve(self) -> None:
         cell, mailbox = self.cell, self.cell.mailbox
@@ -190,8 +186,6 @@ class Incarnation:
             envelope.resolve(outcome.Value(EXPIRED))
             return True
         return False
-
-    # -- groups ---------------------------------------------------------------------------------
 
     async def _start_grouped(self, handler: Handler, group: Group, envelope: Envelope) -> None:
         """Serve a message beside the others, as soon as its group has room."""

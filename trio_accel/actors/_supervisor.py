@@ -100,8 +100,6 @@ class Supervisor:
             raise (await cell.wait_terminated()).error or RuntimeError(f"spawn: {cell.path} was stopped")
         return Ref(cell)
 
-    # -- restarts -------------------------------------------------------------------------------
-
     async def next_incarnation(self, cell: Cell, error: BaseException | None) -> bool:
         """Wait until a child whose incarnation has ended is to run the next.
 
@@ -216,8 +214,6 @@ class Supervisor:
         )
         failed.__cause__ = error
         return failed
-
-    # -- stopping -------------------------------------------------------------------------------
 
     async def stop_child(self, cell: Cell, reason: str, *, drain: bool = False) -> None:
         """Stop a child gracefully, then by cancellation; then give it up.

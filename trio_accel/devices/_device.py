@@ -129,8 +129,6 @@ class Device:
     ) -> None:
         await self.close()
 
-    # -- what it is -----------------------------------------------------------------------------
-
     @property
     def name(self) -> str:
         """Name of the hardware, such as ``"cpu:0"``."""
@@ -161,8 +159,6 @@ class Device:
         if self._session is None:
             raise DeviceLostError("the device has no context now", device=self.name)
         return tuple(self._session.engine.device.libraries)
-
-    # -- operations -----------------------------------------------------------------------------
 
     async def ask(self, operation: Operation[LibraryT, ReplyT], /) -> ReplyT:
         """Run an operation and wait for its reply, which comes when the device has completed it.
@@ -262,8 +258,6 @@ class Device:
             with trio.CancelScope(shield=True):
                 # Bounded by the actor's grace.
                 await self._actor.stop()
-
-    # -- for the device's own actors ------------------------------------------------------------
 
     async def start(self, system: System, name: str) -> None:
         """Start the device's actors."""

@@ -90,8 +90,6 @@ class Engine:
         """Operations that the backend has."""
         return sum(len(lane.operations) for lane in self._lanes)
 
-    # -- streams ----------------------------------------------------------------------------
-
     def open_lane(self, name: str, owner: str) -> Lane:
         """Make a stream for one incarnation of the library actor with the path `owner`."""
         lane = Lane(self.device.open_stream(name), self._options.in_flight, owner)
@@ -113,8 +111,6 @@ class Engine:
             except Exception:
                 # Other streams wait for their completions to be seen.
                 _logger.exception("the library behind stream %s could not be closed", lane.stream.name)
-
-    # -- launch -----------------------------------------------------------------------------
 
     def launch(
         self,
@@ -200,8 +196,6 @@ class Engine:
         """Whether an operation is in flight."""
         return any(operation.launch is launch for lane in self._lanes for operation in lane.operations)
 
-    # -- completion ---------------------------------------------------------------------------
-
     def reap(self) -> None:
         """Reply to everything that is done. Called on the Trio thread after a wake-up."""
         for lane in tuple(self._lanes):
@@ -261,8 +255,6 @@ class Engine:
                 # The reply must be given and the memory freed all the same.
                 _logger.exception("a hook failed in phase %s of %s", phase.value, launch.name)
 
-    # -- memory -------------------------------------------------------------------------------
-
     def release(self, block: int) -> None:
         """Free a block, as soon as nothing in flight uses it."""
         if block not in self._allocated:
@@ -285,8 +277,6 @@ class Engine:
             del self._pins[block]
             if block in self._dropped:
                 self.release(block)
-
-    # -- cancellation and the end ---------------------------------------------------------------
 
     async def run(self) -> None:
         """Give up waiting for cancelled operations whose grace is over; runs beside the engine."""
