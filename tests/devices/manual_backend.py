@@ -166,6 +166,7 @@ class ManualDevice:
     freed: list[int] = attrs.field(factory=list)
     refuse_library: Exception | None = None
     is_closed: bool = False
+    has_ended: bool = False
 
     def open_stream(self, name: str) -> ManualStream:
         stream = ManualStream(name, self)
@@ -194,7 +195,8 @@ class ManualDevice:
         for stream in self.streams:
             stream.close()
         self.blocks.clear()
-        return all(stream.has_ended for stream in self.streams)
+        self.has_ended = all(stream.has_ended for stream in self.streams)
+        return self.has_ended
 
     def stream(self, library: str) -> ManualStream:
         """The newest stream of a library."""
