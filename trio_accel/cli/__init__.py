@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Registered first, so that it is called last.
         atexit.register(ending.leave)
     try:
-        ending.code = _run(sys.argv[1:] if arguments is None else arguments)
+        ending.code = _dispatch(sys.argv[1:] if arguments is None else arguments)
     except KeyboardInterrupt:
         # Before the command has taken over the signal, or after it has given it back.
         ending.code = _complain("interrupted", _INTERRUPTED)
@@ -73,7 +73,7 @@ class _Ending:
         os._exit(self.code)
 
 
-def _run(arguments: Sequence[str]) -> int:
+def _dispatch(arguments: Sequence[str]) -> int:
     # Names from a file may hold characters that the terminal's encoding lacks.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -41,9 +41,11 @@ class ResidualChart:
         high = max(math.ceil(max(columns)), low + 1)
         # Whole decades per row, so that the labels are powers of ten.
         decades = math.ceil((high - low) / self.height)
+        rows = math.ceil((high - low) / decades)
+        low = high - rows * decades
         steps = [round((value - low) / decades * 8) for value in columns]
         style = Style(color="cyan")
-        for row in range(math.ceil((high - low) / decades) - 1, -1, -1):
+        for row in range(rows - 1, -1, -1):
             cells = [max(0, min(8, step - row * 8)) for step in steps]
             text = "".join(
                 _BLOCKS[cell] if not options.ascii_only else (" " if cell < 4 else "#") for cell in cells
@@ -54,7 +56,8 @@ class ResidualChart:
             yield Segment(text, style)
             yield Segment.line()
         last = f"{len(self.history) - 1}"
-        axis = f"0{'iteration':^{max(9, len(columns) - 1 - len(last))}}{last}"
+        room = max(1, len(columns) - 1 - len(last))
+        axis = f"0{'iteration' if room > len('iteration') else '':^{room}}{last}"
         yield Segment(f"{'':>{_LABEL_WIDTH}} {axis}")
         yield Segment.line()
 

@@ -188,7 +188,8 @@ async def _largest_error(operands: _Operands) -> tuple[float, int]:
     for right, out in zip(operands.rights, operands.outs, strict=True):
         product = await out.to_host()
         errors.append(await in_thread(_relative_error, operands.left, right, product, rows))
-    return max(errors), rows.size
+    # `max` would pass over a NaN that does not come first.
+    return math.nan if any(map(math.isnan, errors)) else max(errors), rows.size
 
 
 def _relative_error(

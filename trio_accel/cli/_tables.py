@@ -124,13 +124,12 @@ def _solve(data: SolveData) -> Iterator[tuple[str, str]]:
 
 
 def _recover(data: RecoverData) -> RenderableType:
-    trees = [Text(tree, no_wrap=True, overflow="ellipsis") for tree in (data.tree_before, data.tree_after)]
     causes = [Text(f"{count} × {failure}") for failure, count in data.failed.items()]
     return Group(
         Text("before", style="dim"),
-        Padding(trees[0], (0, 0, 0, 2)),
+        Padding(Text(data.tree_before), (0, 0, 0, 2)),
         Text(f"after {data.faults} faults, {data.clients} clients asking all the time", style="dim"),
-        Padding(trees[1], (0, 0, 0, 2)),
+        Padding(Text(data.tree_after), (0, 0, 0, 2)),
         _fates(data.fates),
         *causes,
     )

@@ -1,0 +1,151 @@
+"""Ctrl-C at different moments: over within a second, in order, nothing left."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+# The promise is one second; a machine that others use may need another one.
+LIMIT_SECONDS = 2.0
+
+# Each runs for many seconds if nobody stops it.
+LONG = ["matmul --sizes 6000 --clients 2", "solve --rtol 1e-300 --max-iterations 1000000"]
+
+
+@pytest.fixture
+def temporary(tmp_path: Path) -> Path:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def launch(start: Start, environment: dict[str, str], temporary: Path) -> Start:
+    """Starts a command as the leader of a process group with a folder for temporary files of its own."""
+
+    def run(*arguments: str, **options: object) -> subprocess.Popen[str]:
+        env = {**environment, "TMPDIR": str(temporary)}
+        return start(*arguments, **{"env": env, "start_new_session": True, **options})
+
+    return run
+
+
+def interrupt(process: subprocess.Popen[str], number: int = signal.SIGINT) -> tuple[str, str]:
+    began = time.monotonic()
+    process.send_signal(number)
+    output = process.communicate(timeout=30)
+    assert time.monotonic() - began < LIMIT_SECONDS
+    return output
+
+
+def is_nothing_left(process: subprocess.Popen[str], temporary: Path) -> bool:
+    try:
+        os.killpg(process.pid, 0)
+    except ProcessLookupError:
+        return list(temporary.iterdir()) == []
+    return False
+
+
+@pytest.mark.parametrize("step", LONG)
+@pytest.mark.parametrize("delay", [0.0, 0.3])
+def test_in_the_middle_of_a_step(launch: Start, temporary: Path, step: str, delay: float) -> None:
+    process = launch("demo", *step.split())
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("trio-accel ")
+    # The device is open by now; a moment later its first operations run.
+    time.sleep(delay)
+    _, err = interrupt(process)
+    assert (process.returncode, err) == (130, "trio-accel: interrupted\n")
+    assert is_nothing_left(process, temporary)
+
+
+def test_termination_is_as_orderly(launch: Start, temporary: Path) -> None:
+    process = launch("demo", *LONG[0].split())
+    assert process.stdout is not None
+    process.stdout.readline()
+    _, err = interrupt(process, signal.SIGTERM)
+    assert (process.returncode, err) == (143, "trio-accel: interrupted\n")
+    assert is_nothing_left(process, temporary)
+
+
+@pytest.mark.parametrize("option", ["spectrum --audio", "solve --matrix"])
+def test_while_an_input_is_read(launch: Start, tmp_path: Path, temporary: Path, option: str) -> None:
+    # The command waits for somebody to write into the pipe.
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    process = launch("demo", *option.split(), str(pipe))
+    # Opening the pipe for writing returns when the command has opened it for reading.
+    with pipe.open("wb"):
+        out, err = interrupt(process)
+    assert (process.returncode, out, err) == (130, "", "trio-accel: interrupted\n")
+    assert is_nothing_left(process, temporary)
+
+
+def test_in_json_the_document_says_so(launch: Start, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    process = launch("demo", "solve", "--matrix", str(pipe), "--json")
+    with pipe.open("wb"):
+        out, err = interrupt(process)
+    assert (process.returncode, err) == (130, "trio-accel: interrupted\n")
+    document = json.loads(out)
+    assert (document["ok"], document["exit_code"], document["error"]) == (False, 130, "interrupted")
+
+
+def test_no_picture_is_left_half_written(launch: Start, tmp_path: Path, temporary: Path) -> None:
+    process = launch("demo")
+    assert process.stdout is not None
+    process.stdout.readline()
+    interrupt(process)
+    assert process.returncode == 130
+    assert [path.name for path in tmp_path.iterdir()] == ["temporary"]
+    assert is_nothing_left(process, temporary)
+
+
+def test_the_terminal_is_restored(launch: Start, temporary: Path) -> None:
+    controller, terminal = pty.openpty()
+    process = launch("demo", *LONG[1].split(), stdin=terminal, stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    screen = b""
+    while b"iteration" not in screen:
+        screen += os.read(controller, 65536)
+    rest: list[bytes] = []
+    reader = threading.Thread(target=drain, args=(controller, rest))
+    reader.start()
+    interrupt(process)
+    reader.join(10)
+    screen += b"".join(rest)
+    assert process.returncode == 130
+    assert screen.count(b"\x1b[?25l") == screen.count(b"\x1b[?25h") == 1
+    assert screen.endswith(b"trio-accel: interrupted\r\n")
+    assert is_nothing_left(process, temporary)
+
+
+def drain(controller: int, parts: list[bytes]) -> None:
+    try:
+        while part := os.read(controller, 65536):
+            parts.append(part)
+    except OSError:  # Linux: the other side is closed
+        pass
+    os.close(controller)
+
+
+def test_a_signal_during_the_imports(launch: Start, tmp_path: Path) -> None:
+    # A module that is imported late, and never returns.
+    (tmp_path / "cyclopts.py").write_text("print(flush=True)\nwhile True: pass\n", "ascii")
+    process = launch("demo")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "\n"
+    _, err = interrupt(process)
+    assert (process.returncode, err) == (130, "trio-accel: interrupted\n")

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pty
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import trio_accel as ta
+
+if TYPE_CHECKING:
+    from conftest import Cli
+
+Start = Callable[..., "subprocess.Popen[str]"]
+STEPS = ["matmul", "spectrum", "solve", "recover"]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One product per round: what is measured is not what these tests are about."""
+    monkeypatch.setattr("trio_accel.cli._matmul._ROUND_SECONDS", 0.0)
+
+
+def test_the_tour_is_one_json_document(cli: Cli) -> None:
+    done = cli("demo", "--json")
+    assert (done.code, done.err) == (0, "")
+    document = json.loads(done.out)
+    assert list(document) == [
+        "command",
+        "version",
+        "ok",
+        "exit_code",
+        "error",
+        "device",
+        "backend",
+        "description",
+        "steps",
+    ]
+    assert (document["command"], document["version"]) == ("demo", ta.__version__)
+    assert (document["ok"], document["exit_code"], document["error"]) == (True, 0, None)
+    info = next(info for info in ta.list_devices() if info.name == document["device"])
+    assert (document["backend"], document["description"]) == (info.backend, info.description)
+    assert [step["name"] for step in document["steps"]] == STEPS
+    for step in document["steps"]:
+        assert list(step) == ["name", "ok", "summary", "seconds", "checks", "notes", "data"]
+        assert (step["ok"], step["notes"]) == (True, [])
+        assert step["seconds"] > 0
+        assert step["checks"]
+        for check in step["checks"]:
+            assert list(check) == ["name", "value", "limit", "ok"]
+            assert check["ok"] is (check["value"] <= check["limit"]) is True
+    assert [row["size"] for row in document["steps"][0]["data"]["rows"]] == [256, 512, 1024]
+
+
+def test_the_tour_goes_on_without_matplotlib(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name == "matplotlib" else find_spec(name, *rest),
+    )
+    done = cli("demo")
+    assert (done.code, done.err) == (0, "")
+    assert (
+        "note: picture not written: a spectrogram needs Matplotlib: pip install 'trio-accel[plot]'"
+        in " ".join(done.out.split())
+    )
+    assert [line.split()[1] for line in done.out.splitlines() if line.startswith("✓")] == STEPS
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_tour_goes_on_where_no_picture_can_be_written(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "spectrogram.png").mkdir()
+    done = cli("demo", "--json")
+    assert done.code == 0
+    assert json.loads(done.out)["steps"][1]["notes"] == [
+        "picture not written: cannot write spectrogram.png: it is a directory"
+    ]
+
+
+def test_a_failing_step_fails_the_tour_and_says_which(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ta.testing, "inject_fault", lambda *_, **__: None)
+    done = cli("demo")
+    assert done.code == 1
+    marks = [tuple(line.split()[:2]) for line in done.out.splitlines() if line[:1] in ("✓", "✗")]
+    assert marks == [("✓", "matmul"), ("✓", "spectrum"), ("✓", "solve"), ("✗", "recover")]
+    assert done.out.endswith("1 of 11 checks failed\n")
+
+
+def test_an_error_of_the_device_is_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def lost(*_: object, **__: object) -> None:
+        raise ta.DeviceLostError("the device gave up", device="cpu:0")
+
+    monkeypatch.setattr(ta.sparse, "spmv", lost)
+    done = cli("demo", "solve")
+    assert done.code == 1
+    assert done.err == "trio-accel: DeviceLostError: the device gave up (device cpu:0)\n"
+    done = cli("demo", "solve", "--json")
+    assert done.code == 1
+    document = json.loads(done.out)
+    assert (document["ok"], document["exit_code"], document["steps"]) == (False, 1, [])
+    assert document["error"] == "the device gave up (device cpu:0)"
+
+
+def test_on_a_terminal_the_progress_is_live(start: Start) -> None:
+    controller, terminal = pty.openpty()
+    process = start("demo", "recover", stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    screen = drain(controller)
+    assert process.wait(20) == 0
+    hidden, shown = screen.index("\x1b[?25l"), screen.rindex("\x1b[?25h")
+    assert hidden < shown
+    assert "requests settled" in screen[hidden:shown]
+    assert "all 4 checks hold" in screen
+
+
+def test_without_a_terminal_nothing_moves(start: Start) -> None:
+    process = start("demo", "recover")
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (0, "")
+    assert "\x1b" not in out
+    assert "\r" not in out
+    assert "settled" not in out
+
+
+def test_a_dumb_terminal_gets_no_control_sequences(start: Start, environment: dict[str, str]) -> None:
+    controller, terminal = pty.openpty()
+    process = start("demo", "recover", stdout=terminal, stderr=terminal, env={**environment, "TERM": "dumb"})
+    os.close(terminal)
+    screen = drain(controller)
+    assert process.wait(20) == 0
+    assert "\x1b[?25l" not in screen
+    assert "settled" not in screen
+    assert "all 4 checks hold" in screen
+
+
+def drain(controller: int) -> str:
+    parts = []
+    while True:
+        try:
+            part = os.read(controller, 65536)
+        except OSError:  # Linux: the other side is closed
+            break
+        if not part:
+            break
+        parts.append(part)
+    os.close(controller)
+    return b"".join(parts).decode()
