@@ -6,7 +6,7 @@ from ._device import Device, DeviceActor, DeviceStatistics, device_of
 from ._engine import EngineHook, Phase
 from ._library import LibraryActor
 from ._memory import Copy, Empty, Fill, MemoryActor, Put, ToHost
-from ._operation import Launch, Operand, Operation, Planned, Planner, operation_name
+from ._operation import Launch, Operand, Operation, Planned, Planner, in_range, operation_name
 from ._options import DeviceOptions
 from ._ref import AccelRef
 from ._system import DeviceOpening, System, open_system
@@ -38,6 +38,7 @@ __all__ = [
     "System",
     "ToHost",
     "device_of",
+    "in_range",
     "open_system",
     "operation_name",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -229,7 +229,12 @@ class Device:
             ValueError, TypeError: A negative size, or a value that the dtype cannot hold.
             OutOfMemoryError: There is not enough device memory.
         """
-        extents = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+        if isinstance(shape, (int, np.integer)):
+            extents: tuple[int, ...] = (int(shape),)
+        elif isinstance(shape, Iterable):
+            extents = tuple(shape)
+        else:
+            raise TypeError(f"shape must be a size or a sequence of sizes, got {shape!r}")
         return await self.ask(Empty(extents, DType.of(dtype), value))
 
     async def synchronize(self) -> None:

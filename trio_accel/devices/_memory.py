@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ..backends.base import DType
 from ..backends.base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec
 from ._library import LibraryActor
-from ._operation import Operation, Planned, Planner
+from ._operation import Operation, Planned, Planner, in_range
 from ._ref import AccelRef
 
 __all__ = ["Copy", "Empty", "Fill", "MemoryActor", "Put", "ToHost"]
@@ -127,7 +127,10 @@ def _fitting(name: str, value: object, dtype: DType) -> complex:
     number = _plain(value)
     if not isinstance(number, (bool, int, float, complex)):
         raise TypeError(f"{name}: value must be a number, got {value!r}")
-    if dtype.kind == "complex":
+    if isinstance(number, complex) and dtype.kind != "complex":
+        raise TypeError(f"{name}: value {value!r} is complex, the array is {dtype}")
+    if dtype.is_inexact:
+        in_range(name, "value", number, dtype)
         return number
     if isinstance(number, complex):
         raise TypeError(f"{name}: value {value!r} is complex, the array is {dtype}")
@@ -143,9 +146,6 @@ def _fitting(name: str, value: object, dtype: DType) -> complex:
     return number
 
 
-def _plain(value: Any) -> object:
+def _plain(value: object) -> object:
     """A NumPy scalar as a Python one."""
-    if isinstance(value, np.generic):
-        item: object = value.item()
-        return item
-    return value
+    return np.asarray(value).item() if issubclass(type(value), np.generic) else value

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import cmath
+import math
+import reprlib
+import sys
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import attrs
@@ -18,7 +22,13 @@ if TYPE_CHECKING:
     from ._device import Device
     from ._library import LibraryActor  # noqa: F401  # named in the bases of Launch
 
-__all__ = ["Launch", "Operand", "Operation", "Planned", "Planner", "operation_name"]
+__all__ = ["Launch", "Operand", "Operation", "Planned", "Planner", "in_range", "operation_name"]
+
+# What NumPy can hold.
+_MAX_AXES = 64
+
+# The largest number of the smallest floating type.
+_ALWAYS_HELD = 448
 
 LibraryT_contra = TypeVar("LibraryT_contra", contravariant=True)
 ReplyT_co = TypeVar("ReplyT_co", covariant=True)
@@ -65,7 +75,7 @@ def operation_name(cls: type[Operation[Any, Any]]) -> str:
     """Capability and class name of an operation."""
     package = cls.__module__.split(".")
     # trio_accel.linalg._matmul -> linalg; a user's own module keeps its last public part.
-    public = [part for part in package if not part.startswith("_")]
+    public = [part for part in package if not part.startswith("_")] or package
     return f"{public[-1]}.{cls.__name__}"
 
 
@@ -95,6 +105,23 @@ class Launch(Request["LibraryActor", None]):
     def operation(self) -> str:
         """Name of the operation that is launched."""
         return self.name
+
+
+def in_range(name: str, argument: str, value: complex, dtype: DType) -> None:
+    """Require that a finite value stays finite as a floating or complex dtype.
+
+    Raises:
+        ValueError: It is too large.
+    """
+    if abs(value) <= _ALWAYS_HELD:
+        return
+    with np.errstate(all="ignore"):
+        try:
+            is_held = bool(np.isfinite(np.array(value, dtype.dtype))) or not cmath.isfinite(value)
+        except OverflowError:
+            is_held = False
+    if not is_held:
+        raise ValueError(f"{name}: {argument} {reprlib.repr(value)} is outside the range of {dtype}")
 
 
 class Planner:
@@ -196,7 +223,12 @@ class Planner:
 
     def _new(self, shape: tuple[int, ...], dtype: DType) -> AccelRef:
         spec_strides = contiguous_strides(shape, dtype.itemsize)
-        nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize if shape else dtype.itemsize
+        nbytes = math.prod(shape) * dtype.itemsize
+        if len(shape) > _MAX_AXES:
+            raise ValueError(f"{self.name}: shape must have at most {_MAX_AXES} axes, got {len(shape)}")
+        if not nbytes and math.prod(extent or 1 for extent in shape) * dtype.itemsize > sys.maxsize:
+            # Where there are elements, their memory is refused; here there are none.
+            raise ValueError(f"{self.name}: shape {shape} of {dtype} is larger than any memory")
         block = self._device.blocks.new(nbytes)
         self._allocations.append((block.id, nbytes))
         self._keep.append(block)

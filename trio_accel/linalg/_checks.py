@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numbers
+import reprlib
 
 from ..backends.base import DType
 from ..backends.base.ops import ArraySpec
+from ..devices import in_range
 
 __all__ = ["factor", "real_of", "same_dtype", "same_length", "vector"]
 
@@ -37,11 +39,17 @@ def factor(name: str, argument: str, value: object, dtype: DType) -> complex:
         raise TypeError(f"{name}: the arrays must have a floating or complex dtype, got {dtype}; use cast()")
     if isinstance(value, bool) or not isinstance(value, numbers.Complex):
         raise TypeError(f"{name}: {argument} must be a number, got {type(value).__name__}")
-    if isinstance(value, numbers.Real):
-        return float(value)
-    if dtype.kind != "complex":
+    if dtype.kind != "complex" and not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: {argument} {value!r} is complex, the arrays are {dtype}")
-    return complex(value)
+    try:
+        number = float(value) if isinstance(value, numbers.Real) else complex(value)
+    except OverflowError:
+        raise ValueError(
+            f"{name}: {argument} {reprlib.repr(value)} is outside the range of {dtype}"
+        ) from None
+    # Half precision is computed in single precision, and the factor with it.
+    in_range(name, argument, number, DType.float32 if dtype.itemsize < 4 else dtype)
+    return number
 
 
 def real_of(dtype: DType) -> DType:
