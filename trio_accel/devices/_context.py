@@ -70,6 +70,7 @@ class ContextActor(Actor):
             generation=front.generation + 1,
             hooks=front.hooks,
             lose=self._lose,
+            drain=front.blocks.drain,
         )
         self._session = Session(engine.generation, engine, context)
         cause: BaseException | None = None

@@ -64,6 +64,7 @@ class Engine:
         generation: int,
         hooks: list[EngineHook],
         lose: Callable[[Exception], None],
+        drain: Callable[[], None],
     ) -> None:
         self.device = device
         self.generation = generation
@@ -71,6 +72,7 @@ class Engine:
         self._options = options
         self._hooks = hooks
         self._lose = lose
+        self._drain = drain
         self._is_lost = False
         self._hazards = HazardTracker()
         self._lanes: list[Lane] = []
@@ -140,6 +142,8 @@ class Engine:
             for argument, used in launch.uses:
                 # While it was queued, it may have been released or spoiled.
                 used.check(f"{launch.name}: {argument}")
+            # What the program has let go by now is there for this operation.
+            self._drain()
             for block, nbytes in launch.allocations:
                 self.device.allocate(block, nbytes)
                 self._allocated.add(block)
