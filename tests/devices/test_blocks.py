@@ -1,0 +1,109 @@
+"""The table of dropped blocks, and the waker behind it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from trio_accel.devices._blocks import BlockTable
+from trio_accel.devices._bridge import LoopWaker
+
+
+async def test_the_bell_is_rung_again_after_a_drain_by_hand() -> None:
+    freed: list[int] = []
+    table = BlockTable("cpu:0")
+    table.release = freed.append
+    for _ in range(3):
+        block = table.new(8)
+        name = block.id
+        block.release()
+        table.drain()
+        assert freed[-1] == name
+        second = table.new(8)
+        name = second.id
+        del second
+        await wait_all_tasks_blocked()
+        assert freed[-1] == name
+    assert len(freed) == 6
+
+
+async def test_a_block_added_by_another_thread_at_the_worst_moment_is_freed() -> None:
+    """The thread looks at the queue before the drain takes the last block, and adds its own after it."""
+    freed: list[int] = []
+    table = BlockTable("cpu:0")
+    first, second = table.new(8), table.new(8)
+    ids = [first.id, second.id]
+
+    def release(block: int) -> None:
+        freed.append(block)
+        if block == ids[0]:
+            # In the midst of the drain, when the queue is empty already.
+            thread = threading.Thread(target=second.release)
+            thread.start()
+            thread.join()
+
+    table.release = release
+    first.release()
+    await wait_all_tasks_blocked()
+    assert freed == ids
+
+
+async def test_blocks_dropped_by_many_threads_are_all_freed() -> None:
+    freed: list[int] = []
+    table = BlockTable("cpu:0")
+    table.release = freed.append
+    ids: set[int] = set()
+
+    def make_and_drop() -> None:
+        for _ in range(200):
+            ids.add(table.new(8).id)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(4):
+            nursery.start_soon(trio.to_thread.run_sync, make_and_drop)
+    gc.collect()
+    await wait_all_tasks_blocked()
+    assert len(freed) == len(ids) == 800
+    assert set(freed) == ids
+
+
+async def test_rings_before_the_callback_are_one() -> None:
+    calls: list[int] = []
+    waker = LoopWaker(lambda: calls.append(1))
+    for _ in range(5):
+        waker.ring()
+    await wait_all_tasks_blocked()
+    assert (calls, waker.rings, waker.wakeups) == ([1], 5, 1)
+    waker.ring()
+    waker.close()
+    await wait_all_tasks_blocked()
+    assert calls == [1]
+
+
+def test_a_ring_after_the_end_of_the_program_is_nothing() -> None:
+    wakers: list[LoopWaker] = []
+
+    async def main() -> None:
+        wakers.append(LoopWaker(lambda: None))
+        await trio.lowlevel.checkpoint()
+
+    trio.run(main)
+    wakers[0].ring()
+
+
+async def test_a_callback_that_fails_ends_nothing() -> None:
+    calls: list[int] = []
+
+    def callback() -> None:
+        calls.append(1)
+        raise RuntimeError("broken")
+
+    waker = LoopWaker(callback)
+    waker.ring()
+    await wait_all_tasks_blocked()
+    waker.ring()
+    await wait_all_tasks_blocked()
+    assert calls == [1, 1]

@@ -1,0 +1,407 @@
+"""Arrays: copies bit for bit, release, limits, and statistics that balance."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+import trio
+from manual_backend import ManualBackend
+from trio.testing import wait_all_tasks_blocked
+
+import trio_accel as ta
+
+DTYPES = tuple(ta.DType)
+
+
+def bits(dtype: ta.DType, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """An array of arbitrary bit patterns, NaNs of all kinds among them."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    raw = np.random.default_rng(size).integers(0, 2 if dtype is ta.DType.bool else 256, size, np.uint8)
+    return raw.view(dtype.dtype).reshape(shape)
+
+
+def same_bits(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
+    return first.dtype == second.dtype and first.shape == second.shape and first.tobytes() == second.tobytes()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (5,), (3, 0, 2), (2, 3, 4)], ids=str)
+async def test_every_dtype_and_shape_comes_back_bit_for_bit(
+    device: ta.Device, dtype: ta.DType, shape: tuple[int, ...]
+) -> None:
+    host = bits(dtype, shape)
+    ref = await device.put(host)
+    assert (ref.dtype, ref.shape, ref.size, ref.ndim) == (dtype, shape, host.size, host.ndim)
+    assert ref.nbytes == host.nbytes
+    if host.size:
+        assert ref.strides == host.strides
+    back = await ref.to_host()
+    assert same_bits(back, host)
+    assert back.flags.writeable
+    assert back.flags.owndata
+    out = np.empty(shape, dtype.dtype)
+    assert await (await ref.copy()).to_host(out=out) is out
+    assert same_bits(out, host)
+
+
+async def test_all_codes_of_the_small_floats(device: ta.Device) -> None:
+    codes = np.arange(256, dtype=np.uint8)
+    for dtype in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2):
+        ref = await device.put(codes.view(dtype))
+        assert same_bits((await ref.to_host()).view(np.uint8), codes)
+        with np.errstate(invalid="ignore"):
+            expected = codes.view(dtype).astype(np.float32)
+        np.testing.assert_array_equal(await (await ref.cast("float32")).to_host(), expected)
+
+
+LAYOUTS: dict[str, Callable[[npt.NDArray[Any]], npt.NDArray[Any]]] = {
+    "transposed": lambda a: a.T,
+    "every other": lambda a: a[::2, ::3],
+    "backwards": lambda a: a[::-1, ::-1],
+    "broadcast": lambda a: np.broadcast_to(a[0], (4, a.shape[1])),
+    "Fortran": np.asfortranarray,
+    "read-only": lambda a: np.lib.stride_tricks.as_strided(a, writeable=False),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+@pytest.mark.parametrize("dtype", ["float64", "complex64", "bfloat16", "int8"])
+async def test_host_arrays_of_any_layout(
+    device: ta.Device, layout: Callable[[npt.NDArray[Any]], npt.NDArray[Any]], dtype: str
+) -> None:
+    host = layout(bits(ta.DType.of(dtype), (6, 8)))
+    ref = await device.put(host)
+    back = await ref.to_host()
+    assert same_bits(back, np.ascontiguousarray(host))
+    if host.flags.writeable:
+        host[...] = 0
+        await ref.to_host(out=host)
+        assert same_bits(np.ascontiguousarray(host), back)
+
+
+async def test_the_host_array_may_be_changed_after_put(device: ta.Device) -> None:
+    host = np.arange(1000.0)
+    ref = await device.put(host)
+    host[:] = -1.0
+    np.testing.assert_array_equal(await ref.to_host(), np.arange(1000.0))
+
+
+async def test_what_put_takes(device: ta.Device) -> None:
+    assert (await device.put([1, 2, 3])).dtype is ta.DType.int64
+    assert (await device.put(2.5)).shape == ()
+    assert await (await device.put(np.float32(2.5))).item() == 2.5
+
+
+async def test_making_arrays(device: ta.Device) -> None:
+    assert (await (await device.zeros(3)).to_host()).tolist() == [0.0, 0.0, 0.0]
+    assert (await device.zeros(3)).dtype is ta.DType.float64
+    assert (await (await device.empty((2, 0), "int8")).to_host()).shape == (2, 0)
+    full = await device.full([2, 2], 1 + 2j, "complex64")
+    assert same_bits(await full.to_host(), np.full((2, 2), 1 + 2j, np.complex64))
+    big = await device.full(np.int64(1), 2**63 - 1, np.int64)
+    assert await big.item() == 2**63 - 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+async def test_fill_and_item(device: ta.Device, dtype: ta.DType) -> None:
+    ref = await device.zeros((2, 2), dtype)
+    assert await ref.fill(1) is ref
+    np.testing.assert_array_equal(await ref.to_host(), np.ones((2, 2), dtype.dtype))
+    assert await (await device.full((), 1, dtype)).item() == 1
+
+
+@pytest.mark.parametrize("value", [np.float32(2.0), np.int8(2), 2, 2.0, True])
+async def test_what_fill_takes(device: ta.Device, value: float) -> None:
+    assert await (await device.full((), value, "int16")).item() == int(value)
+
+
+CASTS = [
+    ("float64", "float32"),
+    ("float64", "bfloat16"),
+    ("float32", "float16"),
+    ("float16", "float64"),
+    ("bfloat16", "float32"),
+    ("int64", "float64"),
+    ("float64", "int32"),
+    ("float64", "complex128"),
+    ("complex64", "complex128"),
+    ("uint8", "int16"),
+    ("bool", "float32"),
+    ("float64", "bool"),
+    ("complex64", "bool"),
+]
+
+
+@pytest.mark.parametrize(("source", "target"), CASTS, ids=str)
+async def test_casts_are_those_of_numpy(device: ta.Device, source: str, target: str) -> None:
+    host = np.arange(6).reshape(2, 3).astype(ta.DType.of(source).dtype)
+    ref = await (await device.put(host)).cast(target)
+    assert ref.dtype == target
+    assert same_bits(await ref.to_host(), host.astype(ta.DType.of(target).dtype))
+
+
+async def test_infinities_and_numbers_that_are_none(device: ta.Device) -> None:
+    x = await device.zeros(2, "float32")
+    assert (await (await x.fill(-np.inf)).to_host()).tolist() == [-np.inf] * 2
+    assert np.isnan(await (await device.full((), np.nan, "float16")).item())
+    assert await (await device.full((), 65504 + 10, "float16")).item() == 65504  # rounds down
+    assert await (await (await device.put(np.array(1e300))).cast("float32")).item() == np.inf
+
+
+Wrong = Callable[[ta.Device, ta.AccelRef], Awaitable[object]]
+
+WRONG: dict[str, tuple[Wrong, type[Exception], str]] = {
+    "put text": (lambda d, x: d.put("text"), TypeError, r"Put: host: dtype: .*'<U4'.* allowed: float64"),
+    "put objects": (lambda d, x: d.put([None]), TypeError, r"Put: host: dtype: .*'O'"),
+    "put big-endian": (lambda d, x: d.put(np.ones(2, ">f8")), TypeError, r"Put: host: dtype: .*'>f8'"),
+    "negative size": (
+        lambda d, x: d.zeros((2, -1)),
+        ValueError,
+        r"Empty: shape .* at least 0, got \(2, -1\)",
+    ),
+    "size true": (lambda d, x: d.zeros((True,)), ValueError, r"Empty: shape"),
+    "size 2.5": (
+        lambda d, x: d.zeros(2.5),
+        TypeError,
+        r"shape must be a size or a sequence of sizes, got 2\.5",
+    ),  # type: ignore[arg-type]
+    "sizes 2.5": (lambda d, x: d.zeros((2.5,)), ValueError, r"Empty: shape"),  # type: ignore[arg-type]
+    "65 axes": (lambda d, x: d.zeros((1,) * 65), ValueError, r"at most 64 axes, got 65"),
+    "beyond the address space": (
+        lambda d, x: d.zeros((2**62, 0)),
+        ValueError,
+        r"shape \(4611686018427387904, 0\) of float64 is larger than any memory",
+    ),
+    "a dtype": (lambda d, x: d.zeros(2, "float128"), TypeError, r"dtype: 'float128' .* allowed: float64"),
+    "fill complex": (lambda d, x: x.fill(1j), TypeError, r"Fill: value 1j is complex, the array is float64"),
+    "fill text": (lambda d, x: x.fill("1"), TypeError, r"Fill: value must be a number, got '1'"),  # type: ignore[arg-type]
+    "fill 10**400": (
+        lambda d, x: x.fill(10**400),
+        ValueError,
+        r"Fill: value 1000000.*0000 is outside the range of float64",
+    ),
+    "1e300 in float32": (
+        lambda d, x: d.full(1, -1e300, "float32"),
+        ValueError,
+        r"Empty: value -1e\+300 is outside the range of float32",
+    ),
+    "1e5 in float16": (lambda d, x: d.full(1, 1e5, "float16"), ValueError, r"outside the range of float16"),
+    "1e3 in float8": (lambda d, x: d.full(1, 1e3, "float8_e4m3fn"), ValueError, r"range of float8_e4m3fn"),
+    "1e300j": (lambda d, x: d.full(1, 1e300j, "complex64"), ValueError, r"outside the range of complex64"),
+    "300 in int8": (lambda d, x: d.full(1, 300, "int8"), ValueError, r"300 is outside -128 to 127"),
+    "1.5 in int8": (lambda d, x: d.full(1, 1.5, "int8"), ValueError, r"1\.5 is no whole number"),
+    "nan in int8": (lambda d, x: d.full(1, float("nan"), "int8"), ValueError, r"nan is no whole number"),
+    "out of another shape": (
+        lambda d, x: x.to_host(out=np.empty(4)),
+        ValueError,
+        r"ToHost: out must be a writable array of shape \(3,\) and dtype float64, got shape \(4,\)",
+    ),
+    "out of another dtype": (
+        lambda d, x: x.to_host(out=np.empty(3, np.float32)),
+        ValueError,
+        r"ToHost: out .* got shape \(3,\), dtype float32",
+    ),
+    "out read-only": (
+        lambda d, x: x.to_host(out=np.broadcast_to(0.0, 3)),
+        ValueError,
+        r"ToHost: out .* got a read-only array",
+    ),
+    "out a list": (lambda d, x: x.to_host(out=[0.0] * 3), TypeError, r"out must be a NumPy array, got list"),  # type: ignore[arg-type]
+    "cast to real": (
+        lambda d, x: _cast_complex(d),
+        TypeError,
+        r"Copy: dtype: complex128 to float32 would drop the imaginary parts",
+    ),
+    "cast to text": (lambda d, x: x.cast("str"), TypeError, r"dtype: 'str' is no element type"),
+    "item of three": (lambda d, x: x.item(), ValueError, r"exactly one element, got shape \(3,\)"),
+    "ask for nothing": (lambda d, x: d.ask(None), TypeError, r"ask: None is no operation"),  # type: ignore[arg-type]
+}
+
+
+async def _cast_complex(device: ta.Device) -> ta.AccelRef:
+    ref = await device.zeros(2, complex)
+    return await ref.cast("float32")
+
+
+@pytest.mark.parametrize(("wrong", "error", "message"), WRONG.values(), ids=WRONG.keys())
+async def test_wrong_arguments_are_refused_before_anything_is_launched(
+    device: ta.Device, wrong: Wrong, error: type[Exception], message: str
+) -> None:
+    x = await device.put(np.ones(3))
+    await device.synchronize()
+    before = await device.statistics()
+    with pytest.raises(error, match=message):
+        await wrong(device, x)
+    await device.synchronize()
+    after = await device.statistics()
+    extra = 1 if wrong is WRONG["cast to real"][0] else 0  # what it makes itself
+    assert after.launched == before.launched + extra
+    assert after.generation == 1
+    np.testing.assert_array_equal(await x.to_host(), np.ones(3))
+
+
+async def test_a_reference_is_no_host_array(device: ta.Device) -> None:
+    x = await device.put(np.ones((3, 2)))
+    assert len(x) == 3
+    with pytest.raises(TypeError, match=r"await ref\.item\(\)"):
+        bool(x)
+    with pytest.raises(TypeError, match=r"await ref\.to_host\(\)"):
+        np.asarray(x)
+    with pytest.raises(TypeError, match="without axes"):
+        len(await device.put(1.0))
+
+
+class TestRelease:
+    async def test_dropping_the_last_reference_gives_memory_back(self, device: ta.Device) -> None:
+        ref = await device.put(np.ones(1000))
+        assert (await device.statistics()).memory.used == 8000
+        del ref
+        await device.synchronize()
+        assert (await device.statistics()).memory.used == 0
+
+    async def test_explicitly_and_twice(self, device: ta.Device) -> None:
+        ref = await device.put(np.ones(1000))
+        ref.release()
+        ref.release()
+        await device.synchronize()
+        assert (await device.statistics()).memory.used == 0
+        assert repr(ref) == "<AccelRef float64 (1000,) on cpu:0, released>"
+        for use in (ref.to_host, ref.copy, lambda: ref.fill(0)):
+            with pytest.raises(ta.StaleRefError, match="its memory was released"):
+                await use()
+        with pytest.raises(ta.StaleRefError, match=r"linalg\.Matmul: b: its memory was released") as caught:
+            await ta.linalg.matmul(np.ones((1, 1000)), ref)
+        assert (caught.value.device, caught.value.generation) == ("cpu:0", 1)
+
+    async def test_while_a_request_is_queued(
+        self, system: ta.System, backend: ManualBackend, nursery: trio.Nursery
+    ) -> None:
+        async with system.open_device(options=ta.DeviceOptions(in_flight=1)) as device:
+            x, y = await device.put(np.ones(3)), await device.put(np.ones(3))
+            backend.device.is_held = True
+            nursery.start_soon(ta.linalg.scal, 2.0, x)
+            await wait_all_tasks_blocked()
+            caught: list[Exception] = []
+
+            async def ask() -> None:
+                try:
+                    await ta.linalg.nrm2(y)
+                except ta.StaleRefError as error:
+                    caught.append(error)
+
+            nursery.start_soon(ask)
+            await wait_all_tasks_blocked()
+            y.release()
+            await wait_all_tasks_blocked()
+            backend.device.release()
+            await wait_all_tasks_blocked()
+            assert "linalg.Nrm2: x: its memory was released" in str(caught[0])
+            assert system.tree().find("test/manual:0/context/blas").restarts == 0
+
+    async def test_of_what_is_being_written(self, manual: ta.Device, backend: ManualBackend) -> None:
+        x = await manual.put(np.ones(3))
+        backend.device.is_held = True
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ta.linalg.scal, 2.0, x)
+            await wait_all_tasks_blocked()
+            x.release()
+            x.release()
+            await wait_all_tasks_blocked()
+            assert backend.device.memory().used == 24
+            backend.device.release()
+        await wait_all_tasks_blocked()
+        assert backend.device.memory().used == 0
+
+
+@pytest.fixture
+async def small(system: ta.System) -> AsyncGenerator[ta.Device, None]:
+    """A device with a limit of 1000 bytes."""
+    async with system.open_device("cpu", options=ta.DeviceOptions(memory_limit=1000)) as device:
+        yield device
+
+
+async def test_too_little_memory_is_said_in_numbers_and_harms_nothing(small: ta.Device) -> None:
+    x = await small.put(np.ones(100))
+    with pytest.raises(ta.OutOfMemoryError) as caught:
+        await x.copy()
+    error = caught.value
+    assert (error.requested, error.free, error.total) == (800, 200, 1000)
+    assert (error.device, error.operation, error.generation) == ("cpu:0", "devices.Copy", 1)
+    assert "800 bytes requested, 200 free of 1000" in str(error)
+    # Operands that fit until the product does not: all of it is given back.
+    y = await small.zeros((5, 1))
+    with pytest.raises(ta.OutOfMemoryError):
+        await ta.linalg.matmul(y, np.ones((1, 5)), out=None)
+    del y
+    await small.synchronize()
+    statistics = await small.statistics()
+    assert (statistics.memory.used, statistics.memory.blocks, statistics.memory.limit) == (800, 1, 1000)
+    x.release()
+    z = await small.full(124, 3.0)
+    assert (await ta.linalg.nrm2(await small.put(np.ones(0)))).device is small
+    assert (await z.to_host()).sum() == 372.0
+    assert statistics.generation == 1
+
+
+async def test_memory_that_is_dropped_is_there_for_the_next(small: ta.Device) -> None:
+    for value in range(20):
+        ref = await small.full(120, value)
+        assert (await ref.to_host())[0] == value
+        del ref
+
+
+async def test_two_thousand_operations_leave_nothing(device: ta.Device) -> None:
+    x = await device.put(np.ones(16))
+    matrix = await device.put(np.eye(16))
+    await device.synchronize()
+
+    async def work(count: int) -> None:
+        for number in range(count):
+            match number % 5:
+                case 0:
+                    await ta.linalg.matmul(matrix, np.ones((16, 2)))
+                case 1:
+                    await ta.linalg.scal(1.0, x)
+                case 2:
+                    await (await ta.fft.rfft(x)).to_host()
+                case 3:
+                    with pytest.raises(ValueError, match="one shape"):
+                        await ta.linalg.dot(x, np.ones(3))
+                case _:
+                    (await ta.linalg.dot(x, x)).release()
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(8):
+            nursery.start_soon(work, 250)
+    gc.collect()
+    await device.synchronize()
+    statistics = await device.statistics()
+    assert statistics.launched == statistics.completed == 2 + 8 * (4 * 50 + 50)
+    assert statistics.in_flight == 0
+    assert (statistics.memory.used, statistics.memory.blocks) == (128 + 2048, 2)
+    assert device._session is not None
+    engine = device._session.engine
+    assert set(engine._hazards._blocks) <= engine._allocated
+    assert (engine._pins, engine._dropped, engine._writers, dict(engine._grace)) == ({}, set(), {}, {})
+    assert len(engine._lanes) == 3
+    np.testing.assert_array_equal(await x.to_host(), np.ones(16))
+
+
+async def test_statistics_are_the_truth(manual: ta.Device, backend: ManualBackend) -> None:
+    first = await manual.statistics()
+    assert (first.generation, first.launched, first.completed, first.in_flight) == (1, 0, 0, 0)
+    assert first.memory.used == first.memory.peak == first.memory.blocks == 0
+    x = await manual.put(np.ones(4))
+    y = await manual.put(np.ones(4))
+    y.release()
+    await manual.synchronize()
+    second = await manual.statistics()
+    assert (second.launched, second.completed) == (2, 2)
+    assert (second.memory.used, second.memory.peak, second.memory.blocks) == (32, 64, 1)
+    assert x.nbytes == 32
