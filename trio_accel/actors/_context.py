@@ -157,6 +157,16 @@ class ActorContext:
         """End this actor after the message being served. A permanent actor is not restarted either."""
         self._cell.request_stop("it stopped itself")
 
+    def finish(self) -> None:
+        """End this incarnation after the message being served: its work is done.
+
+        What follows is up to the restart type: a permanent actor is started anew and keeps its
+        mailbox; a transient or temporary one ends for good. Does nothing when the incarnation has
+        ended already.
+        """
+        if self._cell.incarnation is self._incarnation:
+            self._incarnation.finish()
+
     def crash(self, error: Exception) -> None:
         """Crash this incarnation before its next message, as if a handler had raised the error.
 

@@ -34,6 +34,7 @@ class Incarnation:
         "cell",
         "children",
         "current",
+        "is_finished",
         "number",
         "nursery",
         "pending_crash",
@@ -48,6 +49,7 @@ class Incarnation:
         self.children: Supervisor | None = None
         self.current: Envelope | None = None
         self.pending_crash: Exception | None = None
+        self.is_finished = False
         self.watched: list[Cell] | None = None
         self._grouped: dict[trio.lowlevel.Task, Envelope] | None = None
         self._running: dict[Group, int] | None = None
@@ -103,6 +105,12 @@ class Incarnation:
             self.pending_crash = error
             self.cell.mailbox.wake()
 
+    def finish(self) -> None:
+        """End before the next message, without an error; a crash that was asked for first goes first."""
+        if self.pending_crash is None:
+            self.is_finished = True
+            self.cell.mailbox.wake()
+
     async def _serve_and_stop_children(self) -> None:
         try:
             await self._serve()
@@ -122,7 +130,9 @@ class Incarnation:
     async def _serve(self) -> None:
         cell, mailbox = self.cell, self.cell.mailbox
         handlers, base = cell.handlers, cell.base_context
-        while cell.stop_reason is None or (cell.is_draining and not mailbox.is_empty):
+        while not self.is_finished and (
+            cell.stop_reason is None or (cell.is_draining and not mailbox.is_empty)
+        ):
             # An idle actor must not keep its last message alive.
             envelope = None
             envelope = await mailbox.receive(base)

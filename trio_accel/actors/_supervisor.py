@@ -154,6 +154,12 @@ class Supervisor:
 
     async def _sweep(self, sibling: Cell) -> None:
         """End a child's incarnation because of another's failure."""
+        # One that is being spawned is not torn from its spawner; nor is it waited for without end.
+        with trio.move_on_after(sibling.policy.grace):
+            await sibling.wait_begun()
+        if sibling.terminated is not None:
+            # It ended while others were waited for.
+            return
         if sibling.restart is Restart.TEMPORARY:
             await self.stop_child(sibling, "a sibling failed")
             return
