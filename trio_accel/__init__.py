@@ -6,7 +6,7 @@ it, and a reply arrives when the device has completed the operation.
 
 import logging as _logging
 
-from . import fft, linalg, sparse, testing
+from . import fft, linalg, random, sparse, testing
 from ._version import __version__
 from .actors import (
     Actor,
@@ -142,6 +142,7 @@ __all__ = [
     "linalg",
     "list_devices",
     "open_system",
+    "random",
     "sparse",
     "testing",
 ]

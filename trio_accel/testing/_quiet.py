@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import trio
-import trio.testing
 
 from ..actors import System as ActorSystem
 
@@ -16,6 +15,9 @@ async def wait_until_quiet(system: ActorSystem) -> None:
     What waits for time or for another thread counts as quiet only if no message is open over it:
     a request that a handler or a device is working on is waited for.
     """
+    # It loads pytest where that is installed: not with `import trio_accel`.
+    import trio.testing
+
     while True:
         await trio.testing.wait_all_tasks_blocked()
         if not any(

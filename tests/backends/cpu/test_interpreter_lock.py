@@ -23,6 +23,7 @@ from trio_accel.backends.base.ops import (
     FillSpec,
     MatmulSpec,
     Nrm2Spec,
+    PhiloxSpec,
     ScalSpec,
     SpmvCsrSpec,
 )
@@ -192,6 +193,10 @@ def _contiguous_to_host(rig):
     return "memory", CopyToHostSpec(_vector(rig, 40 * MILLION, "float64"), host=np.ones(40 * MILLION))
 
 
+def _philox(distribution, count, dtype):
+    return lambda rig: ("random", PhiloxSpec(distribution, 1, 0, 0.0, 1.0, rig.empty((count,), dtype)))
+
+
 def _fill(count, dtype):
     return lambda rig: ("memory", FillSpec(1, rig.empty((count,), dtype)))
 
@@ -246,6 +251,11 @@ OPERATIONS = {
     "copy to host, contiguous": _contiguous_to_host,
     "fill float64": _fill(60 * MILLION, "float64"),
     "fill bool": _fill(400 * MILLION, "bool"),
+    "random bits": _philox("bits", 8 * MILLION, "uint32"),
+    "uniform float32": _philox("uniform", 8 * MILLION, "float32"),
+    "uniform float64": _philox("uniform", 4 * MILLION, "float64"),
+    "normal float32": _philox("normal", 6 * MILLION, "float32"),
+    "normal float64": _philox("normal", 2 * MILLION, "float64"),
 }
 
 

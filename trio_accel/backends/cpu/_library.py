@@ -26,6 +26,7 @@ _MODULES = {
     "blas": ".kernels.blas",
     "fft": ".kernels.fft",
     "memory": ".kernels.memory",
+    "random": ".kernels.random",
     "sparse": ".kernels.sparse",
 }
 

@@ -4,9 +4,11 @@ from ._spec import ArraySpec, OperationSpec, contiguous_strides, reads, updates,
 from .fft import FftNorm, FftSpec
 from .linalg import AxpySpec, DotSpec, MatmulSpec, Nrm2Spec, ScalSpec
 from .memory import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec
+from .random import PHILOX_ROW, PhiloxSpec
 from .sparse import SpmvCsrSpec
 
 __all__ = [
+    "PHILOX_ROW",
     "ArraySpec",
     "AxpySpec",
     "CopyFromHostSpec",
@@ -19,6 +21,7 @@ __all__ = [
     "MatmulSpec",
     "Nrm2Spec",
     "OperationSpec",
+    "PhiloxSpec",
     "ScalSpec",
     "SpmvCsrSpec",
     "contiguous_strides",

@@ -1,0 +1,183 @@
+"""Random numbers: against Random123's known answers, cuRAND's own, and the distributions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.stats
+import trio
+
+import trio_accel as ta
+from trio_accel.backends.cpu.kernels.random import philox4x32
+
+# Known answers of philox4x32 with 10 rounds: tests/kat_vectors of Random123 1.14.0 (Salmon et al.;
+# D. E. Shaw Research, BSD 3-clause): counter, key, result.
+KNOWN = [
+    ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+]
+
+# What cuRAND 10.4.4's host generator PHILOX4_32_10 gave for this seed; uniform ones at offset 2 << 18.
+SEED = 0x0123456789ABCDEF
+CURAND_BITS = {
+    0: 0xB850222E, 1: 0xC58CB04B, 2: 0x14A7A020, 3: 0x7A84FFF9, 4: 0xFA9DFF5E,
+    262143: 0xA2B781BA, 262144: 0xADCA1466, 262145: 0x523E0D85, 300003: 0xFCB8C938,
+}  # fmt: skip
+CURAND_UNIFORM = {
+    "float32": {
+        0: "0x1.ef9c54p-1", 1: "0x1.047996p-1", 262144: "0x1.5860f2p-1", 300003: "0x1.f3b23cp-2",
+    },
+    "float64": {
+        0: "0x1.047999fce29a0p-1", 1: "0x1.a8fe4c97f1e64p-4", 2: "0x1.fefa370e0f1e1p-2",
+        3: "0x1.fc270cde8e918p-1", 262144: "0x1.a4337d64a30bap-1", 300003: "0x1.5729a18e36122p-1",
+    },
+}  # fmt: skip
+CURAND_NORMAL = {
+    "float32": {
+        0: -0.8030993938446045, 1: 0.11006899178028107, 2: 0.300900936126709,
+        262144: 0.7933948040008545, 300003: 1.1994473934173584,
+    },
+    "float64": {
+        0: 0.09655394047443411, 1: -0.7134790715091881, 2: -1.426230008354764,
+        3: -0.4867060118006284, 262144: 0.7053753208590193, 300003: -0.7694805052168326,
+    },
+}  # fmt: skip
+LENGTH = 300_004
+
+
+def _hex(text: str) -> list[int]:
+    return [int(word, 16) for word in text.split()]
+
+
+@pytest.mark.parametrize(("counter", "key", "expected"), KNOWN)
+def test_the_cipher_gives_random123s_known_answers(counter: str, key: str, expected: str) -> None:
+    first, second, third, fourth = (np.array([word], np.uint64) for word in _hex(counter))
+    key0, key1 = _hex(key)
+    words = philox4x32((first, second, third, fourth), (key0, key1))
+    assert [int(word[0]) for word in words] == _hex(expected)
+
+
+async def test_bits_are_those_of_curand(device: ta.Device) -> None:
+    host = await (await ta.random.Generator(device, seed=SEED).bits(LENGTH)).to_host()
+    assert host.dtype == np.uint32
+    assert {index: int(host[index]) for index in CURAND_BITS} == CURAND_BITS
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+async def test_uniform_numbers_are_those_of_curand(device: ta.Device, dtype: str) -> None:
+    generator = ta.random.Generator(device, seed=SEED)
+    await generator.bits(1)  # takes the first two rows
+    host = await (await generator.uniform(LENGTH, dtype)).to_host()
+    expected = {index: float.fromhex(value) for index, value in CURAND_UNIFORM[dtype].items()}
+    assert {index: float(host[index]) for index in expected} == expected
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float64", 1e-14)])
+async def test_normal_numbers_are_those_of_curand(device: ta.Device, dtype: str, tolerance: float) -> None:
+    host = await (await ta.random.Generator(device, seed=SEED).normal(LENGTH, dtype)).to_host()
+    for index, expected in CURAND_NORMAL[dtype].items():
+        assert float(host[index]) == pytest.approx(expected, abs=tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+async def test_distributions(device: ta.Device, dtype: str) -> None:
+    generator = ta.random.Generator(device, seed=7)
+    uniform = await (await generator.uniform(200_000, dtype)).to_host()
+    assert uniform.min() > 0
+    assert uniform.max() <= 1
+    assert scipy.stats.kstest(uniform, "uniform").pvalue > 0.001
+    normal = await (await generator.normal((400, 500), dtype)).to_host()
+    assert scipy.stats.kstest(normal.reshape(-1), "norm").pvalue > 0.001
+
+
+async def test_bounds_mean_and_deviation(device: ta.Device) -> None:
+    plain = await (await ta.random.Generator(device, seed=3).uniform(1000, "float64")).to_host()
+    moved = await (
+        await ta.random.Generator(device, seed=3).uniform(1000, "float64", low=-2, high=6)
+    ).to_host()
+    np.testing.assert_allclose(moved, -2 + 8 * plain, rtol=1e-12)
+    plain = await (await ta.random.Generator(device, seed=3).normal(1000, "float64")).to_host()
+    moved = await (
+        await ta.random.Generator(device, seed=3).normal(1000, "float64", loc=5, scale=0.5)
+    ).to_host()
+    np.testing.assert_allclose(moved, 5 + 0.5 * plain, rtol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [0, 1, 3, (2, 3), (), (5, 0), 65_537])
+async def test_every_size_is_a_beginning_of_the_same_sequence(
+    device: ta.Device, shape: int | tuple[int, ...]
+) -> None:
+    long = await (await ta.random.Generator(device, seed=5).normal(70_000)).to_host()
+    short = await (await ta.random.Generator(device, seed=5).normal(shape)).to_host()
+    assert short.shape == ((shape,) if isinstance(shape, int) else shape)
+    np.testing.assert_array_equal(short.reshape(-1), long[: short.size])
+
+
+async def test_no_part_of_the_sequence_is_drawn_twice(device: ta.Device) -> None:
+    generator = ta.random.Generator(device, seed=11)
+    words: list[np.ndarray] = []
+
+    async def draw() -> None:
+        for size in (1, 1000, 262_145):
+            drawn = await generator.bits(size)
+            words.append(await drawn.to_host())
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(4):
+            nursery.start_soon(draw)
+    # Four words a counter: equal words at equal places in two draws would be the same counter.
+    counters = np.concatenate([part[: part.size // 4 * 4].reshape(-1, 4) for part in words])
+    assert len(np.unique(counters, axis=0)) == len(counters)
+
+
+async def test_single_and_double_precision_draw_different_counters(device: ta.Device) -> None:
+    generator = ta.random.Generator(device, seed=11)
+    before = generator._row
+    await generator.uniform(3 * 262_144, "float64")
+    # Three times 65536 counters, each with the one of the next row.
+    assert generator._row - before == 6
+
+
+async def test_a_restart_does_not_repeat_the_stream(device: ta.Device) -> None:
+    generator = ta.random.Generator(device, seed=13)
+    first = await (await generator.bits(100)).to_host()
+    ta.testing.inject_fault(device, ta.random.Bits, fail=RuntimeError("crash"))
+    with pytest.raises(ta.ActorFailedError):
+        await generator.bits(100)
+    second = await (await generator.bits(100)).to_host()
+    assert not np.intersect1d(first, second).size
+
+
+async def test_out_is_filled_and_returned(device: ta.Device) -> None:
+    out = await device.zeros((3, 4), "float32")
+    result = await ta.random.Generator(device, seed=1).normal((3, 4), out=out)
+    assert result is out
+    expected = await (await ta.random.Generator(device, seed=1).normal(12)).to_host()
+    np.testing.assert_array_equal((await out.to_host()).reshape(-1), expected)
+
+
+async def test_two_generators_without_a_seed_differ(device: ta.Device) -> None:
+    first, second = ta.random.Generator(device), ta.random.Generator(device)
+    assert first.seed != second.seed
+    assert str(first.seed) in repr(first)
+
+
+async def test_wrong_arguments_are_refused_before_anything_is_launched(device: ta.Device) -> None:
+    generator = ta.random.Generator(device, seed=1)
+    with pytest.raises(ta.NotSupportedError, match="kind 'mt19937' is not there"):
+        ta.random.Generator(device, "mt19937")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"seed must be from 0 to 2\*\*64 - 1, got -1"):
+        ta.random.Generator(device, seed=-1)
+    with pytest.raises(ValueError, match="sizes of at least 0, got -3"):
+        await generator.bits(-3)
+    with pytest.raises(ta.NotSupportedError, match="makes float32 or float64, not float16"):
+        await generator.uniform(3, "float16")
+    with pytest.raises(ValueError, match="low must not be above high"):
+        await generator.uniform(3, low=2, high=1)
+    with pytest.raises(ValueError, match="scale must be at least 0"):
+        await generator.normal(3, scale=-1)
+    with pytest.raises(ValueError, match=r"out must have shape \(3,\) and dtype uint32"):
+        await generator.bits(3, out=await device.zeros(4, "uint32"))
+    launched = (await device.statistics()).launched
+    assert launched == 1  # the zeros
