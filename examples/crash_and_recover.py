@@ -1,0 +1,78 @@
+"""An actor crashes under load: the tree before and after, and every request's fate. Try --requests 9."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+
+import attrs
+import trio
+
+import trio_accel as ta
+
+
+@attrs.frozen
+class Read(ta.Request["Pages", str]):
+    """Read a page."""
+
+    number: int
+
+
+class Pages(ta.Actor):
+    """Crashes over a page that does not exist."""
+
+    @ta.handles(Read)
+    async def read(self, request: Read) -> str:
+        """The sleep stands for a slow disk."""
+        await trio.sleep(0.01)
+        if request.number < 0:
+            raise RuntimeError(f"no page {request.number}")
+        return f"page {request.number}"
+
+
+class Index(ta.Actor):
+    """Is made from the pages, so it must be made anew when they are."""
+
+    def __init__(self, pages: ta.Ref[Pages]) -> None:
+        self.pages = pages
+
+
+async def client(number: int, pages: ta.Ref[Pages], fates: Counter[str]) -> None:
+    """Read a page; write down what became of that."""
+    try:
+        text = await pages.ask(Read(number))
+    except ta.ActorFailedError as error:
+        fates[f"failed: {error.__cause__}"] += 1
+    else:
+        fates["served" if text == f"page {number}" else "WRONG"] += 1
+
+
+async def run(requests: int) -> int:
+    """Returns 0 if one request failed, all others were served, and the right actors restarted."""
+    fates = Counter[str]()
+    options = ta.SystemOptions(strategy=ta.Strategy.REST_FOR_ONE)
+    async with ta.open_system("library", options=options) as system:
+        await system.spawn(Pages, name="archive")  # started before, so it goes on
+        pages = await system.spawn(Pages, name="pages")
+        await system.spawn(Index, pages, name="index")
+        print(f"before\n{system.tree()}")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client, -1, pages, fates)
+            await trio.sleep(0.001)  # now that one is being served, and the others queue up behind it
+            for number in range(1, requests):
+                nursery.start_soon(client, number, pages, fates)
+        print(f"after\n{system.tree()}\n{dict(fates)}")
+        restarts = {actor.name: actor.restarts for actor in system.tree().children}
+    is_fair = fates == Counter({"failed: no page -1": 1, "served": requests - 1})
+    return 0 if is_fair and restarts == {"archive": 0, "pages": 1, "index": 1} else 1
+
+
+def main() -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(description="An actor crashes under load and recovers.")
+    parser.add_argument("--requests", type=int, default=6, help="at least 2; the first one is bad")
+    return trio.run(run, parser.parse_args().requests)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
