@@ -391,7 +391,9 @@ class Cell:
         return ActorRestartingError(f"actor {self.path} restarts: {why}", path=self.path)
 
     def observe_start(self, envelope: Envelope) -> None:
-        """Tell the observers that a handler begins."""
+        """Tell the observers that a handler begins; of a message that was stashed they know."""
+        if envelope.started_at is not None:
+            return
         envelope.started_at = now = trio.current_time()
         self.system.observers.emit(
             MessageStarted(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 import attrs
 
 from ._envelope import DeferredReply, Envelope, EnvelopeState
+from ._errors import MailboxFullError
 from ._messages import AnyMessage, Message
 from ._options import MailboxOptions, Policy, Restart
 from ._ref import cell_of
@@ -99,18 +100,29 @@ class ActorContext:
     def stash(self, message: AnyMessage) -> None:
         """Set the message being served aside; its asker goes on waiting. The handler returns then.
 
-        `unstash_all` and a restart put what was set aside back in front of the mailbox.
+        `unstash_all` and a restart put what was set aside back in front of the mailbox. What the
+        handler returns is no reply then; if it raises, the message is not set aside.
 
         Raises:
             RuntimeError: It is not the message being served.
             MailboxFullError: So many are set aside already (`MailboxOptions.stash`).
         """
-        envelope = self._cell.current
+        cell = self._cell
+        envelope = cell.current
         if envelope is None or envelope.message is not message or envelope.state != EnvelopeState.RUNNING:
             raise RuntimeError(
                 f"stash: actor {self.path} is not serving {message!r}; stash what the handler got"
             )
-        self._cell.mailbox.stash(envelope)
+        stashing = sum(served.state == EnvelopeState.STASHING for served in self._incarnation.serving)
+        limit = cell.mailbox_options.stash
+        if cell.mailbox.stashed + stashing >= limit:
+            raise MailboxFullError(
+                f"stash of {self.path} is full ({limit} messages); "
+                "call unstash_all(), or raise MailboxOptions.stash",
+                path=self.path,
+            )
+        # Set aside only when the handler has returned: until then the message is its own.
+        envelope.state = EnvelopeState.STASHING
 
     def unstash_all(self) -> None:
         """Put the messages that were set aside back in front of the mailbox, in their order."""

@@ -25,12 +25,14 @@ ReplyT_contra = TypeVar("ReplyT_contra", contravariant=True)
 
 
 class EnvelopeState(enum.IntEnum):
-    """Where an envelope is on its way; it only moves down this list."""
+    """Where an envelope is on its way; it only moves down this list, or from STASHING back to QUEUED."""
 
     QUEUED = 0
     RUNNING = 1
-    DEFERRED = 2
-    DONE = 3
+    STASHING = 2
+    """Still running, to be set aside when its handler returns."""
+    DEFERRED = 3
+    DONE = 4
 
 
 class Envelope:

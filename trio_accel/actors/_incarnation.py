@@ -89,9 +89,10 @@ class Incarnation:
         return self.children
 
     @property
-    def serving(self) -> int:
-        """Messages being served now."""
-        return (self.current is not None) + len(self._grouped or ())
+    def serving(self) -> tuple[Envelope, ...]:
+        """The messages being served now."""
+        grouped = () if self._grouped is None else self._grouped.values()
+        return (*grouped, self.current) if self.current is not None else tuple(grouped)
 
     def envelope_of(self, task: trio.lowlevel.Task) -> Envelope | None:
         """The message that a task of this incarnation is serving."""
@@ -177,12 +178,18 @@ class Incarnation:
             if not cell.reply_with(envelope, error):
                 cell.fail(envelope, error)
                 raise
-        else:
-            cell.handled += 1
-            if envelope.state == EnvelopeState.RUNNING:
-                envelope.resolve(outcome.Value(reply))
-                if cell.system.observers:
-                    cell.observe_end(envelope)
+            return
+        if envelope.state == EnvelopeState.STASHING:
+            if envelope.is_cancelled:
+                cell.unwind(envelope)
+            else:
+                cell.mailbox.stash(envelope)
+            return
+        cell.handled += 1
+        if envelope.state == EnvelopeState.RUNNING:
+            envelope.resolve(outcome.Value(reply))
+            if cell.system.observers:
+                cell.observe_end(envelope)
 
     def _is_over(self, envelope: Envelope) -> bool:
         """Whether the asker has gone meanwhile: the request is not served."""

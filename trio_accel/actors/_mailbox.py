@@ -109,11 +109,13 @@ class Mailbox:
                     self._waiting = deque()
                 self._waiting.append(envelope)
                 return False
-            if overflow is Overflow.DROP_OLDEST:
-                oldest = self._queue.popleft()
-                oldest.fail(self._full(oldest, "was dropped in favour of a newer message"))
-            else:
+            if overflow is not Overflow.DROP_OLDEST:
                 raise self._full(envelope, "was rejected" if overflow is Overflow.REJECT else "was dropped")
+            oldest = self._queue.popleft()
+            # Before anybody hears of the loss: an observer may send to this very mailbox.
+            self._queue.append(envelope)
+            oldest.fail(self._full(oldest, "was dropped in favour of a newer message"))
+            return True
         self._queue.append(envelope)
         self.peak = max(self.peak, len(self._queue))
         return True
@@ -121,6 +123,7 @@ class Mailbox:
     def put_control(self, envelope: Envelope) -> None:
         """Take a message of the runtime itself in: before all others, whatever the capacity."""
         if self._refusal is not None and self._refusal[0] is ActorStoppedError:
+            self._drop(envelope, self._refusal[1])
             return
         if self._receiver is not None:
             self._hand_over(self._receiver, envelope)
@@ -137,6 +140,8 @@ class Mailbox:
             if lane is not None and envelope in lane:
                 lane.remove(envelope)
                 break
+        # One that was stashed has begun.
+        self._cell.observe_end(envelope, cancelled=True)
         self._admit()
 
     async def receive(self, base: Context) -> Envelope | None:
@@ -179,19 +184,9 @@ class Mailbox:
             trio.lowlevel.reschedule(task, outcome.Value(None))
 
     def stash(self, envelope: Envelope) -> None:
-        """Set the message being served aside.
-
-        Raises:
-            MailboxFullError: So many are set aside already; the message is still being served.
-        """
+        """Set a message that was being served aside."""
         if self._stash is None:
             self._stash = deque()
-        if len(self._stash) >= self._options.stash:
-            raise MailboxFullError(
-                f"stash of {self._cell.path} is full ({self._options.stash} messages); "
-                "call unstash_all(), or raise MailboxOptions.stash",
-                path=self._cell.path,
-            )
         envelope.state = EnvelopeState.QUEUED
         self._stash.append(envelope)
 
@@ -201,9 +196,13 @@ class Mailbox:
             self._queue.extendleft(reversed(self._stash))
             self._stash.clear()
             self.peak = max(self.peak, len(self._queue))
+            if self._receiver is not None:
+                # Called from beside the actor's task, which sleeps while the queue is empty.
+                self._hand_over(self._receiver, self._queue.popleft())
 
     def suspend(self) -> None:
         """The actor restarts: reject what is queued and what comes, if the mailbox is to do so."""
+        self._drop_control("the watch ended with its incarnation")
         self.unstash_all()
         if self._options.on_restart == "reject" and self._refusal is None:
             why = f"actor {self._cell.path} is restarting"
@@ -224,8 +223,8 @@ class Mailbox:
         """Refuse what was not served, and all that comes: the actor has ended."""
         self._refusal = (ActorStoppedError, reason)
         self.unstash_all()
+        self._drop_control(reason)
         self._refuse_all(reason, cause)
-        self._control = None
 
     def _hand_over(self, task: trio.lowlevel.Task, envelope: Envelope) -> None:
         self._receiver = None
@@ -241,6 +240,11 @@ class Mailbox:
             if envelope.is_told and envelope.task is not None:
                 task, envelope.task = envelope.task, None
                 trio.lowlevel.reschedule(task)
+
+    def _drop_control(self, reason: str) -> None:
+        control, self._control = self._control, None
+        for envelope in control or ():
+            self._drop(envelope, reason)
 
     def _refuse_all(self, reason: str, cause: BaseException | None = None) -> None:
         left = [*self._queue, *(self._waiting or ())]

@@ -124,7 +124,7 @@ def snapshot_cell(cell: Cell) -> ActorSnapshot:
         mailbox_waiting=cell.mailbox.waiting,
         stashed=cell.mailbox.stashed,
         dropped=cell.mailbox.dropped,
-        running=incarnation.serving if incarnation is not None else 0,
+        running=len(incarnation.serving) if incarnation is not None else 0,
         handled=cell.handled,
         failed=cell.failed,
         expired=cell.expired,
