@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+
 import trio_accel as ta
 
 if TYPE_CHECKING:

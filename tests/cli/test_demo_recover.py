@@ -4,6 +4,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 import trio_accel as ta
 
 if TYPE_CHECKING:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import trio_accel as ta
 from scipy import sparse
 from scipy.io import mmread, mmwrite
+
+import trio_accel as ta
 
 if TYPE_CHECKING:
     from conftest import Cli

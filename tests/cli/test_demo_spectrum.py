@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import trio_accel as ta
 from scipy.io import wavfile
 from scipy.signal import stft
+
+import trio_accel as ta
 
 if TYPE_CHECKING:
     from conftest import Cli

@@ -7,6 +7,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 import pytest
+
 import trio_accel as ta
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ import math
 import attrs
 import numpy as np
 import pytest
+
 from trio_accel.cli._results import Check, StepResult, as_json
 
 

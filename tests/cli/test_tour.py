@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
 import trio_accel as ta
 
 if TYPE_CHECKING:

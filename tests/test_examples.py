@@ -1,0 +1,120 @@
+"""Every program in examples/ runs on the CPU backend and prints what it promises."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.io import wavfile
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+
+# Program, arguments, and the whole output as a pattern.
+RUNS = [
+    (
+        "matmul.py",
+        "--size 96 --clients 3 --backend cpu",
+        """
+3 products of 96 × 96 on cpu:0
+[0-9]+[.][0-9] GFLOP/s with transfers
+largest relative error [0-9.]+e-0[78]: right
+""",
+    ),
+    (
+        "spectrum.py",
+        "--backend cpu",
+        """
+   261[.]7 Hz +-?[0-9][.][0-9] dB
+   328[.]1 Hz +-?[0-9][.][0-9] dB
+   390[.]6 Hz +-?[0-9][.][0-9] dB
+relative error [0-9.]+e-0[78]: right
+""",
+    ),
+    (
+        "conjugate_gradient.py",
+        "--points 24 --backend cpu",
+        """
+576 unknowns, [0-9]{2} iterations on cpu:0
+largest value 0[.]073[0-9]{2} [(]0[.]07367 on ever finer grids[)]
+relative residual [0-9.]+e-1[12]: right
+""",
+    ),
+    (
+        "recover.py",
+        "--requests 12 --faults 2 --backend cpu",
+        """
+recover [(]System[)] running
+(?:.*
+)*.*blas [(]BlasActor[)] running, .*2 restarts.*
+(?:.*
+)*  10 completed
+   2 failed: a fault
+every request has its fate
+""",
+    ),
+    (
+        "counter.py",
+        "--count 4",
+        """
+crashed: lost at 4
+counter [(]System[)] running
+└─ counter [(]Counter[)] running, .*1 restart.*
+1 2 3 4 1
+""",
+    ),
+]
+
+
+def run(arguments: Sequence[str], folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / arguments[0]), *arguments[1:]],
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=50,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(folder.glob("*.png")) == []
+    return done.stdout
+
+
+@pytest.mark.parametrize(("name", "arguments", "output"), RUNS, ids=[name for name, _, _ in RUNS])
+def test_output(name: str, arguments: str, output: str, tmp_path: Path) -> None:
+    printed = run([name, *arguments.split()], tmp_path)
+    assert re.fullmatch(output, f"\n{printed}"), printed
+
+
+def test_the_spectrum_of_a_file(tmp_path: Path) -> None:
+    seconds = np.arange(16384) / 8192
+    tones = 8000 * np.sin(2 * np.pi * 1024 * seconds) + 800 * np.sin(2 * np.pi * 2048 * seconds)
+    wavfile.write(tmp_path / "tones.wav", 8192, np.stack([tones, tones], axis=1).astype(np.int16))
+    printed = run(["spectrum.py", "tones.wav", "--count", "2", "--backend", "cpu"], tmp_path)
+    # The second is a tenth of the first in amplitude: 20 dB.
+    assert printed.splitlines()[:2] == ["  1024.0 Hz    0.0 dB", "  2048.0 Hz  -20.0 dB"]
+
+
+def test_every_example_is_short_and_run_by_a_test() -> None:
+    tests = "".join(
+        path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*examples.py")
+    )
+    programs = sorted(EXAMPLES.glob("*.py"))
+    assert {name for name, _, _ in RUNS} <= {path.name for path in programs}
+    for path in programs:
+        source = path.read_text(encoding="utf-8")
+        assert len(source.splitlines()) <= 80, path.name
+        assert source.startswith('"""'), path.name
+        assert "trio_accel.cli" not in source
+        assert f'"{path.name}"' in tests, f"no test runs {path.name}"
+
+
+@pytest.mark.parametrize("name", [name for name, _, _ in RUNS])
+def test_help(name: str, tmp_path: Path) -> None:
+    assert run([name, "--help"], tmp_path).startswith(f"usage: {name} ")
