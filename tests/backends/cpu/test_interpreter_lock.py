@@ -21,6 +21,7 @@ from trio_accel.backends.base.ops import (
     DotSpec,
     FftSpec,
     FillSpec,
+    GemmSpec,
     MatmulSpec,
     Nrm2Spec,
     PhiloxSpec,
@@ -90,6 +91,14 @@ def _matmul(n, dtype):
     def make(rig):
         a, out = _matrix(rig, n, dtype), rig.empty((n, n), dtype)
         return "blas", MatmulSpec(a, a, out)
+
+    return make
+
+
+def _gemm(n, dtype, op_a, op_b):
+    def make(rig):
+        a, c = _matrix(rig, n, dtype), _matrix(rig, n, dtype)
+        return "blas", GemmSpec(0.5, 0.5, op_a, op_b, a, a, c)
 
     return make
 
@@ -210,6 +219,10 @@ OPERATIONS = {
     "matmul complex128": _matmul(900, "complex128"),
     "matmul int32": _matmul(400, "int32"),
     "matmul uint8": _matmul(500, "uint8"),
+    "gemm float64": _gemm(1400, "float64", "T", "N"),
+    "gemm float32": _gemm(1800, "float32", "N", "T"),
+    "gemm complex128": _gemm(900, "complex128", "C", "N"),
+    "gemm bfloat16": _gemm(1500, "bfloat16", "N", "N"),
     "axpy float64": _axpy(40 * MILLION, "float64"),
     "axpy float32": _axpy(60 * MILLION, "float32"),
     "axpy complex64": _axpy(30 * MILLION, "complex64"),

@@ -2,7 +2,7 @@
 
 from ._spec import ArraySpec, OperationSpec, contiguous_strides, reads, updates, writes
 from .fft import FftNorm, FftSpec
-from .linalg import AxpySpec, DotSpec, MatmulSpec, Nrm2Spec, ScalSpec
+from .linalg import AxpySpec, DotSpec, GemmSpec, MatmulSpec, Nrm2Spec, ScalSpec, Transpose
 from .memory import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec
 from .random import PHILOX_ROW, PhiloxSpec
 from .sparse import SpmvCsrSpec
@@ -18,12 +18,14 @@ __all__ = [
     "FftNorm",
     "FftSpec",
     "FillSpec",
+    "GemmSpec",
     "MatmulSpec",
     "Nrm2Spec",
     "OperationSpec",
     "PhiloxSpec",
     "ScalSpec",
     "SpmvCsrSpec",
+    "Transpose",
     "contiguous_strides",
     "reads",
     "updates",

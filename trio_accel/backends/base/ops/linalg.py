@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import attrs
 
 from ._spec import ArraySpec, OperationSpec, reads, updates, writes
 
-__all__ = ["AxpySpec", "DotSpec", "MatmulSpec", "Nrm2Spec", "ScalSpec"]
+__all__ = ["AxpySpec", "DotSpec", "GemmSpec", "MatmulSpec", "Nrm2Spec", "ScalSpec", "Transpose"]
+
+Transpose = Literal["N", "T", "C"]
+"""As it is, transposed, or transposed and conjugated: the BLAS's letters."""
 
 
 @attrs.frozen
@@ -19,6 +24,22 @@ class MatmulSpec(OperationSpec):
     a: ArraySpec = reads()
     b: ArraySpec = reads()
     out: ArraySpec = writes()
+
+
+@attrs.frozen
+class GemmSpec(OperationSpec):
+    """``c = alpha * op(a) @ op(b) + beta * c`` for matrices of one dtype (BLAS ``gemm``).
+
+    Where beta is 0, c is not read: it may hold anything. It overlaps neither a nor b.
+    """
+
+    alpha: complex
+    beta: complex
+    transpose_a: Transpose
+    transpose_b: Transpose
+    a: ArraySpec = reads()
+    b: ArraySpec = reads()
+    c: ArraySpec = updates()
 
 
 @attrs.frozen
