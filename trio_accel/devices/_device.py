@@ -178,24 +178,23 @@ class Device:
             DeviceLostError: The device is closed, or gave up.
             QueueFullError: Too many requests wait for the context.
         """
-        if not isinstance(operation, Operation):
-            raise TypeError(f"ask: {operation!r} is no operation of a device")
+        _check_operation(operation)
         while True:
             session = await self._ready()
             planner = Planner(self, operation.operation)
             planned = operation.plan(planner)
             launch = planner.launch(planned.spec)
+            library = await self._library(session, operation.library)
+            if library is None or self._session is not session:
+                # Its blocks are those of a context that is gone: it is planned anew.
+                continue
+            for hook in tuple(self.hooks):
+                hook(Phase.VALIDATE, launch)
             try:
-                library = await self._library(session, operation.library)
-                if self._session is not session:
-                    # Its blocks are those of a context that is gone: it is planned anew.
-                    continue
-                for hook in tuple(self.hooks):
-                    hook(Phase.VALIDATE, launch)
                 await _ask(library, launch, session.engine)
             except ActorStoppedError:
                 # Never executed, because its context ends: it runs on the next one, if there is one.
-                await trio.lowlevel.checkpoint()
+                await library.wait_terminated()
                 continue
             return planned.reply
 
@@ -332,19 +331,39 @@ class Device:
         lost.__cause__ = error
         return lost
 
-    async def _library(self, session: Session, path: str) -> Ref[LibraryActor]:
-        """The actor of a library, started on first use; it may belong to a later session."""
+    async def _library(self, session: Session, path: str) -> Ref[LibraryActor] | None:
+        """The actor of a library, started on first use; None if the session ended meanwhile.
+
+        A library that is started may belong to the next session already.
+        """
         library = session.libraries.get(path)
         if library is not None and not library.is_terminated:
             return library
         assert self.context_ref is not None  # a session is a context's
         try:
             return await self.context_ref.ask(OpenLibrary(path))
+        except ActorStoppedError:
+            await self._end_of(session)
         except ActorFailedError as error:
-            if isinstance(error.__cause__, ActorStoppedError):
-                # The context ended meanwhile, and not over this.
-                raise error.__cause__ from None
-            raise
+            if not isinstance(error.__cause__, ActorStoppedError):
+                raise
+            # The context was ended while it served this, and not over it.
+            await self._end_of(session)
+        return None
+
+    async def _end_of(self, session: Session) -> None:
+        while self._session is session:
+            await self._changed.wait()
+
+
+def _check_operation(operation: object) -> None:
+    if not isinstance(operation, Operation):
+        raise TypeError(f"ask: {operation!r} is no operation of a device")
+    if not isinstance(getattr(operation, "library", None), str):
+        raise TypeError(
+            f"ask: {type(operation).__name__} does not say which library actor serves it; "
+            "give the class an attribute library = 'package.module:Class'"
+        )
 
 
 async def _ask(library: Ref[LibraryActor], launch: Launch, engine: Engine) -> None:

@@ -61,9 +61,16 @@ class System(actors.System):
 
         Raises:
             ValueError: There is no such backend or device.
+            TypeError: No name, or no options.
             NotSupportedError: The backend is not available, or does not have an option.
         """
-        return DeviceOpening(self, spec, options or DeviceOptions())
+        if spec is not None and not isinstance(spec, str):
+            raise TypeError(
+                f"open_device: spec must be the name of a device such as 'cpu' or None, got {spec!r}"
+            )
+        if options is not None and not isinstance(options, DeviceOptions):
+            raise TypeError(f"open_device: options must be DeviceOptions, got {options!r}")
+        return DeviceOpening(self, spec, DeviceOptions() if options is None else options)
 
 
 @asynccontextmanager
