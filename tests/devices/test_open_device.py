@@ -1,0 +1,319 @@
+"""Opening and closing devices."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import trio
+from manual_backend import ManualBackend
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+import trio_accel as ta
+
+
+def stream_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("cpu:")]
+
+
+async def test_awaited(system: ta.System) -> None:
+    device = await system.open_device("cpu")
+    assert (device.name, device.path, device.generation) == ("cpu:0", "test/cpu:0", 1)
+    assert device.info.backend == "cpu"
+    assert {"blas", "fft", "memory", "sparse"} <= set(device.libraries)
+    assert repr(device) == "<Device test/cpu:0, ready, generation 1>"
+    await device.close()
+    assert repr(device) == "<Device test/cpu:0, closed, generation 1>"
+
+
+async def test_in_a_block_that_closes_it(system: ta.System) -> None:
+    async with system.open_device("cpu:0") as device:
+        await device.put(np.ones(2))
+        assert stream_threads() == ["cpu:0 memory"]
+        assert [node.name for node in system.tree().walk()] == ["test", "cpu:0", "context", "memory"]
+    assert [node.name for node in system.tree().walk()] == ["test"]
+    with pytest.raises(ta.DeviceLostError, match="the device is closed"):
+        await device.put(np.ones(2))
+
+
+async def test_a_device_is_a_block_too(system: ta.System) -> None:
+    device = await system.open_device("cpu")
+    async with device as same:
+        assert same is device
+    with pytest.raises(ta.DeviceLostError):
+        await device.zeros(1)
+
+
+async def test_what_the_environment_says(system: ta.System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIO_ACCEL_BACKEND", "cpu:0")
+    async with system.open_device() as device:
+        assert device.name == "cpu:0"
+    monkeypatch.setenv("TRIO_ACCEL_BACKEND", "abacus")
+    with pytest.raises(ValueError, match=r"'abacus' \(from the environment variable TRIO_ACCEL_BACKEND\)"):
+        await system.open_device()
+    monkeypatch.setenv("TRIO_ACCEL_BACKEND", "")
+    async with system.open_device() as device:
+        assert device.name.endswith(":0")
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "message"),
+    [
+        ("abacus", ValueError, r"'abacus' names no device; allowed: cpu, cpu:<number>"),
+        ("cpu:7", ValueError, r"'cpu:7': there is no such device; available: cpu:0"),
+        ("cpu:x", ValueError, r"'cpu:x' names no device"),
+        ("cuda", ta.NotSupportedError, r"no cuda backend; available: cpu:0"),
+        (0, TypeError, r"spec must be the name of a device such as 'cpu' or None, got 0"),
+        (b"cpu", TypeError, r"spec must be the name of a device"),
+    ],
+)
+async def test_names_that_are_none(
+    system: ta.System, spec: str, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        await system.open_device(spec)
+    assert system.tree().children == ()
+
+
+async def test_a_worker_process_is_not_there_and_inline_is(system: ta.System) -> None:
+    options = ta.DeviceOptions(isolation="process")
+    with pytest.raises(ta.NotSupportedError, match=r"isolation='process' .*; it has 'inline'") as caught:
+        await system.open_device("cpu", options=options)
+    assert (caught.value.device, caught.value.backend) == ("cpu:0", "cpu")
+    async with system.open_device("cpu", options=ta.DeviceOptions(isolation="inline")) as device:
+        assert device.generation == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"isolation": "thread"}, ValueError, "isolation must be 'process', 'inline' or None, got 'thread'"),
+        ({"in_flight": 0}, ValueError, "in_flight must be a whole number of at least 1, got 0"),
+        ({"in_flight": True}, ValueError, "in_flight must be a whole number"),
+        ({"in_flight": 1.5}, ValueError, "in_flight must be a whole number"),
+        ({"cancel_grace": -1}, ValueError, "cancel_grace must be seconds of at least 0, got -1"),
+        ({"cancel_grace": float("nan")}, ValueError, "cancel_grace must be seconds"),
+        ({"cancel_grace": "5"}, ValueError, "cancel_grace must be seconds"),
+        ({"memory_limit": 0}, ValueError, "memory_limit must be a whole number of at least 1, got 0"),
+        ({"intensity": 3}, TypeError, "intensity must be an Intensity, got 3"),
+        ({"backoff": 0.1}, TypeError, "backoff must be a Backoff, got 0.1"),
+        ({"completion": None}, TypeError, "completion must be a completion strategy .*, got None"),
+    ],
+)
+def test_options_are_checked_when_they_are_made(
+    options: dict[str, object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=f"DeviceOptions: {message}"):
+        ta.DeviceOptions(**options)  # type: ignore[arg-type]  # wrong on purpose
+
+
+async def test_two_devices_are_apart(system: ta.System) -> None:
+    async with system.open_device("cpu") as first, system.open_device("cpu") as second:
+        assert (first.path, second.path) == ("test/cpu:0", "test/cpu:0#2")
+        x, y = await first.put(np.ones((2, 2))), await second.put(np.ones((2, 2)))
+        with pytest.raises(ValueError, match=r"b is on test/cpu:0#2, this runs on test/cpu:0; copy it there"):
+            await ta.linalg.matmul(x, y)
+        moved = await second.put(await x.to_host())
+        np.testing.assert_array_equal(
+            await (await ta.linalg.matmul(moved, y)).to_host(), np.full((2, 2), 2.0)
+        )
+        assert (await first.statistics()).memory.used == 32
+    async with system.open_device("cpu") as third:
+        assert third.path == "test/cpu:0"
+
+
+async def test_several_opened_at_once(system: ta.System) -> None:
+    devices: list[ta.Device] = []
+
+    async def open_one() -> None:
+        devices.append(await system.open_device("cpu"))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(open_one)
+    assert sorted(device.path for device in devices) == ["test/cpu:0", "test/cpu:0#2", "test/cpu:0#3"]
+
+
+async def test_closing_finishes_what_is_in_flight(
+    system: ta.System, backend: ManualBackend, nursery: trio.Nursery
+) -> None:
+    device = await system.open_device()
+    x = await device.put(np.eye(2))
+    await ta.linalg.matmul(x, x)
+    backend.device.is_held = True
+    results: list[ta.AccelRef] = []
+
+    async def ask() -> None:
+        results.append(await ta.linalg.matmul(x, x))
+
+    nursery.start_soon(ask)
+    await wait_all_tasks_blocked()
+    nursery.start_soon(device.close)
+    await wait_all_tasks_blocked()
+    assert not results
+    assert not backend.device.is_closed
+    backend.device.release()
+    await wait_all_tasks_blocked()
+    assert len(results) == 1
+    assert backend.device.is_closed
+
+
+async def test_requests_that_closing_finds_in_the_queue_are_told_so(
+    system: ta.System, backend: ManualBackend, nursery: trio.Nursery
+) -> None:
+    device = await system.open_device(options=ta.DeviceOptions(in_flight=1))
+    x = await device.put(np.eye(2))
+    await ta.linalg.matmul(x, x)
+    backend.device.is_held = True
+    outcomes: list[object] = []
+
+    async def ask() -> None:
+        try:
+            outcomes.append(await ta.linalg.matmul(x, x))
+        except ta.DeviceLostError as error:
+            outcomes.append(error)
+
+    for _ in range(4):
+        nursery.start_soon(ask)
+        await wait_all_tasks_blocked()
+    nursery.start_soon(device.close)
+    await wait_all_tasks_blocked()
+    nursery.start_soon(ask)  # while it closes
+    await wait_all_tasks_blocked()
+    assert not outcomes
+    backend.device.release()
+    await wait_all_tasks_blocked()
+    kinds = [type(outcome).__name__ for outcome in outcomes]
+    # One was in flight, one in the hands of the actor; the others never started.
+    assert sorted(kinds) == ["AccelRef", "AccelRef", "DeviceLostError", "DeviceLostError", "DeviceLostError"]
+    for outcome in outcomes:
+        if isinstance(outcome, ta.DeviceLostError):
+            assert "the device is closed" in str(outcome)
+
+
+async def test_work_that_never_ends_is_given_up_when_the_device_closes(
+    system: ta.System, backend: ManualBackend, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    device = await system.open_device()
+    x = await device.put(np.eye(2))
+    await ta.linalg.matmul(x, x)
+    backend.device.is_held = True
+    outcomes: list[object] = []
+
+    async def ask() -> None:
+        try:
+            outcomes.append(await ta.linalg.matmul(x, x))
+        except ta.ContextPoisonedError as error:
+            outcomes.append(error)
+
+    nursery.start_soon(ask)
+    await trio.sleep(0.01)
+    start = trio.current_time()
+    await device.close()
+    await wait_all_tasks_blocked()
+    assert trio.current_time() - start <= 5.1  # its grace
+    assert [type(outcome) for outcome in outcomes] == [ta.ContextPoisonedError]
+    assert "linalg.Matmul" in str(outcomes[0])
+    assert backend.device.is_closed
+
+
+async def test_closing_twice_and_at_once(system: ta.System) -> None:
+    device = await system.open_device("cpu")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(device.close)
+        nursery.start_soon(device.close)
+    await device.close()
+    assert system.tree().children == ()
+
+
+async def test_after_the_end_everything_says_so(system: ta.System) -> None:
+    device = await system.open_device("cpu")
+    x = await device.put(np.ones(2))
+    await device.close()
+    for use in (
+        x.to_host,
+        device.synchronize,
+        device.statistics,
+        lambda: device.zeros(1),
+        lambda: ta.linalg.scal(2.0, x),
+    ):
+        with pytest.raises(ta.DeviceLostError, match="the device is closed") as caught:
+            await use()
+        assert caught.value.device == "cpu:0"
+    with pytest.raises(ta.DeviceLostError):
+        _ = device.libraries
+    x.release()
+    assert "released" in repr(x)
+
+
+async def test_a_system_that_ends_closes_its_devices() -> None:
+    async with ta.open_system("test") as system:
+        device = await system.open_device("cpu")
+        await device.put(np.ones(2))
+        other = await system.open_device("cpu")
+    for ended in (device, other):
+        with pytest.raises(ta.DeviceLostError, match="the device is closed"):
+            await ended.zeros(1)
+    assert stream_threads() == []
+
+
+async def test_a_body_that_fails_closes_them_too() -> None:
+    with pytest.RaisesGroup(pytest.RaisesExc(KeyError, match="mine")):
+        async with ta.open_system("test") as system, system.open_device("cpu") as device:
+            await device.put(np.ones(2))
+            raise KeyError("mine")
+    assert stream_threads() == []
+
+
+async def test_opening_that_is_cancelled_leaves_nothing(system: ta.System, backend: ManualBackend) -> None:
+    backend.may_open = trio.Event()
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+
+            async def cancel() -> None:
+                await wait_all_tasks_blocked()
+                scope.cancel()
+                backend.may_open.set()
+
+            nursery.start_soon(cancel)
+            await system.open_device()
+    assert scope.cancelled_caught
+    assert [device.is_closed for device in backend.devices] == [True]
+    assert system.tree().children == ()
+
+
+async def test_opening_that_fails_leaves_nothing(system: ta.System, backend: ManualBackend) -> None:
+    backend.refuse_open = ta.DriverError("no driver", code=35)
+    with pytest.raises(ta.DriverError, match="no driver"):
+        await system.open_device()
+    backend.refuse_open = None
+    backend.refuse_library = ta.NotSupportedError("no memory library", backend="manual")
+    with pytest.raises(ta.NotSupportedError, match="no memory library"):
+        await system.open_device()
+    assert [device.is_closed for device in backend.devices] == [True]
+    assert system.tree().children == ()
+    backend.refuse_library = None
+    async with system.open_device() as device:
+        assert await (await device.put(1.0)).item() == 1.0
+
+
+async def test_a_real_opening_that_is_cancelled(system: ta.System) -> None:
+    for delay in range(6):
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+
+                async def cancel(delay: int, scope: trio.CancelScope) -> None:
+                    for _ in range(delay):
+                        await trio.lowlevel.checkpoint()
+                    scope.cancel()
+
+                nursery.start_soon(cancel, delay, scope)
+                device = await system.open_device("cpu")
+                await device.close()
+        assert system.tree().children == ()
+
+
+async def test_the_limit_is_the_devices(system: ta.System) -> None:
+    async with system.open_device("cpu", options=ta.DeviceOptions(memory_limit=64)) as device:
+        assert (await device.statistics()).memory.limit == 64

@@ -1,0 +1,152 @@
+"""Operations and library actors of one's own, found by their import path."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import ClassVar
+
+import attrs
+import numpy as np
+import pytest
+
+import trio_accel as ta
+from trio_accel.backends.base.ops import MatmulSpec, ScalSpec
+from trio_accel.devices import LibraryActor, Operand, Operation, Planned, Planner, operation_name
+
+
+class MyActor(LibraryActor):
+    """Serves BLAS operations of one's own, on a stream of its own."""
+
+    library = "blas"
+
+
+class NoSuchLibrary(LibraryActor):
+    library = "abacus"
+
+
+class NoLibrary:
+    pass
+
+
+@attrs.frozen(eq=False)
+class Negate(Operation[MyActor, ta.AccelRef]):
+    """``x = -x`` in place."""
+
+    x: ta.AccelRef
+    library: ClassVar[str] = f"{__name__}:MyActor"
+
+    def plan(self, planner: Planner) -> Planned[ta.AccelRef]:
+        return Planned(ScalSpec(-1.0, planner.update("x", self.x)), self.x)
+
+
+@attrs.frozen(eq=False)
+class Square(Operation[MyActor, ta.AccelRef]):
+    """``a @ a``."""
+
+    a: Operand
+    library: ClassVar[str] = f"{__name__}:MyActor"
+
+    def plan(self, planner: Planner) -> Planned[ta.AccelRef]:
+        a = planner.read("a", self.a)
+        if a.ndim != 2 or a.shape[0] != a.shape[1]:
+            raise ValueError(f"{planner.name}: a must be square, got shape {a.shape}")
+        out = planner.output(a.shape, a.dtype)
+        return Planned(MatmulSpec(a, a, out.spec), out)
+
+
+async def test_it_runs_like_any_other(system: ta.System, device: ta.Device) -> None:
+    host = np.array([[1.0, 2.0], [3.0, 4.0]])
+    x = await device.put(host)
+    assert await device.ask(Negate(x)) is x
+    np.testing.assert_array_equal(await x.to_host(), -host)
+    np.testing.assert_array_equal(await (await device.ask(Square(host))).to_host(), host @ host)
+    with pytest.raises(ValueError, match=r"test_user_library\.Square: a must be square, got shape \(1, 2\)"):
+        await device.ask(Square(np.ones((1, 2))))
+    node = system.tree().find("test/cpu:0/context/blas")
+    assert (node.actor_class, node.handled) == ("MyActor", 2)
+
+
+async def test_two_actors_of_one_library_live_side_by_side(system: ta.System, device: ta.Device) -> None:
+    x = await device.put(np.eye(2))
+    await device.ask(Negate(x))
+    await ta.linalg.scal(3.0, x)
+    np.testing.assert_array_equal(await x.to_host(), -3.0 * np.eye(2))
+    actors = {node.name: node.actor_class for node in system.tree().find("test/cpu:0/context").children}
+    assert actors == {"memory": "MemoryActor", "blas": "MyActor", "blas#2": "BlasActor"}
+    with pytest.raises(ta.ActorFailedError):
+        ta.testing.inject_fault(device, Negate, fail=RuntimeError("broken"))
+        await device.ask(Negate(x))
+    await ta.linalg.scal(-1.0, x)
+    np.testing.assert_array_equal(await x.to_host(), 3.0 * np.eye(2))
+
+
+def message(path: str) -> Operation[LibraryActor, ta.AccelRef]:
+    @attrs.frozen(eq=False)
+    class Message(Operation[LibraryActor, ta.AccelRef]):
+        library: ClassVar[str] = path
+
+        def plan(self, planner: Planner) -> Planned[ta.AccelRef]:
+            out = planner.output((2, 2), ta.DType.float64)
+            a = planner.read("a", np.eye(2))
+            return Planned(MatmulSpec(a, a, out.spec), out)
+
+    return Message()
+
+
+@pytest.mark.parametrize(
+    ("path", "error", "text"),
+    [
+        ("__main__:MyActor", ValueError, r"'__main__:MyActor' .* no class of __main__"),
+        ("MyActor", ValueError, r"must be an import path 'package\.module:Class'"),
+        (f"{__name__}:NoLibrary", TypeError, r"NoLibrary' names no subclass of LibraryActor"),
+        (f"{__name__}:Missing", TypeError, r"Missing' names no subclass of LibraryActor"),
+        ("no_such_module_anywhere:MyActor", ImportError, r"no_such_module_anywhere"),
+        (f"{__name__}:NoSuchLibrary", ta.NotSupportedError, r"has no library 'abacus'; it has blas, fft"),
+    ],
+)
+async def test_paths_that_lead_nowhere_cost_nothing(
+    system: ta.System, device: ta.Device, path: str, error: type[Exception], text: str
+) -> None:
+    x = await device.put(np.ones(2))
+    for _ in range(5):  # more often than a context may crash
+        with pytest.raises(error, match=text):
+            await device.ask(message(path))
+    assert device.generation == 1
+    assert [node.restarts for node in system.tree().walk()] == [0] * 4
+    assert (await x.to_host()).tolist() == [1.0, 1.0]
+
+
+async def test_a_message_that_names_no_library(device: ta.Device) -> None:
+    @attrs.frozen(eq=False)
+    class Nameless(Operation[MyActor, ta.AccelRef]):
+        def plan(self, planner: Planner) -> Planned[ta.AccelRef]:
+            raise AssertionError
+
+    with pytest.raises(TypeError, match=r"Nameless.* library = 'package\.module:Class'"):
+        await device.ask(Nameless())
+
+
+async def test_a_message_without_a_plan(device: ta.Device) -> None:
+    @attrs.frozen(eq=False)
+    class Planless(Operation[MyActor, ta.AccelRef]):
+        library: ClassVar[str] = f"{__name__}:MyActor"
+
+    with pytest.raises(ta.NotSupportedError, match="Planless lowers to no operation specification"):
+        await device.ask(Planless())
+
+
+async def test_a_library_by_the_path_of_a_module_made_on_the_fly(
+    device: ta.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = types.ModuleType("made_on_the_fly")
+    module.Actor = type("Actor", (LibraryActor,), {"library": "blas"})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "made_on_the_fly", module)
+    ref = await device.ask(message("made_on_the_fly:Actor"))
+    np.testing.assert_array_equal(await ref.to_host(), np.eye(2))
+
+
+def test_names_of_operations() -> None:
+    assert operation_name(ta.linalg.Matmul) == "linalg.Matmul"
+    assert operation_name(Negate) == "test_user_library.Negate"
+    assert operation_name(type("Mine", (Negate,), {"__module__": "__main__"})) == "__main__.Mine"
