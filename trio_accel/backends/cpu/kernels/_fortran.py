@@ -87,7 +87,8 @@ def _leading_dimension(matrix: HostArray) -> int:
     """Elements from one row to the next; at least one row's length, also where there is a single row."""
     rows, columns = matrix.shape
     step: int = matrix.strides[0] // matrix.itemsize if rows > 1 else 0
-    return max(step, columns, 1)
+    leading: int = max(step, columns, 1)
+    return leading
 
 
 def _routine(name: str, arguments: int, start: bytes = b"void (int *") -> Callable[..., None] | None:
