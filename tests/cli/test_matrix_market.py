@@ -79,7 +79,7 @@ def test_files_that_others_made_read_as_scipy_reads_them(data: Path, name: str) 
         ),
         (b"%%MatrixMarket junk coordinate real general\n", "wrong Matrix Market header"),
         (b"%%MatrixMarket matrix coordinate pattern bogus\n", "wrong Matrix Market header"),
-        (b"%%MatrixMarket matrix coordinate complex general\n1 1 1\n1 1 1 0\n", "is a complex matrix"),
+        (b"%%MatrixMarket matrix coordinate complex general\n1 1 1\n1 1 1 0\n", "holds a complex matrix"),
         (b"%%MatrixMarket matrix coordinate real skew-symmetric\n1 1 0\n", "is skew-symmetric"),
         (BANNER, "is not a valid Matrix Market file"),
         (BANNER + b"2 x 1\n1 1 1\n", "is not a valid Matrix Market file"),

@@ -89,7 +89,7 @@ def _header(name: str, text: bytes) -> tuple[str, str]:
         raise InputError(f"{name} has a wrong Matrix Market header: {line.decode('latin-1').strip()[:100]!r}")
     _, _, layout, field, symmetry = words
     if field == "complex" or symmetry == "hermitian":
-        raise InputError(f"{name} is a complex matrix; conjugate gradients are done for real ones here")
+        raise InputError(f"{name} holds a complex matrix: only real ones are solved here")
     if symmetry == "skew-symmetric":
         raise InputError(
             f"{name} is skew-symmetric, so not positive definite: conjugate gradients cannot solve it"

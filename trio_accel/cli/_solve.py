@@ -85,6 +85,23 @@ class _Outcome:
     converged: bool
 
 
+@attrs.frozen(kw_only=True)
+class _Comparison:
+    """What SciPy says of a solution.
+
+    Attributes:
+        residual: ``norm(b - A x) / norm(b)``.
+        checks: The residual, and the difference to SciPy's solution if there is one.
+        reference: SciPy's routine, ``None`` if CG has not converged.
+        note: What a reader should know, ``None`` if all is as it should be.
+    """
+
+    residual: float
+    checks: Sequence[Check]
+    reference: str | None
+    note: str | None
+
+
 @attrs.define(kw_only=True, eq=False)
 class SolveStep:
     """The step, with its options.
@@ -114,34 +131,16 @@ class SolveStep:
         limit = self.max_iterations if self.max_iterations is not None else max(_LEAST_ITERATIONS, 10 * rows)
         load = np.ones(rows)
         outcome = await self._conjugate_gradients(bench, matrix, load, limit)
-        residual = await in_thread(_relative_residual, matrix, outcome.solution, load)
-        checks = [
-            Check(name="residual b - A x, recomputed with SciPy", value=residual, limit=_DRIFT * self.rtol)
-        ]
-        notes: list[str] = []
-        reference = None
-        if outcome.converged:
-            bench.progress.update(1, 1, "comparing with SciPy")
-            reference, difference = await in_thread(_compare, matrix, outcome.solution, load, self.rtol)
-            # The error's energy norm is at most sqrt(condition) times the residual; SciPy's own is added.
-            allowed = 10.0 * (
-                math.sqrt(outcome.condition) * self.rtol + outcome.condition * sys.float_info.epsilon
-            )
-            checks.append(
-                Check(name=f"difference to SciPy's {reference}, energy norm", value=difference, limit=allowed)
-            )
-        else:
-            notes.append(
-                f"not converged: relative residual {outcome.history[-1]:.1e} after {limit} iterations"
-            )
+        bench.progress.update(1, 1, "comparing with SciPy")
+        comparison = await in_thread(_compare, matrix, outcome, load, self.rtol)
         iterations = len(outcome.history) - 1
-        reached = (
-            f"{iterations} iterations to a residual of {residual:.1e}" if outcome.converged else notes[0]
-        )
+        notes = [comparison.note] if comparison.note is not None else []
+        reached = f"{iterations} iterations to a residual of {comparison.residual:.1e}"
+        end = reached if outcome.converged else notes[0]
         return StepResult(
             name=self.name,
-            summary=f"{rows} × {rows}, {matrix.csr.nnz} nonzeros: {reached}",
-            checks=checks,
+            summary=f"{rows} × {rows}, {matrix.csr.nnz} nonzeros: {end}",
+            checks=comparison.checks,
             notes=notes,
             data=SolveData(
                 matrix=matrix.name,
@@ -153,9 +152,9 @@ class SolveStep:
                 iterations=iterations,
                 max_iterations=limit,
                 rtol=self.rtol,
-                residual=residual,
+                residual=comparison.residual,
                 condition=outcome.condition,
-                reference=reference,
+                reference=comparison.reference,
                 history=outcome.history,
             ),
         )
@@ -268,23 +267,51 @@ def _condition(alphas: Sequence[float], betas: Sequence[float]) -> float:
     return float(largest / max(smallest, largest * sys.float_info.epsilon))
 
 
-def _relative_residual(matrix: Matrix, solution: NDArray[np.float64], load: NDArray[np.float64]) -> float:
-    return float(np.linalg.norm(load - matrix.csr @ solution) / np.linalg.norm(load))
+def _compare(matrix: Matrix, outcome: _Outcome, load: NDArray[np.float64], rtol: float) -> _Comparison:
+    """The residual, and the difference to SciPy's solution if CG has converged."""
+    a, x = matrix.csr, outcome.solution
+    norm = float(np.linalg.norm(load))
+    residual = float(np.linalg.norm(load - np.asarray(a @ x))) / norm
+    checks = [Check(name="residual b - A x, recomputed with SciPy", value=residual, limit=_DRIFT * rtol)]
+    if not outcome.converged:
+        last, count = outcome.history[-1], len(outcome.history) - 1
+        said = f"not converged: relative residual {last:.1e} after {count} iterations"
+        return _Comparison(residual=residual, checks=checks, reference=None, note=said)
+    note: str | None = None
+    if not checks[0].is_ok:
+        # How far rounding of the exact solution to float64 could move the residual.
+        magnitude = np.asarray(abs(a) @ np.abs(x)) + load
+        floor = sys.float_info.epsilon * float(np.linalg.norm(magnitude)) / norm
+        note = (
+            f"the recursion came below {rtol:.0e}, the residual itself did not: rounding to float64 alone "
+            f"makes up to {floor:.0e} of it; try a larger --rtol"
+        )
+    reference, difference = _difference(matrix, x, load, rtol)
+    # The error's energy norm is at most sqrt(condition) times the residual; SciPy's own is added.
+    allowed = 10.0 * (math.sqrt(outcome.condition) * rtol + outcome.condition * sys.float_info.epsilon)
+    checks.append(
+        Check(name=f"difference to SciPy's {reference}, energy norm", value=difference, limit=allowed)
+    )
+    return _Comparison(residual=residual, checks=checks, reference=reference, note=note)
 
 
-def _compare(
-    matrix: Matrix, solution: NDArray[np.float64], load: NDArray[np.float64], rtol: float
+def _difference(
+    matrix: Matrix, x: NDArray[np.float64], load: NDArray[np.float64], rtol: float
 ) -> tuple[str, float]:
     """SciPy's routine, and the energy norm of the difference relative to SciPy's solution."""
     from scipy.sparse import linalg
 
     a = matrix.csr
     if load.size <= _DIRECT_LIMIT:
-        routine, reference = "spsolve", np.asarray(linalg.spsolve(a.tocsc(), load))
+        routine = "splu"
+        try:
+            reference = np.asarray(linalg.splu(a.tocsc()).solve(load))
+        except RuntimeError as error:
+            # CG can solve a singular system too if the load happens to be in the range of the matrix.
+            raise InputError(f"{matrix.name} is singular, so not positive definite") from error
     else:
         routine, reference = "cg", np.asarray(linalg.cg(a, load, rtol=rtol)[0])
-    difference = solution - reference
-    return routine, math.sqrt(_energy(a, difference) / _energy(a, reference))
+    return routine, math.sqrt(_energy(a, x - reference) / _energy(a, reference))
 
 
 def _energy(a: csr_array[np.float64], vector: NDArray[np.float64]) -> float:
