@@ -74,8 +74,8 @@ async def test_two_actors_of_one_library_live_side_by_side(system: ta.System, de
     np.testing.assert_array_equal(await x.to_host(), -3.0 * np.eye(2))
     actors = {node.name: node.actor_class for node in system.tree().find("test/cpu:0/context").children}
     assert actors == {"memory": "MemoryActor", "blas": "MyActor", "blas#2": "BlasActor"}
+    ta.testing.inject_fault(device, Negate, fail=RuntimeError("broken"))
     with pytest.raises(ta.ActorFailedError):
-        ta.testing.inject_fault(device, Negate, fail=RuntimeError("broken"))
         await device.ask(Negate(x))
     await ta.linalg.scal(-1.0, x)
     np.testing.assert_array_equal(await x.to_host(), 3.0 * np.eye(2))

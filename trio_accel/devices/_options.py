@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import attrs
 
 from ..actors import Backoff, Intensity
 from ..backends.base import Isolation
 from ._completion import CompletionStrategy, HostCallbackCompletion
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["DeviceOptions"]
 
@@ -35,21 +30,22 @@ def _isolation(
         raise ValueError(f"DeviceOptions: isolation must be 'process', 'inline' or None, got {value!r}")
 
 
-def _a(cls: type[object]) -> Callable[[DeviceOptions, attrs.Attribute[object], object], None]:
-    def check(instance: DeviceOptions, attribute: attrs.Attribute[object], value: object) -> None:
-        if not isinstance(value, cls):
-            article = "an" if cls.__name__[0] in "AEIO" else "a"
-            raise TypeError(
-                f"DeviceOptions: {attribute.name} must be {article} {cls.__name__}, got {value!r}"
-            )
-
-    return check
+def _intensity(instance: DeviceOptions, attribute: attrs.Attribute[Intensity], value: Intensity) -> None:
+    if not isinstance(value, Intensity):
+        raise TypeError(f"DeviceOptions: intensity must be an Intensity, got {value!r}")
 
 
-def _strategy(instance: DeviceOptions, attribute: attrs.Attribute[object], value: object) -> None:
+def _backoff(instance: DeviceOptions, attribute: attrs.Attribute[Backoff], value: Backoff) -> None:
+    if not isinstance(value, Backoff):
+        raise TypeError(f"DeviceOptions: backoff must be a Backoff, got {value!r}")
+
+
+def _strategy(
+    instance: DeviceOptions, attribute: attrs.Attribute[CompletionStrategy], value: CompletionStrategy
+) -> None:
     if not callable(getattr(value, "open", None)):
         raise TypeError(
-            f"DeviceOptions: completion must be a completion strategy such as HostCallbackCompletion(), "
+            "DeviceOptions: completion must be a completion strategy such as HostCallbackCompletion(), "
             f"got {value!r}"
         )
 
@@ -73,7 +69,7 @@ class DeviceOptions:
     isolation: Isolation | None = attrs.field(default=None, validator=_isolation)
     completion: CompletionStrategy = attrs.field(factory=HostCallbackCompletion, validator=_strategy)
     in_flight: int = attrs.field(default=32, validator=_positive)
-    intensity: Intensity = attrs.field(default=Intensity(3, 60.0), validator=_a(Intensity))
-    backoff: Backoff = attrs.field(factory=Backoff, validator=_a(Backoff))
+    intensity: Intensity = attrs.field(default=Intensity(3, 60.0), validator=_intensity)
+    backoff: Backoff = attrs.field(factory=Backoff, validator=_backoff)
     cancel_grace: float = attrs.field(default=5.0, validator=_seconds)
     memory_limit: int | None = attrs.field(default=None, validator=attrs.validators.optional(_positive))
