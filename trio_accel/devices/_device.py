@@ -357,11 +357,12 @@ class Device:
 
 
 def _check_operation(operation: object) -> None:
+    cls: type[object] = type(operation)
     if not isinstance(operation, Operation):
         raise TypeError(f"ask: {operation!r} is no operation of a device")
-    if not isinstance(getattr(operation, "library", None), str):
+    if not isinstance(getattr(cls, "library", None), str):
         raise TypeError(
-            f"ask: {type(operation).__name__} does not say which library actor serves it; "
+            f"ask: {cls.__name__} does not say which library actor serves it; "
             "give the class an attribute library = 'package.module:Class'"
         )
 
