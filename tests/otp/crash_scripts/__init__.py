@@ -1,0 +1,41 @@
+"""Scripts of crashes that run on an OTP supervisor and on ours; see the README beside this folder."""
+
+from .language import (
+    Act,
+    Add,
+    Child,
+    Crash,
+    Finish,
+    Hook,
+    Remove,
+    Script,
+    Step,
+    Supervisor,
+    Together,
+    Wait,
+    Worker,
+)
+from .log import Event, normalise
+from .ours import run_on_ours
+from .reference import OtpReference, why_no_otp
+
+__all__ = [
+    "Act",
+    "Add",
+    "Child",
+    "Crash",
+    "Event",
+    "Finish",
+    "Hook",
+    "OtpReference",
+    "Remove",
+    "Script",
+    "Step",
+    "Supervisor",
+    "Together",
+    "Wait",
+    "Worker",
+    "normalise",
+    "run_on_ours",
+    "why_no_otp",
+]

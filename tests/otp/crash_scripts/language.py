@@ -1,0 +1,192 @@
+"""The language of crash scripts: a tree of supervisors and workers, and what happens to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Literal, Protocol, TypeAlias
+
+import attrs
+
+__all__ = [
+    "Act",
+    "Add",
+    "Child",
+    "Crash",
+    "Finish",
+    "Hook",
+    "Remove",
+    "Script",
+    "Step",
+    "Supervisor",
+    "Together",
+    "Wait",
+    "Worker",
+]
+
+RestartName: TypeAlias = Literal["permanent", "transient", "temporary"]
+StrategyName: TypeAlias = Literal["one_for_one", "one_for_all", "rest_for_one"]
+
+
+class _Printer(Protocol):
+    def text(self, text: str) -> object: ...
+
+
+class _Term:
+    """Base of all parts of a script: their `repr` is the code that makes them, without defaults."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        fields: tuple[attrs.Attribute[object], ...] = attrs.fields(type(self))  # type: ignore[arg-type]
+        values = [(field, getattr(self, field.name)) for field in fields]
+        said = ", ".join(f"{field.name}={value!r}" for field, value in values if value != field.default)
+        return f"{type(self).__name__}({said})"
+
+    def _repr_pretty_(self, printer: _Printer, _cycle: bool) -> None:
+        # Hypothesis prints by this.
+        printer.text(repr(self))
+
+
+@attrs.frozen(repr=False)
+class Crash(_Term):
+    """A worker fails."""
+
+    target: str
+
+
+@attrs.frozen(repr=False)
+class Finish(_Term):
+    """A worker ends by itself, without an error."""
+
+    target: str
+
+
+Act: TypeAlias = Crash | Finish
+
+
+@attrs.frozen(repr=False)
+class Hook(_Term):
+    """What a worker does to a sibling at one point of one of its incarnations, and waits for.
+
+    Attributes:
+        point: ``"start"``: before it has started; ``"shutdown"``: when its supervisor ends it.
+        number: In which of its incarnations, counted from 0 over the whole script.
+        act: What happens to the sibling. Nothing if that is not running.
+    """
+
+    point: Literal["start", "shutdown"]
+    number: int
+    act: Act
+
+
+@attrs.frozen(repr=False)
+class Worker(_Term):
+    """A child without children.
+
+    Attributes:
+        name: Its name, unique in the script.
+        restart: Its restart type.
+        fails: Which of its starts fail, counted from 0 over the whole script.
+        hooks: What it does to its siblings.
+    """
+
+    name: str
+    restart: RestartName = "permanent"
+    fails: tuple[int, ...] = ()
+    hooks: tuple[Hook, ...] = ()
+
+
+@attrs.frozen(repr=False)
+class Supervisor(_Term):
+    """A supervisor and the children that it starts with.
+
+    Attributes:
+        name: Its name, unique in the script.
+        children: Its children in start order.
+        strategy: Its strategy.
+        intensity: The most restarts within the period.
+        period: Seconds; so many by default that no script is too slow for it.
+        restart: Its own restart type; of no meaning at the root.
+    """
+
+    name: str
+    children: tuple[Child, ...] = ()
+    strategy: StrategyName = "one_for_one"
+    intensity: int = 3
+    period: int = 3600
+    restart: RestartName = "permanent"
+
+
+Child: TypeAlias = Worker | Supervisor
+
+
+@attrs.frozen(repr=False)
+class Together(_Term):
+    """Several siblings end, one after the other, before their supervisor takes notice of the first."""
+
+    acts: tuple[Act, ...]
+
+
+@attrs.frozen(repr=False)
+class Add(_Term):
+    """A child is started under a running supervisor; refused where the name is in use there."""
+
+    supervisor: str
+    child: Child
+
+
+@attrs.frozen(repr=False)
+class Remove(_Term):
+    """A child is stopped for good."""
+
+    target: str
+
+
+@attrs.frozen(repr=False)
+class Wait(_Term):
+    """Time passes."""
+
+    seconds: float
+
+
+Step: TypeAlias = Crash | Finish | Together | Add | Remove | Wait
+
+
+@attrs.frozen(repr=False)
+class Script(_Term):
+    """A tree and what happens to it, step by step.
+
+    After each step everything comes to rest. A step whose target does not run does nothing. In
+    the end the root is stopped, if it has not given up before.
+
+    Attributes:
+        root: The tree.
+        steps: What happens.
+        forgets: Whether a transient child that ended by itself is forgotten, as ours always does.
+            OTP's supervisor keeps its specification, so the reference deletes that; with False it
+            is left there.
+    """
+
+    root: Supervisor
+    steps: tuple[Step, ...] = ()
+    forgets: bool = True
+
+    def parents(self) -> Mapping[str, str]:
+        """The supervisor of each child, by name."""
+        added = [(step.supervisor, step.child) for step in self.steps if isinstance(step, Add)]
+        parents: dict[str, str] = {}
+        for parent, child in [
+            *_below(self.root),
+            *added,
+            *(pair for _, top in added for pair in _below(top)),
+        ]:
+            if parents.setdefault(child.name, parent) != parent:
+                raise ValueError(f"script: {child.name!r} is under {parents[child.name]!r} and {parent!r}")
+        return parents
+
+
+def _below(child: Child) -> Iterator[tuple[str, Child]]:
+    if isinstance(child, Supervisor):
+        for below in child.children:
+            yield child.name, below
+            yield from _below(below)
