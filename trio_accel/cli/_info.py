@@ -9,13 +9,14 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 import attrs
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 import trio_accel as ta
 from trio_accel.cli._results import as_json as to_json
 from trio_accel.cli._run import in_thread, run_async
-from trio_accel.cli._screen import make_console
+from trio_accel.cli._screen import make_console, print_line
 from trio_accel.cli._tables import facts
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def _print(console: Console, report: InfoReport) -> None:
     console.print(table)
     if report.accelerator is not None:
         console.print()
-        console.print(Text(f"no accelerator: {report.accelerator}", style="yellow"), soft_wrap=True)
+        print_line(console, f"[yellow]no accelerator: {escape(report.accelerator)}[/]")
     console.print()
     rows = [(name, version or "not installed") for name, version in report.versions.items()]
     rows.insert(1 + list(report.versions).index("numpy"), ("NumPy's BLAS", report.blas))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from trio_accel.cli._results import StepResult
 
-__all__ = ["PipeConsole", "Reporter", "SilentReporter", "make_console", "open_screen"]
+__all__ = ["PipeConsole", "Reporter", "SilentReporter", "make_console", "open_screen", "print_line"]
 
 _REFRESH_SECONDS = 0.08
 
@@ -43,6 +43,11 @@ class PipeConsole(Console):
 def make_console() -> Console:
     """The console on stdout."""
     return PipeConsole(file=sys.stdout, highlight=False)
+
+
+def print_line(console: Console, markup: str) -> None:
+    """Print a line: words are wrapped on a terminal, nothing is in a pipe."""
+    console.print(markup, soft_wrap=not console.is_terminal)
 
 
 class Reporter(Progress, Protocol):
@@ -90,7 +95,7 @@ class _Screen:
     _spinner: Spinner = attrs.field(factory=lambda: Spinner("dots", style="cyan"), init=False)
 
     def show_header(self, text: str) -> None:
-        self.console.print(Text(text, style="bold"), soft_wrap=True)
+        print_line(self.console, f"[bold]{escape(text)}[/]")
         self.console.print()
 
     def begin(self, name: str) -> None:
@@ -106,7 +111,7 @@ class _Screen:
         mark = "[green]✓[/]" if result.is_ok else "[bold red]✗[/]"
         seconds = f"[dim]({result.seconds:.1f} s)[/]"
         title = f"{mark} [bold]{escape(result.name)}[/]  {escape(result.summary)} {seconds}"
-        self.console.print(title, soft_wrap=True)
+        print_line(self.console, title)
         self.console.print(render_result(result))
 
     def draw(self) -> RenderableType:

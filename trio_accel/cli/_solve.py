@@ -135,11 +135,11 @@ class SolveStep:
         comparison = await in_thread(_compare, matrix, outcome, load, self.rtol)
         iterations = len(outcome.history) - 1
         notes = [comparison.note] if comparison.note is not None else []
-        reached = f"{iterations} iterations to a residual of {comparison.residual:.1e}"
+        reached = f"{iterations} iterations, residual {comparison.residual:.1e}"
         end = reached if outcome.converged else notes[0]
         return StepResult(
             name=self.name,
-            summary=f"{rows} × {rows}, {matrix.csr.nnz} nonzeros: {end}",
+            summary=f"{rows} × {rows}, {end}",
             checks=comparison.checks,
             notes=notes,
             data=SolveData(

@@ -110,7 +110,8 @@ def _spectrum(data: SpectrumData) -> Iterator[tuple[str, str]]:
 
 
 def _solve(data: SolveData) -> Iterator[tuple[str, str]]:
-    yield "matrix", f"{data.matrix}: {data.rows} × {data.rows}, {data.nonzeros} nonzeros, {data.kind}"
+    yield "matrix", f"{data.matrix}: {data.rows} × {data.rows}, {data.nonzeros} nonzeros"
+    yield "", data.kind
     if data.title:
         yield "", data.title
     goal = (
