@@ -54,7 +54,7 @@ def goal_text(goal: Goal | None, unit: str) -> str:
 
 
 def number(value: float) -> str:
-    """Three significant digits, and no exponent for any size that a benchmark has."""
+    """Three significant digits or decimals, and no exponent for any size that a benchmark has."""
     magnitude = abs(value)
     if magnitude >= 10_000:
         return f"{round(value, -2 if magnitude < 100_000 else -3):,.0f}".replace(",", " ")
@@ -62,4 +62,4 @@ def number(value: float) -> str:
         return f"{value:.0f}"
     if magnitude >= 10:
         return f"{value:.1f}"
-    return f"{value:.2f}"
+    return f"{value:.2f}" if magnitude >= 1 else f"{value:.3f}"

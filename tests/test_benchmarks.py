@@ -130,8 +130,8 @@ def test_a_goal_on_a_ratio_needs_a_peer() -> None:
 
 
 def test_numbers_have_three_digits_and_no_exponent() -> None:
-    shown = [number(value) for value in (0.0, 0.0123, 1.005, 12.34, 123.4, 1234.0, 12345.0, 1234567.0, -5.0)]
-    assert shown == ["0.00", "0.01", "1.00", "12.3", "123", "1234", "12 300", "1 235 000", "-5.00"]
+    shown = [number(value) for value in (0.0, 0.0123, 1.004, 12.34, 123.4, 1234.0, 12345.0, 1234567.0, -5.0)]
+    assert shown == ["0.000", "0.012", "1.00", "12.3", "123", "1234", "12 300", "1 235 000", "-5.00"]
 
 
 def test_the_table_shows_medians_quartiles_and_the_figure_of_the_goal() -> None:
