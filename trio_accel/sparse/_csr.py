@@ -79,6 +79,8 @@ async def csr(device: Device, matrix: scipy.sparse.spmatrix | scipy.sparse.sparr
         ValueError: Not two axes, or an inconsistent structure.
         OutOfMemoryError: There is not enough device memory.
     """
+    if not isinstance(device, Device):
+        raise TypeError(f"csr: device must be a Device, got {type(device).__name__}")
     indptr, indices, data, shape = await trio.to_thread.run_sync(_arrays, matrix)
     return CsrMatrix(shape, await device.put(indptr), await device.put(indices), await device.put(data))
 
@@ -97,11 +99,18 @@ def _arrays(matrix: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArra
         )
     if matrix.ndim != 2:
         raise ValueError(f"csr: matrix must have two axes, got shape {matrix.shape}")
-    if DType.of(matrix.dtype) not in _DTYPES:
+    if matrix.dtype not in _DTYPES:
         allowed = ", ".join(str(dtype) for dtype in _DTYPES)
         raise TypeError(f"csr: matrix has dtype {matrix.dtype}; allowed: {allowed} (use matrix.astype)")
-    canonical = csr_array(matrix, copy=matrix.format == "csr")
-    canonical.check_format(full_check=True)
+    try:
+        if matrix.format in ("csr", "csc", "bsr"):
+            # SciPy's conversions trust the indices. Another object of the same arrays, because
+            # the check may change what it looks at.
+            matrix = type(matrix)((matrix.data, matrix.indices, matrix.indptr), shape=matrix.shape)
+            matrix.check_format(full_check=True)
+        canonical = csr_array(matrix, copy=matrix.format == "csr")
+    except ValueError as error:
+        raise ValueError(f"csr: matrix is inconsistent: {error}") from error
     canonical.sum_duplicates()
     indptr, indices = canonical.indptr, canonical.indices
     if indptr.dtype != indices.dtype:

@@ -6,7 +6,8 @@ from typing import ClassVar
 
 import attrs
 
-from ..backends.base.ops import SpmvCsrSpec
+from ..backends.base import DType
+from ..backends.base.ops import ArraySpec, SpmvCsrSpec
 from ..devices import AccelRef, Operand, Operation, Planned, Planner, device_of
 from ._actor import SparseActor
 from ._csr import CsrMatrix
@@ -35,6 +36,7 @@ class Spmv(Operation[SparseActor, AccelRef]):
         indices = planner.read("matrix.indices", matrix.indices)
         data = planner.read("matrix.data", matrix.data)
         x = planner.read("x", self.x)
+        _check_structure(name, rows, indptr, indices, data)
         if x.shape != (columns,):
             raise ValueError(
                 f"{name}: x must have shape ({columns},) for a matrix of {matrix.shape}, got {x.shape}"
@@ -46,6 +48,22 @@ class Spmv(Operation[SparseActor, AccelRef]):
         out = planner.output((rows,), data.dtype, self.out)
         planner.distinct("out", out.spec, x=x, data=data, indices=indices, indptr=indptr)
         return Planned(SpmvCsrSpec(rows, columns, indptr, indices, data, x, out.spec), out)
+
+
+def _check_structure(name: str, rows: int, indptr: ArraySpec, indices: ArraySpec, data: ArraySpec) -> None:
+    """Check what can be told without the elements, for matrices that were put together by hand."""
+    if indptr.shape != (rows + 1,):
+        raise ValueError(f"{name}: matrix.indptr must have shape ({rows + 1},), got {indptr.shape}")
+    if data.ndim != 1 or indices.shape != data.shape:
+        raise ValueError(
+            f"{name}: matrix.indices and matrix.data must have one axis and one length, "
+            f"got {indices.shape} and {data.shape}"
+        )
+    if indptr.dtype is not indices.dtype or indptr.dtype not in (DType.int32, DType.int64):
+        raise TypeError(
+            f"{name}: matrix.indptr and matrix.indices must both be int32 or int64, "
+            f"got {indptr.dtype} and {indices.dtype}"
+        )
 
 
 async def spmv(matrix: CsrMatrix, x: Operand, *, out: AccelRef | None = None) -> AccelRef:
