@@ -30,8 +30,7 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "inner lengths": (
         lambda a: linalg.matmul(a.matrix, np.ones((4, 2))),
         ValueError,
-        r"linalg\.Matmul: the last axis of a and the last but one axis of b must have one length, "
-        r"got a of shape \(3, 3\) and b of shape \(4, 2\)",
+        r"linalg\.Matmul: the last axis of a and the last but one axis of b .* a of shape \(3, 3\) and b",
     ),
     "inner length of a vector": (
         lambda a: linalg.matmul(a.matrix, np.ones(4)),

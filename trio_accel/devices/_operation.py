@@ -195,7 +195,9 @@ class Planner:
         """Refuse a written array that shares memory with one of the others."""
         for name, other in others.items():
             if other.block == written.block and written.size and other.size:
-                raise ValueError(f"{self.name}: {argument} must not share memory with {name}; give one of them as a copy()")
+                raise ValueError(
+                    f"{self.name}: {argument} must not share memory with {name}; give one of them as a copy()"
+                )
 
     def launch(self, spec: OperationSpec) -> Launch:
         """Put what was planned together."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, SupportsIndex
 
 import attrs
 
@@ -180,12 +180,14 @@ def _plan(
     source = planner.read("a", operation.a)
     axis = _axis(name, operation.axis, source)
     extent = source.shape[axis]
+    if extent == 0:
+        raise ValueError(f"{name}: axis {axis} of a has no elements (shape {source.shape})")
+    if kind == "c2r" and extent == 1 and operation.n is None:
+        raise ValueError(f"{name}: n: 1 frequency says nothing of the length of the result; give n")
     n = _length(name, operation.n, 2 * (extent - 1) if kind == "c2r" else extent)
     norm = "backward" if operation.norm is None else operation.norm
     if norm not in ("backward", "ortho", "forward"):
         raise ValueError(f"{name}: norm must be 'backward', 'ortho' or 'forward', got {norm!r}")
-    if extent == 0:
-        raise ValueError(f"{name}: axis {axis} of a has no elements (shape {source.shape})")
     shape = list(source.shape)
     shape[axis] = n // 2 + 1 if kind == "r2c" else n
     out = planner.output(tuple(shape), _result_dtype(name, kind, source.dtype), operation.out)
@@ -201,21 +203,26 @@ def _result_dtype(name: str, kind: str, dtype: DType) -> DType:
         raise TypeError(f"{name}: a must be real, got {dtype}; use fft")
     complex_dtype = _COMPLEX.get(dtype)
     if complex_dtype is None:
-        raise TypeError(
-            f"{name}: a must be float32, float64, complex64 or complex128, got {dtype}; use cast()"
-        )
+        allowed = "float32 or float64" if kind == "r2c" else "float32, float64, complex64 or complex128"
+        raise TypeError(f"{name}: a must be {allowed}, got {dtype}; use cast()")
     return _REAL[complex_dtype] if kind == "c2r" else complex_dtype
 
 
 def _axis(name: str, axis: int, array: ArraySpec) -> int:
-    index = operator.index(axis)
+    index = _whole(name, "axis", axis, "a whole number")
     if not -array.ndim <= index < array.ndim:
         raise ValueError(f"{name}: axis {axis} is not there in an array of shape {array.shape}")
     return index % array.ndim
 
 
 def _length(name: str, n: int | None, default: int) -> int:
-    length = default if n is None else operator.index(n)
+    length = default if n is None else _whole(name, "n", n, "a whole number or None")
     if length < 1:
         raise ValueError(f"{name}: n must be at least 1, got {length}")
     return length
+
+
+def _whole(name: str, argument: str, value: object, allowed: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise TypeError(f"{name}: {argument} must be {allowed}, got {value!r}")
+    return operator.index(value)
