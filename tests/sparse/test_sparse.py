@@ -166,9 +166,11 @@ def broken(**changes: Any) -> Any:
     return matrix
 
 
-def _broken_csc() -> Any:
-    matrix = scipy.sparse.csc_array(np.array([[1.0, 2.0], [0.0, 3.0]]))
-    matrix.indices[0] = 1_000_000_000
+def broken_format(layout: str) -> Any:
+    """A matrix with a row far outside: in SciPy's own conversion it crashes the interpreter."""
+    matrix = scipy.sparse.csr_array(np.array([[1.0, 2.0], [0.0, 3.0]])).asformat(layout)
+    rows = matrix.coords[0] if layout == "coo" else matrix.indices
+    rows[0] = 1_000_000_000
     return matrix
 
 
@@ -215,8 +217,18 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
         ValueError,
         r"csr: matrix is inconsistent: ",
     ),
-    "columns in another format": (
-        lambda g: sparse.csr(g.device, _broken_csc()),
+    "rows that are not there, csc": (
+        lambda g: sparse.csr(g.device, broken_format("csc")),
+        ValueError,
+        r"csr: matrix is inconsistent: ",
+    ),
+    "rows that are not there, bsr": (
+        lambda g: sparse.csr(g.device, broken_format("bsr")),
+        ValueError,
+        r"csr: matrix is inconsistent: ",
+    ),
+    "rows that are not there, coo": (
+        lambda g: sparse.csr(g.device, broken_format("coo")),
         ValueError,
         r"csr: matrix is inconsistent: ",
     ),

@@ -108,6 +108,8 @@ def _arrays(matrix: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArra
             # the check may change what it looks at.
             matrix = type(matrix)((matrix.data, matrix.indices, matrix.indptr), shape=matrix.shape)
             matrix.check_format(full_check=True)
+        elif matrix.format == "coo":
+            matrix = type(matrix)((matrix.data, matrix.coords), shape=matrix.shape)
         canonical = csr_array(matrix, copy=matrix.format == "csr")
     except ValueError as error:
         raise ValueError(f"csr: matrix is inconsistent: {error}") from error
