@@ -136,6 +136,7 @@ class Engine:
         """
         if self._is_lost:
             raise ActorStoppedError(f"{launch.name} was not started: the context is lost", path=lane.owner)
+        blocks = reads, writes = _blocks_of(launch)
         has_staged = False
         try:
             self._enter(launch)
@@ -147,26 +148,25 @@ class Engine:
             for block, nbytes in launch.allocations:
                 self.device.allocate(block, nbytes)
                 self._allocated.add(block)
-            self._hazards.order(lane.stream, *_blocks_of(launch))
+            self._hazards.order(lane.stream, reads, writes)
             for copy in launch.staged:
                 has_staged = True
                 self._memory.enqueue(copy, lane.stream)
             library.enqueue(launch.spec, lane.stream)
         except Exception as error:
-            self._abandon(launch, lane, has_staged=has_staged)
+            self._abandon(launch, lane, blocks if has_staged else None)
             self._locate(error, launch)
             raise
-        operation = self._fly(lane, launch)
-        for block in _blocks_of(launch)[1]:
+        operation = self._fly(lane, launch, reads, writes)
+        for block in writes:
             self._writers[block] = operation
         operation.crash = crash
         operation.reply = defer(lambda: self._start_grace(lane, operation))
         self.launched += 1
         return operation.reply
 
-    def _fly(self, lane: Lane, launch: Launch) -> InFlight:
+    def _fly(self, lane: Lane, launch: Launch, reads: frozenset[int], writes: frozenset[int]) -> InFlight:
         """Hold what was enqueued until it is done."""
-        reads, writes = _blocks_of(launch)
         event = lane.stream.record()
         self._hazards.record(lane.stream, event, reads, writes)
         after = tuple(self._writers[block] for block in reads if block in self._writers)
@@ -177,13 +177,21 @@ class Engine:
         self._completion.watch(lane.stream, event)
         return operation
 
-    def _abandon(self, launch: Launch, lane: Lane, *, has_staged: bool) -> None:
-        """Clean up after a launch that failed; its error is the reply that follows."""
+    def _abandon(
+        self, launch: Launch, lane: Lane, staged: tuple[frozenset[int], frozenset[int]] | None
+    ) -> None:
+        """Clean up after a launch that failed; its error is the reply that follows.
+
+        Args:
+            launch: The operation.
+            lane: Where it was to go.
+            staged: The blocks it reads and writes, if copies for it are enqueued already.
+        """
         self._notify(Phase.COMPLETE, launch)
         self._notify(Phase.REPLY, launch)
-        if has_staged:
+        if staged is not None:
             # The copies run all the same: what they use is held until they have.
-            self._fly(lane, launch)
+            self._fly(lane, launch, *staged)
         else:
             self._notify(Phase.RELEASE, launch)
         for block, _ in launch.allocations:
