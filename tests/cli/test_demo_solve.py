@@ -71,7 +71,7 @@ def test_the_carried_matrix(cli: Cli) -> None:
 )
 def test_matrices_that_others_made_are_solved(cli: Cli, data: Path, name: str) -> None:
     step = solve(cli, "--matrix", data / name)
-    a = sparse.csr_array(mmread(data / name))
+    a = sparse.csr_array(mmread(data / name, spmatrix=False))
     found = step["data"]
     assert (found["rows"], found["nonzeros"]) == (a.shape[0], a.nnz)
     # Rounding moves the end of an ill-conditioned solution by some iterations, not by many.

@@ -63,7 +63,7 @@ def test_the_name_in_a_header_of_the_suitesparse_collection(data: Path) -> None:
 @pytest.mark.parametrize("name", ["LFAT5.mtx", "bcsstk01.mtx", "nos5.mtx.gz", "west0067.mtx", "bcspwr01.mtx"])
 def test_files_that_others_made_read_as_scipy_reads_them(data: Path, name: str) -> None:
     ours = parse_matrix(name, (data / name).read_bytes()).csr
-    difference = ours - csr_array(mmread(data / name))
+    difference = ours - csr_array(mmread(data / name, spmatrix=False))
     assert ours.nnz > 0
     assert abs(difference).max() == 0
 

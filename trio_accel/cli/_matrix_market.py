@@ -118,7 +118,7 @@ def _read(name: str, text: bytes) -> csr_array[np.float64]:
         rows, columns = mminfo(io.BytesIO(text))[:2]
         if max(rows, columns) > _LARGEST:
             raise InputError(f"{name} is too large: {rows} × {columns}, at most {_LARGEST} rows and columns")
-        csr = csr_array(coo_array(mmread(io.BytesIO(text))).astype(np.float64))
+        csr = csr_array(coo_array(mmread(io.BytesIO(text), spmatrix=False)).astype(np.float64))
     except MemoryError:
         raise InputError(f"{name} does not fit into memory") from None
     except (ValueError, OverflowError, TypeError, IndexError) as error:

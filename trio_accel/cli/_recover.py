@@ -227,7 +227,10 @@ class RecoverStep:
 
 def _summarize(data: RecoverData) -> str:
     lost = data.requests - len(data.fates)
-    return f"{data.restarts} crashes, {data.requests} requests: {data.completed} completed, {sum(data.failed.values())} failed, {lost or 'none'} lost"
+    return (
+        f"{data.restarts} crashes, {data.requests} requests: {data.completed} completed, "
+        f"{sum(data.failed.values())} failed, {lost or 'none'} lost"
+    )
 
 
 def _checks(data: RecoverData) -> list[Check]:
