@@ -116,16 +116,17 @@ class Supervisor:
             if not self._is_restarted(cell, error):
                 return False
             cell.swept = trio.Event()
-            self._nursery.start_soon(self._restart_several, cell, cell.number, error)
+            self._nursery.start_soon(self._restart_several, cell, cell.swept, error)
         return await cell.wait_turn()
 
-    async def _restart_several(self, cell: Cell, number: int, error: BaseException | None) -> None:
+    async def _restart_several(self, cell: Cell, failure: trio.Event, error: BaseException | None) -> None:
         """Restart a child that failed, and those that its failure concerns."""
         if self._turns is None:
             self._turns = trio.Lock()
         async with self._turns:
-            if self.stopping or cell.terminated is not None or cell.number != number:
-                # An earlier failure's restart has taken it along.
+            if self.stopping or cell.terminated is not None or cell.swept is not failure:
+                # An earlier failure's restart has taken it along; has it got stuck on the way, then the
+                # failure that it got stuck at sees to this child, in its place.
                 return
             delay = self._decide(cell, error)
             if delay is None:
@@ -170,6 +171,10 @@ class Supervisor:
                 sibling.incarnation.nursery.cancel_scope.cancel(reason="a sibling failed")
         with trio.move_on_after(max(sibling.policy.grace, _MIN_UNWIND)):
             await swept.wait()
+            if sibling.terminated is None:
+                # If it failed by itself, that is dealt with.
+                sibling.swept = swept = trio.Event()
+                swept.set()
             return
         sibling.quarantine()
         raise self._failed(sibling, None, "it does not end although it was cancelled")
