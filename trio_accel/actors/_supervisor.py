@@ -224,6 +224,8 @@ class Supervisor:
             f"supervisor {self._path} fails: {cell.path} {what}, and {why}", path=cell.path
         )
         failed.__cause__ = error
+        # Failures that were on their way to a decision need none any more.
+        self.stopping = True
         return failed
 
     async def stop_child(self, cell: Cell, reason: str, *, drain: bool = False) -> None:
