@@ -26,6 +26,7 @@ from ._events import (
     MessageStarted,
     Observer,
     Subscription,
+    SupervisorFailed,
 )
 from ._handlers import handles, message_target
 from ._messages import Message, Request
@@ -80,6 +81,7 @@ __all__ = [
     "RestartInfo",
     "Strategy",
     "Subscription",
+    "SupervisorFailed",
     "SupervisorScope",
     "System",
     "SystemOptions",

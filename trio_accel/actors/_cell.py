@@ -23,7 +23,7 @@ from ._events import (
     MessageFailed,
     MessageStarted,
 )
-from ._failures import is_fatal, single
+from ._failures import describe, is_fatal, single
 from ._incarnation import Incarnation
 from ._mailbox import Mailbox
 from ._messages import AnyMessage, Request
@@ -56,7 +56,8 @@ class Terminated:
     Attributes:
         path: Path of the actor.
         reason: Why it ended, in words.
-        error: What made it fail; None if it was stopped or ended by itself.
+        error: What its last incarnation failed with, also if it was stopped before the next could
+            start; None if that was stopped or ended by itself.
     """
 
     path: str
@@ -81,6 +82,7 @@ class Cell:
         "_is_started",
         "_kwargs",
         "_pause",
+        "_settled",
         "_turn",
         "_watchers",
         "actor_class",
@@ -148,6 +150,7 @@ class Cell:
         self._kwargs = kwargs
         self._cancel_reason: str | None = None
         self._pause: trio.CancelScope | None = None
+        self._settled: trio.Event | None = None
         self._turn: trio.Event | None = None
         self._begun: trio.Event | None = None
         self._has_begun = False
@@ -336,7 +339,9 @@ class Cell:
 
     def _terminate(self, error: BaseException | None) -> None:
         self.state = CellState.TERMINATED
-        reason = self.stop_reason or (f"it failed: {error!r}" if error is not None else "it ended by itself")
+        reason = self.stop_reason or (
+            f"it failed: {describe(error)}" if error is not None else "it ended by itself"
+        )
         self.terminated = terminated = Terminated(path=self.path, reason=reason, error=error)
         self.mailbox.close(f"actor {self.path} has ended: {reason}", error)
         for envelope in tuple(self.deferred):
@@ -354,9 +359,22 @@ class Cell:
         if self.system.observers:
             self.system.observers.emit(ActorTerminated(path=self.path, reason=reason, error=error))
 
+    def settle(self, envelope: Envelope) -> None:
+        """A deferred request has its reply, or does not wait for one any more."""
+        self.deferred.discard(envelope)
+        if self._settled is not None and not self.deferred:
+            self._settled.set()
+
+    async def wait_settled(self) -> None:
+        """Wait until all deferred requests have their replies."""
+        while self.deferred:
+            self._settled = trio.Event()
+            await self._settled.wait()
+        self._settled = None
+
     def unwind(self, envelope: Envelope) -> None:
         """Give a cancelled asker its cancellation: the request has unwound."""
-        self.deferred.discard(envelope)
+        self.settle(envelope)
         if envelope.unwind() and self.system.observers:
             self.observe_end(envelope, cancelled=True)
 
@@ -364,7 +382,7 @@ class Cell:
         """Reply with an exception, if the policy lets the actor live on after it."""
         if is_fatal(error) or self.policy.directive_for(error) is not Directive.RESUME:
             return False
-        self.deferred.discard(envelope)
+        self.settle(envelope)
         if envelope.is_told or not envelope.fail(error):
             _logger.warning("actor %s goes on after %r in %s", self.path, error, envelope.message.operation)
         if self.system.observers:
@@ -373,7 +391,7 @@ class Cell:
 
     def fail(self, envelope: Envelope, error: BaseException) -> None:
         """Tell the asker that the actor crashed over its request, or was ended while serving it."""
-        self.deferred.discard(envelope)
+        self.settle(envelope)
         cause = self._why_cancelled() if is_fatal(error) else error
         if not envelope.fail(crash_error(self.path, envelope.message, cause)):
             return
@@ -387,8 +405,15 @@ class Cell:
             )
         if self.stop_reason is not None:
             return ActorStoppedError(f"actor {self.path} has ended: {self.stop_reason}", path=self.path)
-        why = "its siblings are restarted" if self.swept is not None else "another message crashed it"
-        return ActorRestartingError(f"actor {self.path} restarts: {why}", path=self.path)
+        if self.swept is not None:
+            return ActorRestartingError(
+                f"actor {self.path} restarts: a sibling failed, and its strategy restarts both",
+                path=self.path,
+            )
+        # Whether it is restarted is not decided yet.
+        return ActorStoppedError(
+            f"actor {self.path} ended: another of its messages or a child failed", path=self.path
+        )
 
     def observe_start(self, envelope: Envelope) -> None:
         """Tell the observers that a handler begins; of a message that was stashed they know."""

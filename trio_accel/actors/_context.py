@@ -12,13 +12,12 @@ from ._envelope import DeferredReply, Envelope, EnvelopeState
 from ._errors import MailboxFullError
 from ._messages import AnyMessage, Message
 from ._options import MailboxOptions, Policy, Restart
-from ._ref import cell_of
+from ._ref import Ref, cell_of
 
 if TYPE_CHECKING:
     from ._actor import Actor
     from ._cell import Cell, Terminated
     from ._incarnation import Incarnation
-    from ._ref import Ref
 
 __all__ = ["ActorContext", "RestartInfo"]
 
@@ -53,6 +52,11 @@ class ActorContext:
     def path(self) -> str:
         """The actor's path, such as ``"demo/cpu:0/context"``."""
         return self._cell.path
+
+    @property
+    def ref(self) -> Ref[Any]:
+        """The actor's own address, to hand out to others."""
+        return Ref(self._cell)
 
     @property
     def deadline(self) -> float:

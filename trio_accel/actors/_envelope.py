@@ -11,6 +11,7 @@ import outcome
 import trio
 
 from ._errors import ActorFailedError
+from ._failures import describe
 
 if TYPE_CHECKING:
     from ._cell import Cell
@@ -25,7 +26,7 @@ ReplyT_contra = TypeVar("ReplyT_contra", contravariant=True)
 
 
 class EnvelopeState(enum.IntEnum):
-    """Where an envelope is on its way; it only moves down this list, or from STASHING back to QUEUED."""
+    """Where an envelope is on its way; it only moves down this list, or back to QUEUED."""
 
     QUEUED = 0
     RUNNING = 1
@@ -157,14 +158,14 @@ class DeferredReply(Generic[ReplyT_contra]):
 
     def cancelled(self) -> bool:
         """End the ask of a cancelled asker with its cancellation."""
-        self._cell.deferred.discard(self._envelope)
+        self._cell.settle(self._envelope)
         unwound = self._envelope.unwind()
         if unwound and self._cell.system.observers:
             self._cell.observe_end(self._envelope, cancelled=True)
         return unwound
 
     def _settle(self, result: outcome.Outcome[object]) -> bool:
-        self._cell.deferred.discard(self._envelope)
+        self._cell.settle(self._envelope)
         settled = self._envelope.resolve(result)
         if settled and self._cell.system.observers:
             error = result.error if isinstance(result, outcome.Error) else None
@@ -176,7 +177,7 @@ def crash_error(path: str, message: AnyMessage, error: BaseException) -> ActorFa
     """Make the error of an asker whose request crashed the actor."""
     failed = ActorFailedError(
         f"actor {path} crashed while serving {message.operation} "
-        f"(it may have been executed): {type(error).__name__}: {error}",
+        f"(it may have been executed): {describe(error)}",
         path=path,
     )
     failed.__cause__ = error

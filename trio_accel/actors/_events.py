@@ -24,6 +24,7 @@ __all__ = [
     "Observer",
     "Observers",
     "Subscription",
+    "SupervisorFailed",
 ]
 
 _logger = logging.getLogger("trio_accel.actors")
@@ -77,6 +78,17 @@ class ActorTerminated(ActorEvent):
 
     reason: str
     error: BaseException | None
+
+
+@attrs.frozen(kw_only=True)
+class SupervisorFailed(ActorEvent):
+    """A supervisor gives up: its children failed too often, or one of them escalated.
+
+    Attributes:
+        error: What it fails with; the child's error is its cause.
+    """
+
+    error: BaseException
 
 
 @attrs.frozen(kw_only=True)
@@ -156,6 +168,7 @@ Event: TypeAlias = (
     ActorStarted
     | ActorRestarted
     | ActorTerminated
+    | SupervisorFailed
     | MessageStarted
     | MessageCompleted
     | MessageFailed

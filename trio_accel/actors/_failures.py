@@ -7,19 +7,18 @@ from typing import cast
 
 import trio
 
-__all__ = ["is_fatal", "leaves", "single"]
+__all__ = ["describe", "is_fatal", "leaves", "single"]
 
 _FATAL = (trio.Cancelled, KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
     """The exceptions that a group holds, however deeply; the exception itself if it is no group."""
-    if isinstance(error, BaseExceptionGroup):
-        members = cast("tuple[BaseException, ...]", error.exceptions)  # pyright: ignore[reportUnknownMemberType]
-        for member in members:
-            yield from leaves(member)
-    else:
+    members = _members(error)
+    if not members:
         yield error
+    for member in members:
+        yield from leaves(member)
 
 
 def is_fatal(error: BaseException) -> bool:
@@ -31,6 +30,20 @@ def is_fatal(error: BaseException) -> bool:
 
 
 def single(error: BaseException) -> BaseException:
-    """The one exception that a group holds, however deeply; the group itself if it holds more."""
-    first, *others = leaves(error)
-    return error if others else first
+    """What is left when the groups of one member around an exception are taken away."""
+    members = list(_members(error))
+    return single(members[0]) if len(members) == 1 else error
+
+
+def describe(error: BaseException) -> str:
+    """Say what an exception is, or all that a group holds, in one line."""
+    return "; ".join(
+        f"{type(leaf).__name__}: {leaf}" if str(leaf) else type(leaf).__name__ for leaf in leaves(error)
+    )
+
+
+def _members(error: BaseException) -> tuple[BaseException, ...]:
+    """The exceptions directly in a group; nothing if it is none."""
+    if not isinstance(error, BaseExceptionGroup):
+        return ()
+    return cast("tuple[BaseException, ...]", error.exceptions)  # pyright: ignore[reportUnknownMemberType]

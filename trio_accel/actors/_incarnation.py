@@ -153,6 +153,8 @@ class Incarnation:
                 self.current = None
         while self._running and any(self._running.values()):
             await self._wait_group()
+        if cell.is_draining:
+            await cell.wait_settled()
 
     async def _dispatch(self, handler: Handler, envelope: Envelope) -> None:
         """Serve one message; its envelope is resolved, deferred or stashed when this returns or raises."""
@@ -179,6 +181,11 @@ class Incarnation:
                 cell.fail(envelope, error)
                 raise
             return
+        self._returned(envelope, reply)
+
+    def _returned(self, envelope: Envelope, reply: object) -> None:
+        """Settle a message whose handler returned, unless it is deferred."""
+        cell = self.cell
         if envelope.state == EnvelopeState.STASHING:
             if envelope.is_cancelled:
                 cell.unwind(envelope)

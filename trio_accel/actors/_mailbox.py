@@ -78,9 +78,13 @@ class Mailbox:
         return not (self._queue or self._control)
 
     @property
-    def is_full(self) -> bool:
-        """Whether a new message would have to wait, be rejected or dropped."""
-        return self._receiver is None and len(self._queue) >= self._options.capacity
+    def would_wait(self) -> bool:
+        """Whether the sender of a new message would have to wait for room."""
+        return (
+            self._options.overflow is Overflow.WAIT
+            and len(self._queue) >= self._options.capacity
+            and self._refusal is None
+        )
 
     def put(self, envelope: Envelope) -> bool:
         """Take a message in, or do with it what the overflow policy says.
@@ -131,6 +135,12 @@ class Mailbox:
         if self._control is None:
             self._control = deque()
         self._control.append(envelope)
+
+    def put_back(self, envelope: Envelope) -> None:
+        """Take a message that was received, and has not begun, in again: first, and whatever the capacity."""
+        envelope.scope = None
+        envelope.state = EnvelopeState.QUEUED
+        self._queue.appendleft(envelope)
 
     def withdraw(self, envelope: Envelope) -> None:
         """Take a queued message out again; it never runs."""

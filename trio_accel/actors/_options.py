@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 
@@ -85,6 +85,16 @@ def _seconds(minimum: float = 0.0) -> Callable[[object, attrs.Attribute[float], 
     return check
 
 
+def _instance(cls: type) -> Callable[[object, attrs.Attribute[Any], object], None]:
+    def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        if not isinstance(value, cls):
+            raise TypeError(
+                f"{type(instance).__name__}: {attribute.name} must be a {cls.__name__}, got {value!r}"
+            )
+
+    return check
+
+
 def _whole(minimum: int) -> Callable[[object, attrs.Attribute[int], int], None]:
     def check(instance: object, attribute: attrs.Attribute[int], value: int) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
@@ -102,11 +112,15 @@ class Intensity:
 
     Attributes:
         restarts: The most restarts within the window; one more and the supervisor fails.
-        within: Length of the window in seconds.
+        within: Length of the window in seconds, above 0.
     """
 
     restarts: int = attrs.field(default=3, validator=_whole(0))
     within: float = attrs.field(default=5.0, validator=_seconds())
+
+    def __attrs_post_init__(self) -> None:
+        if not self.within > 0:
+            raise ValueError(f"Intensity: within must be above 0, got {self.within!r}")
 
 
 @attrs.frozen(kw_only=True)
@@ -126,12 +140,24 @@ class Backoff:
     jitter: float = attrs.field(default=0.1, validator=_seconds())
     reset_after: float = attrs.field(default=60.0, validator=_seconds())
 
+    def __attrs_post_init__(self) -> None:
+        for name in ("initial", "base"):
+            if getattr(self, name) > self.maximum:
+                given = f"{getattr(self, name)!r} and {self.maximum!r}"
+                raise ValueError(f"Backoff: {name} must not be above maximum, got {given}")
+
     def delay(self, attempt: int, source: random.Random) -> float:
         """Seconds to wait before restart number `attempt` (from 0) of a series."""
         # The exponent is bounded so that a long series does not overflow.
         growth = math.pow(self.factor, min(attempt - 1, 64))
-        plain = min(self.initial if attempt == 0 else self.base * growth, self.maximum)
-        return plain * (1.0 + source.uniform(-self.jitter, self.jitter)) if self.jitter else plain
+        plain = self.initial if attempt == 0 else self.base * growth
+        varied = plain * (1.0 + source.uniform(-self.jitter, self.jitter)) if self.jitter else plain
+        return min(varied, self.maximum)
+
+
+def _keep_or_reject(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if value not in ("keep", "reject"):
+        raise ValueError(f"MailboxOptions: on_restart must be 'keep' or 'reject', got {value!r}")
 
 
 @attrs.frozen(kw_only=True)
@@ -147,11 +173,9 @@ class MailboxOptions:
     """
 
     capacity: int = attrs.field(default=64, validator=_whole(1))
-    overflow: Overflow = attrs.field(default=Overflow.WAIT, validator=attrs.validators.instance_of(Overflow))
+    overflow: Overflow = attrs.field(default=Overflow.WAIT, validator=_instance(Overflow))
     stash: int = attrs.field(default=64, validator=_whole(0))
-    on_restart: Literal["keep", "reject"] = attrs.field(
-        default="keep", validator=attrs.validators.in_(("keep", "reject"))
-    )
+    on_restart: Literal["keep", "reject"] = attrs.field(default="keep", validator=_keep_or_reject)
 
 
 def _directives(value: Mapping[type[Exception], Directive]) -> Mapping[type[Exception], Directive]:
@@ -180,12 +204,10 @@ class Policy:
     directives: Mapping[type[Exception], Directive] = attrs.field(
         factory=dict[type[Exception], Directive], converter=_directives
     )
-    backoff: Backoff = attrs.field(factory=Backoff)
+    backoff: Backoff = attrs.field(factory=Backoff, validator=_instance(Backoff))
     grace: float = attrs.field(default=5.0, validator=_seconds())
-    strategy: Strategy = attrs.field(
-        default=Strategy.ONE_FOR_ONE, validator=attrs.validators.instance_of(Strategy)
-    )
-    intensity: Intensity = attrs.field(factory=Intensity)
+    strategy: Strategy = attrs.field(default=Strategy.ONE_FOR_ONE, validator=_instance(Strategy))
+    intensity: Intensity = attrs.field(factory=Intensity, validator=_instance(Intensity))
 
     def directive_for(self, error: BaseException) -> Directive:
         """Find the directive for an exception; groups are looked into."""
@@ -212,8 +234,6 @@ class SystemOptions:
         random: Source of the jitter of back-offs; seed it to make them repeatable.
     """
 
-    strategy: Strategy = attrs.field(
-        default=Strategy.ONE_FOR_ONE, validator=attrs.validators.instance_of(Strategy)
-    )
-    intensity: Intensity = attrs.field(factory=Intensity)
-    random: random.Random = attrs.field(factory=random.Random)
+    strategy: Strategy = attrs.field(default=Strategy.ONE_FOR_ONE, validator=_instance(Strategy))
+    intensity: Intensity = attrs.field(factory=Intensity, validator=_instance(Intensity))
+    random: random.Random = attrs.field(factory=random.Random, validator=_instance(random.Random))

@@ -109,10 +109,10 @@ class Ref(Generic[ActorT_co]):
             trio.WouldBlock: The mailbox is full and its policy is to wait.
             ActorStoppedError, MailboxFullError, TypeError: As for `tell`.
         """
-        mailbox = self._cell.mailbox
-        if mailbox.is_full and self._cell.mailbox_options.overflow is Overflow.WAIT:
+        envelope = self._told(message)
+        if self._cell.mailbox.would_wait:
             raise trio.WouldBlock
-        self._put_told(self._told(message))
+        self._put_told(envelope)
 
     async def stop(self, *, drain: bool = False) -> None:
         """Stop the actor and wait until it has ended. It takes no new messages from now on.
@@ -122,7 +122,8 @@ class Ref(Generic[ActorT_co]):
         shown as quarantined, and only the end of the system waits for it.
 
         Args:
-            drain: Serve the messages that are queued first; otherwise they are refused.
+            drain: Serve the messages that are queued first, and wait for deferred replies; otherwise
+                the former are refused, and the latter fail.
 
         Raises:
             RuntimeError: Called by the actor itself; use ``self.context.stop()``.
@@ -182,7 +183,8 @@ async def _park(cell: Cell, envelope: Envelope, abandon: bool) -> object:
             cell.mailbox.withdraw(envelope)
             return trio.lowlevel.Abort.SUCCEEDED
         if abandon:
-            envelope.task = None
+            # It waits no more: neither for a reply nor, through this request, for anybody else.
+            envelope.task = envelope.sender = envelope.caller = None
             return trio.lowlevel.Abort.SUCCEEDED
         envelope.request_cancel(raise_cancel)
         return trio.lowlevel.Abort.FAILED

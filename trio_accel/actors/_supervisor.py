@@ -14,7 +14,8 @@ import trio
 
 from ._actor import Actor
 from ._errors import ActorFailedError
-from ._events import ActorRestarted
+from ._events import ActorRestarted, SupervisorFailed
+from ._failures import describe
 from ._options import Directive, Intensity, MailboxOptions, Policy, Restart, Strategy
 from ._ref import Ref
 
@@ -162,8 +163,7 @@ class Supervisor:
             # It ended while others were waited for.
             return
         if sibling.restart is Restart.TEMPORARY:
-            await self.stop_child(sibling, "a sibling failed")
-            return
+            sibling.cancel("a sibling failed")
         swept = sibling.swept
         if swept is None:
             swept = sibling.swept = trio.Event()
@@ -219,13 +219,15 @@ class Supervisor:
             )
 
     def _failed(self, cell: Cell, error: BaseException | None, why: str) -> ActorFailedError:
-        what = "ended by itself" if error is None else f"failed with {type(error).__name__}: {error}"
+        what = "ended by itself" if error is None else f"failed with {describe(error)}"
         failed = ActorFailedError(
             f"supervisor {self._path} fails: {cell.path} {what}, and {why}", path=cell.path
         )
         failed.__cause__ = error
         # Failures that were on their way to a decision need none any more.
         self.stopping = True
+        if self.system.observers:
+            self.system.observers.emit(SupervisorFailed(path=self._path, error=failed))
         return failed
 
     async def stop_child(self, cell: Cell, reason: str, *, drain: bool = False) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from ._failures import describe
+
 if TYPE_CHECKING:
     from ._cell import Cell
     from ._supervisor import Supervisor
@@ -30,7 +32,7 @@ class ActorSnapshot:
         stashed: Messages that the actor has set aside.
         dropped: Messages that the mailbox dropped or refused.
         running: Messages being served.
-        handled: Messages served.
+        handled: Messages whose handler returned, deferred ones included.
         failed: Messages whose handler raised.
         expired: Requests dropped because their deadline had passed.
         deferred: Requests whose reply is given later, and has not been given.
@@ -129,7 +131,7 @@ def snapshot_cell(cell: Cell) -> ActorSnapshot:
         failed=cell.failed,
         expired=cell.expired,
         deferred=len(cell.deferred),
-        last_error=None if error is None else f"{type(error).__name__}: {error}",
+        last_error=None if error is None else describe(error),
         children=snapshot_children(incarnation.children if incarnation is not None else None),
     )
 
