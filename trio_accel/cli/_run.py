@@ -67,8 +67,9 @@ async def _run(job: Callable[[], Awaitable[int]]) -> int:
     code: int | None = None
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
-            with trio.CancelScope() as scope:
-                nursery.start_soon(_watch, signals, scope, interrupted)
+            scope = trio.CancelScope()
+            nursery.start_soon(_watch, signals, scope, interrupted)
+            with scope:
                 code = await job()
             nursery.cancel_scope.cancel()
     # A signal that came after the job's last checkpoint has cut nothing short.
