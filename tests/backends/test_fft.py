@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import math
+
+import attrs
 import numpy as np
 import pytest
 import scipy.fft
@@ -7,14 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trio_accel.backends.base import DType, LibraryError, NotSupportedError
-from trio_accel.backends.base.ops import FftSpec
+from trio_accel.backends.base.ops import FftSpec, FillSpec
 
 REFERENCES = {
     ("c2c", "forward"): np.fft.fft,
     ("c2c", "inverse"): np.fft.ifft,
     ("r2c", "forward"): np.fft.rfft,
+    ("r2c", "inverse"): np.fft.ihfft,
+    ("c2r", "forward"): np.fft.hfft,
     ("c2r", "inverse"): np.fft.irfft,
 }
+OPPOSITE = {"backward": "forward", "ortho": "ortho", "forward": "backward"}
 SOURCES = {
     "c2c": ["complex64", "complex128"],
     "r2c": ["float32", "float64"],
@@ -26,12 +32,34 @@ CASES = [(kind, direction, dtype) for kind, direction in REFERENCES for dtype in
 
 
 def transform(rig, source, kind, direction, n, axis, norm):
+    return transform_axes(rig, source, kind, direction, (n,), (axis,), norm)
+
+
+def transform_axes(rig, source, kind, direction, lengths, axes, norm):
     shape = list(source.shape)
-    shape[axis] = n // 2 + 1 if kind == "r2c" else n
+    for n, axis in zip(lengths, axes, strict=True):
+        shape[axis] = n
+    if kind == "r2c":
+        shape[axes[-1]] = lengths[-1] // 2 + 1
     dtype = str(DType.of(source.dtype))
     out = rig.empty(tuple(shape), RESULTS.get((kind, dtype), dtype))
-    rig.enqueue("fft", FftSpec(kind, direction, n, axis, norm, rig.put_as_laid_out(source), out))
+    rig.enqueue("memory", FillSpec(7, out))  # what was there must not count
+    rig.enqueue("fft", FftSpec(kind, direction, lengths, axes, norm, rig.put_as_laid_out(source), out))
     return rig.get(out)
+
+
+def reference_axes(source, kind, direction, lengths, axes, norm):
+    """NumPy's transforms of several axes; of the real ones it has one direction, and conjugates."""
+    if kind == "c2c":
+        function = np.fft.fftn if direction == "forward" else np.fft.ifftn
+        return function(source, lengths, axes, norm)
+    if kind == "r2c":
+        if direction == "forward":
+            return np.fft.rfftn(source, lengths, axes, norm)
+        return np.conj(np.fft.rfftn(source, lengths, axes, OPPOSITE[norm]))
+    if direction == "inverse":
+        return np.fft.irfftn(source, lengths, axes, norm)
+    return np.fft.irfftn(np.conj(source), lengths, axes, OPPOSITE[norm])
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -62,6 +90,44 @@ def test_axes_cut_padding_and_layouts(open_rig, random_array, exact, assert_clos
     assert_close(result, REFERENCES[kind, direction](exact(source), n, axis), max(n, *shape))
 
 
+@settings(max_examples=120, deadline=None)
+@given(
+    case=st.sampled_from(CASES),
+    shape=st.lists(st.integers(1, 7), min_size=1, max_size=4),
+    norm=st.sampled_from(["backward", "ortho", "forward"]),
+    data=st.data(),
+)
+def test_several_axes(open_rig, random_array, exact, assert_close, case, shape, norm, data):
+    kind, direction, dtype = case
+    axes = tuple(data.draw(st.permutations(range(len(shape))))[: data.draw(st.integers(1, len(shape)))])
+    lengths = tuple(data.draw(st.integers(1, 9)) for _ in axes)
+    step = data.draw(st.sampled_from([1, 2, -1]))
+    source = random_array((*shape[:-1], shape[-1] * abs(step)), dtype)[..., ::step]
+    source = source.T if data.draw(st.booleans()) else source
+    with open_rig() as rig:
+        result = transform_axes(rig, source, kind, direction, lengths, axes, norm)
+    expected = reference_axes(exact(source), kind, direction, lengths, axes, norm)
+    assert_close(result, expected, math.prod(lengths))
+
+
+@pytest.mark.parametrize(("kind", "direction", "dtype"), CASES)
+def test_a_result_that_is_laid_out_otherwise(rig, random_array, exact, assert_close, kind, direction, dtype):
+    source = random_array((6, 5, 4), dtype)
+    expected = reference_axes(exact(source), kind, direction, (4, 5, 6), (2, 1, 0), "ortho")
+    whole = rig.put(np.zeros((*expected.shape[::-1], 2), RESULTS.get((kind, dtype), dtype)))
+    size = whole.dtype.itemsize
+    strides = tuple(reversed(whole.strides[:-1]))
+    out = attrs.evolve(whole, offset=size, shape=expected.shape, strides=strides)
+    rig.enqueue("fft", FftSpec(kind, direction, (4, 5, 6), (2, 1, 0), "ortho", rig.put(source), out))
+    assert_close(rig.get(out), expected, 120)
+    assert not rig.get(whole)[..., 0].any(), "written between the elements"
+
+
+@pytest.mark.parametrize(("kind", "direction", "dtype"), CASES)
+def test_nothing_but_padding(rig, kind, direction, dtype):
+    assert not transform(rig, np.zeros((3, 0), dtype), kind, direction, 8, 1, "backward").any()
+
+
 @pytest.mark.parametrize(("kind", "direction", "dtype"), CASES)
 def test_nothing_to_transform(rig, kind, direction, dtype):
     assert transform(rig, np.zeros((0, 8), dtype), kind, direction, 8, 1, "backward").shape[0] == 0
@@ -82,8 +148,9 @@ def test_parsevals_theorem_at_a_million_points(rig, random_array):
 @pytest.mark.parametrize(
     ("kind", "direction", "source", "out"),
     [
-        ("r2c", "inverse", "float64", "complex128"),
-        ("c2r", "forward", "complex128", "float64"),
+        ("r2c", "inverse", "complex128", "complex128"),
+        ("c2r", "forward", "float64", "float64"),
+        ("c2r", "inverse", "complex128", "float32"),
         ("c2c", "forward", "float64", "complex128"),
         ("c2c", "forward", "complex128", "complex64"),
         ("r2c", "forward", "float16", "complex64"),
@@ -91,16 +158,30 @@ def test_parsevals_theorem_at_a_million_points(rig, random_array):
     ],
 )
 def test_what_is_not_supported_is_said(rig, backend, kind, direction, source, out):
-    spec = FftSpec(kind, direction, 4, 0, "backward", rig.put(np.zeros(4, source)), rig.empty((4,), out))
+    spec = FftSpec(
+        kind, direction, (4,), (0,), "backward", rig.put(np.zeros(4, source)), rig.empty((4,), out)
+    )
     with pytest.raises(NotSupportedError, match=rf"{direction} {kind}") as caught:
         rig.enqueue("fft", spec)
     assert caught.value.backend == backend.name
 
 
-def test_a_transform_of_no_points_is_refused(rig):
-    array = rig.put(np.zeros(4, complex))
-    with pytest.raises(LibraryError, match="at least one"):
-        rig.enqueue("fft", FftSpec("c2c", "forward", 0, 0, "backward", array, array))
+@pytest.mark.parametrize(
+    ("lengths", "axes", "message"),
+    [
+        ((0,), (0,), "lengths: .* at least one point"),
+        ((4, 0), (0, 1), "lengths: .* at least one point"),
+        ((4,), (0, 1), "lengths: 1 are given for 2 axes"),
+        ((4, 4), (0, 0), "axes: .* no distinct axes"),
+        ((4,), (2,), "axes: .* no distinct axes"),
+        ((4,), (-1,), "axes: .* no distinct axes"),
+        ((), (), "axes: .* no distinct axes"),
+    ],
+)
+def test_a_transform_that_is_none_is_refused(rig, lengths, axes, message):
+    array, out = rig.put(np.zeros((4, 4), complex)), rig.empty((4, 4), complex)
+    with pytest.raises(LibraryError, match=message):
+        rig.enqueue("fft", FftSpec("c2c", "forward", lengths, axes, "backward", array, out))
 
 
 class _NoBackend:

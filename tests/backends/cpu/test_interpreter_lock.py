@@ -144,7 +144,7 @@ def _fft(kind, direction, source, out, n=2048, batch=1500):
         given = rig.empty((batch, half if kind == "c2r" else n), source)
         result = rig.empty((batch, half if kind == "r2c" else n), out)
         rig.enqueue("memory", FillSpec(1, given))
-        return "fft", FftSpec(kind, direction, n, 1, "backward", given, result)
+        return "fft", FftSpec(kind, direction, (n,), (1,), "backward", given, result)
 
     return make
 
@@ -153,14 +153,27 @@ def _long_fft(rig):
     array = rig.empty((1 << 20,), "complex128")
     rig.enqueue("memory", FillSpec(1, array))
     return "fft", FftSpec(
-        "c2c", "forward", 1 << 20, 0, "backward", array, rig.empty((1 << 20,), "complex128")
+        "c2c", "forward", (1 << 20,), (0,), "backward", array, rig.empty((1 << 20,), "complex128")
     )
 
 
 def _padded_fft(rig):
     array = rig.empty((3000, 1200), "complex64")
     rig.enqueue("memory", FillSpec(1, array))
-    return "fft", FftSpec("c2c", "forward", 5000, 0, "ortho", array, rig.empty((5000, 1200), "complex64"))
+    return "fft", FftSpec(
+        "c2c", "forward", (5000,), (0,), "ortho", array, rig.empty((5000, 1200), "complex64")
+    )
+
+
+def _fft_of_three_axes(kind, direction, source, out, n=160):
+    def make(rig):
+        half = n // 2 + 1
+        given = rig.empty((n, n, half if kind == "c2r" else n), source)
+        result = rig.empty((n, n, half if kind == "r2c" else n), out)
+        rig.enqueue("memory", FillSpec(1, given))
+        return "fft", FftSpec(kind, direction, (n, n, n), (0, 1, 2), "backward", given, result)
+
+    return make
 
 
 def _spmv(dtype, index):
@@ -247,6 +260,9 @@ OPERATIONS = {
     "fft c2r complex128": _fft("c2r", "inverse", "complex128", "float64", batch=3000),
     "fft of a million points": _long_fft,
     "fft padded along the first axis": _padded_fft,
+    "fft of three axes complex128": _fft_of_three_axes("c2c", "forward", "complex128", "complex128"),
+    "fft of three axes float64": _fft_of_three_axes("r2c", "forward", "float64", "complex128"),
+    "fft of three axes to float32": _fft_of_three_axes("c2r", "forward", "complex64", "float32"),
     "spmv float64": _spmv("float64", np.int32),
     "spmv complex64": _spmv("complex64", np.int64),
     "copy float64": _copy("float64", "float64", 40 * MILLION),

@@ -1,7 +1,7 @@
 """Operation specifications: what crosses from an actor to a backend, or to a worker process."""
 
 from ._spec import ArraySpec, OperationSpec, contiguous_strides, reads, updates, writes
-from .fft import FftNorm, FftSpec
+from .fft import FftDirection, FftKind, FftNorm, FftSpec
 from .linalg import AxpySpec, DotSpec, GemmSpec, MatmulSpec, Nrm2Spec, ScalSpec, Transpose
 from .memory import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec
 from .random import PHILOX_ROW, PhiloxSpec
@@ -15,6 +15,8 @@ __all__ = [
     "CopySpec",
     "CopyToHostSpec",
     "DotSpec",
+    "FftDirection",
+    "FftKind",
     "FftNorm",
     "FftSpec",
     "FillSpec",

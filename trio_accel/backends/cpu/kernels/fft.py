@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import scipy.fft
 from scipy.fft._backend import _ScipyBackend  # pyright: ignore[reportPrivateUsage]
 
-from ...base import DType, LibraryError, NotSupportedError
-from ...base.ops import FftNorm, FftSpec
+from ...base import DType, LibraryError
+from ...base.ops import FftSpec
 from .._memory import CpuMemory, HostArray
 from .._processor import usable_cores
 from .._stream import Work
@@ -26,13 +26,15 @@ _COMPLEX = {real: complex_ for complex_, real in _REAL.items()}
 _DTYPES = {"c2c": {dtype: dtype for dtype in _REAL}, "r2c": _COMPLEX, "c2r": _REAL}
 
 _TRANSFORMS: dict[tuple[str, str], object] = {
-    ("c2c", "forward"): scipy.fft.fft,
-    ("c2c", "inverse"): scipy.fft.ifft,
-    ("r2c", "forward"): scipy.fft.rfft,
-    ("c2r", "inverse"): scipy.fft.irfft,
+    ("c2c", "forward"): scipy.fft.fftn,
+    ("c2c", "inverse"): scipy.fft.ifftn,
+    ("r2c", "forward"): scipy.fft.rfftn,
+    ("r2c", "inverse"): scipy.fft.ihfftn,
+    ("c2r", "forward"): scipy.fft.hfftn,
+    ("c2r", "inverse"): scipy.fft.irfftn,
 }
 
-# SciPy's own implementation. `scipy.fft.fft` itself goes to whatever backend the program has set for
+# SciPy's own implementation. `scipy.fft.fftn` itself goes to whatever backend the program has set for
 # all threads, which may well be this library; and `set_backend` in a thread crashes SciPy 1.14.
 _scipy_transform = cast("Callable[..., HostArray]", _ScipyBackend.__ua_function__)
 
@@ -40,29 +42,48 @@ _scipy_transform = cast("Callable[..., HostArray]", _ScipyBackend.__ua_function_
 def fft(spec: FftSpec, memory: CpuMemory) -> Work:
     """Prepare a transform."""
     operation = f"{spec.direction} {spec.kind} transform"
-    transform = _TRANSFORMS.get((spec.kind, spec.direction))
-    if transform is None:
-        raise NotSupportedError(
-            f"the CPU backend has no {operation}; it has {', '.join(f'{d} {k}' for k, d in _TRANSFORMS)}",
-            backend="cpu",
-        )
     results = _DTYPES[spec.kind]
     check_dtype(operation, spec.source.dtype, results)
     check_dtype(f"{operation} of {spec.source.dtype} to", spec.out.dtype, (results[spec.source.dtype],))
-    if spec.n < 1:
-        raise LibraryError(f"n: a transform has at least one point, not {spec.n}", library="fft", code="size")
+    _check_axes(spec)
     source, out = memory.view(spec.source), memory.view(spec.out)
-    return partial(_transform, transform, source, out, spec.n, spec.axis, spec.norm)
+    options = {"s": spec.lengths, "axes": spec.axes, "norm": spec.norm}
+    run = _run_in_place if spec.kind == "c2c" else _run
+    return partial(run, _TRANSFORMS[spec.kind, spec.direction], source, out, options)
 
 
-def _transform(
-    transform: object, source: HostArray, out: HostArray, n: int, axis: int, norm: FftNorm
-) -> None:
+def _check_axes(spec: FftSpec) -> None:
+    axes, lengths = spec.axes, spec.lengths
+    if not axes or len(set(axes)) < len(axes) or not set(axes) <= set(range(spec.source.ndim)):
+        message = f"axes: {axes} are no distinct axes of an array of shape {spec.source.shape}"
+    elif len(lengths) != len(axes):
+        message = f"lengths: {len(lengths)} are given for {len(axes)} axes"
+    elif min(lengths) < 1:
+        message = f"lengths: a transform has at least one point along each axis, not {lengths}"
+    else:
+        return
+    raise LibraryError(message, library="fft", code="size")
+
+
+def _run(transform: object, source: HostArray, out: HostArray, options: dict[str, Any]) -> None:
     if not out.size:
         return
     # A transform that is too small to be shared out runs in this thread: pocketfft decides.
-    options = {"n": n, "axis": axis, "norm": norm, "workers": usable_cores()}
-    np.copyto(out, _scipy_transform(transform, (source,), options))
+    result = _scipy_transform(transform, (source,), {**options, "workers": usable_cores()})
+    if not np.may_share_memory(result, out):
+        np.copyto(out, result)
+
+
+def _run_in_place(transform: object, source: HostArray, out: HostArray, options: dict[str, Any]) -> None:
+    """Copy the source to the result's memory and transform it there.
+
+    Fresh memory for the result of SciPy costs more than the copy, because its pages have to be made.
+    """
+    if any(length > extent for length, extent in zip(out.shape, source.shape, strict=True)):
+        np.copyto(out, 0)
+    common = tuple(slice(min(pair)) for pair in zip(out.shape, source.shape, strict=True))
+    np.copyto(out[common], source[common])
+    _run(transform, out, out, {**options, "overwrite_x": True})
 
 
 KERNELS = {FftSpec: fft}
