@@ -84,6 +84,11 @@ def handles(
     others and each other, at most `limit` of the group at once; when so many run, the next
     message of the group, and those behind it, wait.
 
+    Args:
+        message: Class of the messages that the method serves.
+        group: Name of a group of handlers; without one the handler runs alone.
+        limit: The most of the group that run at once; the same for all of its handlers.
+
     Raises:
         TypeError: `message` is no `Request` or `Message` class, or the method is not ``async def``.
         ValueError: Not both of `group` and `limit`, or a limit below 1.

@@ -196,7 +196,12 @@ async def open_system(name: str, *, options: SystemOptions | None = None) -> Asy
     order, each within the grace of its policy; on exit none is alive. That holds too when the
     body is cancelled.
 
+    Args:
+        name: Name of the system: the first part of every path.
+        options: Strategy and intensity for the actors at the top, and the source of chance.
+
     Raises:
+        ValueError: The name is empty or has a slash in it.
         ExceptionGroup: What the body raised, and what a failed actor escalated to the top.
     """
     async with System.open(name, options) as system:
