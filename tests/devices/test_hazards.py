@@ -22,7 +22,7 @@ from trio_accel.devices._hazards import HazardTracker
 
 LENGTH = 8
 ARRAYS = 3
-MATRIX = scipy.sparse.random_array((LENGTH, LENGTH), density=0.4, rng=np.random.default_rng(1)).astype(
+MATRIX: Any = scipy.sparse.random_array((LENGTH, LENGTH), density=0.4, rng=np.random.default_rng(1)).astype(
     complex
 )
 

@@ -104,7 +104,7 @@ async def test_making_arrays(device: ta.Device) -> None:
     assert (await (await device.empty((2, 0), "int8")).to_host()).shape == (2, 0)
     full = await device.full([2, 2], 1 + 2j, "complex64")
     assert same_bits(await full.to_host(), np.full((2, 2), 1 + 2j, np.complex64))
-    big = await device.full(np.int64(1), 2**63 - 1, np.int64)
+    big = await device.full((np.int64(1),), 2**63 - 1, np.int64)
     assert await big.item() == 2**63 - 1
 
 
@@ -158,7 +158,7 @@ Wrong = Callable[[ta.Device, ta.AccelRef], Awaitable[object]]
 
 WRONG: dict[str, tuple[Wrong, type[Exception], str]] = {
     "put text": (lambda d, x: d.put("text"), TypeError, r"Put: host: dtype: .*'<U4'.* allowed: float64"),
-    "put objects": (lambda d, x: d.put([None]), TypeError, r"Put: host: dtype: .*'O'"),
+    "put objects": (lambda d, x: d.put(np.array([None])), TypeError, r"Put: host: dtype: .*'O'"),
     "put big-endian": (lambda d, x: d.put(np.ones(2, ">f8")), TypeError, r"Put: host: dtype: .*'>f8'"),
     "negative size": (
         lambda d, x: d.zeros((2, -1)),

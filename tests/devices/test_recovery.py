@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncGenerator
 from functools import partial
+from typing import Any
 
 import attrs
 import numpy as np
@@ -38,13 +39,13 @@ class Fates:
     nursery: trio.Nursery
     outcomes: list[object] = attrs.field(factory=list)
 
-    def ask(self, *operations: Operation[object, object]) -> None:
+    def ask(self, *operations: Operation[Any, Any]) -> None:
         for operation in operations:
             place = len(self.outcomes)
             self.outcomes.append(None)
             self.nursery.start_soon(self._run, place, operation)
 
-    async def _run(self, place: int, operation: Operation[object, object]) -> None:
+    async def _run(self, place: int, operation: Operation[Any, Any]) -> None:
         try:
             outcome: object = await self.device.ask(operation)
         except Exception as error:  # noqa: BLE001  # looked at by the test

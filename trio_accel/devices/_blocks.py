@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Callable
 
 from ..backends.base import StaleRefError
 from ._bridge import LoopWaker
@@ -68,7 +69,7 @@ class BlockTable:
         self._dropped: deque[int] = deque()
         self._is_rung = False
         self._waker = LoopWaker(self._drain)
-        self.release = _nowhere
+        self.release: Callable[[int], None] = _nowhere
 
     def new(self, nbytes: int) -> Block:
         """Name a block of the current generation; no memory is taken yet."""
