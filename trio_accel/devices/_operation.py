@@ -17,6 +17,7 @@ from ..backends.base import DType, NotSupportedError
 from ..backends.base.ops import ArraySpec, CopyFromHostSpec, CopySpec, OperationSpec, contiguous_strides
 from ._blocks import Block
 from ._ref import AccelRef
+from ._views import overlaps
 
 if TYPE_CHECKING:
     from ._device import Device
@@ -177,6 +178,11 @@ class Planner:
                 f"{self.name}: {argument} must have shape {shape} and dtype {dtype}, "
                 f"got shape {used.shape} and dtype {used.dtype}"
             )
+        if not used.spec.is_contiguous:
+            raise ValueError(
+                f"{self.name}: {argument} must be contiguous, got a view of shape {used.shape} with strides "
+                f"{used.strides}"
+            )
         self._outputs.append(used.block)
         return used
 
@@ -194,7 +200,7 @@ class Planner:
     def distinct(self, argument: str, written: ArraySpec, **others: ArraySpec) -> None:
         """Refuse a written array that shares memory with one of the others."""
         for name, other in others.items():
-            if other.block == written.block and written.size and other.size:
+            if overlaps(written, other):
                 raise ValueError(
                     f"{self.name}: {argument} must not share memory with {name}; give one of them as a copy()"
                 )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 import numpy.typing as npt
 
 from ..backends.base import DType, DTypeLike
 from ..backends.base.ops import ArraySpec
 from ._blocks import Block
+from ._views import Index, indexed, reshaped, transposed
 
 if TYPE_CHECKING:
     from ._device import Device
@@ -17,7 +19,7 @@ __all__ = ["AccelRef"]
 
 
 class AccelRef:
-    """An array in the memory of a device. Made by `Device.put` and by operations.
+    """An array in the memory of a device, or a view of one. Made by `Device.put` and by operations.
 
     The memory is given back when the last reference to it is gone, or by `release`; work that
     still uses it is finished first. Every use is checked before the device is touched.
@@ -91,6 +93,34 @@ class AccelRef:
         """Where it lies and how it is laid out, for operations that lower themselves."""
         return self._spec
 
+    def __getitem__(self, index: Index) -> AccelRef:
+        """A view of a part, by NumPy's basic indexing; it shares the memory.
+
+        Raises:
+            TypeError: An index that is no whole number, slice, ``...`` or ``None``.
+            IndexError: Out of range, or too many.
+        """
+        return AccelRef(self._device, self._block, indexed(self._spec, index))
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError(
+            "an AccelRef is not iterable: its elements are on the device; use await ref.to_host()"
+        )
+
+    def reshape(self, shape: int | Sequence[int], *sizes: int) -> AccelRef:
+        """A view of the elements in C order under another shape; one size may be -1.
+
+        Raises:
+            ValueError: Another number of elements, or a layout of which there is no such view.
+        """
+        first = (shape,) if isinstance(shape, SupportsIndex) else tuple(shape)
+        return AccelRef(self._device, self._block, reshaped(self._spec, (*first, *sizes)))
+
+    @property
+    def T(self) -> AccelRef:  # noqa: N802  # NumPy's name
+        """A view with the axes in the opposite order."""
+        return AccelRef(self._device, self._block, transposed(self._spec))
+
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("len() of an AccelRef without axes")
@@ -158,5 +188,5 @@ class AccelRef:
         return await self._device.ask(Fill(self, value))
 
     def release(self) -> None:
-        """Give the memory back now, for every reference to it; work in flight is finished first."""
+        """Give the memory back now, for every view of it too; work in flight is finished first."""
         self._block.release()

@@ -1,0 +1,132 @@
+"""Views: the same elements as NumPy's views of the same array, over one block of memory."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import trio_accel as ta
+
+SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
+
+
+def _numbers(shape: tuple[int, ...]) -> np.ndarray:
+    return np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data(), shape=SHAPES)
+async def test_chains_of_views_show_what_numpy_shows(data: st.DataObject, shape: tuple[int, ...]) -> None:
+    host = _numbers(shape)
+    async with ta.open_system("views") as system, system.open_device("cpu") as device:
+        ref = await device.put(host)
+        expected = host
+        for _ in range(3):
+            if data.draw(st.booleans()):
+                ref, expected = ref.T, expected.T
+            index = data.draw(
+                hnp.basic_indices(expected.shape, allow_newaxis=True, allow_ellipsis=True, max_dims=6)
+            )
+            ref, expected = ref[index], np.asarray(expected[index])
+        assert (ref.shape, ref.ndim, ref.size) == (expected.shape, expected.ndim, expected.size)
+        np.testing.assert_array_equal(await ref.to_host(), expected)
+        assert (await device.statistics()).memory.blocks == 1
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (-1,), (2, -1, 4), (24, 1), ()])
+async def test_reshape(device: ta.Device, shape: tuple[int, ...]) -> None:
+    host = _numbers((2, 3, 4)) if shape else _numbers((1, 1))
+    ref = await device.put(host)
+    np.testing.assert_array_equal(await ref.reshape(shape).to_host(), host.reshape(shape))
+    if shape:
+        np.testing.assert_array_equal(await ref.reshape(*shape).to_host(), host.reshape(shape))
+
+
+async def test_a_reshape_that_needs_a_copy_says_so(device: ta.Device) -> None:
+    ref = await device.put(_numbers((3, 4)))
+    with pytest.raises(ValueError, match=r"has no view of shape \(12,\); reshape a copy"):
+        ref.T.reshape(12)
+    np.testing.assert_array_equal(
+        await (await ref.T.copy()).reshape(12).to_host(), _numbers((3, 4)).T.reshape(12)
+    )
+    with pytest.raises(ValueError, match="cannot reshape array of size 12 into shape"):
+        ref.reshape(5)
+
+
+@pytest.mark.parametrize(
+    ("index", "error", "text"),
+    [
+        ([0, 1], TypeError, r"\[0, 1\] would make a copy"),
+        (np.array([True, False, True]), TypeError, "would make a copy"),
+        (True, TypeError, "True would make a copy"),
+        ("a", TypeError, "'a' would make a copy"),
+        (3, IndexError, "index 3 is out of bounds"),
+        ((0, 0, 0), IndexError, "too many indices"),
+    ],
+)
+async def test_other_indices_are_refused(
+    device: ta.Device, index: Any, error: type[Exception], text: str
+) -> None:
+    ref = await device.put(_numbers((3, 4)))
+    with pytest.raises(error, match=text):
+        ref[index]
+
+
+async def test_a_view_is_changed_in_place_and_leaves_the_rest(device: ta.Device) -> None:
+    host = np.arange(20.0).reshape(4, 5)
+    ref = await device.put(host)
+    await ta.linalg.scal(10.0, ref[1::2, ::-2])
+    await ref[0].fill(-1.0)
+    host[1::2, ::-2] *= 10.0
+    host[0] = -1.0
+    np.testing.assert_array_equal(await ref.to_host(), host)
+
+
+async def test_operations_take_views(device: ta.Device) -> None:
+    rng = np.random.default_rng(1)
+    host = rng.standard_normal((6, 8))
+    ref = await device.put(host)
+    product = await ta.linalg.matmul(ref[:, ::2], ref.T[1:5, 1:])
+    np.testing.assert_allclose(await product.to_host(), host[:, ::2] @ host.T[1:5, 1:], rtol=1e-12)
+    product = await ta.linalg.gemm(2.0, ref[::-1], ref.T[:, 2:4], trans_a="N")
+    np.testing.assert_allclose(await product.to_host(), 2 * host[::-1] @ host.T[:, 2:4], rtol=1e-12)
+    spectrum = await ta.fft.fft(ref[::2, 1:].T, axis=0)
+    np.testing.assert_allclose(await spectrum.to_host(), np.fft.fft(host[::2, 1:].T, axis=0), atol=1e-12)
+    dot = await ta.linalg.dot(ref[0, ::2], ref[::-1, 3][:4])
+    assert await dot.item() == pytest.approx(host[0, ::2] @ host[::-1, 3][:4], rel=1e-12)
+
+
+async def test_parts_that_do_not_meet_may_be_read_and_written_at_once(device: ta.Device) -> None:
+    ref = await device.put(np.arange(8.0))
+    await ta.linalg.axpy(1.0, ref[:4], ref[4:])
+    np.testing.assert_array_equal(await ref.to_host(), [0, 1, 2, 3, 4, 6, 8, 10])
+    with pytest.raises(ValueError, match="y must not share memory with x"):
+        await ta.linalg.axpy(1.0, ref[:5], ref[3:])
+    square = await device.put(np.eye(4))
+    out = ref.reshape(2, 4)[:, :2]
+    with pytest.raises(ValueError, match="out must be contiguous, got a view of shape"):
+        await ta.linalg.matmul(square[:2, :2], square[:2, :2], out=out)
+
+
+async def test_a_view_keeps_the_memory_and_shares_its_fate(device: ta.Device) -> None:
+    ref = await device.put(np.arange(6.0))
+    view = ref[2:]
+    del ref
+    await device.synchronize()
+    np.testing.assert_array_equal(await view.to_host(), [2, 3, 4, 5])
+    other = view[1:]
+    view.release()
+    with pytest.raises(ta.StaleRefError, match="released"):
+        await other.to_host()
+
+
+async def test_a_view_is_not_iterated_by_accident(device: ta.Device) -> None:
+    ref = await device.put(np.arange(3.0))
+    with pytest.raises(TypeError, match="not iterable"):
+        list(ref)
