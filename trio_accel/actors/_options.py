@@ -74,12 +74,15 @@ class Strategy(enum.Enum):
     """That child and those started after it, ended and started in the same orders."""
 
 
-def _seconds(minimum: float = 0.0) -> Callable[[object, attrs.Attribute[float], float], None]:
+def _number(
+    minimum: float = 0.0, maximum: float = math.inf
+) -> Callable[[object, attrs.Attribute[float], float], None]:
+    allowed = f"of at least {minimum:g}" if maximum == math.inf else f"from {minimum:g} to {maximum:g}"
+
     def check(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= minimum:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not minimum <= value <= maximum:
             raise ValueError(
-                f"{type(instance).__name__}: {attribute.name} must be a number of at least {minimum:g}, "
-                f"got {value!r}"
+                f"{type(instance).__name__}: {attribute.name} must be a number {allowed}, got {value!r}"
             )
 
     return check
@@ -116,7 +119,7 @@ class Intensity:
     """
 
     restarts: int = attrs.field(default=3, validator=_whole(0))
-    within: float = attrs.field(default=5.0, validator=_seconds())
+    within: float = attrs.field(default=5.0, validator=_number())
 
     def __attrs_post_init__(self) -> None:
         if not self.within > 0:
@@ -133,12 +136,12 @@ class Backoff:
     do not return together.
     """
 
-    initial: float = attrs.field(default=0.0, validator=_seconds())
-    base: float = attrs.field(default=0.1, validator=_seconds())
-    factor: float = attrs.field(default=2.0, validator=_seconds(1.0))
-    maximum: float = attrs.field(default=30.0, validator=_seconds())
-    jitter: float = attrs.field(default=0.1, validator=_seconds())
-    reset_after: float = attrs.field(default=60.0, validator=_seconds())
+    initial: float = attrs.field(default=0.0, validator=_number())
+    base: float = attrs.field(default=0.1, validator=_number())
+    factor: float = attrs.field(default=2.0, validator=_number(1.0))
+    maximum: float = attrs.field(default=30.0, validator=_number())
+    jitter: float = attrs.field(default=0.1, validator=_number(0.0, 1.0))
+    reset_after: float = attrs.field(default=60.0, validator=_number())
 
     def __attrs_post_init__(self) -> None:
         for name in ("initial", "base"):
@@ -148,9 +151,15 @@ class Backoff:
 
     def delay(self, attempt: int, source: random.Random) -> float:
         """Seconds to wait before restart number `attempt` (from 0) of a series."""
-        # The exponent is bounded so that a long series does not overflow.
-        growth = math.pow(self.factor, min(attempt - 1, 64))
-        plain = self.initial if attempt == 0 else self.base * growth
+        if attempt == 0:
+            plain = self.initial
+        else:
+            try:
+                plain = self.base and self.base * math.pow(self.factor, attempt - 1)
+            except OverflowError:
+                plain = self.maximum
+        # Bounded before it is varied too: those that wait for the maximum are to be spread as well.
+        plain = min(plain, self.maximum)
         varied = plain * (1.0 + source.uniform(-self.jitter, self.jitter)) if self.jitter else plain
         return min(varied, self.maximum)
 
@@ -205,7 +214,7 @@ class Policy:
         factory=dict[type[Exception], Directive], converter=_directives
     )
     backoff: Backoff = attrs.field(factory=Backoff, validator=_instance(Backoff))
-    grace: float = attrs.field(default=5.0, validator=_seconds())
+    grace: float = attrs.field(default=5.0, validator=_number())
     strategy: Strategy = attrs.field(default=Strategy.ONE_FOR_ONE, validator=_instance(Strategy))
     intensity: Intensity = attrs.field(factory=Intensity, validator=_instance(Intensity))
 

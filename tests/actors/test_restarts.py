@@ -1,0 +1,591 @@
+"""Restart types, directives, back-off and what the next incarnation finds."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+import trio
+import trio.testing
+from sample_actors import (
+    AT_ONCE,
+    BoomError,
+    Count,
+    Crash,
+    Do,
+    Echo,
+    Events,
+    Gate,
+    Number,
+    Puppet,
+    crash,
+    raises_group,
+    started,
+)
+
+from trio_accel.actors import (
+    ActorContext,
+    ActorFailedError,
+    ActorRestarted,
+    ActorStarted,
+    ActorStoppedError,
+    ActorTerminated,
+    Backoff,
+    Directive,
+    Intensity,
+    Policy,
+    Ref,
+    Restart,
+    RestartInfo,
+    System,
+    SystemOptions,
+    open_system,
+)
+
+wait = trio.testing.wait_all_tasks_blocked
+
+
+async def test_the_next_incarnation_is_fresh_and_made_with_the_same_arguments(
+    system: System, events: Events
+) -> None:
+    log: list[str] = []
+    ref = await system.spawn(Puppet, log, name="puppet", policy=AT_ONCE)
+    assert [await ref.ask(Count()) for _ in range(3)] == [1, 2, 3]
+    await crash(ref)
+    assert [await ref.ask(Count()) for _ in range(2)] == [1, 2]
+    assert log == ["+puppet0", "-puppet0", "+puppet1"]
+    assert [event.incarnation for event in events.of(ActorStarted)] == [0, 1]
+
+
+async def test_the_context_tells_the_number_and_the_previous_error(system: System) -> None:
+    infos: list[RestartInfo] = []
+    paths: list[str] = []
+
+    async def start(actor: Puppet) -> None:
+        infos.append(actor.context.restart)
+        paths.append(actor.context.path)
+
+    ref = await system.spawn(Puppet, None, start, name="puppet", policy=AT_ONCE)
+    errors = [BoomError("first"), BoomError("second")]
+    for error in errors:
+        await crash(ref, error)
+        await wait()
+    assert infos == [
+        RestartInfo(number=0, error=None),
+        RestartInfo(number=1, error=errors[0]),
+        RestartInfo(number=2, error=errors[1]),
+    ]
+    assert paths == ["s/puppet"] * 3
+
+
+async def test_siblings_are_untouched(system: System) -> None:
+    ref = await system.spawn(Puppet, policy=AT_ONCE)
+    sibling = await system.spawn(Puppet)
+    await sibling.ask(Count())
+    await crash(ref)
+    await wait()
+    assert await sibling.ask(Count()) == 2
+
+
+@pytest.mark.parametrize("restart", list(Restart))
+async def test_after_a_failure(system: System, restart: Restart) -> None:
+    ref = await system.spawn(Puppet, restart=restart, policy=AT_ONCE, name="puppet")
+    error = BoomError()
+    await crash(ref, error)
+    await wait()
+    if restart is Restart.TEMPORARY:
+        ended = await ref.wait_terminated()
+        assert (ended.path, ended.error) == ("s/puppet", error)
+        assert system.tree().children == ()
+    else:
+        assert await ref.ask(Number()) == 1
+
+
+async def test_a_child_that_fails_when_it_starts_again_counts_as_another_failure(
+    system: System, events: Events
+) -> None:
+    starts: list[int] = []
+
+    async def start(actor: Puppet) -> None:
+        starts.append(actor.context.restart.number)
+        if 1 <= len(starts) - 1 <= 2:
+            raise ValueError("not yet")
+
+    ref = await system.spawn(Puppet, None, start, policy=AT_ONCE, name="puppet")
+    await crash(ref)
+    assert await ref.ask(Number()) == 3
+    assert starts == [0, 1, 2, 3]
+    assert [type(event.error) for event in events.of(ActorRestarted)] == [BoomError, ValueError, ValueError]
+    assert [event.incarnation for event in events.of(ActorStarted)] == [0, 3]
+
+
+async def test_the_constructor_may_fail_at_a_restart(system: System) -> None:
+    class Once(Puppet):
+        made = 0
+
+        def __init__(self) -> None:
+            Once.made += 1
+            if Once.made == 2:
+                raise ValueError("no second time, but a third")
+            super().__init__()
+
+    ref = await system.spawn(Once, policy=AT_ONCE)
+    await crash(ref)
+    assert await ref.ask(Number()) == 2
+
+
+async def test_a_failure_at_the_first_start_is_raised_from_spawn(system: System, events: Events) -> None:
+    error = ValueError("cannot start")
+
+    async def start(actor: Puppet) -> None:
+        raise error
+
+    with pytest.raises(ValueError, match="cannot start") as caught:
+        await system.spawn(Puppet, None, start, name="puppet", restart=Restart.PERMANENT)
+    assert caught.value is error
+    assert system.tree().children == ()
+    assert events.of(ActorStarted, ActorRestarted) == []
+    assert await (await system.spawn(Puppet, name="puppet")).ask(Number()) == 0
+
+
+async def test_a_failure_in_the_end_of_the_lifespan_is_a_crash(system: System) -> None:
+    async def end(actor: Puppet) -> None:
+        if actor.context.restart.number == 0:
+            raise ValueError("cannot end")
+
+    ref = await system.spawn(Puppet, None, None, end, policy=AT_ONCE, name="puppet")
+    await crash(ref)
+    assert await ref.ask(Number()) == 1
+    # The later error is the one that ended it; the crash is its context.
+    assert system.tree().find("s/puppet").last_error == "ValueError: cannot end"
+
+
+async def test_a_failure_in_the_end_of_the_lifespan_at_a_stop_is_logged_and_stops_all_the_same(
+    system: System, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def end(actor: Puppet) -> None:
+        raise ValueError("cannot end")
+
+    ref = await system.spawn(Puppet, None, None, end, name="puppet")
+    await ref.stop()
+    assert ref.is_terminated
+    assert "actor s/puppet crashed: ValueError('cannot end')" in caplog.text
+
+
+@pytest.mark.parametrize("restart", [Restart.PERMANENT, Restart.TRANSIENT])
+async def test_a_lifespan_that_swallows_the_crash_makes_it_a_normal_end(
+    system: System, restart: Restart
+) -> None:
+    from contextlib import asynccontextmanager, suppress
+
+    class Careless(Puppet):
+        @asynccontextmanager
+        async def lifespan(self, context: ActorContext):
+            with suppress(BoomError):
+                yield
+
+    ref = await system.spawn(Careless, restart=restart, policy=AT_ONCE)
+    await crash(ref)
+    if restart is Restart.PERMANENT:
+        assert await ref.ask(Number()) == 1
+    else:
+        ended = await ref.wait_terminated()
+        assert (ended.reason, ended.error) == ("it ended by itself", None)
+
+
+# Directives
+
+
+async def test_the_most_specific_class_wins(system: System) -> None:
+    policy = Policy(
+        directives={
+            Exception: Directive.STOP,
+            LookupError: Directive.RESTART,
+            KeyError: Directive.RESUME,
+        },
+        backoff=AT_ONCE.backoff,
+    )
+    ref = await system.spawn(Puppet, policy=policy, name="puppet")
+    with pytest.raises(KeyError):
+        await ref.ask(Crash(KeyError("resume")))
+    assert await ref.ask(Number()) == 0
+    await crash(ref, IndexError("restart"))
+    assert await ref.ask(Number()) == 1
+    await crash(ref, ValueError("stop"))
+    assert (await ref.wait_terminated()).reason == "it failed: ValueError: stop"
+
+
+async def test_anything_else_restarts(system: System) -> None:
+    policy = Policy(directives={KeyError: Directive.STOP}, backoff=AT_ONCE.backoff)
+    ref = await system.spawn(Puppet, policy=policy)
+    await crash(ref, LookupError())
+    assert await ref.ask(Number()) == 1
+
+
+@pytest.mark.parametrize(
+    ("errors", "directive"),
+    [
+        ([KeyError(), KeyError()], Directive.RESUME),
+        ([KeyError(), ValueError()], Directive.RESTART),
+        ([KeyError(), IndexError(), ValueError()], Directive.STOP),
+        ([TypeError(), IndexError(), ValueError()], Directive.ESCALATE),
+        ([ExceptionGroup("inner", [TypeError()]), KeyError()], Directive.ESCALATE),
+    ],
+)
+def test_groups_are_looked_into_and_the_most_severe_wins(
+    errors: list[Exception], directive: Directive
+) -> None:
+    policy = Policy(
+        directives={
+            KeyError: Directive.RESUME,
+            IndexError: Directive.STOP,
+            TypeError: Directive.ESCALATE,
+        }
+    )
+    assert policy.directive_for(ExceptionGroup("outer", errors)) is directive
+
+
+async def test_a_group_of_which_all_members_resume_is_a_reply(system: System) -> None:
+    ref = await system.spawn(Puppet, policy=Policy(directives={KeyError: Directive.RESUME}))
+    with raises_group() as caught:
+        await ref.ask(Crash(ExceptionGroup("two", [KeyError("a"), KeyError("b")])))
+    assert len(caught.value.exceptions) == 2
+    assert await ref.ask(Number()) == 0
+
+
+async def test_the_handler_s_nursery_wraps_its_failure_and_the_directive_finds_it(system: System) -> None:
+    ref = await system.spawn(Puppet, policy=Policy(directives={KeyError: Directive.STOP}))
+
+    async def act(actor: Puppet) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fail)
+
+    async def fail() -> None:
+        raise KeyError("deep inside")
+
+    with pytest.raises(ActorFailedError):
+        await ref.ask(Do(act))
+    ended = await ref.wait_terminated()
+    # The groups of one member around it say nothing.
+    assert isinstance(ended.error, KeyError)
+
+
+async def test_stop_ends_it_for_good(system: System, events: Events) -> None:
+    ref = await system.spawn(Puppet, policy=Policy(directives={BoomError: Directive.STOP}), name="puppet")
+    await crash(ref)
+    ended = await ref.wait_terminated()
+    assert isinstance(ended.error, BoomError)
+    (event,) = events.of(ActorTerminated)
+    assert (event.path, event.error, event.reason) == ("s/puppet", ended.error, ended.reason)
+    assert events.of(ActorRestarted) == []
+
+
+async def test_escalate_fails_the_supervisor() -> None:
+    error = BoomError("all the way up")
+    with raises_group() as caught:
+        async with open_system("s") as system:
+            sibling = await system.spawn(Puppet, name="sibling")
+            ref = await system.spawn(
+                Puppet, policy=Policy(directives={BoomError: Directive.ESCALATE}), name="puppet"
+            )
+            await crash(ref, error)
+            await trio.sleep_forever()
+    (failed,) = caught.value.exceptions
+    assert isinstance(failed, ActorFailedError)
+    assert str(failed) == (
+        "supervisor s fails: s/puppet failed with BoomError: all the way up, "
+        "and its policy escalates the error"
+    )
+    assert failed.__cause__ is error
+    assert sibling.is_terminated
+    assert (await ref.wait_terminated()).error is error
+
+
+async def test_escalate_crashes_the_parent_which_is_restarted_with_its_children(system: System) -> None:
+    log: list[str] = []
+
+    async def start(actor: Puppet) -> None:
+        child = await actor.context.spawn(
+            Puppet, log, name="child", policy=Policy(directives={BoomError: Directive.ESCALATE})
+        )
+        children.append(child)
+
+    children: list[Ref[Puppet]] = []
+    parent = await system.spawn(Puppet, log, start, name="parent", policy=AT_ONCE)
+    await crash(children[0])
+    await children[0].wait_terminated()
+    assert await parent.ask(Number()) == 1
+    assert log == ["+child0", "+parent0", "-child0", "-parent0", "+child0", "+parent1"]
+    assert children[0].is_terminated
+    assert await children[1].ask(Echo("the new child")) == "the new child"
+    error = system.tree().find("s/parent").last_error
+    assert error is not None
+    assert error.startswith(
+        "ActorFailedError: supervisor s/parent fails: s/parent/child failed with BoomError"
+    )
+
+
+# Intensity
+
+
+async def test_more_restarts_than_allowed_within_the_window_fail_the_supervisor(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    options = SystemOptions(intensity=Intensity(3, 5.0))
+    with raises_group() as caught:
+        async with open_system("s", options=options) as system:
+            sibling = await system.spawn(Puppet)
+            ref = await system.spawn(Puppet, policy=AT_ONCE, name="puppet")
+            for number in range(3):
+                await crash(ref)
+                assert await ref.ask(Number()) == number + 1
+            await crash(ref)
+            await trio.sleep_forever()
+    (failed,) = caught.value.exceptions
+    assert str(failed) == (
+        "supervisor s fails: s/puppet failed with BoomError: boom, and s allows 3 restarts within 5 s"
+    )
+    assert ref.is_terminated
+    assert sibling.is_terminated
+
+
+async def test_restarts_outside_of_the_window_do_not_count(autojump_clock: trio.testing.MockClock) -> None:
+    async with open_system("s", options=SystemOptions(intensity=Intensity(2, 5.0))) as system:
+        ref = await system.spawn(Puppet, policy=AT_ONCE)
+        for _ in range(5):
+            await crash(ref)
+            await crash(ref)
+            await trio.sleep(5.1)
+        assert await ref.ask(Number()) == 10
+
+
+async def test_the_window_includes_its_edge(autojump_clock: trio.testing.MockClock) -> None:
+    with raises_group():
+        async with open_system("s", options=SystemOptions(intensity=Intensity(1, 5.0))) as system:
+            ref = await system.spawn(Puppet, policy=AT_ONCE)
+            await crash(ref)
+            await trio.sleep(5.0)
+            await crash(ref)
+            await trio.sleep_forever()
+
+
+async def test_intensity_is_counted_per_supervisor_over_all_its_children() -> None:
+    with raises_group():
+        async with open_system("s", options=SystemOptions(intensity=Intensity(2, 5.0))) as system:
+            refs = [await system.spawn(Puppet, policy=AT_ONCE) for _ in range(3)]
+            for ref in refs:
+                await crash(ref)
+            await trio.sleep_forever()
+
+
+async def test_an_intensity_of_0_allows_no_restart() -> None:
+    with raises_group():
+        async with open_system("s", options=SystemOptions(intensity=Intensity(0, 5.0))) as system:
+            await crash(await system.spawn(Puppet))
+            await trio.sleep_forever()
+
+
+async def test_what_is_not_restarted_does_not_count() -> None:
+    async with open_system("s", options=SystemOptions(intensity=Intensity(0, 5.0))) as system:
+        for _ in range(3):
+            await crash(await system.spawn(Puppet, restart=Restart.TEMPORARY))
+        assert await (await system.spawn(Puppet)).ask(Number()) == 0
+
+
+async def test_the_children_of_an_actor_have_their_own_intensity(system: System) -> None:
+    policy = Policy(intensity=Intensity(1, 5.0), backoff=AT_ONCE.backoff)
+    children: list[Ref[Puppet]] = []
+
+    async def start(actor: Puppet) -> None:
+        children.append(await actor.context.spawn(Puppet, policy=AT_ONCE))
+
+    parent = await system.spawn(Puppet, None, start, policy=policy)
+    await crash(children[0])
+    assert await parent.ask(Number()) == 0
+    assert await children[0].ask(Number()) == 1
+    await crash(children[0])
+    await children[0].wait_terminated()
+    assert await parent.ask(Number()) == 1
+    assert await children[1].ask(Number()) == 0
+
+
+# Back-off
+
+
+def delays(backoff: Backoff, count: int, seed: int = 0) -> list[float]:
+    source = random.Random(seed)
+    return [backoff.delay(attempt, source) for attempt in range(count)]
+
+
+def test_back_off_grows_from_the_base_by_the_factor_to_the_maximum() -> None:
+    backoff = Backoff(initial=0.5, base=1.0, factor=2.0, maximum=5.0, jitter=0.0)
+    assert delays(backoff, 6) == [0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
+
+
+def test_back_off_without_a_base_does_not_grow() -> None:
+    assert delays(Backoff(base=0.0, jitter=0.0), 3) == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0, 1e5, 1e308, math.inf])
+@pytest.mark.parametrize("base", [0.0, 0.1])
+def test_back_off_does_not_overflow_in_a_long_series(factor: float, base: float) -> None:
+    backoff = Backoff(base=base, factor=factor, jitter=0.0)
+    expected = 0.0 if base == 0 else base if factor == 1.0 else backoff.maximum
+    assert backoff.delay(1_000_000, random.Random()) == expected
+
+
+def test_jitter_spreads_those_that_wait_for_the_maximum_too() -> None:
+    backoff = Backoff(base=1.0, factor=2.0, maximum=30.0, jitter=0.5)
+    source = random.Random(1)
+    drawn = {backoff.delay(50, source) for _ in range(20)}
+    assert len(drawn) > 5
+    assert max(drawn) == 30.0
+    assert 15.0 <= min(drawn) < 30.0
+
+
+def test_jitter_is_drawn_from_the_given_source() -> None:
+    backoff = Backoff(initial=1.0, base=1.0, factor=1.0, jitter=0.25)
+    same, again = delays(backoff, 200), delays(backoff, 200)
+    assert same == again
+    assert same != delays(backoff, 200, seed=1)
+    assert all(0.75 <= delay <= 1.25 for delay in same)
+    assert max(same) > 1.2
+    assert min(same) < 0.8
+
+
+async def crash_times(seed: int, count: int, backoff: Backoff) -> list[float]:
+    times: list[float] = []
+
+    async def start(actor: Puppet) -> None:
+        times.append(trio.current_time())
+
+    options = SystemOptions(random=random.Random(seed), intensity=Intensity(1000, 1.0))
+    async with open_system("s", options=options) as system:
+        ref = await system.spawn(Puppet, None, start, policy=Policy(backoff=backoff))
+        for number in range(count):
+            await crash(ref)
+            assert await ref.ask(Number()) == number + 1
+    return [later - earlier for earlier, later in itertools.pairwise(times)]
+
+
+async def test_a_child_waits_its_back_off_before_it_is_restarted(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    backoff = Backoff(initial=1.0, base=2.0, factor=3.0, maximum=10.0, jitter=0.0, reset_after=100.0)
+    assert await crash_times(0, 4, backoff) == pytest.approx([1.0, 2.0, 6.0, 10.0])
+
+
+async def test_the_jitter_comes_from_the_system_s_random(autojump_clock: trio.testing.MockClock) -> None:
+    backoff = Backoff(initial=1.0, base=1.0, factor=1.0, jitter=0.5)
+    first = await crash_times(7, 5, backoff)
+    assert first == pytest.approx(delays(backoff, 5, seed=7))
+    assert first != pytest.approx(await crash_times(8, 5, backoff))
+
+
+async def test_the_back_off_begins_anew_after_a_quiet_period(autojump_clock: trio.testing.MockClock) -> None:
+    backoff = Backoff(initial=0.0, base=4.0, factor=2.0, maximum=100.0, jitter=0.0, reset_after=10.0)
+    options = SystemOptions(intensity=Intensity(1000, 1.0))
+    seen = Events()
+    async with open_system("s", options=options) as system:
+        system.subscribe(seen.append)
+        ref = await system.spawn(Puppet, policy=Policy(backoff=backoff))
+        for pause in (0, 0, 0, 0, 9.0, 11.0, 0):
+            await trio.sleep(pause)
+            await crash(ref)
+            await ref.ask(Number())
+    # The delays themselves, of up to 32 s, are no quiet period.
+    assert [event.delay for event in seen.of(ActorRestarted)] == [0.0, 4.0, 8.0, 16.0, 32.0, 0.0, 4.0]
+
+
+async def test_the_back_off_is_ended_by_a_stop(autojump_clock: trio.testing.MockClock) -> None:
+    async with open_system("s") as system:
+        ref = await system.spawn(Puppet, policy=Policy(backoff=Backoff(initial=20.0, jitter=0.0)))
+        await crash(ref)
+        async with trio.open_nursery() as nursery:
+            queued = await started(nursery, ref, Echo("a"))
+            await ref.stop()
+        assert isinstance(queued.outcome, ActorStoppedError)
+    assert trio.current_time() == 0.0
+
+
+async def test_the_back_off_is_ended_by_the_end_of_the_system(autojump_clock: trio.testing.MockClock) -> None:
+    async with open_system("s") as system:
+        ref = await system.spawn(Puppet, policy=Policy(backoff=Backoff(initial=20.0, jitter=0.0)))
+        await crash(ref)
+        await wait()
+        assert system.tree().children[0].state == "restarting"
+    assert trio.current_time() == 0.0
+    assert ref.is_terminated
+
+
+async def test_without_back_off_a_restart_lets_others_run_and_sees_the_end(system: System) -> None:
+    async def start(actor: Puppet) -> None:
+        if actor.context.restart.number:
+            raise ValueError("never again")
+
+    policy = Policy(backoff=Backoff(base=0.0), intensity=Intensity(1_000_000, 1.0))
+
+    async def spawn_child(actor: Puppet) -> None:
+        children.append(await actor.context.spawn(Puppet, None, start, policy=policy))
+
+    children: list[Ref[Puppet]] = []
+    parent = await system.spawn(Puppet, None, spawn_child, policy=policy)
+    await crash(children[0])
+    for _ in range(20):
+        await trio.lowlevel.checkpoint()
+    await parent.stop()
+    assert children[0].is_terminated
+
+
+async def test_a_crash_that_is_asked_for_from_beside(system: System) -> None:
+    ref = await system.spawn(Puppet, policy=AT_ONCE, name="puppet")
+    contexts: list[ActorContext] = []
+    gate = Gate()
+
+    async def act(actor: Puppet) -> str:
+        contexts.append(actor.context)
+        return await gate(actor)
+
+    async with trio.open_nursery() as nursery:
+        running = await started(nursery, ref, Do(act))
+        queued = await started(nursery, ref, Number())
+        contexts[0].crash(BoomError("from beside"))
+        contexts[0].crash(BoomError("a second one is too late"))
+        await wait()
+        # The message being served is finished first.
+        assert running.is_waiting
+        gate.open.set()
+    assert running.outcome == "through the gate"
+    assert queued.outcome == 1
+    assert system.tree().find("s/puppet").last_error == "BoomError: from beside"
+    contexts[0].crash(BoomError("of an incarnation that has ended"))
+    await wait()
+    assert await ref.ask(Number()) == 1
+
+
+async def test_a_crash_from_beside_wakes_an_idle_actor(system: System) -> None:
+    ref = await system.spawn(Puppet, policy=AT_ONCE)
+    contexts: list[ActorContext] = []
+
+    async def act(actor: Puppet) -> None:
+        contexts.append(actor.context)
+
+    await ref.ask(Do(act))
+    await wait()
+    contexts[0].crash(BoomError())
+    await wait()
+    assert await ref.ask(Number()) == 1
+
+
+async def test_a_crash_from_beside_of_an_actor_that_stops_is_void(
+    system: System, puppet: Ref[Puppet]
+) -> None:
+    async def act(actor: Puppet) -> str:
+        actor.context.stop()
+        actor.context.crash(BoomError())
+        return "last"
+
+    assert await puppet.ask(Do(act)) == "last"
+    assert (await puppet.wait_terminated()).error is None
