@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeAlias
 
 import attrs
+import pytest
 import trio
+import trio.testing
 
 from trio_accel.actors import (
     Actor,
@@ -167,12 +169,11 @@ class Puppet(Actor):
 
 async def crash(ref: Ref[Puppet], error: BaseException | None = None) -> BaseException:
     """Crash an actor; returns the cause that its asker saw."""
-    try:
+    with pytest.raises(ActorFailedError) as caught:
         await ref.ask(Crash() if error is None else Crash(error))
-    except ActorFailedError as failed:
-        assert failed.__cause__ is not None
-        return failed.__cause__
-    raise AssertionError("it did not crash")
+    cause = caught.value.__cause__
+    assert cause is not None
+    return cause
 
 
 @attrs.define
@@ -232,7 +233,7 @@ class Asker:
             except trio.Cancelled as cancelled:
                 self.outcomes.append(cancelled)
                 raise
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  # whatever it is, it is the outcome
                 self.outcomes.append(error)
 
 
@@ -269,3 +270,10 @@ def deferring(replies: list[DeferredReply[Any]], on_cancel: Callable[[], None] |
         return replies[-1]
 
     return Do(act)
+
+
+@contextmanager
+def raises_group() -> Iterator[pytest.ExceptionInfo[ExceptionGroup[Exception]]]:
+    """Expect an exception group from a block of any length: a whole life of a system or a supervisor."""
+    with pytest.raises(ExceptionGroup) as caught:
+        yield caught

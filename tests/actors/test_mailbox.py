@@ -40,7 +40,9 @@ from trio_accel.actors import (
 wait = trio.testing.wait_all_tasks_blocked
 
 
-async def spawn(system: System, capacity: int, overflow: Overflow = Overflow.WAIT, **more: Any) -> Ref[Puppet]:
+async def spawn(
+    system: System, capacity: int, overflow: Overflow = Overflow.WAIT, **more: Any
+) -> Ref[Puppet]:
     options = MailboxOptions(capacity=capacity, overflow=overflow, **more)
     return await system.spawn(Puppet, name="puppet", mailbox=options, policy=AT_ONCE)
 
@@ -349,7 +351,7 @@ async def test_on_restart_reject_gives_way_to_a_stop(system: System) -> None:
         Puppet,
         name="puppet",
         mailbox=MailboxOptions(on_restart="reject"),
-        policy=Policy(backoff=Backoff(initial=1000.0)),
+        policy=Policy(backoff=Backoff(initial=1000.0, maximum=1000.0)),
     )
     with pytest.raises(ActorFailedError):
         await ref.ask(Crash())
@@ -361,7 +363,9 @@ async def test_on_restart_reject_gives_way_to_a_stop(system: System) -> None:
         await ref.ask(Echo("b"))
 
 
-async def test_what_was_queued_is_refused_at_the_end_as_never_executed(system: System, events: Events) -> None:
+async def test_what_was_queued_is_refused_at_the_end_as_never_executed(
+    system: System, events: Events
+) -> None:
     ref = await spawn(system, 1)
     gate = Gate()
     async with trio.open_nursery() as nursery:
@@ -421,7 +425,9 @@ async def test_a_watch_message_that_a_crash_overtakes_goes_with_its_incarnation(
         gate.open.set()
     assert await notes_of(ref) == []
     assert [event.message for event in events.of(MessageDropped)] == [Note("s/other")]
-    assert await other.wait_terminated() == Terminated(path="s/other", reason="stop was asked for", error=None)
+    assert await other.wait_terminated() == Terminated(
+        path="s/other", reason="stop was asked for", error=None
+    )
 
 
 async def test_start_ask_of_a_stopped_actor_leaves_nothing_in_the_mailbox(system: System) -> None:

@@ -138,7 +138,7 @@ async def test_the_asker_of_a_stashed_request_waits_until_it_is_served(system: S
 
 
 async def test_what_was_stashed_goes_before_the_queue_and_over_its_capacity(system: System) -> None:
-    door, gate, served = await spawn(system, capacity=1)
+    door, _, served = await spawn(system, capacity=1)
     async with trio.open_nursery() as nursery:
         for message in (Read(), Jot(), Read()):
             await started(nursery, door, message)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from contextvars import copy_context
 from typing import TYPE_CHECKING
 
 import attrs
@@ -23,7 +22,7 @@ from ._events import (
     MessageFailed,
     MessageStarted,
 )
-from ._failures import describe, is_fatal, single
+from ._failures import describe, is_fatal, leaves, single
 from ._incarnation import Incarnation
 from ._mailbox import Mailbox
 from ._messages import AnyMessage, Request
@@ -87,11 +86,9 @@ class Cell:
         "_watchers",
         "actor_class",
         "attempt",
-        "base_context",
         "deferred",
         "expired",
         "failed",
-        "failed_at",
         "handled",
         "handlers",
         "incarnation",
@@ -102,6 +99,7 @@ class Cell:
         "number",
         "path",
         "policy",
+        "quiet_since",
         "restart",
         "state",
         "stop_reason",
@@ -132,7 +130,6 @@ class Cell:
         self.policy = policy
         self.mailbox_options = mailbox
         self.mailbox = Mailbox(self, mailbox)
-        self.base_context = copy_context()
         self.state = CellState.STARTING
         self.incarnation: Incarnation | None = None
         self.number = -1
@@ -140,7 +137,7 @@ class Cell:
         self.last_error: BaseException | None = None
         # For the supervisor: the series of restarts, and the part in a restart of several children.
         self.attempt = 0
-        self.failed_at = float("-inf")
+        self.quiet_since = float("-inf")
         self.swept: trio.Event | None = None
         self.deferred: set[Envelope] = set()
         self.stop_reason: str | None = None
@@ -160,10 +157,11 @@ class Cell:
 
     @property
     def current(self) -> Envelope | None:
-        """The message that the running task is serving."""
-        if self.incarnation is None:
+        """The message that the running task is serving; None in a task that is not the actor's own."""
+        task = trio.lowlevel.current_task()
+        if self.incarnation is None or self.system.cells.get(task) is not self:
             return None
-        return self.incarnation.envelope_of(trio.lowlevel.current_task())
+        return self.incarnation.envelope_of(task)
 
     def check(self, message: AnyMessage, base: type, verb: str) -> None:
         """Refuse a message that this actor has no handler for, or that is sent the wrong way."""
@@ -207,9 +205,10 @@ class Cell:
 
     def quarantine(self) -> None:
         """Give it up: it was cancelled and does not end."""
-        if self.terminated is None:
+        if not self.is_quarantined:
             self.state = CellState.QUARANTINED
             self.system.quarantined += 1
+            _logger.error("actor %s was cancelled and does not end; it is given up", self.path)
 
     def cancel_if_asked(self, scope: trio.CancelScope) -> None:
         """Cancel an incarnation that begins although its end was asked for."""
@@ -252,13 +251,15 @@ class Cell:
         try:
             with trio.CancelScope(shield=True):
                 while True:
+                    error = None
                     error = await self._live()
                     if not self._is_started or self.stop_reason is not None:
                         break
                     if not await self.supervisor.next_incarnation(self, error):
                         break
         except BaseException as escalated:
-            error = error or escalated
+            # What the supervisor fails with is caused by what this actor failed with.
+            error = error or single(escalated)
             raise
         finally:
             del self.system.cells[task]
@@ -325,7 +326,8 @@ class Cell:
 
     def _has_started(self) -> None:
         self._is_started = True
-        self.state = CellState.RUNNING if self.stop_reason is None else CellState.STOPPING
+        if not self.is_quarantined:
+            self.state = CellState.RUNNING if self.stop_reason is None else CellState.STOPPING
         self.mailbox.resume()
         if self.system.observers:
             self.system.observers.emit(ActorStarted(path=self.path, incarnation=self.number))
@@ -372,11 +374,13 @@ class Cell:
             await self._settled.wait()
         self._settled = None
 
-    def unwind(self, envelope: Envelope) -> None:
-        """Give a cancelled asker its cancellation: the request has unwound."""
+    def unwind(self, envelope: Envelope) -> bool:
+        """Give a cancelled asker its cancellation, unless it has an outcome: the request has unwound."""
+        is_unwound = envelope.unwind()
         self.settle(envelope)
-        if envelope.unwind() and self.system.observers:
+        if is_unwound and self.system.observers:
             self.observe_end(envelope, cancelled=True)
+        return is_unwound
 
     def reply_with(self, envelope: Envelope, error: BaseException) -> bool:
         """Reply with an exception, if the policy lets the actor live on after it."""
@@ -392,7 +396,8 @@ class Cell:
     def fail(self, envelope: Envelope, error: BaseException) -> None:
         """Tell the asker that the actor crashed over its request, or was ended while serving it."""
         self.settle(envelope)
-        cause = self._why_cancelled() if is_fatal(error) else error
+        is_cancelled = any(isinstance(leaf, trio.Cancelled) for leaf in leaves(error))
+        cause = self._why_cancelled() if is_cancelled else error
         if not envelope.fail(crash_error(self.path, envelope.message, cause)):
             return
         if self.system.observers:
@@ -424,7 +429,7 @@ class Cell:
             MessageStarted(
                 path=self.path,
                 message_type=envelope.message.operation,
-                queue_time=now - (envelope.queued_at or now),
+                queue_time=now - (now if envelope.queued_at is None else envelope.queued_at),
             )
         )
 
@@ -437,7 +442,8 @@ class Cell:
             return
         envelope.started_at = None
         path, message_type = self.path, envelope.message.operation
-        queue_time, run_time = started - (envelope.queued_at or started), trio.current_time() - started
+        queue_time = started - (started if envelope.queued_at is None else envelope.queued_at)
+        run_time = trio.current_time() - started
         event: MessageCancelled | MessageFailed | MessageCompleted
         if cancelled:
             event = MessageCancelled(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import attrs
@@ -15,11 +17,15 @@ from ._options import MailboxOptions, Policy, Restart
 from ._ref import Ref, cell_of
 
 if TYPE_CHECKING:
+    from contextvars import Context
+
     from ._actor import Actor
     from ._cell import Cell, Terminated
     from ._incarnation import Incarnation
 
 __all__ = ["ActorContext", "RestartInfo"]
+
+_logger = logging.getLogger("trio_accel.actors")
 
 ActorT = TypeVar("ActorT", bound="Actor")
 Ts = TypeVarTuple("Ts")
@@ -75,6 +81,10 @@ class ActorContext:
         **kwargs: object,
     ) -> Ref[ActorT]:
         """Start a child of this incarnation; it ends with it. See `System.spawn`."""
+        if self._cell.incarnation is not self._incarnation:
+            raise RuntimeError(
+                f"spawn: this incarnation of {self.path} has ended and starts no {actor_class.__name__}"
+            )
         return await self._incarnation.supervisor_of_children().spawn(
             actor_class, args, kwargs, name=name, restart=restart, policy=policy, mailbox=mailbox
         )
@@ -86,7 +96,8 @@ class ActorContext:
         when the actor ends for good.
 
         Args:
-            on_cancel: Called on the Trio thread, once, when the asker is cancelled; must not raise.
+            on_cancel: Called on the Trio thread, once, when the asker is cancelled. What it raises is
+                logged and crashes the actor, if this incarnation still lives; the reply stays open.
 
         Raises:
             RuntimeError: No request is being served, or it is deferred already.
@@ -95,11 +106,20 @@ class ActorContext:
         if envelope is None or envelope.is_told or envelope.state != EnvelopeState.RUNNING:
             raise RuntimeError(f"defer: actor {self.path} is serving no request that could be deferred")
         envelope.state = EnvelopeState.DEFERRED
-        envelope.on_cancel = on_cancel
         self._cell.deferred.add(envelope)
-        if envelope.is_cancelled and on_cancel is not None:
-            on_cancel()
+        if on_cancel is not None:
+            envelope.on_cancel = partial(self._call_hook, on_cancel, envelope.message.operation)
+            if envelope.is_cancelled:
+                envelope.on_cancel()
         return DeferredReply(self._cell, envelope)
+
+    def _call_hook(self, on_cancel: Callable[[], None], operation: str) -> None:
+        try:
+            on_cancel()
+        except Exception as error:
+            # It is called while Trio delivers the cancellation: an exception there ends the whole run.
+            _logger.exception("actor %s: the on_cancel hook of %s failed", self.path, operation)
+            self.crash(error)
 
     def stash(self, message: AnyMessage) -> None:
         """Set the message being served aside; its asker goes on waiting. The handler returns then.
@@ -143,31 +163,36 @@ class ActorContext:
             to: The message to this actor, or a function that makes it from how the other ended.
 
         Raises:
-            TypeError: This actor has no handler for the message.
+            TypeError: This actor has no handler for the message. If that is known only at the other's
+                end, or if the function raises, this actor crashes.
         """
-        make = to if callable(to) else _always(to)
         if not callable(to):
             self._cell.check(to, Message, "watch")
-
-        def notify(terminated: Terminated) -> None:
-            message = make(terminated)
-            self._cell.check(message, Message, "watch")
-            self._cell.mailbox.put_control(
-                Envelope(message, context=copy_context(), sender=None, deadline=float("inf"), is_told=True)
-            )
-
-        watched = cell_of(ref)
-        if watched.terminated is not None:
-            notify(watched.terminated)
-            return
-        watched.add_watcher(self._incarnation, notify)
-        if self._incarnation.watched is None:
-            self._incarnation.watched = []
-        self._incarnation.watched.append(watched)
+        notify = partial(self._notify, cell_of(ref), to, copy_context())
+        self._incarnation.watch(cell_of(ref), notify)
 
     def unwatch(self, ref: Ref[Any]) -> None:
         """Watch an actor no more."""
-        cell_of(ref).remove_watcher(self._incarnation)
+        self._incarnation.unwatch(cell_of(ref))
+
+    def _notify(
+        self,
+        watched: Cell,
+        to: Message[Any] | Callable[[Terminated], Message[Any]],
+        context: Context,
+        terminated: Terminated,
+    ) -> None:
+        """Tell this actor of another's end; called by the other, which must not suffer from a failure."""
+        self._incarnation.unwatch(watched)
+        try:
+            message = to(terminated) if callable(to) else to
+            self._cell.check(message, Message, "watch")
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is this actor's
+            self.crash(error)
+            return
+        self._cell.mailbox.put_control(
+            Envelope(message, context=context, sender=None, deadline=float("inf"), is_told=True)
+        )
 
     def stop(self) -> None:
         """End this actor after the message being served. A permanent actor is not restarted either."""
@@ -190,10 +215,3 @@ class ActorContext:
         """
         if self._cell.incarnation is self._incarnation:
             self._incarnation.crash(error)
-
-
-def _always(message: Message[Any]) -> Callable[[Terminated], Message[Any]]:
-    def make(_: Terminated) -> Message[Any]:
-        return message
-
-    return make

@@ -157,12 +157,12 @@ class DeferredReply(Generic[ReplyT_contra]):
         return self._settle(outcome.Error(crash_error(self._cell.path, self._envelope.message, error)))
 
     def cancelled(self) -> bool:
-        """End the ask of a cancelled asker with its cancellation."""
-        self._cell.settle(self._envelope)
-        unwound = self._envelope.unwind()
-        if unwound and self._cell.system.observers:
-            self._cell.observe_end(self._envelope, cancelled=True)
-        return unwound
+        """End the ask of a cancelled asker with its cancellation.
+
+        Raises:
+            RuntimeError: The asker is not cancelled.
+        """
+        return self._cell.unwind(self._envelope)
 
     def _settle(self, result: outcome.Outcome[object]) -> bool:
         self._cell.settle(self._envelope)

@@ -212,11 +212,12 @@ class Observers:
 class Subscription:
     """An observer's subscription; close it, or use it as a context manager."""
 
-    __slots__ = ("_observer", "_observers")
+    __slots__ = ("_is_closed", "_observer", "_observers")
 
     def __init__(self, observers: Observers, observer: Observer) -> None:
         self._observers = observers
         self._observer = observer
+        self._is_closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -231,8 +232,10 @@ class Subscription:
 
     def deliver(self, event: Event) -> None:
         """Pass an event on."""
-        self._observer(event)
+        if not self._is_closed:
+            self._observer(event)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Listen no more, from now on: also not to an event that is being delivered."""
+        self._is_closed = True
         self._observers.remove(self.deliver)

@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import cast
 
-import trio
-
 __all__ = ["describe", "is_fatal", "leaves", "single"]
-
-_FATAL = (trio.Cancelled, KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
@@ -26,7 +22,7 @@ def is_fatal(error: BaseException) -> bool:
 
     A group that holds a failure beside one of these must not be swallowed either.
     """
-    return any(isinstance(leaf, _FATAL) or not isinstance(leaf, Exception) for leaf in leaves(error))
+    return any(not isinstance(leaf, Exception) for leaf in leaves(error))
 
 
 def single(error: BaseException) -> BaseException:
@@ -37,9 +33,16 @@ def single(error: BaseException) -> BaseException:
 
 def describe(error: BaseException) -> str:
     """Say what an exception is, or all that a group holds, in one line."""
-    return "; ".join(
-        f"{type(leaf).__name__}: {leaf}" if str(leaf) else type(leaf).__name__ for leaf in leaves(error)
-    )
+    return "; ".join(_describe(leaf) for leaf in leaves(error))
+
+
+def _describe(error: BaseException) -> str:
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # noqa: BLE001
+        # The runtime describes errors where nothing may fail, such as while it resolves an ask.
+        text = "(it cannot be printed)"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _members(error: BaseException) -> tuple[BaseException, ...]:

@@ -15,8 +15,9 @@ from ._supervisor import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextvars import Context
 
-    from ._cell import Cell
+    from ._cell import Cell, Terminated
 
 __all__ = ["Incarnation"]
 
@@ -50,9 +51,9 @@ class Incarnation:
         self.current: Envelope | None = None
         self.pending_crash: Exception | None = None
         self.is_finished = False
-        self.watched: list[Cell] | None = None
-        self._grouped: dict[trio.lowlevel.Task, Envelope] | None = None
-        self._running: dict[Group, int] | None = None
+        self.watched: set[Cell] | None = None
+        self._grouped: dict[trio.lowlevel.Task, Envelope] = {}
+        self._running: dict[Group, int] = {}
         self._group_left: trio.Event | None = None
 
     async def run(self, has_started: Callable[[], None]) -> None:
@@ -91,14 +92,12 @@ class Incarnation:
     @property
     def serving(self) -> tuple[Envelope, ...]:
         """The messages being served now."""
-        grouped = () if self._grouped is None else self._grouped.values()
-        return (*grouped, self.current) if self.current is not None else tuple(grouped)
+        alone = () if self.current is None else (self.current,)
+        return (*self._grouped.values(), *alone)
 
     def envelope_of(self, task: trio.lowlevel.Task) -> Envelope | None:
         """The message that a task of this incarnation is serving."""
-        if self._grouped is not None and task in self._grouped:
-            return self._grouped[task]
-        return self.current
+        return self._grouped.get(task, self.current)
 
     def crash(self, error: Exception) -> None:
         """Crash before the next message."""
@@ -113,9 +112,15 @@ class Incarnation:
             self.cell.mailbox.wake()
 
     async def _serve_and_stop_children(self) -> None:
+        task = trio.lowlevel.current_task()
+        own = task.context
         try:
-            await self._serve()
+            await self._serve(own)
         finally:
+            # The end of the lifespan runs in the context that its begin ran in, not in the last asker's;
+            # that takes effect with the checkpoint.
+            task.context = own
+            await trio.lowlevel.cancel_shielded_checkpoint()
             await self._stop_children()
 
     async def _stop_children(self) -> None:
@@ -124,19 +129,34 @@ class Incarnation:
             with trio.CancelScope(shield=True):
                 await self.children.stop_all("its supervisor ended")
 
-    def _unwatch_all(self) -> None:
-        for cell in self.watched or ():
-            cell.remove_watcher(self)
+    def watch(self, cell: Cell, notify: Callable[[Terminated], None]) -> None:
+        """Call back when another actor has ended for good, unless this incarnation ends before."""
+        if cell.terminated is not None:
+            notify(cell.terminated)
+            return
+        if self.watched is None:
+            self.watched = set()
+        self.watched.add(cell)
+        cell.add_watcher(self, notify)
 
-    async def _serve(self) -> None:
-        cell, mailbox = self.cell, self.cell.mailbox
-        handlers, base = cell.handlers, cell.base_context
+    def unwatch(self, cell: Cell) -> None:
+        """Do not call back."""
+        if self.watched is not None:
+            self.watched.discard(cell)
+        cell.remove_watcher(self)
+
+    def _unwatch_all(self) -> None:
+        for cell in tuple(self.watched or ()):
+            self.unwatch(cell)
+
+    async def _serve(self, own: Context) -> None:
+        cell, mailbox, handlers = self.cell, self.cell.mailbox, self.cell.handlers
         while not self.is_finished and (
             cell.stop_reason is None or (cell.is_draining and not mailbox.is_empty)
         ):
             # An idle actor must not keep its last message alive.
             envelope = None
-            envelope = await mailbox.receive(base)
+            envelope = await mailbox.receive(own)
             if envelope is None:
                 if self.pending_crash is not None:
                     error, self.pending_crash = self.pending_crash, None
@@ -151,7 +171,7 @@ class Incarnation:
                 await self._dispatch(handler, envelope)
             finally:
                 self.current = None
-        while self._running and any(self._running.values()):
+        while any(self._running.values()):
             await self._wait_group()
         if cell.is_draining:
             await cell.wait_settled()
@@ -213,8 +233,6 @@ class Incarnation:
 
     async def _start_grouped(self, handler: Handler, group: Group, envelope: Envelope) -> None:
         """Serve a message beside the others, as soon as its group has room."""
-        if self._running is None:
-            self._running = {}
         running = self._running
         try:
             with trio.CancelScope() as scope:
@@ -223,8 +241,13 @@ class Incarnation:
                     scope.cancel(reason="the asker was cancelled")
                 while running.get(group, 0) >= group.limit:
                     await self._wait_group()
-        except BaseException as error:
-            self.cell.fail(envelope, error)
+                    await trio.lowlevel.checkpoint_if_cancelled()
+        except BaseException:
+            # It has not begun: the next incarnation serves it, or it is refused with the queue.
+            if envelope.is_cancelled:
+                self.cell.unwind(envelope)
+            else:
+                self.cell.mailbox.put_back(envelope)
             raise
         if scope.cancelled_caught:
             self.cell.unwind(envelope)
@@ -237,15 +260,12 @@ class Incarnation:
         task = trio.lowlevel.current_task()
         cell = self.cell
         cell.system.cells[task] = cell
-        if self._grouped is None:
-            self._grouped = {}
         self._grouped[task] = envelope
         try:
             await self._dispatch(handler, envelope)
         finally:
             del cell.system.cells[task], self._grouped[task]
-            if self._running is not None:
-                self._running[group] -= 1
+            self._running[group] -= 1
             if self._group_left is not None:
                 self._group_left.set()
 

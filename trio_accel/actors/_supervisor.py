@@ -98,7 +98,10 @@ class Supervisor:
                 await cell.wait_terminated()
             raise
         if not begun:
-            raise (await cell.wait_terminated()).error or RuntimeError(f"spawn: {cell.path} was stopped")
+            ended = await cell.wait_terminated()
+            raise ended.error or RuntimeError(
+                f"spawn: {cell.path} was stopped while it started: {ended.reason}"
+            )
         return Ref(cell)
 
     async def next_incarnation(self, cell: Cell, error: BaseException | None) -> bool:
@@ -111,8 +114,9 @@ class Supervisor:
             ActorFailedError: The supervisor has to fail.
         """
         if self._strategy is Strategy.ONE_FOR_ONE:
-            delay = self._decide(cell, error)
-            return delay is not None and await cell.pause(partial(_sleep, delay))
+            return self._is_restarted(cell, error) and await cell.pause(
+                partial(_sleep, self._count(cell, error))
+            )
         if cell.swept is None:
             if not self._is_restarted(cell, error):
                 return False
@@ -129,10 +133,7 @@ class Supervisor:
                 # An earlier failure's restart has taken it along; has it got stuck on the way, then the
                 # failure that it got stuck at sees to this child, in its place.
                 return
-            delay = self._decide(cell, error)
-            if delay is None:
-                cell.request_stop("its policy ends it")
-                return
+            delay = self._count(cell, error)
             concerned = self._concerned(cell)
             # A stop ends this at any point: it ends the children that wait for their turn too.
             with trio.CancelScope() as self._restarting:
@@ -176,6 +177,8 @@ class Supervisor:
                 sibling.swept = swept = trio.Event()
                 swept.set()
             return
+        # When it ends in the end, it must not wait for a turn that never comes.
+        sibling.cancel("a sibling failed; it did not end")
         sibling.quarantine()
         raise self._failed(sibling, None, "it does not end although it was cancelled")
 
@@ -190,10 +193,8 @@ class Supervisor:
             raise self._failed(cell, error, "its policy escalates the error")
         return directive is not Directive.STOP
 
-    def _decide(self, cell: Cell, error: BaseException | None) -> float | None:
-        """Say how long a child waits for its next incarnation; None if there is no other."""
-        if not self._is_restarted(cell, error):
-            return None
+    def _count(self, cell: Cell, error: BaseException | None) -> float:
+        """Count a restart; says how long the child waits for its next incarnation."""
         now = trio.current_time()
         if self._restarts is None:
             self._restarts = deque()
@@ -204,10 +205,11 @@ class Supervisor:
             allowed = f"{self._intensity.restarts} restarts within {self._intensity.within:g} s"
             raise self._failed(cell, error, f"{self._path} allows {allowed}")
         backoff = cell.policy.backoff
-        if now - cell.failed_at > backoff.reset_after:
+        if now - cell.quiet_since > backoff.reset_after:
             cell.attempt = 0
-        cell.failed_at = now
         delay = backoff.delay(cell.attempt, self.system.options.random)
+        # The waiting itself is no quiet period.
+        cell.quiet_since = now + delay
         cell.attempt += 1
         self._observe_restart(cell, error, delay)
         return delay
@@ -245,16 +247,14 @@ class Supervisor:
             await cell.wait_terminated()
             return
         cell.quarantine()
-        _logger.error("actor %s was cancelled and does not end; it is given up", cell.path)
 
     async def stop_all(self, reason: str) -> None:
         """Stop the children in reverse start order."""
         self.stopping = True
         if self._restarting is not None:
             self._restarting.cancel(reason=reason)
-        # A child that was being spawned meanwhile is found by the next round.
-        while left := [cell for cell in self.children.values() if not cell.is_quarantined]:
-            for cell in reversed(left):
+        for cell in reversed(tuple(self.children.values())):
+            if not cell.is_quarantined:
                 await self.stop_child(cell, reason)
 
     def forget(self, cell: Cell) -> None:

@@ -1,0 +1,596 @@
+"""Ends: graceful, by cancellation, given up; spawn and its failures."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from sample_actors import (
+    AT_ONCE,
+    BoomError,
+    Do,
+    Echo,
+    Events,
+    Gate,
+    Note,
+    Number,
+    Puppet,
+    Run,
+    crash,
+    start_ask,
+    started,
+)
+
+from trio_accel.actors import (
+    ActorFailedError,
+    ActorStarted,
+    ActorStoppedError,
+    ActorTerminated,
+    Backoff,
+    MailboxOptions,
+    MessageDropped,
+    Policy,
+    Ref,
+    System,
+    Terminated,
+    open_system,
+)
+
+wait = trio.testing.wait_all_tasks_blocked
+
+
+async def shielded(actor: Puppet, gate: Gate) -> None:
+    with trio.CancelScope(shield=True):
+        await gate(actor)
+
+
+async def test_stop_finishes_the_message_being_served_and_refuses_the_rest(
+    system: System, puppet: Ref[Puppet], events: Events
+) -> None:
+    gate = Gate()
+    async with trio.open_nursery() as nursery:
+        running = await started(nursery, puppet, Do(gate))
+        queued = await started(nursery, puppet, Echo("a"))
+        nursery.start_soon(puppet.stop)
+        await wait()
+        assert system.tree().find("s/puppet").state == "stopping"
+        assert not puppet.is_terminated
+        gate.open.set()
+    assert running.outcome == "through the gate"
+    assert isinstance(queued.outcome, ActorStoppedError)
+    assert puppet.is_terminated
+    assert events.of(ActorTerminated) == [
+        ActorTerminated(path="s/puppet", reason="stop was asked for", error=None)
+    ]
+
+
+async def test_stop_of_an_idle_actor(puppet: Ref[Puppet]) -> None:
+    await wait()
+    await puppet.stop()
+    assert await puppet.wait_terminated() == Terminated(
+        path="s/puppet", reason="stop was asked for", error=None
+    )
+
+
+async def test_stop_twice_and_after_the_end(puppet: Ref[Puppet]) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(puppet.stop)
+        nursery.start_soon(puppet.stop)
+    await puppet.stop()
+    assert puppet.is_terminated
+
+
+async def test_drain_serves_what_is_queued_and_waiting_first(system: System) -> None:
+    ref = await system.spawn(Puppet, mailbox=MailboxOptions(capacity=2))
+    gate = Gate()
+    async with trio.open_nursery() as nursery:
+        await started(nursery, ref, Do(gate))
+        askers = [await started(nursery, ref, Echo(text)) for text in "abcd"]
+        nursery.start_soon(lambda: ref.stop(drain=True))
+        await wait()
+        with pytest.raises(ActorStoppedError):
+            await ref.ask(Echo("too late"))
+        gate.open.set()
+    assert [asker.outcome for asker in askers] == list("abcd")
+
+
+async def test_drain_of_an_idle_actor(puppet: Ref[Puppet]) -> None:
+    await wait()
+    await puppet.stop(drain=True)
+    assert puppet.is_terminated
+
+
+async def test_a_stop_without_drain_overrides_a_drain(puppet: Ref[Puppet]) -> None:
+    gate = Gate()
+    async with trio.open_nursery() as nursery:
+        await started(nursery, puppet, Do(gate))
+        queued = await started(nursery, puppet, Echo("a"))
+        nursery.start_soon(lambda: puppet.stop(drain=True))
+        await wait()
+        nursery.start_soon(puppet.stop)
+        await wait()
+        nursery.start_soon(lambda: puppet.stop(drain=True))
+        await wait()
+        gate.open.set()
+    assert isinstance(queued.outcome, ActorStoppedError)
+
+
+async def test_a_crash_while_draining_ends_it_and_refuses_the_rest(
+    system: System, puppet: Ref[Puppet]
+) -> None:
+    gate = Gate()
+
+    async def act(actor: Puppet) -> None:
+        await gate(actor)
+        raise BoomError
+
+    async with trio.open_nursery() as nursery:
+        crashing = await started(nursery, puppet, Do(act))
+        queued = await started(nursery, puppet, Echo("a"))
+        nursery.start_soon(lambda: puppet.stop(drain=True))
+        await wait()
+        gate.open.set()
+    assert isinstance(crashing.outcome, ActorFailedError)
+    assert isinstance(queued.outcome, ActorStoppedError)
+    assert (await puppet.wait_terminated()).reason == "stop was asked for"
+
+
+async def test_after_its_grace_it_is_cancelled(
+    system: System, autojump_clock: trio.testing.MockClock
+) -> None:
+    ref = await system.spawn(Puppet, name="puppet", policy=Policy(grace=3.0))
+    gate = Gate()
+    async with trio.open_nursery() as nursery:
+        running = await started(nursery, ref, Do(gate))
+        await ref.stop()
+        assert trio.current_time() == pytest.approx(3.0)
+    assert gate.ended == "Cancelled"
+    assert isinstance(running.outcome, ActorFailedError)
+    assert str(running.outcome.__cause__) == (
+        "actor s/puppet was cancelled: stop was asked for; it did not stop within its grace of 3 s"
+    )
+    assert system.quarantined == 0
+
+
+async def test_an_infinite_grace_waits(system: System, autojump_clock: trio.testing.MockClock) -> None:
+    ref = await system.spawn(Puppet, policy=Policy(grace=float("inf")))
+
+    async def act(actor: Puppet) -> str:
+        await trio.sleep(80_000)
+        return "done"
+
+    async with trio.open_nursery() as nursery:
+        running = await started(nursery, ref, Do(act))
+        await ref.stop()
+    assert running.outcome == "done"
+
+
+async def test_a_grace_of_0_cancels_at_once(system: System, autojump_clock: trio.testing.MockClock) -> None:
+    ref = await system.spawn(Puppet, policy=Policy(grace=0.0))
+    gate = Gate()
+    async with trio.open_nursery() as nursery:
+        await started(nursery, ref, Do(gate))
+        await ref.stop()
+        assert gate.ended == "Cancelled"
+    assert trio.current_time() == 0.0
+
+
+async def test_what_does_not_end_is_given_up_logged_counted_and_shown(
+    system: System, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    ref = await system.spawn(Puppet, name="puppet", policy=Policy(grace=2.0))
+    gate = Gate()
+    async with trio.open_nursery() as nursery:
+        stuck = await started(nursery, ref, Do(lambda actor: shielded(actor, gate)))
+        await ref.stop()
+        assert trio.current_time() == pytest.approx(4.0)
+        assert system.tree().find("s/puppet").state == "quarantined"
+        assert system.quarantined == 1
+        assert not ref.is_terminated
+        assert "actor s/puppet was cancelled and does not end; it is given up" in caplog.messages
+        with pytest.raises(ActorStoppedError):
+            await ref.ask(Echo("a"))
+        # Its name is not free, and asking again changes nothing.
+        with pytest.raises(ValueError, match="has a child named 'puppet' already"):
+            await system.spawn(Puppet, name="puppet")
+        await ref.stop()
+        assert system.quarantined == 1
+        assert caplog.messages.count("actor s/puppet was cancelled and does not end; it is given up") == 1
+        gate.open.set()
+        assert (await ref.wait_terminated()).path == "s/puppet"
+        await wait()
+        assert not stuck.is_waiting
+    assert system.tree().children == ()
+
+
+async def test_the_end_of_the_system_waits_for_what_was_given_up(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    gate = Gate()
+
+    async def release() -> None:
+        await trio.sleep(100.0)
+        gate.open.set()
+
+    async with trio.open_nursery() as nursery:
+        async with open_system("s") as system:
+            ref = await system.spawn(Puppet, name="puppet", policy=Policy(grace=1.0))
+            later = await system.spawn(Puppet, name="later")
+            await started(nursery, ref, Run(lambda actor: shielded(actor, gate)))
+            nursery.start_soon(release)
+        assert trio.current_time() == pytest.approx(100.0)
+    assert ref.is_terminated
+    assert later.is_terminated
+
+
+async def test_what_was_given_up_does_not_come_back_as_running(
+    system: System, autojump_clock: trio.testing.MockClock
+) -> None:
+    """It is stuck in its start, and gets through in the end."""
+    gate = Gate()
+
+    async def start(actor: Puppet) -> None:
+        if actor.context.restart.number:
+            await shielded(actor, gate)
+
+    ref = await system.spawn(
+        Puppet, None, start, name="puppet", policy=Policy(grace=1.0, backoff=AT_ONCE.backoff)
+    )
+    await crash(ref)
+    await gate.entered.wait()
+    await ref.stop()
+    assert system.tree().find("s/puppet").state == "quarantined"
+    gate.open.set()
+    await ref.wait_terminated()
+    assert system.quarantined == 1
+
+
+async def test_an_actor_stops_itself_after_the_message_being_served(puppet: Ref[Puppet]) -> None:
+    async def act(actor: Puppet) -> str:
+        actor.context.stop()
+        return "the last reply"
+
+    async with trio.open_nursery() as nursery:
+        last = start_ask(nursery, puppet, Do(act))
+        queued = start_ask(nursery, puppet, Echo("a"))
+    outcomes = {type(asker.outcome) for asker in (last, queued)}
+    assert ActorStoppedError in outcomes or last.outcome == "the last reply"
+    assert puppet.is_terminated
+
+
+async def test_an_actor_cannot_wait_for_its_own_end(puppet: Ref[Puppet]) -> None:
+    async def act(actor: Puppet) -> str:
+        with pytest.raises(RuntimeError) as caught:
+            await puppet.stop()
+        return str(caught.value)
+
+    assert await puppet.ask(Do(act)) == (
+        "stop: actor s/puppet would wait for itself; call self.context.stop() instead"
+    )
+
+
+async def test_a_child_that_stops_its_parent_is_bounded_by_its_grace(
+    system: System, autojump_clock: trio.testing.MockClock
+) -> None:
+    children: list[Ref[Puppet]] = []
+
+    async def start(actor: Puppet) -> None:
+        children.append(await actor.context.spawn(Puppet, policy=Policy(grace=2.0)))
+
+    parent = await system.spawn(Puppet, None, start)
+    async with trio.open_nursery() as nursery:
+        asker = start_ask(nursery, children[0], Do(lambda _: parent.stop()))
+        await parent.wait_terminated()
+    assert isinstance(asker.outcome, ActorFailedError)
+    assert trio.current_time() == pytest.approx(2.0)
+
+
+async def test_cancel_ends_it_now_with_the_reason(
+    system: System, puppet: Ref[Puppet], events: Events
+) -> None:
+    gate = Gate()
+    async with trio.open_nursery() as nursery:
+        running = await started(nursery, puppet, Do(gate))
+        queued = await started(nursery, puppet, Echo("a"))
+        puppet.cancel("not needed")
+        puppet.cancel("a second reason is too late")
+    assert gate.ended == "Cancelled"
+    assert isinstance(running.outcome, ActorFailedError)
+    assert isinstance(running.outcome.__cause__, ActorStoppedError)
+    assert str(running.outcome.__cause__) == "actor s/puppet was cancelled: not needed"
+    assert isinstance(queued.outcome, ActorStoppedError)
+    assert await puppet.wait_terminated() == Terminated(path="s/puppet", reason="not needed", error=None)
+    assert [event.message for event in events.of(MessageDropped)] == [Echo("a")]
+
+
+async def test_cancel_of_a_permanent_actor_restarts_nothing(puppet: Ref[Puppet], events: Events) -> None:
+    puppet.cancel("enough")
+    await puppet.wait_terminated()
+    puppet.cancel("again")
+    await wait()
+    assert len(events.of(ActorStarted)) == 1
+
+
+async def test_cancel_during_the_back_off(system: System, autojump_clock: trio.testing.MockClock) -> None:
+    ref = await system.spawn(Puppet, policy=Policy(backoff=Backoff(initial=20.0)))
+    await crash(ref)
+    await wait()
+    ref.cancel("enough")
+    await ref.wait_terminated()
+    assert trio.current_time() == 0.0
+
+
+async def test_cancel_during_a_restart_s_start(system: System) -> None:
+    gate = Gate()
+
+    async def start(actor: Puppet) -> None:
+        if actor.context.restart.number:
+            await gate(actor)
+
+    ref = await system.spawn(Puppet, None, start, policy=AT_ONCE)
+    await crash(ref)
+    await gate.entered.wait()
+    ref.cancel("enough")
+    assert (await ref.wait_terminated()).reason == "enough"
+    assert gate.ended == "Cancelled"
+
+
+async def test_stop_during_a_restart_s_start_waits_for_it(system: System, events: Events) -> None:
+    gate = Gate()
+
+    async def start(actor: Puppet) -> None:
+        if actor.context.restart.number:
+            await gate(actor)
+
+    ref = await system.spawn(Puppet, None, start, name="puppet", policy=AT_ONCE)
+    await crash(ref)
+    await gate.entered.wait()
+    async with trio.open_nursery() as nursery:
+        queued = await started(nursery, ref, Number())
+        nursery.start_soon(ref.stop)
+        await wait()
+        gate.open.set()
+    assert isinstance(queued.outcome, ActorStoppedError)
+    assert ref.is_terminated
+
+
+async def test_wait_terminated_returns_at_once_after_the_end_and_is_a_checkpoint(puppet: Ref[Puppet]) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(puppet.wait_terminated)
+        nursery.start_soon(puppet.wait_terminated)
+        await wait()
+        await puppet.stop()
+    with trio.testing.assert_checkpoints():
+        await puppet.wait_terminated()
+
+
+async def test_children_end_before_their_parent_s_resources_in_reverse_order(system: System) -> None:
+    log: list[str] = []
+
+    async def start(actor: Puppet) -> None:
+        for name in "abc":
+            await actor.context.spawn(Puppet, log, name=name)
+
+    parent = await system.spawn(Puppet, log, start, name="p")
+    assert log == ["+a0", "+b0", "+c0", "+p0"]
+    log.clear()
+    await parent.stop()
+    assert log == ["-c0", "-b0", "-a0", "-p0"]
+
+
+async def test_each_child_has_its_own_grace(system: System, autojump_clock: trio.testing.MockClock) -> None:
+    refs: list[Ref[Puppet]] = []
+
+    async def sleep(actor: Puppet) -> None:
+        await trio.sleep_forever()
+
+    async def start(actor: Puppet) -> None:
+        for grace in (1.0, 2.0, 4.0):
+            ref = await actor.context.spawn(Puppet, policy=Policy(grace=grace))
+            await ref.tell(Run(sleep))
+            refs.append(ref)
+
+    parent = await system.spawn(Puppet, None, start, policy=Policy(grace=100.0))
+    await parent.stop()
+    assert trio.current_time() == pytest.approx(7.0)
+
+
+async def test_children_end_with_a_crash_of_their_parent(system: System) -> None:
+    log: list[str] = []
+    children: list[Ref[Puppet]] = []
+
+    async def start(actor: Puppet) -> None:
+        children.append(await actor.context.spawn(Puppet, log, name="c"))
+
+    parent = await system.spawn(Puppet, log, start, name="p", policy=AT_ONCE)
+    await crash(parent)
+    assert await parent.ask(Number()) == 1
+    assert log == ["+c0", "+p0", "-c0", "-p0", "+c0", "+p1"]
+    assert (await children[0].wait_terminated()).reason == "its supervisor ended"
+
+
+async def test_children_of_a_start_that_fails_are_ended(system: System) -> None:
+    log: list[str] = []
+
+    async def start(actor: Puppet) -> None:
+        await actor.context.spawn(Puppet, log, name="c")
+        raise ValueError("after the child")
+
+    with pytest.raises(ValueError, match="after the child"):
+        await system.spawn(Puppet, log, start)
+    assert log == ["+c0", "-c0"]
+
+
+async def test_spawn_during_stop_is_refused(system: System) -> None:
+    caught: list[RuntimeError] = []
+
+    async def end(actor: Puppet) -> None:
+        try:
+            await actor.context.spawn(Puppet, name="late")
+        except RuntimeError as error:
+            caught.append(error)
+
+    async def start(actor: Puppet) -> None:
+        await actor.context.spawn(Puppet)
+
+    ref = await system.spawn(Puppet, None, start, end, name="p")
+    await ref.stop()
+    assert str(caught[0]) == "spawn: s/p is stopping and starts no 'late'"
+
+
+async def test_spawn_by_an_incarnation_that_has_ended_is_refused(system: System) -> None:
+    contexts: list[Any] = []
+
+    async def act(actor: Puppet) -> None:
+        contexts.append(actor.context)
+
+    ref = await system.spawn(Puppet, name="p", policy=AT_ONCE)
+    await ref.ask(Do(act))
+    await crash(ref)
+    await ref.ask(Number())
+    with pytest.raises(RuntimeError, match="spawn: this incarnation of s/p has ended and starts no Puppet"):
+        await contexts[0].spawn(Puppet, name="late")
+    await ref.stop()
+    with pytest.raises(RuntimeError, match="spawn: this incarnation of s/p has ended"):
+        await contexts[0].spawn(Puppet)
+
+
+async def test_spawn_cancelled_during_the_start_leaves_nothing(system: System) -> None:
+    gate, cleanup = Gate(), Gate()
+
+    async def start(actor: Puppet) -> None:
+        try:
+            await gate(actor)
+        finally:
+            await shielded(actor, cleanup)
+
+    ended: list[str] = []
+
+    async def spawn() -> None:
+        with scope:
+            await system.spawn(Puppet, None, start, name="puppet")
+        ended.append("spawn")
+
+    scope = trio.CancelScope()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(spawn)
+        await gate.entered.wait()
+        scope.cancel()
+        await wait()
+        # It waits until the actor has ended.
+        assert ended == []
+        assert system.tree().find("s/puppet").state == "starting"
+        cleanup.open.set()
+    assert system.tree().children == ()
+
+
+async def test_spawn_cancelled_before_the_start_leaves_nothing(system: System, events: Events) -> None:
+    gate = Gate()
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await system.spawn(Puppet, None, gate)
+    assert scope.cancelled_caught
+    assert system.tree().children == ()
+    assert gate.ended in (None, "Cancelled")
+
+
+async def test_spawn_stopped_during_the_start_says_so(system: System) -> None:
+    gate = Gate()
+    caught: list[BaseException] = []
+
+    async def spawn() -> None:
+        try:
+            await system.spawn(Puppet, None, gate, name="puppet")
+        except RuntimeError as error:
+            caught.append(error)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(spawn)
+        await gate.entered.wait()
+        system._supervisor.children["puppet"].cancel("not wanted")
+    assert str(caught[0]) == "spawn: s/puppet was stopped while it started: not wanted"
+
+
+async def test_a_system_that_closes_during_a_start_ends_it(autojump_clock: trio.testing.MockClock) -> None:
+    gate = Gate()
+    caught: list[BaseException] = []
+
+    async def spawn(system: System) -> None:
+        try:
+            await system.spawn(Puppet, None, gate, policy=Policy(grace=1.0))
+        except RuntimeError as error:
+            caught.append(error)
+
+    async with trio.open_nursery() as nursery, open_system("s") as system:
+        nursery.start_soon(spawn, system)
+        await gate.entered.wait()
+    assert gate.ended == "Cancelled"
+    assert len(caught) == 1
+
+
+async def test_a_stop_that_is_cancelled_has_been_asked_for_all_the_same(puppet: Ref[Puppet]) -> None:
+    gate = Gate()
+    async with trio.open_nursery() as nursery:
+        await started(nursery, puppet, Do(gate))
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await puppet.stop()
+        assert scope.cancelled_caught
+        gate.open.set()
+        await puppet.wait_terminated()
+
+
+async def test_a_crash_during_stop_is_no_restart(
+    system: System, puppet: Ref[Puppet], events: Events, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    gate = Gate()
+
+    async def act(actor: Puppet) -> None:
+        await gate(actor)
+        raise BoomError("at the last moment")
+
+    async with trio.open_nursery() as nursery:
+        crashing = await started(nursery, puppet, Do(act))
+        nursery.start_soon(puppet.stop)
+        await wait()
+        gate.open.set()
+    assert isinstance(crashing.outcome, ActorFailedError)
+    assert isinstance(crashing.outcome.__cause__, BoomError)
+    assert "at the last moment" in caplog.text
+    assert len(events.of(ActorStarted)) == 1
+
+
+async def test_names_are_free_again_after_the_end(system: System) -> None:
+    for _ in range(3):
+        ref = await system.spawn(Puppet, name="puppet")
+        await ref.stop()
+
+
+async def test_names_are_made_from_the_class_and_skip_those_taken(system: System) -> None:
+    await system.spawn(Puppet, name="puppet-1")
+    first = await system.spawn(Puppet)
+    second = await system.spawn(Puppet)
+    assert (first.path, second.path) == ("s/puppet-2", "s/puppet-3")
+
+
+async def test_a_ref_prints_what_it_is(puppet: Ref[Puppet]) -> None:
+    assert repr(puppet) == "<Ref s/puppet (Puppet, running)>"
+    await puppet.stop()
+    assert repr(puppet) == "<Ref s/puppet (Puppet, terminated)>"
+
+
+async def test_a_note_that_is_told_right_before_the_stop_is_refused(
+    puppet: Ref[Puppet], events: Events
+) -> None:
+    gate = Gate()
+    async with trio.open_nursery() as nursery:
+        await started(nursery, puppet, Do(gate))
+        puppet.tell_nowait(Note("a"))
+        nursery.start_soon(puppet.stop)
+        await wait()
+        gate.open.set()
+    assert [event.message for event in events.of(MessageDropped)] == [Note("a")]
