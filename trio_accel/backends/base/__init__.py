@@ -1,6 +1,7 @@
 """Protocols, operation specifications, element types and errors that all backends share."""
 
 from . import ops
+from .chunks import ChunkAllocator, Placement
 from .dtypes import DType, DTypeLike
 from .errors import (
     AccelError,
@@ -33,6 +34,7 @@ __all__ = [
     "AccelError",
     "AccelEvent",
     "AccelStream",
+    "ChunkAllocator",
     "CompletionTimeoutError",
     "ContextPoisonedError",
     "DType",
@@ -47,6 +49,7 @@ __all__ = [
     "MemoryStatistics",
     "NotSupportedError",
     "OutOfMemoryError",
+    "Placement",
     "QueueFullError",
     "StaleRefError",
     "Waker",

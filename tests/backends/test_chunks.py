@@ -1,0 +1,161 @@
+"""The allocator of chunks, against a model that knows only intervals."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+
+from trio_accel.backends.base.chunks import ALIGNMENT, ChunkAllocator, Placement
+
+
+class Source:
+    """Makes chunks of whole pages of four alignments, and remembers them."""
+
+    def __init__(self) -> None:
+        self.ids = itertools.count(1)
+        self.alive: dict[int, int] = {}
+
+    def make(self, nbytes: int) -> tuple[int, int]:
+        chunk = next(self.ids)
+        page = 4 * ALIGNMENT
+        self.alive[chunk] = -(-nbytes // page) * page
+        return chunk, self.alive[chunk]
+
+    def drop(self, chunk: int) -> None:
+        del self.alive[chunk]
+
+
+class Chunks(RuleBasedStateMachine):
+    placed = Bundle("placed")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.source = Source()
+        self.allocator = self._new()
+        self.blocks: dict[int, tuple[Placement, int]] = {}
+        self.ids = itertools.count(1)
+
+    def _new(self) -> ChunkAllocator:
+        return ChunkAllocator(
+            self.source.make, self.source.drop, first=8 * ALIGNMENT, largest=64 * ALIGNMENT, most=10_000
+        )
+
+    @rule(target=placed, nbytes=st.integers(0, 40 * ALIGNMENT))
+    def allocate(self, nbytes: int) -> int:
+        block = next(self.ids)
+        placement = self.allocator.allocate(block, nbytes)
+        self.blocks[block] = placement, nbytes
+        return block
+
+    @rule(block=placed)
+    def free(self, block: int) -> None:
+        if block in self.blocks:
+            self.allocator.free(block)
+            del self.blocks[block]
+
+    @rule()
+    def hand_over(self) -> None:
+        """A new process takes over: what lives stays where it is."""
+        adopted = self._new()
+        adopted.adopt(
+            self.source.alive.items(), [(block, placement) for block, (placement, _) in self.blocks.items()]
+        )
+        self.allocator = adopted
+
+    @invariant()
+    def blocks_are_apart_aligned_and_inside(self) -> None:
+        ends: dict[int, int] = {}
+        ordered = sorted(self.blocks.values(), key=lambda item: (item[0].chunk, item[0].offset))
+        for placement, nbytes in ordered:
+            assert placement.offset % ALIGNMENT == 0
+            assert placement.nbytes >= nbytes
+            assert placement.offset >= ends.get(placement.chunk, 0)
+            ends[placement.chunk] = placement.offset + placement.nbytes
+            assert ends[placement.chunk] <= self.source.alive[placement.chunk]
+
+    @invariant()
+    def counts_are_true(self) -> None:
+        assert self.allocator.used == sum(placement.nbytes for placement, _ in self.blocks.values())
+        assert self.allocator.reserved == sum(self.source.alive.values())
+        assert self.allocator.chunks == self.source.alive
+        assert self.allocator.blocks == len(self.blocks)
+
+    @rule()
+    def trim(self) -> None:
+        before = self.allocator.reserved
+        trimmed = self.allocator.trim()
+        assert self.allocator.reserved == before - trimmed
+        occupied = {placement.chunk for placement, _ in self.blocks.values()}
+        assert set(self.source.alive) == occupied
+
+    @invariant()
+    def at_most_one_chunk_is_empty(self) -> None:
+        occupied = {placement.chunk for placement, _ in self.blocks.values()}
+        assert len(set(self.source.alive) - occupied) <= 1
+
+
+TestChunks = Chunks.TestCase
+TestChunks.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)
+
+
+def test_chunks_double_and_large_blocks_lie_alone() -> None:
+    source = Source()
+    allocator = ChunkAllocator(source.make, source.drop, first=8 * ALIGNMENT, largest=32 * ALIGNMENT)
+    for block in range(30):
+        allocator.allocate(block, 4 * ALIGNMENT)
+    assert sorted(source.alive.values()) == [size * ALIGNMENT for size in (8, 16, 32, 32, 32)]
+    allocator.allocate(100, 100 * ALIGNMENT)
+    assert max(source.alive.values()) == 100 * ALIGNMENT
+    allocator.free(100)
+    assert max(source.alive.values()) == 100 * ALIGNMENT  # the largest stays, for the next time
+    allocator.allocate(101, 50 * ALIGNMENT)
+    assert allocator.placement(101).chunk == allocator.allocate(102, 50 * ALIGNMENT).chunk
+
+
+def test_what_is_too_large_to_be_kept_is_given_back_at_once() -> None:
+    source = Source()
+    allocator = ChunkAllocator(source.make, source.drop, first=8 * ALIGNMENT, keep=16 * ALIGNMENT)
+    for size in (4, 12, 20):
+        allocator.allocate(size, size * ALIGNMENT)
+    for size in (20, 12, 4):
+        allocator.free(size)
+    assert list(source.alive.values()) == [12 * ALIGNMENT]
+
+
+def test_best_fit_takes_the_smallest_gap_that_is_large_enough() -> None:
+    source = Source()
+    allocator = ChunkAllocator(source.make, source.drop, first=64 * ALIGNMENT)
+    for block, size in enumerate([10, 1, 4, 1, 6, 1]):
+        allocator.allocate(block, size * ALIGNMENT)
+    gaps = {block: allocator.placement(block).offset for block in (0, 2, 4)}
+    for block in gaps:
+        allocator.free(block)
+    assert allocator.allocate(10, 5 * ALIGNMENT).offset == gaps[4]
+    assert allocator.allocate(11, 4 * ALIGNMENT).offset == gaps[2]
+    assert allocator.allocate(12, 7 * ALIGNMENT).offset == gaps[0]
+
+
+def test_the_number_of_chunks_is_bounded() -> None:
+    source = Source()
+    allocator = ChunkAllocator(source.make, source.drop, first=ALIGNMENT, largest=ALIGNMENT, most=2)
+    allocator.allocate(1, 4 * ALIGNMENT)
+    allocator.allocate(2, 4 * ALIGNMENT)
+    with pytest.raises(MemoryError, match="there are 2 chunks already"):
+        allocator.allocate(3, 4 * ALIGNMENT)
+    with pytest.raises(ValueError, match="block 2 is placed already"):
+        allocator.allocate(2, 1)
+    with pytest.raises(KeyError):
+        allocator.free(7)
+
+
+def test_adopted_blocks_must_not_overlap() -> None:
+    allocator = ChunkAllocator(Source().make, Source().drop)
+    blocks = [(1, Placement(1, 0, 2 * ALIGNMENT)), (2, Placement(1, ALIGNMENT, ALIGNMENT))]
+    with pytest.raises(ValueError, match="overlaps another or lies outside"):
+        allocator.adopt([(1, 8 * ALIGNMENT)], blocks)
+    with pytest.raises(ValueError, match="overlaps another or lies outside"):
+        allocator.adopt([(2, ALIGNMENT)], [(3, Placement(2, 0, 2 * ALIGNMENT))])

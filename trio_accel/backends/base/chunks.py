@@ -1,0 +1,220 @@
+"""Placing blocks in chunks of memory, which are kept for the next blocks."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable
+
+import attrs
+
+__all__ = ["ALIGNMENT", "ChunkAllocator", "Placement"]
+
+ALIGNMENT = 512
+"""Blocks start at multiples of this many bytes, which suits every vendor's library."""
+
+
+@attrs.frozen
+class Placement:
+    """Where a block lies.
+
+    Attributes:
+        chunk: Id of the chunk.
+        offset: Bytes from its start.
+        nbytes: Bytes reserved, a multiple of the alignment.
+    """
+
+    chunk: int
+    offset: int
+    nbytes: int
+
+
+class ChunkAllocator:
+    """Best fit within chunks that grow by doubling; arrays of half the next chunk's size lie alone.
+
+    Invariants: the free gaps of a chunk do not touch each other; gaps and blocks together cover
+    every chunk exactly. `_gaps` is sorted by size, so that the first that fits fits best.
+
+    Args:
+        make_chunk: Makes a chunk of at least so many bytes; returns its id and its size.
+        drop_chunk: Gives a chunk back that holds no block.
+        first: Size of the first chunk in bytes; each later one is twice as large, up to `largest`.
+        largest: The most that a chunk for several blocks is made with.
+        keep: The most that is kept while it holds no block, so that a loop need not make it anew.
+        most: The most chunks there may be.
+    """
+
+    __slots__ = (
+        "_by_end",
+        "_by_start",
+        "_chunks",
+        "_drop_chunk",
+        "_gaps",
+        "_keep",
+        "_largest",
+        "_make_chunk",
+        "_most",
+        "_next",
+        "_placements",
+        "used",
+    )
+
+    def __init__(
+        self,
+        make_chunk: Callable[[int], tuple[int, int]],
+        drop_chunk: Callable[[int], None],
+        *,
+        first: int = 256 << 20,
+        largest: int = 4 << 30,
+        keep: int = 256 << 20,
+        most: int = 512,
+    ) -> None:
+        self._make_chunk = make_chunk
+        self._drop_chunk = drop_chunk
+        self._next = first
+        self._largest = largest
+        self._keep = keep
+        self._most = most
+        self._chunks: dict[int, int] = {}
+        self._placements: dict[int, Placement] = {}
+        self._gaps: list[tuple[int, int, int]] = []
+        # The same gaps, found by (chunk, start) and (chunk, end).
+        self._by_start: dict[tuple[int, int], int] = {}
+        self._by_end: dict[tuple[int, int], int] = {}
+        self.used = 0
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of all chunks."""
+        return sum(self._chunks.values())
+
+    @property
+    def chunks(self) -> dict[int, int]:
+        """Sizes of the chunks by id."""
+        return dict(self._chunks)
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks are placed."""
+        return len(self._placements)
+
+    def placement(self, block: int) -> Placement:
+        """Where a block lies.
+
+        Raises:
+            KeyError: There is no such block.
+        """
+        return self._placements[block]
+
+    def allocate(self, block: int, nbytes: int) -> Placement:
+        """Place a block, in a new chunk if no gap is large enough.
+
+        Raises:
+            ValueError: A block of this id is placed already.
+            MemoryError: There are as many chunks as there may be.
+            Exception: What `make_chunk` raised.
+        """
+        if block in self._placements:
+            raise ValueError(f"block {block} is placed already")
+        size = max(-(-nbytes // ALIGNMENT) * ALIGNMENT, ALIGNMENT)
+        index = bisect.bisect_left(self._gaps, (size, 0, 0))
+        if index == len(self._gaps):
+            self._grow(size)
+            index = bisect.bisect_left(self._gaps, (size, 0, 0))
+        gap, chunk, start = self._gaps[index]
+        self._remove_gap(chunk, start, start + gap)
+        if gap > size:
+            self._add_gap(chunk, start + size, start + gap)
+        self._placements[block] = placement = Placement(chunk, start, size)
+        self.used += size
+        return placement
+
+    def free(self, block: int) -> None:
+        """Take a block away; a chunk that is empty then is given back, but for the largest to be kept.
+
+        Raises:
+            KeyError: There is no such block.
+        """
+        placement = self._placements.pop(block)
+        self.used -= placement.nbytes
+        chunk, start, end = placement.chunk, placement.offset, placement.offset + placement.nbytes
+        before = self._by_end.get((chunk, start))
+        if before is not None:
+            self._remove_gap(chunk, before, start)
+            start = before
+        after = self._by_start.get((chunk, end))
+        if after is not None:
+            self._remove_gap(chunk, end, after)
+            end = after
+        self._add_gap(chunk, start, end)
+        if end - start == self._chunks[chunk] and self._is_spare(chunk):
+            self._drop(chunk)
+
+    def adopt(self, chunks: Iterable[tuple[int, int]], blocks: Iterable[tuple[int, Placement]]) -> None:
+        """Take over chunks that exist already, with the blocks that lie in them.
+
+        Args:
+            chunks: Id and size of each.
+            blocks: Id and place of each; they must not overlap.
+
+        Raises:
+            ValueError: Blocks overlap, or lie outside their chunk.
+        """
+        ends = dict.fromkeys((sizes := dict(chunks)), 0)
+        for block, placement in sorted(blocks, key=lambda item: (item[1].chunk, item[1].offset)):
+            chunk, start = placement.chunk, placement.offset
+            if start < ends[chunk] or start + placement.nbytes > sizes[chunk]:
+                raise ValueError(
+                    f"block {block} overlaps another or lies outside of chunk {chunk}: {placement}"
+                )
+            if start > ends[chunk]:
+                self._add_gap(chunk, ends[chunk], start)
+            ends[chunk] = start + placement.nbytes
+            self._placements[block] = placement
+            self.used += placement.nbytes
+        for chunk, size in sizes.items():
+            self._chunks[chunk] = size
+            if ends[chunk] < size:
+                self._add_gap(chunk, ends[chunk], size)
+            self._next = min(max(self._next, 2 * size), self._largest)
+
+    def _grow(self, size: int) -> None:
+        if len(self._chunks) >= self._most:
+            raise MemoryError(f"there are {self._most} chunks already, the most that there may be")
+        wanted = size if 2 * size > self._next else self._next
+        chunk, made = self._make_chunk(wanted)
+        self._chunks[chunk] = made
+        self._add_gap(chunk, 0, made)
+        if wanted != size:
+            self._next = min(2 * self._next, self._largest)
+
+    def trim(self) -> int:
+        """Give every chunk back that holds no block; returns their bytes."""
+        trimmed = 0
+        for chunk, size in tuple(self._chunks.items()):
+            if self._by_start.get((chunk, 0)) == size:
+                trimmed += size
+                self._drop(chunk)
+        return trimmed
+
+    def _is_spare(self, chunk: int) -> bool:
+        """Whether an empty chunk is given back."""
+        size = self._chunks[chunk]
+        return size > self._keep or any(
+            size <= other_size <= self._keep for other, other_size in self._chunks.items() if other != chunk
+        )
+
+    def _drop(self, chunk: int) -> None:
+        self._remove_gap(chunk, 0, self._chunks[chunk])
+        del self._chunks[chunk]
+        self._drop_chunk(chunk)
+
+    def _add_gap(self, chunk: int, start: int, end: int) -> None:
+        bisect.insort(self._gaps, (end - start, chunk, start))
+        self._by_start[chunk, start] = end
+        self._by_end[chunk, end] = start
+
+    def _remove_gap(self, chunk: int, start: int, end: int) -> None:
+        index = bisect.bisect_left(self._gaps, (end - start, chunk, start))
+        del self._gaps[index]
+        del self._by_start[chunk, start]
+        del self._by_end[chunk, end]
