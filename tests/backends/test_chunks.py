@@ -126,6 +126,15 @@ def test_what_is_too_large_to_be_kept_is_given_back_at_once() -> None:
     assert list(source.alive.values()) == [12 * ALIGNMENT]
 
 
+def test_an_empty_chunk_is_kept_beside_one_that_is_in_use() -> None:
+    source = Source()
+    allocator = ChunkAllocator(source.make, source.drop, first=8 * ALIGNMENT)
+    allocator.allocate(1, 8 * ALIGNMENT)
+    made = allocator.allocate(2, 8 * ALIGNMENT).chunk
+    allocator.free(2)
+    assert allocator.allocate(3, 8 * ALIGNMENT).chunk == made
+
+
 def test_best_fit_takes_the_smallest_gap_that_is_large_enough() -> None:
     source = Source()
     allocator = ChunkAllocator(source.make, source.drop, first=64 * ALIGNMENT)

@@ -146,8 +146,8 @@ class ChunkAllocator:
             self._remove_gap(chunk, end, after)
             end = after
         self._add_gap(chunk, start, end)
-        if end - start == self._chunks[chunk] and self._is_spare(chunk):
-            self._drop(chunk)
+        if end - start == self._chunks[chunk]:
+            self._keep_one_empty()
 
     def adopt(self, chunks: Iterable[tuple[int, int]], blocks: Iterable[tuple[int, Placement]]) -> None:
         """Take over chunks that exist already, with the blocks that lie in them.
@@ -191,17 +191,22 @@ class ChunkAllocator:
         """Give every chunk back that holds no block; returns their bytes."""
         trimmed = 0
         for chunk, size in tuple(self._chunks.items()):
-            if self._by_start.get((chunk, 0)) == size:
+            if self._is_empty(chunk):
                 trimmed += size
                 self._drop(chunk)
         return trimmed
 
-    def _is_spare(self, chunk: int) -> bool:
-        """Whether an empty chunk is given back."""
-        size = self._chunks[chunk]
-        return size > self._keep or any(
-            size <= other_size <= self._keep for other, other_size in self._chunks.items() if other != chunk
-        )
+    def _is_empty(self, chunk: int) -> bool:
+        return self._by_start.get((chunk, 0)) == self._chunks[chunk]
+
+    def _keep_one_empty(self) -> None:
+        """Give empty chunks back, but for the largest that may be kept."""
+        empty = [other for other in self._chunks if self._is_empty(other)]
+        small = [other for other in empty if self._chunks[other] <= self._keep]
+        kept = max(small, key=self._chunks.__getitem__, default=None)
+        for other in empty:
+            if other != kept:
+                self._drop(other)
 
     def _drop(self, chunk: int) -> None:
         self._remove_gap(chunk, 0, self._chunks[chunk])
