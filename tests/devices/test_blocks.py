@@ -8,8 +8,27 @@ import threading
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+import trio_accel as ta
 from trio_accel.devices._blocks import BlockTable
 from trio_accel.devices._bridge import LoopWaker
+
+LARGE = 1 << 20
+
+
+async def test_small_blocks_wait_for_the_next_operation_unless_there_are_many(device: ta.Device) -> None:
+    kept = [await device.zeros(8) for _ in range(3)]
+    del kept
+    await wait_all_tasks_blocked()
+    assert device._session is not None
+    memory = device._session.engine.device.memory
+    assert memory().blocks == 3
+    result = await device.zeros(8)
+    assert memory().blocks == 1
+    many = [await device.zeros(8) for _ in range(100)]
+    del many, result
+    await wait_all_tasks_blocked()
+    assert memory().blocks < 64
+    assert (await device.statistics()).memory.blocks == 0
 
 
 async def test_the_bell_is_rung_again_after_a_drain_by_hand() -> None:
@@ -17,12 +36,12 @@ async def test_the_bell_is_rung_again_after_a_drain_by_hand() -> None:
     table = BlockTable("cpu:0")
     table.release = freed.append
     for _ in range(3):
-        block = table.new(8)
+        block = table.new(LARGE)
         name = block.id
         block.release()
         table.drain()
         assert freed[-1] == name
-        second = table.new(8)
+        second = table.new(LARGE)
         name = second.id
         del second
         await wait_all_tasks_blocked()
@@ -34,7 +53,7 @@ async def test_a_block_added_by_another_thread_at_the_worst_moment_is_freed() ->
     """The thread looks at the queue before the drain takes the last block, and adds its own after it."""
     freed: list[int] = []
     table = BlockTable("cpu:0")
-    first, second = table.new(8), table.new(8)
+    first, second = table.new(LARGE), table.new(LARGE)
     ids = [first.id, second.id]
 
     def release(block: int) -> None:

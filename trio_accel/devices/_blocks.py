@@ -13,6 +13,9 @@ __all__ = ["Block", "BlockTable"]
 
 _ids = itertools.count(1)
 
+_LARGE = 1 << 20
+_MANY = 64
+
 
 class Block:
     """One block of device memory, shared by the references to it.
@@ -35,7 +38,7 @@ class Block:
         """Give the memory back; later use of any reference to it is refused."""
         if not self.is_released:
             self.is_released = True
-            self._table.drop(self.id)
+            self._table.drop(self.id, self.nbytes)
 
     def __del__(self) -> None:
         self.release()
@@ -75,11 +78,17 @@ class BlockTable:
         """Name a block of the current generation; no memory is taken yet."""
         return Block(self, nbytes, self.generation)
 
-    def drop(self, block: int) -> None:
-        """Give a block back soon. Any thread."""
+    def drop(self, block: int, nbytes: int) -> None:
+        """Give a block back: soon if it is large or one of many, else with the next operation.
+
+        Any thread.
+        """
+        self._dropped.append(block)
+        if nbytes < _LARGE and len(self._dropped) < _MANY:
+            # To wake the loop costs as much as a third of a small operation, and the next one drains.
+            return
         # Whoever finds the bell rung has added the block before, and the drain that it is rung for
         # looks at the blocks after it has unset it: none is overlooked. "Was it empty?" would not do.
-        self._dropped.append(block)
         if not self._is_rung:
             self._is_rung = True
             self._waker.ring()

@@ -247,6 +247,7 @@ class Device:
         """Count operations and memory of the current generation."""
         session = await self._ready()
         await trio.lowlevel.checkpoint()
+        self.blocks.drain()
         engine = session.engine
         return DeviceStatistics(
             generation=session.generation,

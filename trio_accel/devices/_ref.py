@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 import numpy.typing as npt
+import trio
 
 from ..backends.base import DType, DTypeLike
 from ..backends.base.ops import ArraySpec
@@ -190,3 +191,5 @@ class AccelRef:
     def release(self) -> None:
         """Give the memory back now, for every view of it too; work in flight is finished first."""
         self._block.release()
+        if trio.lowlevel.in_trio_task():
+            self._device.blocks.drain()
