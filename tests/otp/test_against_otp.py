@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import hypothesis
 import pytest
-from crash_scripts import OtpReference, Script, normalise, run_on_ours
+from crash_scripts import OtpReference, RawEvent, Script, lines, run_on_ours, side_by_side
 from crash_scripts.cases import WINDOWS, cases
-from crash_scripts.log import RawEvent
 from crash_scripts.strategies import scripts
 
 CASES = cases()
@@ -17,22 +15,12 @@ CASES = cases()
 TIMES = 3
 
 
-def lines(events: Sequence[RawEvent]) -> list[str]:
-    return list(map(str, normalise(events)))
-
-
 def compare(script: Script, reference: Sequence[RawEvent]) -> None:
     expected = lines(reference)
     for _ in range(TIMES):
         found = lines(run_on_ours(script))
         if found != expected:
-            raise AssertionError(explain(script, expected, found))
-
-
-def explain(script: Script, expected: list[str], found: list[str]) -> str:
-    pairs = itertools.zip_longest(["OTP:", *expected], ["ours:", *found], fillvalue="")
-    rows = [f"{'  ' if left == right else '! '}{left:<32}{right}" for left, right in pairs]
-    return "\n".join([repr(script), *rows])
+            raise AssertionError(f"{script}\nOTP, and ours:\n{side_by_side(expected, found)}")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -15,7 +15,7 @@ from .language import (
     Wait,
     Worker,
 )
-from .log import Event, normalise
+from .log import Event, RawEvent, lines, normalise, side_by_side
 from .ours import run_on_ours
 from .reference import OtpReference, why_no_otp
 
@@ -28,6 +28,7 @@ __all__ = [
     "Finish",
     "Hook",
     "OtpReference",
+    "RawEvent",
     "Remove",
     "Script",
     "Step",
@@ -35,7 +36,9 @@ __all__ = [
     "Together",
     "Wait",
     "Worker",
+    "lines",
     "normalise",
     "run_on_ours",
+    "side_by_side",
     "why_no_otp",
 ]

@@ -43,7 +43,11 @@ def cases() -> dict[str, Script]:
         _during_restart,
         _ends,
     )
-    return {name: script for part in parts for name, script in part()}
+    found = [case for part in parts for case in part()]
+    named = dict(found)
+    if len(named) != len(found):
+        raise ValueError("two cases have one name")
+    return named
 
 
 def _script(
@@ -78,16 +82,16 @@ def _intensity() -> Iterator[tuple[str, Script]]:
     """As many restarts as are allowed, and one more; those that count and those that do not."""
     for strategy in _STRATEGIES:
         for allowed in (0, 1, 2, 5):
-            steps = [Crash("ab"[turn % 2]) for turn in range(allowed)]
+            crashes = [Crash("ab"[turn % 2]) for turn in range(allowed)]
             children = _workers("abc")
-            yield f"{strategy}-allows-{allowed}", _script(strategy, children, *steps, intensity=allowed)
-            more = (*steps, Crash("b"), Crash("a"))
+            yield f"{strategy}-allows-{allowed}", _script(strategy, children, *crashes, intensity=allowed)
+            more = (*crashes, Crash("b"), Crash("a"))
             yield (
                 f"{strategy}-allows-no-more-than-{allowed}",
                 _script(strategy, children, *more, intensity=allowed),
             )
         children = (Worker("a"), Worker("t", "temporary"), Worker("f", "transient"), Worker("b"))
-        steps = [Crash("t"), Finish("f"), Finish("a"), Crash("b"), Crash("a")]
+        steps: list[Step] = [Crash("t"), Finish("f"), Finish("a"), Crash("b"), Crash("a")]
         yield (
             f"{strategy}-temporary-and-finished-do-not-count",
             _script(strategy, children, *steps, intensity=2),
@@ -177,9 +181,9 @@ def _start_failures() -> Iterator[tuple[str, Script]]:
             steps = (Crash("b"), Crash("a"), Crash("b"))
             yield f"{strategy}-{restart}-fails-to-restart", _script(strategy, children, *steps, intensity=4)
         group = Supervisor("n", (Worker("x"), Worker("y", fails=(1, 2)), Worker("z")), intensity=0)
-        children = (Worker("a"), group, Worker("b"))
-        yield f"{strategy}-nested-fails-to-restart", _script(strategy, children, Crash("x"), Crash("z"))
-        yield f"{strategy}-nested-gives-up-restarting", _script(strategy, children, Crash("x"), intensity=2)
+        around = (Worker("a"), group, Worker("b"))
+        yield f"{strategy}-nested-fails-to-restart", _script(strategy, around, Crash("x"), Crash("z"))
+        yield f"{strategy}-nested-gives-up-restarting", _script(strategy, around, Crash("x"), intensity=2)
     children = (Worker("a"), Worker("b", fails=(0,)), Worker("c"))
     yield "fails-to-start", _script("one_for_one", children, Crash("a"))
     group = Supervisor("n", children)
@@ -222,32 +226,44 @@ def _together() -> Iterator[tuple[str, Script]]:
 def _during_restart() -> Iterator[tuple[str, Script]]:
     """A sibling that ends by itself while others are ended, or while others start."""
     for strategy in _GROUP_STRATEGIES:
-        acts: list[Act] = [Crash("b"), Finish("b")]
-        for act in acts:
+        for act in (Crash("b"), Finish("b")):
             name = f"{strategy}-{type(act).__name__}"
             for restart in _RESTARTS:
                 if restart == "transient" and isinstance(act, Finish):
                     # One of the differences that the README tells of.
                     continue
-                ending = (Worker("a"), Worker("b", restart), Worker("c", hooks=(Hook("shutdown", 0, act),)))
-                yield (
-                    f"{name}-{restart}-while-ending",
-                    _script(strategy, ending, Crash("a"), Crash("c"), Crash("b")),
-                )
-                starting = (*ending[:2], Worker("c", hooks=(Hook("start", 1, act),)), Worker("d"))
+                two: tuple[Child, ...] = (Worker("a"), Worker("b", restart))
+                ending = (*two, Worker("c", hooks=(Hook("shutdown", 0, act),)))
+                steps = (Crash("a"), Crash("c"), Crash("b"))
+                yield f"{name}-{restart}-while-ending", _script(strategy, ending, *steps)
+                starting = (*two, Worker("c", hooks=(Hook("start", 1, act),)), Worker("d"))
                 yield f"{name}-{restart}-while-starting", _script(strategy, starting, Crash("a"), Crash("b"))
-            allowed = _script(strategy, starting, Crash("a"), intensity=1)
-            yield f"{name}-while-starting-too-often", allowed
-            failing = (*ending[:2], Worker("c", fails=(1,), hooks=(Hook("start", 1, act),)), Worker("d"))
-            yield f"{name}-while-failing-to-start", _script(strategy, failing, Crash("a"), Crash("c"))
-            above = (*ending[:2], Worker("c"), Worker("d", hooks=(Hook("shutdown", 0, act),)))
-            yield f"{name}-above-while-ending", _script(strategy, above, Crash("c"), Crash("a"))
-            added = Add("root", Worker("d", hooks=(Hook("start", 0, act),)))
-            yield f"{name}-while-a-child-is-added", _script(strategy, ending[:2], added, Crash("a"))
-            fails = Add("root", Worker("d", fails=(0,), hooks=(Hook("start", 0, act),)))
-            yield f"{name}-while-an-added-child-fails", _script(strategy, ending[:2], fails, Crash("a"))
-            nested = (Worker("x"), Supervisor("n", ending, strategy), Worker("y"))
-            yield f"{name}-while-nested-ends", _script(strategy, nested, Crash("x"), Crash("x"))
+                added = Add("root", Worker("d", hooks=(Hook("start", 0, act),)))
+                yield f"{name}-{restart}-while-one-is-added", _script(strategy, two, added, Crash("a"))
+            yield from _during_failed_restart(name, strategy, act)
+
+
+def _during_failed_restart(name: str, strategy: StrategyName, act: Act) -> Iterator[tuple[str, Script]]:
+    """The second ends by itself while a restart gets into trouble, or is over it."""
+    two = _workers("ab")
+    starting = (*two, Worker("c", hooks=(Hook("start", 1, act),)), Worker("d"))
+    yield f"{name}-while-starting-too-often", _script(strategy, starting, Crash("a"), intensity=1)
+    failing = (*two, Worker("c", fails=(1,), hooks=(Hook("start", 1, act),)), Worker("d"))
+    yield f"{name}-while-failing-to-start", _script(strategy, failing, Crash("a"), Crash("c"))
+    added = Add("root", Worker("d", fails=(0,), hooks=(Hook("start", 0, act),)))
+    yield f"{name}-while-an-added-child-fails", _script(strategy, two, added, Crash("a"))
+    # The fourth fails too, and waits for the third, at which the restart of the second gets stuck.
+    third = Worker("c", fails=(2,), hooks=(Hook("start", 1, act),))
+    stuck = (*two, third, Worker("d", fails=(1,)), Worker("e"))
+    yield f"{name}-stuck", _script(strategy, stuck, Crash("b"), Crash("b"), intensity=9)
+    # Both the third, which fails to start, and the second, which ends meanwhile, are one too many.
+    doomed = (*two, Worker("c", fails=(1, 2), hooks=(Hook("start", 2, act),)))
+    yield f"{name}-gives-up-twice-over", _script(strategy, doomed, Crash("b"), intensity=2)
+    above = (*two, Worker("c"), Worker("d", hooks=(Hook("shutdown", 0, act),)))
+    yield f"{name}-above-while-ending", _script(strategy, above, Crash("c"), Crash("a"))
+    ending = (*two, Worker("c", hooks=(Hook("shutdown", 0, act),)))
+    nested = (Worker("x"), Supervisor("n", ending, strategy), Worker("y"))
+    yield f"{name}-while-nested-ends", _script(strategy, nested, Crash("x"), Crash("x"))
 
 
 def _ends() -> Iterator[tuple[str, Script]]:

@@ -174,11 +174,7 @@ collect_delivered(Log) ->
         {trace_ts, Pid, exit, Reason, {_, Key}} ->
             case ets:lookup(Log, {supervisor, Pid}) of
                 [{_, {Name, Number}}] ->
-                    Why = case ets:member(Log, {gave_up, Pid}) of
-                        true when Reason =:= shutdown -> reached_max_restart_intensity;
-                        false -> Reason
-                    end,
-                    ets:insert(Log, {{event, Key}, {Name, Number, io_lib:format("exit ~0p", [Why])}});
+                    ets:insert(Log, {{event, Key}, {Name, Number, io_lib:format("exit ~0p", [Reason])}});
                 [] ->
                     failed_to_start
             end,
@@ -187,11 +183,9 @@ collect_delivered(Log) ->
     end.
 
 %% Of the handler of the logger: called by the supervisor that reports.
-log(#{msg := {report, #{label := {supervisor, shutdown}}}}, _Config) ->
-    case get(log) of
-        undefined -> ok;
-        Log -> ets:insert(Log, {{gave_up, self()}})
-    end;
+log(#{msg := {report, #{label := {supervisor, shutdown}, report := Report}}}, _Config) ->
+    {Log, Name, Number} = get(crash_scripts),
+    log_event(Log, Name, Number, io_lib:format("report ~0p", [proplists:get_value(reason, Report)]));
 log(_Event, _Config) ->
     ok.
 
@@ -210,6 +204,7 @@ start_supervisor(Log, {supervisor, Name, _, _, _, _, _} = Supervisor) ->
     case supervisor:start_link(?MODULE, {Log, Supervisor}) of
         {ok, Pid} ->
             [{_, Number}] = ets:lookup(Log, {number, Name}),
+            % Only one that has started has an end.
             ets:insert(Log, [{{supervisor, Pid}, {Name, Number}}, {{pid, Name}, Pid}]),
             {ok, Pid};
         Error ->
@@ -218,10 +213,11 @@ start_supervisor(Log, {supervisor, Name, _, _, _, _, _} = Supervisor) ->
 
 %% Of both behaviours.
 init({Log, {supervisor, Name, _, Strategy, Intensity, Period, Children}}) ->
-    put(log, Log),
     [{_, Tracer}] = ets:lookup(Log, tracer),
     1 = erlang:trace(self(), true, [procs, strict_monotonic_timestamp, {tracer, Tracer}]),
-    log_event(Log, Name, next_number(Log, Name), "init"),
+    Number = next_number(Log, Name),
+    put(crash_scripts, {Log, Name, Number}),
+    log_event(Log, Name, Number, "init"),
     Flags = #{strategy => Strategy, intensity => Intensity, period => Period},
     {ok, {Flags, [child_spec(Log, Child) || Child <- Children]}};
 init({Log, {worker, Name, _Restart, Fails, Hooks}}) ->

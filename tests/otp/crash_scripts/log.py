@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import attrs
 
-__all__ = ["Event", "RawEvent", "normalise"]
+__all__ = ["COLUMN", "Event", "RawEvent", "lines", "normalise", "side_by_side"]
+
+COLUMN = 24
+"""Width of the left column of `side_by_side`."""
 
 RawEvent: TypeAlias = tuple[str, int, str]
 """Name of the child, number of its incarnation, and what happened in the words of one side."""
 
-Kind: TypeAlias = Literal["started", "failed to start", "crashed", "finished", "was shut down", "gave up"]
+Kind: TypeAlias = Literal[
+    "started", "failed to start", "crashed", "finished", "was shut down", "gave up", "ended"
+]
 
 
 @attrs.frozen
@@ -22,7 +28,7 @@ class Event:
     Attributes:
         name: Name of the child.
         number: Number of its incarnation, failed starts included, counted from 0 over the whole script.
-        kind: What happened. Supervisors start before their children, and end after them; one
+        kind: What happened. A supervisor starts before its children and ends after them; one
             whose children fail to start has no end.
     """
 
@@ -35,22 +41,22 @@ class Event:
 
 
 _KINDS: dict[str, Kind] = {
-    # OTP: what the child's callbacks saw, and how its supervisor's process ended.
+    # OTP: what the child's callbacks saw, what the supervisor reported, and how its process ended.
     "init": "started",
     "init boom": "failed to start",
     "terminate boom": "crashed",
     "terminate normal": "finished",
     "terminate shutdown": "was shut down",
-    "exit shutdown": "was shut down",
-    "exit reached_max_restart_intensity": "gave up",
-    # Ours: what the child's `lifespan` saw, and what its supervisor was told about its end.
+    "report reached_max_restart_intensity": "gave up",
+    "exit shutdown": "ended",
+    # Ours: what the child's `lifespan` saw, and what the observer was told.
     "lifespan entered": "started",
     "lifespan refused with Boom": "failed to start",
     "lifespan left with Boom": "crashed",
     "lifespan left after finish": "finished",
     "lifespan left": "was shut down",
-    "ended": "was shut down",
-    "ended with ActorFailedError": "gave up",
+    "SupervisorFailed": "gave up",
+    "supervisor ended": "ended",
 }
 
 
@@ -64,3 +70,21 @@ def normalise(events: Sequence[RawEvent]) -> list[Event]:
         KeyError: Something happened that the scripts do not provide for.
     """
     return [Event(name, number, _KINDS[what]) for name, number, what in events]
+
+
+def lines(events: Sequence[RawEvent]) -> list[str]:
+    """A log in common words, as text."""
+    return [str(event) for event in normalise(events)]
+
+
+def side_by_side(left: Sequence[str], right: Sequence[str]) -> str:
+    """Two logs in two columns: what both have in one row, anything else in a row of its own."""
+    rows: list[str] = []
+    matcher = difflib.SequenceMatcher(None, left, right, autojunk=False)
+    for tag, start, end, other_start, other_end in matcher.get_opcodes():
+        if tag == "equal":
+            rows += [f"{line:<{COLUMN}}{line}" for line in left[start:end]]
+        else:
+            rows += left[start:end]
+            rows += [f"{'':<{COLUMN}}{line}" for line in right[other_start:other_end]]
+    return "\n".join(rows)

@@ -14,8 +14,6 @@ from trio_accel.actors import (
     Actor,
     ActorContext,
     ActorFailedError,
-    ActorRestarted,
-    ActorTerminated,
     Backoff,
     Event,
     Intensity,
@@ -25,6 +23,7 @@ from trio_accel.actors import (
     Request,
     Restart,
     Strategy,
+    SupervisorFailed,
     SupervisorScope,
     handles,
     open_system,
@@ -102,6 +101,7 @@ class WorkerActor(Actor):
                     await run.held[name].wait()
 
     async def _run_hooks(self, point: str, number: int) -> None:
+        await trio.lowlevel.checkpoint()
         for hook in self._worker.hooks:
             if (hook.point, hook.number) == (point, number):
                 await self._run.run_hook(hook.act)
@@ -112,6 +112,7 @@ class WorkerActor(Actor):
 
     @handles(FinishNow)
     async def finish(self, _: FinishNow) -> None:
+        await trio.lowlevel.checkpoint()
         self._is_finished = True
         self.context.finish()
 
@@ -132,9 +133,8 @@ class SupervisorActor(Actor):
         try:
             yield
         finally:
-            # Its children have ended. Why it ended, the observer is told next.
-            run.untold[context.path] = len(run.log)
-            run.log.append((name, number, "ended"))
+            # Its children have ended.
+            run.log.append((name, number, "supervisor ended"))
 
     @handles(Spawn)
     async def add(self, message: Spawn) -> None:
@@ -151,14 +151,12 @@ class _Run:
         log: What happened.
         running: The workers that run, each with an event that tells when it ends.
         held: Workers that, having ended, wait before their supervisor may take notice.
-        untold: By path, where in the log a supervisor ended without a reason so far.
     """
 
     def __init__(self, script: Script, clock: trio.testing.MockClock) -> None:
         self.log: list[RawEvent] = []
         self.running: dict[str, trio.Event] = {}
         self.held: dict[str, trio.Event] = {}
-        self.untold: dict[str, int] = {}
         self._script = script
         self._clock = clock
         self._workers: dict[str, Ref[WorkerActor]] = {}
@@ -171,7 +169,7 @@ class _Run:
         """Run the script."""
         root = self._script.root
         number = self.next_number(root.name)
-        why: str | None = None
+        has_started = False
         self.log.append((root.name, number, "lifespan entered"))
         async with open_system("scripts") as system:
             with system.subscribe(self._observe):
@@ -183,17 +181,15 @@ class _Run:
                     ) as scope:
                         for child in root.children:
                             await self.spawn(scope, child)
-                        why = "ended"
+                        has_started = True
                         for step in self._script.steps:
                             await self._perform(step, scope)
                             await self._settle()
-                except* ActorFailedError:
-                    why = "ended with ActorFailedError"
-                except* Boom:
-                    # A child failed to start.
+                except* (ActorFailedError, Boom):
+                    # It has given up, which the observer was told of; or a child failed to start.
                     pass
-        if why is not None:
-            self.log.append((root.name, number, why))
+        if has_started:
+            self.log.append((root.name, number, "supervisor ended"))
         return self.log
 
     def next_number(self, name: str) -> int:
@@ -221,12 +217,14 @@ class _Run:
 
     async def add(self, spawner: _Spawner, child: Child) -> None:
         """Start a child that may be refused or fail to start."""
+        await trio.lowlevel.checkpoint()
         # In OTP's words: {error, Reason}.
         with suppress(Boom, ValueError):
             await self.spawn(spawner, child)
 
     async def act(self, act: Act) -> None:
         """Have a worker end, and wait until it has."""
+        await trio.lowlevel.checkpoint()
         ended = self.running.get(act.target)
         if ended is not None:
             self._workers[act.target].tell_nowait(CrashNow() if isinstance(act, Crash) else FinishNow())
@@ -241,6 +239,7 @@ class _Run:
         self._ended_hooks += 1
 
     async def _settle(self) -> None:
+        await trio.lowlevel.checkpoint()
         ended = -1
         # A hook is woken at the same time as this task, and goes on after it or has gone on before it.
         while self._hooks or ended != self._ended_hooks:
@@ -248,6 +247,7 @@ class _Run:
             await trio.testing.wait_all_tasks_blocked()
 
     async def _perform(self, step: Step, root: SupervisorScope) -> None:
+        await trio.lowlevel.checkpoint()
         match step:
             case Crash() | Finish():
                 await self.act(step)
@@ -261,13 +261,14 @@ class _Run:
                     if ref is not None and not ref.is_terminated:
                         await ref.ask(Spawn(child))
             case Remove(target):
-                child = self._workers.get(target) or self._supervisors.get(target)
-                if child is not None:
-                    await child.stop()
+                known = self._workers.get(target) or self._supervisors.get(target)
+                if known is not None:
+                    await known.stop()
             case Wait(seconds):
                 self._clock.jump(seconds)
 
     async def _act_together(self, acts: tuple[Act, ...]) -> None:
+        await trio.lowlevel.checkpoint()
         self.held = {act.target: trio.Event() for act in acts}
         try:
             for act in acts:
@@ -282,8 +283,6 @@ class _Run:
             self.held = {}
 
     def _observe(self, event: Event) -> None:
-        if isinstance(event, (ActorRestarted, ActorTerminated)) and event.path in self.untold:
-            position = self.untold.pop(event.path)
-            if event.error is not None:
-                name, number, what = self.log[position]
-                self.log[position] = (name, number, f"{what} with {type(event.error).__name__}")
+        if isinstance(event, SupervisorFailed):
+            name = event.path.rpartition("/")[2]
+            self.log.append((name, self._numbers[name], "SupervisorFailed"))

@@ -83,7 +83,7 @@ def _draw_worker(
     if workers and strategy != "one_for_one" and draw(st.integers(0, 2)) == 2:
         sibling = draw(st.sampled_from(workers))
         if at_root and draw(st.booleans()):
-            hooks.append(Hook("start", draw(st.integers(first, 3)), _draw_act(draw, sibling, "transient")))
+            hooks.append(Hook("start", draw(st.integers(1, 3)), _draw_act(draw, sibling, "transient")))
         else:
             hooks.append(Hook("shutdown", draw(st.integers(0, 3)), _draw_act(draw, sibling, "transient")))
     return Worker(name, draw(_RESTARTS), tuple(sorted(fails)), tuple(hooks))
@@ -106,7 +106,8 @@ def _draw_step(draw: _Draw, names: _Names, script: Script) -> Step:
     if kind == "add":
         return _draw_add(draw, names, script, supervisors)
     if kind == "remove":
-        targets = [child.name for child in (*workers, *supervisors[1:]) if not _has_shutdown_hook(child)]
+        targets = [worker.name for worker in workers if not _has_hook(worker, "shutdown")]
+        targets += [supervisor.name for supervisor in supervisors[1:]]
         if targets:
             return Remove(draw(st.sampled_from(targets)))
     return _draw_act(draw, draw(st.sampled_from(workers))) if workers else Crash("nobody")
@@ -115,8 +116,10 @@ def _draw_step(draw: _Draw, names: _Names, script: Script) -> Step:
 def _draw_add(draw: _Draw, names: _Names, script: Script, supervisors: Sequence[Supervisor]) -> Add:
     supervisor = draw(st.sampled_from(supervisors))
     known = [child for parent, child in _with_parents(script) if parent == supervisor.name]
-    if known and draw(st.booleans()):
-        return Add(supervisor.name, draw(st.sampled_from(known)))
+    is_again = draw(st.booleans())
+    calm = [child for child in known if not _has_hook(child, "start")]
+    if calm and is_again:
+        return Add(supervisor.name, draw(st.sampled_from(calm)))
     if draw(st.integers(0, 4)) == 4:
         child = _draw_supervisor(draw, names, names.take("s"), levels=1, first=1)
         return Add(supervisor.name, attrs.evolve(child, restart=draw(_SUPERVISOR_RESTARTS)))
@@ -162,5 +165,5 @@ def _everyone(script: Script) -> tuple[list[Supervisor], list[Worker]]:
     return supervisors, [child for child in children if isinstance(child, Worker)]
 
 
-def _has_shutdown_hook(child: Child) -> bool:
-    return isinstance(child, Worker) and any(hook.point == "shutdown" for hook in child.hooks)
+def _has_hook(child: Child, point: str) -> bool:
+    return isinstance(child, Worker) and any(hook.point == point for hook in child.hooks)
