@@ -27,11 +27,11 @@ class Block:
     __slots__ = ("__weakref__", "_table", "damaged_by", "generation", "id", "is_released", "nbytes")
 
     def __init__(self, table: BlockTable, nbytes: int, generation: int) -> None:
-        self.id = next(_ids)
-        self.nbytes = nbytes
-        self.generation = generation
+        self.id: int = next(_ids)
+        self.nbytes: int = nbytes
+        self.generation: int = generation
         self.damaged_by: str | None = None
-        self.is_released = False
+        self.is_released: bool = False
         self._table = table
 
     def release(self) -> None:
@@ -67,8 +67,8 @@ class BlockTable:
     __slots__ = ("_dropped", "_is_rung", "_waker", "device_name", "generation", "release")
 
     def __init__(self, device_name: str) -> None:
-        self.device_name = device_name
-        self.generation = 0
+        self.device_name: str = device_name
+        self.generation: int = 0
         self._dropped: deque[int] = deque()
         self._is_rung = False
         self._waker = LoopWaker(self._drain)

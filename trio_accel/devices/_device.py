@@ -103,7 +103,7 @@ class Device:
     def __init__(self, backend: AccelBackend, info: DeviceInfo, options: DeviceOptions, path: str) -> None:
         self.backend = backend
         self.options = options
-        self.blocks = BlockTable(info.name)
+        self.blocks: BlockTable = BlockTable(info.name)
         self.hooks: list[EngineHook] = []
         self.context_ref: Ref[ContextActor] | None = None
         self._info = info

@@ -84,8 +84,8 @@ class Engine:
         # Only while they are in flight: an operation holds on to its arrays.
         self._grace: dict[InFlight, tuple[float, Lane]] = {}
         self._grace_started = trio.Event()
-        self.launched = 0
-        self.completed = 0
+        self.launched: int = 0
+        self.completed: int = 0
 
     @property
     def in_flight(self) -> int:

@@ -131,7 +131,7 @@ class Planner:
     __slots__ = ("_allocations", "_device", "_keep", "_outputs", "_staged", "_uses", "name")
 
     def __init__(self, device: Device, name: str) -> None:
-        self.name = name
+        self.name: str = name
         self._device = device
         self._allocations: list[tuple[int, int]] = []
         self._staged: list[CopyFromHostSpec | CopySpec] = []

@@ -80,7 +80,7 @@ class ChunkAllocator:
         # The same gaps, found by (chunk, start) and (chunk, end).
         self._by_start: dict[tuple[int, int], int] = {}
         self._by_end: dict[tuple[int, int], int] = {}
-        self.used = 0
+        self.used: int = 0
 
     @property
     def reserved(self) -> int:

@@ -6,6 +6,8 @@ caller's task before anything is launched.
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 
 __all__ = [
@@ -40,8 +42,12 @@ class AccelError(Exception):
     generation: int | None = attrs.field(default=None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        # BaseException keeps its own copy of the arguments: it is what pickle and copy use.
-        self.args = (self.message,)
+        # attrs hands all fields on; `args` is what a log shows, so it holds the message alone.
+        Exception.__init__(self, self.message)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        fields = {field.alias: getattr(self, field.name) for field in attrs.fields(type(self))}
+        return _rebuild, (type(self), fields)
 
     def __str__(self) -> str:
         where = [
@@ -134,3 +140,7 @@ class NotSupportedError(AccelError):
     """
 
     backend: str | None = attrs.field(default=None, kw_only=True)
+
+
+def _rebuild(cls: type[AccelError], fields: dict[str, Any]) -> AccelError:
+    return cls(**fields)
