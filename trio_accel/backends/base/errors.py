@@ -41,10 +41,6 @@ class AccelError(Exception):
     operation: str | None = attrs.field(default=None, kw_only=True)
     generation: int | None = attrs.field(default=None, kw_only=True)
 
-    def __attrs_post_init__(self) -> None:
-        # attrs hands all fields on; `args` is what a log shows, so it holds the message alone.
-        Exception.__init__(self, self.message)
-
     def __reduce__(self) -> tuple[object, ...]:
         fields = {field.alias: getattr(self, field.name) for field in attrs.fields(type(self))}
         return _rebuild, (type(self), fields)
