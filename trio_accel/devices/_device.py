@@ -127,7 +127,7 @@ class Device:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self.close()
+        await self.close()  # noqa: ASYNC102  # it shields itself
 
     @property
     def name(self) -> str:

@@ -45,7 +45,7 @@ class DeviceOpening:
         traceback: TracebackType | None,
     ) -> None:
         if self._device is not None:
-            await self._device.close()
+            await self._device.close()  # noqa: ASYNC102  # it shields itself
 
 
 class System(actors.System):

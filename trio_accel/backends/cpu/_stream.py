@@ -221,7 +221,8 @@ def _run(items: queue.SimpleQueue[_Item]) -> None:
 def _call(work: Work) -> Exception | None:
     try:
         work()
-    except BaseException as error:  # noqa: BLE001  # nothing may end the thread: others wait for its events
+    # Nothing may end the thread: others wait for its events. Trio has no cancellation here.
+    except BaseException as error:  # noqa: ASYNC103, BLE001
         # Frames keep their locals, and so the operation's arrays, for as long as the error lives. They
         # keep their lines and lose their locals. This frame still runs, and stays alive with those that
         # it called: it is cut off, and lets go of the work by itself.
@@ -229,11 +230,11 @@ def _call(work: Work) -> Exception | None:
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
         _drop_locals(error)
         if isinstance(error, Exception):
-            return error
+            return error  # noqa: ASYNC104
         # Whatever an extension raises, the stream goes on and the event says what happened.
         failure = RuntimeError(f"an operation raised {error!r}")
         failure.__cause__ = error
-        return failure
+        return failure  # noqa: ASYNC104
     return None
 
 
