@@ -6,7 +6,7 @@ it, and a reply arrives when the device has completed the operation.
 
 import logging as _logging
 
-from . import fft, linalg, random, sparse, testing
+from . import fft, interop, linalg, random, sparse, testing
 from ._version import __version__
 from .actors import (
     Actor,
@@ -141,6 +141,7 @@ __all__ = [
     "__version__",
     "fft",
     "handles",
+    "interop",
     "linalg",
     "list_devices",
     "open_system",
