@@ -55,6 +55,7 @@ def arrays(kind: str) -> Iterator[np.ndarray]:
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("norm", [None, "ortho", "forward"])
 async def test_results_are_those_of_scipy(backend: ScipyFftBackend, name: str, norm: str | None) -> None:
+    await trio.lowlevel.checkpoint()  # the linter does not know that there are arrays
     function = getattr(scipy.fft, name)
     for calls, x in enumerate(arrays(name), 1):
         expected = function(x, norm=norm)
@@ -148,6 +149,7 @@ async def test_wrong_arguments(
 
 
 async def test_refused_in_trios_thread(backend: ScipyFftBackend) -> None:
+    await trio.lowlevel.checkpoint()
     with (
         scipy.fft.set_backend(backend, only=True),
         pytest.raises(RuntimeError, match=r"scipy\.fft\.rfft: .* would block the Trio loop; .*to_thread"),
