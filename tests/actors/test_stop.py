@@ -249,16 +249,21 @@ async def test_what_was_given_up_does_not_come_back_as_running(
 
 
 async def test_an_actor_stops_itself_after_the_message_being_served(puppet: Ref[Puppet]) -> None:
+    gate = Gate()
+
     async def act(actor: Puppet) -> str:
         actor.context.stop()
         return "the last reply"
 
     async with trio.open_nursery() as nursery:
-        last = start_ask(nursery, puppet, Do(act))
-        queued = start_ask(nursery, puppet, Echo("a"))
-    outcomes = {type(asker.outcome) for asker in (last, queued)}
-    assert ActorStoppedError in outcomes or last.outcome == "the last reply"
-    assert puppet.is_terminated
+        await started(nursery, puppet, Do(gate))
+        last = await started(nursery, puppet, Do(act))
+        queued = await started(nursery, puppet, Echo("a"))
+        gate.open.set()
+    assert last.outcome == "the last reply"
+    assert isinstance(queued.outcome, ActorStoppedError)
+    ended = await puppet.wait_terminated()
+    assert (ended.reason, ended.error) == ("it stopped itself", None)
 
 
 async def test_an_actor_cannot_wait_for_its_own_end(puppet: Ref[Puppet]) -> None:

@@ -213,7 +213,9 @@ async def test_a_request_is_refused_as_the_message_of_a_watch(
             actor.context.watch(other, to=Echo("a"))
         return str(caught.value)
 
-    assert await puppet.ask(Do(act)) == "watch: Echo is a Request, which is asked; give a Message"
+    assert await puppet.ask(Do(act)) == (
+        "watch: Echo is a Request, which goes with ask(); here a Message is needed"
+    )
 
 
 @pytest.mark.parametrize("fault", ["raises", "unknown"])

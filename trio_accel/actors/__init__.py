@@ -1,7 +1,7 @@
 """Typed, supervised actors on Trio tasks. Usable alone: nothing here knows of devices."""
 
 from ._actor import Actor
-from ._cell import Terminated, actor_path_of
+from ._cell import Terminated
 from ._context import ActorContext, RestartInfo
 from ._envelope import DeferredReply
 from ._errors import (
@@ -43,6 +43,7 @@ from ._options import (
 )
 from ._ref import Ref
 from ._system import SupervisorScope, System, open_system
+from ._tasks import actor_path_of
 from ._tree import ActorSnapshot
 
 __all__ = [

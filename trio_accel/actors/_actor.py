@@ -34,10 +34,13 @@ class Actor:
         super().__init_subclass__(**kwargs)
         taken = _RESERVED.intersection(inspect.signature(cls.__init__).parameters)
         if taken:
+            what = "the parameter another name" if len(taken) == 1 else "the parameters other names"
             raise TypeError(
-                f"{cls.__name__}: __init__ takes {', '.join(sorted(taken))}, which spawn() keeps for itself; "
-                "give the parameter another name"
+                f"{cls.__name__}: __init__ takes {' and '.join(sorted(taken))}, which spawn() keeps for "
+                f"itself; give {what}"
             )
+        if inspect.isasyncgenfunction(cls.lifespan) or inspect.iscoroutinefunction(cls.lifespan):
+            raise TypeError(f"{cls.__name__}: lifespan must be decorated with @asynccontextmanager")
         cls.__handlers__ = collect_handlers(cls)
 
     @asynccontextmanager

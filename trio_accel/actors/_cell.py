@@ -25,14 +25,15 @@ from ._events import (
 from ._failures import describe, is_fatal, leaves, single
 from ._incarnation import Incarnation
 from ._mailbox import Mailbox
-from ._messages import AnyMessage, Request
+from ._messages import AnyMessage, Message, Request
 from ._options import Directive, MailboxOptions, Policy, Restart
+from ._tasks import cell_of_task, running
 
 if TYPE_CHECKING:
     from ._supervisor import Supervisor
     from ._system import System
 
-__all__ = ["Cell", "CellState", "Terminated", "actor_path_of"]
+__all__ = ["Cell", "CellState", "Terminated"]
 
 _logger = logging.getLogger("trio_accel.actors")
 
@@ -158,22 +159,29 @@ class Cell:
     @property
     def current(self) -> Envelope | None:
         """The message that the running task is serving; None in a task that is not the actor's own."""
-        task = trio.lowlevel.current_task()
-        if self.incarnation is None or self.system.cells.get(task) is not self:
+        if self.incarnation is None or cell_of_task() is not self:
             return None
-        return self.incarnation.envelope_of(task)
+        return self.incarnation.envelope_of(trio.lowlevel.current_task())
 
     def check(self, message: AnyMessage, base: type, verb: str) -> None:
         """Refuse a message that this actor has no handler for, or that is sent the wrong way."""
-        if type(message) in self.handlers:
-            if isinstance(message, base):
-                return
-            kind, other = ("Request", "ask") if isinstance(message, Request) else ("Message", "tell")
-            raise TypeError(f"{verb}: {type(message).__name__} is a {kind}; use {other}()")
-        known = ", ".join(sorted(cls.__name__ for cls in self.handlers)) or "nothing"
-        raise TypeError(
-            f"{verb}: {self.actor_class.__name__} ({self.path}) has no handler for "
-            f"{type(message).__name__}; it handles {known}"
+        if type(message) in self.handlers and isinstance(message, base):
+            return
+        raise TypeError(f"{verb}: {self._what_is_wrong(message, base)}")
+
+    def _what_is_wrong(self, message: object, base: type) -> str:
+        name, given = type(message).__name__, repr(message)
+        if isinstance(message, type) and issubclass(message, (Request, Message)):
+            return f"{message.__name__} is a class; make a message of it: {message.__name__}(...)"
+        if not isinstance(message, (Request, Message)):
+            return f"{given} is no message; give an instance of a subclass of {base.__name__}"
+        if not isinstance(message, base):
+            kind, use = ("Request", "ask()") if isinstance(message, Request) else ("Message", "tell()")
+            return f"{name} is a {kind}, which goes with {use}; here a {base.__name__} is needed"
+        known = ", ".join(sorted(cls.__name__ for cls in self.handlers)) or "no message"
+        return (
+            f"{self.actor_class.__name__} ({self.path}) has no handler for {name}; "
+            f"declare one with @handles({name}), or send what it handles: {known}"
         )
 
     def request_stop(self, reason: str, *, drain: bool = False) -> None:
@@ -245,11 +253,9 @@ class Cell:
         Raises:
             ActorFailedError: The supervisor has to fail with this actor.
         """
-        task = trio.lowlevel.current_task()
-        self.system.cells[task] = self
         error: BaseException | None = None
         try:
-            with trio.CancelScope(shield=True):
+            with trio.CancelScope(shield=True), running(self):
                 while True:
                     error = None
                     error = await self._live()
@@ -262,7 +268,6 @@ class Cell:
             error = error or single(escalated)
             raise
         finally:
-            del self.system.cells[task]
             self._terminate(error)
 
     def expect_begin(self) -> None:
@@ -471,10 +476,3 @@ class Cell:
                     message=envelope.message,
                 )
             )
-
-
-def actor_path_of(task: trio.lowlevel.Task) -> str | None:
-    """Path of the actor whose task this is; None if it is no actor's. For tests that look for leaks."""
-    frame = getattr(task.coro, "cr_frame", None)
-    owner = frame.f_locals.get("self") if frame is not None else None
-    return owner.path if isinstance(owner, Cell) else None

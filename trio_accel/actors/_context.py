@@ -73,6 +73,7 @@ class ActorContext:
     async def spawn(
         self,
         actor_class: Callable[[*Ts], ActorT],
+        /,
         *args: *Ts,
         name: str | None = None,
         restart: Restart = Restart.PERMANENT,

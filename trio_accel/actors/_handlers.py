@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
@@ -20,6 +21,7 @@ MessageT = TypeVar("MessageT")
 ReplyT = TypeVar("ReplyT")
 
 _MARK = "__trio_accel_handles__"
+_BASES = (Request, Message)
 
 RequestHandler = Callable[[ActorT, MessageT], Awaitable["ReplyT | DeferredReply[ReplyT]"]]
 MessageHandler = Callable[[ActorT, MessageT], Awaitable[None]]
@@ -57,6 +59,9 @@ class Handler:
     group: Group | None
 
 
+# Names of classes in a declaration: "Counter", "counters.Counter", "Box[int]", "Counter | Timer".
+_TARGET = re.compile(r"(?:^|(?<=[\s|.]))\w+(?=\s*(?:[|\[]|$))")
+
 HandlerTable = dict[type[AnyMessage], Handler]
 
 
@@ -90,22 +95,37 @@ def handles(
         limit: The most of the group that run at once; the same for all of its handlers.
 
     Raises:
-        TypeError: `message` is no `Request` or `Message` class, or the method is not ``async def``.
+        TypeError: `message` is no `Request` or `Message` class, or the method is not ``async def`` or
+            does not take the message.
         ValueError: Not both of `group` and `limit`, or a limit below 1.
     """
-    if not (isinstance(message, type) and issubclass(message, (Request, Message))):
+    if inspect.isfunction(message):
+        raise TypeError(
+            f"handles: {message.__qualname__} needs the message class that it serves: @handles(SomeMessage)"
+        )
+    if not (isinstance(message, type) and issubclass(message, (Request, Message))) or message in _BASES:
         raise TypeError(f"handles: {message!r} is not a subclass of Request or Message")
     mark = _Mark(cast("type[Message[Any]]", message), _group(message.__name__, group, limit))
 
     def decorate(handler: Callable[..., Any]) -> Callable[..., Any]:
-        if not inspect.iscoroutinefunction(handler):
-            raise TypeError(
-                f"handles: the handler of {mark.message.__name__}, {handler!r}, must be an 'async def' method"
-            )
+        _check_function(handler, mark.message)
         setattr(handler, _MARK, mark)
         return handler
 
     return decorate
+
+
+def _check_function(handler: Callable[..., Any], message: type[AnyMessage]) -> None:
+    name = getattr(handler, "__qualname__", repr(handler))
+    if not inspect.iscoroutinefunction(handler):
+        raise TypeError(f"handles({message.__name__}): {name} must be an 'async def' method")
+    try:
+        inspect.signature(handler).bind(None, None)
+    except TypeError:
+        given = inspect.signature(handler)
+        raise TypeError(
+            f"handles({message.__name__}): {name}{given} must take two arguments: self, and the message"
+        ) from None
 
 
 def _group(message: str, name: str | None, limit: int | None) -> Group | None:
@@ -124,7 +144,8 @@ def collect_handlers(cls: type) -> HandlerTable:
 
     Raises:
         TypeError: Two handlers of one class take the same message class; a message class that is
-            for another actor; a group with two limits.
+            for another actor; an override that is no handler, or one of another message class; a
+            group with two limits.
     """
     table: HandlerTable = {}
     for base in reversed(cls.__mro__):
@@ -141,20 +162,38 @@ def collect_handlers(cls: type) -> HandlerTable:
             own[mark.message] = name
             _check_target(base, mark.message)
             # By name, so that an override without the decorator is the one that runs.
-            table[mark.message] = Handler(getattr(cls, name), mark.group)
+            function = getattr(cls, name)
+            _check_override(cls, name, function, mark.message)
+            table[mark.message] = Handler(function, mark.group)
     _check_groups(cls, table)
     return table
+
+
+def _check_override(cls: type, name: str, function: Callable[..., Any], message: type[AnyMessage]) -> None:
+    """Refuse a handler that is overridden by something else."""
+    mark = cast("_Mark | None", getattr(function, _MARK, None))
+    if mark is None:
+        _check_function(function, message)
+    elif mark.message is not message:
+        raise TypeError(
+            f"{cls.__name__}: {name} handles {mark.message.__name__}, but overrides the handler of "
+            f"{message.__name__}; give it another name"
+        )
 
 
 def _check_target(cls: type, message: type[AnyMessage]) -> None:
     """Refuse a handler for a message that is declared for another actor class."""
     target = message_target(message)
     names = {base.__name__ for base in cls.__mro__}
-    if target is not None and target not in names:
+    if target is not None and not names.intersection(_TARGET.findall(target)):
+        declared = (
+            f'Request["{cls.__name__}", ...]'
+            if issubclass(message, Request)
+            else f'Message["{cls.__name__}"]'
+        )
         raise TypeError(
-            f"{cls.__name__}: {message.__name__} is declared for {target}, {cls.__name__} cannot handle it; "
-            f'declare it as {message.__name__}(Request["{cls.__name__}", ...]), or let '
-            f"{cls.__name__} inherit from {target}"
+            f"{cls.__name__}: {message.__name__} is declared for {target}, so {cls.__name__} cannot handle "
+            f"it; declare it as {message.__name__}({declared}), or let {cls.__name__} inherit from {target}"
         )
 
 
@@ -165,8 +204,9 @@ def message_target(message: type[AnyMessage]) -> str | None:
             arguments = getattr(declared, "__args__", ())
             if getattr(declared, "__origin__", None) in (Request, Message) and arguments:
                 first = arguments[0]
-                name = getattr(first, "__forward_arg__", None) or getattr(first, "__name__", None)
-                return None if isinstance(first, TypeVar) else name
+                if isinstance(first, TypeVar) or first is Any:
+                    return None
+                return getattr(first, "__forward_arg__", None) or getattr(first, "__name__", None)
     return None
 
 

@@ -12,6 +12,7 @@ from ._context import ActorContext, RestartInfo
 from ._envelope import EXPIRED, Envelope, EnvelopeState
 from ._handlers import Group, Handler
 from ._supervisor import Supervisor
+from ._tasks import running
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -233,13 +234,13 @@ class Incarnation:
 
     async def _start_grouped(self, handler: Handler, group: Group, envelope: Envelope) -> None:
         """Serve a message beside the others, as soon as its group has room."""
-        running = self._running
+        counts = self._running
         try:
             with trio.CancelScope() as scope:
                 envelope.scope = scope
                 if envelope.is_cancelled:
                     scope.cancel(reason="the asker was cancelled")
-                while running.get(group, 0) >= group.limit:
+                while counts.get(group, 0) >= group.limit:
                     await self._wait_group()
                     await trio.lowlevel.checkpoint_if_cancelled()
         except BaseException:
@@ -253,21 +254,19 @@ class Incarnation:
             self.cell.unwind(envelope)
             return
         envelope.scope = None
-        running[group] = running.get(group, 0) + 1
+        counts[group] = counts.get(group, 0) + 1
         self.nursery.start_soon(self._run_grouped, handler, group, envelope)
 
     async def _run_grouped(self, handler: Handler, group: Group, envelope: Envelope) -> None:
-        task = trio.lowlevel.current_task()
-        cell = self.cell
-        cell.system.cells[task] = cell
-        self._grouped[task] = envelope
-        try:
-            await self._dispatch(handler, envelope)
-        finally:
-            del cell.system.cells[task], self._grouped[task]
-            self._running[group] -= 1
-            if self._group_left is not None:
-                self._group_left.set()
+        with running(self.cell) as task:
+            self._grouped[task] = envelope
+            try:
+                await self._dispatch(handler, envelope)
+            finally:
+                del self._grouped[task]
+                self._running[group] -= 1
+                if self._group_left is not None:
+                    self._group_left.set()
 
     async def _wait_group(self) -> None:
         """Wait until a handler of some group has ended."""

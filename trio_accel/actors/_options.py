@@ -23,6 +23,7 @@ __all__ = [
     "Restart",
     "Strategy",
     "SystemOptions",
+    "must_be",
 ]
 
 
@@ -88,12 +89,16 @@ def _number(
     return check
 
 
+def must_be(argument: str, cls: type, value: object) -> str:
+    """Say that an argument is of the wrong class."""
+    article = "an" if cls.__name__[0] in "AEIOU" else "a"
+    return f"{argument} must be {article} {cls.__name__}, got {value!r}"
+
+
 def _instance(cls: type) -> Callable[[object, attrs.Attribute[Any], object], None]:
     def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
         if not isinstance(value, cls):
-            raise TypeError(
-                f"{type(instance).__name__}: {attribute.name} must be a {cls.__name__}, got {value!r}"
-            )
+            raise TypeError(f"{type(instance).__name__}: {must_be(attribute.name, cls, value)}")
 
     return check
 
@@ -188,6 +193,10 @@ class MailboxOptions:
 
 
 def _directives(value: Mapping[type[Exception], Directive]) -> Mapping[type[Exception], Directive]:
+    if not isinstance(value, Mapping):
+        raise TypeError(
+            f"Policy: directives must be a mapping of exception classes to Directive, got {value!r}"
+        )
     for cls, directive in value.items():
         if not (isinstance(cls, type) and issubclass(cls, Exception)):
             raise TypeError(f"Policy: directives: {cls!r} is not a subclass of Exception")

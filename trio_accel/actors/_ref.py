@@ -11,6 +11,7 @@ from ._envelope import EXPIRED, Envelope, EnvelopeState
 from ._errors import AskCycleError, MailboxFullError
 from ._messages import AnyMessage, Message, Request
 from ._options import Overflow
+from ._tasks import cell_of_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +67,7 @@ class Ref(Generic[ActorT_co]):
         """
         cell = self._cell
         cell.check(request, Request, "ask")
-        sender = cell.system.sender()
+        sender = cell_of_task()
         if sender is not None:
             _check_cycle(sender, cell)
         while True:
@@ -129,7 +130,7 @@ class Ref(Generic[ActorT_co]):
             RuntimeError: Called by the actor itself; use ``self.context.stop()``.
         """
         cell = self._cell
-        if cell.system.sender() is cell:
+        if cell_of_task() is cell:
             raise RuntimeError(
                 f"stop: actor {self.path} would wait for itself; call self.context.stop() instead"
             )

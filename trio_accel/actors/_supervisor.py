@@ -16,14 +16,14 @@ from ._actor import Actor
 from ._errors import ActorFailedError
 from ._events import ActorRestarted, SupervisorFailed
 from ._failures import describe
-from ._options import Directive, Intensity, MailboxOptions, Policy, Restart, Strategy
+from ._options import Directive, Intensity, MailboxOptions, Policy, Restart, Strategy, must_be
 from ._ref import Ref
 
 if TYPE_CHECKING:
     from ._cell import Cell
     from ._system import System
 
-__all__ = ["Supervisor"]
+__all__ = ["Supervisor", "check_options"]
 
 ActorT = TypeVar("ActorT", bound=Actor)
 _logger = logging.getLogger("trio_accel.actors")
@@ -49,6 +49,7 @@ class Supervisor:
         "children",
         "stopping",
         "system",
+        "taken",
     )
 
     def __init__(
@@ -57,6 +58,8 @@ class Supervisor:
         self.system = system
         self.children: dict[str, Cell] = {}
         self.stopping = False
+        # Names that its children must not have; shared with what else lies under its path.
+        self.taken: Mapping[str, object] = _NOTHING
         self._path = path
         self._nursery = nursery
         self._strategy = strategy
@@ -79,10 +82,13 @@ class Supervisor:
     ) -> Ref[ActorT]:
         """Start a child; returns when its first incarnation takes messages."""
         checked = _check_class(actor_class, args, kwargs)
-        _check_options(restart, policy, mailbox)
-        name = self._make_name(checked) if name is None else self.check_name(name, "spawn")
-        if self.stopping:
-            raise RuntimeError(f"spawn: {self._path} is stopping and starts no {name!r}")
+        check_options(
+            "spawn",
+            restart=(restart, Restart),
+            policy=(policy, Policy, None),
+            mailbox=(mailbox, MailboxOptions, None),
+        )
+        name = self.check_new(self._make_name(checked) if name is None else name, "spawn")
         cell = _new_cell(self, f"{self._path}/{name}", checked, args, kwargs, restart, policy, mailbox)
         self.children[name] = cell
         cell.expect_begin()
@@ -263,19 +269,21 @@ class Supervisor:
         if self.children.get(name) is cell:
             del self.children[name]
 
-    def check_name(self, name: object, verb: str, others: Mapping[str, object] = MappingProxyType({})) -> str:
-        """Refuse a name that is malformed or taken."""
+    def check_new(self, name: object, verb: str) -> str:
+        """Refuse a new child if its name is malformed or taken, or if this stops."""
         if not isinstance(name, str) or not name or "/" in name:
             raise ValueError(f"{verb}: name must be a non-empty string without '/', got {name!r}")
-        if name in self.children or name in others:
+        if name in self.children or name in self.taken:
             raise ValueError(f"{verb}: {self._path} has a child named {name!r} already; choose another name")
+        if self.stopping:
+            raise RuntimeError(f"{verb}: {self._path} is stopping and starts no {name!r}")
         return name
 
     def _make_name(self, actor_class: type[Actor]) -> str:
         while True:
             self._counter += 1
             name = f"{actor_class.__name__.lower()}-{self._counter}"
-            if name not in self.children:
+            if name not in self.children and name not in self.taken:
                 return name
 
 
@@ -316,18 +324,16 @@ def _new_cell(
     )
 
 
+_NOTHING: Mapping[str, object] = MappingProxyType({})
 _DEFAULT_POLICY = Policy()
 _DEFAULT_MAILBOX = MailboxOptions()
 
 
-def _check_options(restart: object, policy: object, mailbox: object) -> None:
-    for argument, value, cls in (
-        ("restart", restart, Restart),
-        ("policy", policy, Policy),
-        ("mailbox", mailbox, MailboxOptions),
-    ):
-        if not isinstance(value, cls) and (value is not None or argument == "restart"):
-            raise TypeError(f"spawn: {argument} must be a {cls.__name__}, got {value!r}")
+def check_options(verb: str, **options: tuple[object, type] | tuple[object, type, None]) -> None:
+    """Refuse an option that is no instance of its class; a third member says that None will do."""
+    for argument, (value, cls, *default) in options.items():
+        if not isinstance(value, cls) and not (value is None and default):
+            raise TypeError(f"{verb}: {must_be(argument, cls, value)}")
 
 
 def _check_class(actor_class: object, args: tuple[object, ...], kwargs: Mapping[str, object]) -> type[Actor]:

@@ -11,11 +11,11 @@ import trio
 from ._actor import Actor
 from ._events import Observer, Observers, Subscription
 from ._options import Intensity, MailboxOptions, Policy, Restart, Strategy, SystemOptions
-from ._supervisor import Supervisor
+from ._supervisor import Supervisor, check_options
+from ._tasks import running_cells
 from ._tree import ActorSnapshot, snapshot_children
 
 if TYPE_CHECKING:
-    from ._cell import Cell
     from ._ref import Ref
 
 __all__ = ["SupervisorScope", "System", "open_system"]
@@ -32,6 +32,7 @@ class _Spawner:
     async def spawn(
         self,
         actor_class: Callable[[*Ts], ActorT],
+        /,
         *args: *Ts,
         name: str | None = None,
         restart: Restart = Restart.PERMANENT,
@@ -101,12 +102,13 @@ class System(_Spawner):
         self.observers = Observers()
         self.dead_letters = 0
         self.quarantined = 0
-        self.cells: dict[trio.lowlevel.Task, Cell] = {}
         self._supervisor = Supervisor(self, name, nursery, options.strategy, options.intensity)
+        # Supervisors share the names of the system's own actors.
         self._scopes: dict[str, SupervisorScope] = {}
+        self._supervisor.taken = self._scopes
 
     def __repr__(self) -> str:
-        return f"<System {self.name}, {len(self.cells)} actors>"
+        return f"<System {self.name}, {len(self.alive())} actors>"
 
     @classmethod
     @asynccontextmanager
@@ -114,14 +116,23 @@ class System(_Spawner):
         """Open a system of this class; see `open_system`."""
         if not isinstance(name, str) or not name or "/" in name:
             raise ValueError(f"open_system: name must be a non-empty string without '/', got {name!r}")
+        check_options("open_system", options=(options, SystemOptions, None))
         async with trio.open_nursery() as nursery:
             system = cls(name, options or SystemOptions(), nursery)
             try:
                 yield system
             finally:
-                await _stop_all(system._supervisor, "the system closes")
-        if system.cells:
-            raise RuntimeError(f"system {name} closed with actors alive: {list(system.cells.values())}")
+                await system._stop_all()
+        if alive := system.alive():
+            # Those given up in a supervisor whose own nursery another task keeps open.
+            paths = ", ".join(sorted(alive))
+            raise RuntimeError(f"open_system: {name} closed while actors that were given up live on: {paths}")
+
+    async def _stop_all(self) -> None:
+        # Supervisors that other tasks keep open are stopped here as well, and take no new actors.
+        self._supervisor.stopping = True
+        for spawner in (*reversed(self._scopes.values()), self):
+            await _stop_all(spawner._supervisor, "the system closes")  # noqa: SLF001
 
     @asynccontextmanager
     async def open_supervisor(
@@ -142,10 +153,15 @@ class System(_Spawner):
             intensity: Restarts that it allows; by default 3 within 5 s.
 
         Raises:
+            TypeError: The strategy is no `Strategy`, or the intensity no `Intensity`.
             ValueError: The name is taken or malformed.
+            RuntimeError: The system is stopping.
             ExceptionGroup: What the body raised, and the `ActorFailedError` of the supervisor.
         """
-        name = self._supervisor.check_name(name, "open_supervisor", self._scopes)
+        name = self._supervisor.check_new(name, "open_supervisor")
+        check_options(
+            "open_supervisor", strategy=(strategy, Strategy), intensity=(intensity, Intensity, None)
+        )
         path = f"{self.name}/{name}"
         async with trio.open_nursery() as nursery:
             supervisor = Supervisor(self, path, nursery, strategy, intensity or Intensity())
@@ -177,9 +193,9 @@ class System(_Spawner):
         """
         return self.observers.add(observer)
 
-    def sender(self) -> Cell | None:
-        """The actor whose own task is running now, or None."""
-        return self.cells.get(trio.lowlevel.current_task())
+    def alive(self) -> list[str]:
+        """Paths of the actors that have not ended."""
+        return [cell.path for cell in running_cells() if cell.system is self]
 
 
 async def _stop_all(supervisor: Supervisor, reason: str) -> None:

@@ -1,0 +1,343 @@
+"""Observers: every event once, at no cost when nobody listens."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+from sample_actors import (
+    AT_ONCE,
+    BoomError,
+    Crash,
+    Do,
+    DoGrouped,
+    Echo,
+    Events,
+    Gate,
+    Note,
+    Number,
+    Puppet,
+    Run,
+    crash,
+    deferring,
+    raises_group,
+    start_ask,
+    started,
+)
+
+from trio_accel.actors import (
+    ActorFailedError,
+    ActorRestarted,
+    ActorStarted,
+    ActorTerminated,
+    DeferredReply,
+    Directive,
+    Event,
+    Intensity,
+    MessageCompleted,
+    MessageDropped,
+    MessageEvent,
+    MessageFailed,
+    MessageStarted,
+    Policy,
+    Ref,
+    Subscription,
+    SupervisorFailed,
+    System,
+    SystemOptions,
+    open_system,
+)
+
+wait = trio.testing.wait_all_tasks_blocked
+
+
+async def test_the_life_of_an_actor(system: System, events: Events) -> None:
+    ref = await system.spawn(Puppet, name="puppet", policy=AT_ONCE)
+    error = BoomError()
+    await crash(ref, error)
+    await ref.ask(Number())
+    await ref.stop()
+    assert [event for event in events if not isinstance(event, MessageEvent)] == [
+        ActorStarted(path="s/puppet", incarnation=0),
+        ActorRestarted(path="s/puppet", error=error, incarnation=1, delay=0.0),
+        ActorStarted(path="s/puppet", incarnation=1),
+        ActorTerminated(path="s/puppet", reason="stop was asked for", error=None),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["asked", "told", "grouped"])
+async def test_a_message_starts_and_completes_once(puppet: Ref[Puppet], events: Events, kind: str) -> None:
+    async def act(actor: Puppet) -> None:
+        pass
+
+    if kind == "told":
+        await puppet.tell(Run(act))
+        await wait()
+    else:
+        await puppet.ask(Do(act) if kind == "asked" else DoGrouped(act))
+    assert [type(event) for event in events.of(MessageEvent)] == [MessageStarted, MessageCompleted]
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("directive", [Directive.RESTART, Directive.RESUME, Directive.STOP])
+async def test_a_message_starts_and_fails_once(
+    system: System, events: Events, directive: Directive, grouped: bool
+) -> None:
+    ref = await system.spawn(
+        Puppet, policy=Policy(directives={BoomError: directive}, backoff=AT_ONCE.backoff)
+    )
+    error = BoomError()
+
+    async def act(actor: Puppet) -> None:
+        raise error
+
+    with pytest.raises((ActorFailedError, BoomError)):
+        await ref.ask(DoGrouped(act) if grouped else Do(act))
+    await wait()
+    first, second = events.of(MessageEvent)
+    assert isinstance(first, MessageStarted)
+    assert isinstance(second, MessageFailed)
+    assert second.error is error
+
+
+async def test_the_times(
+    system: System, puppet: Ref[Puppet], events: Events, mock_clock: trio.testing.MockClock
+) -> None:
+    """The clock begins at 0, which is a time like any other."""
+    gate = Gate()
+    assert trio.current_time() == 0.0
+    async with trio.open_nursery() as nursery:
+        await started(nursery, puppet, Do(gate))
+        await started(nursery, puppet, Note("a"))
+        mock_clock.jump(5)
+        gate.open.set()
+    await wait()
+    assert events.of(MessageStarted) == [
+        MessageStarted(path="s/puppet", message_type="Do", queue_time=0.0),
+        MessageStarted(path="s/puppet", message_type="Note", queue_time=5.0),
+    ]
+    assert events.of(MessageCompleted) == [
+        MessageCompleted(path="s/puppet", message_type="Do", queue_time=0.0, run_time=5.0),
+        MessageCompleted(path="s/puppet", message_type="Note", queue_time=5.0, run_time=0.0),
+    ]
+
+
+async def test_the_run_time_goes_on_until_a_deferred_reply(
+    puppet: Ref[Puppet], events: Events, mock_clock: trio.testing.MockClock
+) -> None:
+    replies: list[DeferredReply[object]] = []
+    async with trio.open_nursery() as nursery:
+        await started(nursery, puppet, deferring(replies))
+        assert events.of(MessageCompleted) == []
+        mock_clock.jump(3)
+        replies[0].set(None)
+    (completed,) = events.of(MessageCompleted)
+    assert completed.run_time == 3.0
+
+
+async def test_a_message_sent_before_anyone_observed_has_no_queue_time(
+    system: System, puppet: Ref[Puppet], mock_clock: trio.testing.MockClock
+) -> None:
+    gate, seen = Gate(), Events()
+    async with trio.open_nursery() as nursery:
+        await started(nursery, puppet, Do(gate))
+        await started(nursery, puppet, Echo("a"))
+        mock_clock.jump(5)
+        system.subscribe(seen.append)
+        gate.open.set()
+    # That the first began was not seen, so neither is that it ended.
+    assert seen == [
+        MessageStarted(path="s/puppet", message_type="Echo", queue_time=0.0),
+        MessageCompleted(path="s/puppet", message_type="Echo", queue_time=0.0, run_time=0.0),
+    ]
+
+
+async def test_a_closed_subscription_hears_nothing(system: System, puppet: Ref[Puppet]) -> None:
+    seen = Events()
+    subscription = system.subscribe(seen.append)
+    subscription.close()
+    subscription.close()
+    await puppet.ask(Echo("a"))
+    with system.subscribe(seen.append) as opened:
+        assert isinstance(opened, Subscription)
+        await puppet.ask(Echo("b"))
+    await puppet.ask(Echo("c"))
+    assert seen.names == ["MessageStarted", "MessageCompleted"]
+
+
+async def test_a_subscription_is_closed_while_a_message_runs(system: System, puppet: Ref[Puppet]) -> None:
+    seen, gate = Events(), Gate()
+    async with trio.open_nursery() as nursery:
+        with system.subscribe(seen.append):
+            await started(nursery, puppet, Do(gate))
+        gate.open.set()
+    assert seen.names == ["MessageStarted"]
+
+
+async def test_the_same_observer_twice_hears_twice(system: System, puppet: Ref[Puppet]) -> None:
+    seen = Events()
+    with system.subscribe(seen.append):
+        with system.subscribe(seen.append):
+            await puppet.ask(Echo("a"))
+        await puppet.ask(Echo("b"))
+    assert len(seen) == 6
+
+
+async def test_an_observer_that_raises_is_logged_and_goes_on(
+    system: System, puppet: Ref[Puppet], caplog: pytest.LogCaptureFixture
+) -> None:
+    seen, calls = Events(), []
+
+    def raising(event: Event) -> None:
+        calls.append(event)
+        raise BoomError("observer")
+
+    system.subscribe(raising)
+    system.subscribe(seen.append)
+    assert await puppet.ask(Echo("a")) == "a"
+    assert calls == seen
+    assert len(seen) == 2
+    assert caplog.text.count("an observer failed on MessageStarted") == 1
+
+
+async def test_subscribing_during_delivery_hears_from_the_next_event_on(
+    system: System, puppet: Ref[Puppet]
+) -> None:
+    late = Events()
+
+    def subscribe(event: Event) -> None:
+        if isinstance(event, MessageStarted):
+            system.subscribe(late.append)
+
+    system.subscribe(subscribe)
+    await puppet.ask(Echo("a"))
+    assert late.names == ["MessageCompleted"]
+
+
+async def test_closing_during_delivery_takes_effect_at_once(system: System, puppet: Ref[Puppet]) -> None:
+    seen = Events()
+
+    def close(event: Event) -> None:
+        subscriptions[1].close()
+
+    subscriptions = [system.subscribe(close), system.subscribe(seen.append)]
+    await puppet.ask(Echo("a"))
+    assert seen == []
+
+
+async def test_an_observer_may_use_the_system(system: System, puppet: Ref[Puppet]) -> None:
+    depths: list[int] = []
+
+    def observer(event: Event) -> None:
+        depths.append(len(system.tree().children))
+        if isinstance(event, MessageCompleted) and event.message_type == "Echo":
+            puppet.tell_nowait(Note("seen"))
+
+    system.subscribe(observer)
+    await puppet.ask(Echo("a"))
+    await wait()
+    assert depths == [1] * 4
+
+
+async def test_an_observer_that_ends_the_actor_in_the_middle(system: System, puppet: Ref[Puppet]) -> None:
+    def observer(event: Event) -> None:
+        if isinstance(event, MessageStarted):
+            puppet.cancel("an observer said so")
+
+    system.subscribe(observer)
+    gate = Gate()
+    async with trio.open_nursery() as nursery:
+        asker = start_ask(nursery, puppet, Do(gate))
+    assert isinstance(asker.outcome, ActorFailedError)
+    assert gate.ended == "Cancelled"
+    assert (await puppet.wait_terminated()).reason == "an observer said so"
+
+
+async def test_nobody_listens_and_nothing_is_made(
+    system: System, puppet: Ref[Puppet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def emit(self: object, event: Event) -> None:
+        raise AssertionError(event)
+
+    monkeypatch.setattr("trio_accel.actors._events.Observers.emit", emit)
+    monkeypatch.setattr(system.observers.__class__, "emit", emit)
+    for name in ("MessageStarted", "MessageCompleted", "MessageFailed", "MessageDropped", "ActorStarted"):
+        monkeypatch.setattr(f"trio_accel.actors._cell.{name}", None)
+    replies: list[DeferredReply[object]] = []
+    await puppet.ask(Echo("a"))
+    await puppet.tell(Note("b"))
+    async with trio.open_nursery() as nursery:
+        await started(nursery, puppet, deferring(replies))
+        replies[0].set(None)
+    await crash(puppet)
+    await puppet.ask(Number())
+    await puppet.stop()
+
+
+async def test_dead_letters_are_reported_with_their_reason_and_counted(
+    system: System, puppet: Ref[Puppet], events: Events
+) -> None:
+    await puppet.stop()
+    with pytest.raises(Exception, match="has ended"):
+        await puppet.ask(Echo("a"))
+    assert events.of(MessageDropped) == [
+        MessageDropped(
+            path="s/puppet",
+            message_type="Echo",
+            reason="actor s/puppet has ended: stop was asked for",
+            message=Echo("a"),
+        )
+    ]
+    assert system.dead_letters == 1
+
+
+async def test_dead_letters_are_counted_when_nobody_listens(system: System, puppet: Ref[Puppet]) -> None:
+    gate = Gate()
+    async with trio.open_nursery() as nursery:
+        await started(nursery, puppet, Do(gate))
+        for text in "abc":
+            puppet.tell_nowait(Note(text))
+        puppet.cancel("enough")
+    await puppet.wait_terminated()
+    assert system.dead_letters == 3
+
+
+async def test_a_supervisor_that_fails_is_an_event() -> None:
+    events = Events()
+    with raises_group() as caught:
+        async with open_system("s", options=SystemOptions(intensity=Intensity(0))) as system:
+            system.subscribe(events.append)
+            await crash(await system.spawn(Puppet, name="puppet"))
+            await trio.sleep_forever()
+    (failed,) = events.of(SupervisorFailed)
+    assert failed == SupervisorFailed(path="s", error=caught.value.exceptions[0])
+
+
+async def test_a_message_that_the_end_overtakes_fails_for_the_observers_too(
+    puppet: Ref[Puppet], events: Events
+) -> None:
+    async with trio.open_nursery() as nursery:
+        await started(nursery, puppet, Do(Gate()))
+        puppet.cancel("enough")
+    started_, failed = events.of(MessageEvent)
+    assert isinstance(started_, MessageStarted)
+    assert isinstance(failed, MessageFailed)
+    assert "enough" in str(failed.error)
+
+
+async def test_a_told_message_that_the_end_overtakes_fails_for_the_observers_too(
+    puppet: Ref[Puppet], events: Events
+) -> None:
+    async with trio.open_nursery() as nursery:
+        await started(nursery, puppet, Run(Gate()))
+        puppet.cancel("enough")
+    await puppet.wait_terminated()
+    assert [type(event) for event in events.of(MessageEvent)] == [MessageStarted, MessageFailed]
+
+
+async def test_a_crash_is_counted_once(system: System, events: Events) -> None:
+    ref = await system.spawn(Puppet, name="puppet", policy=AT_ONCE)
+    with pytest.raises(ActorFailedError):
+        await ref.ask(Crash())
+    await ref.ask(Number())
+    assert len(events.of(MessageFailed)) == len(events.of(ActorRestarted)) == 1
