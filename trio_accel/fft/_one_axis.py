@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import attrs
 
-from ..backends.base.ops import FftDirection, FftKind, FftNorm
+from ..backends.base.ops import FftNorm
 from ..devices import AccelRef, Operand, Operation, Planned, Planner, device_of
 from ._actor import FftActor
-from ._plan import check_axis, check_lengths, default_length, plan_transform, whole_number
+from ._plan import Transform, check_axis, check_lengths, default_length, plan_transform, whole_number
 
 __all__ = [
     "Fft", "Hfft", "Ifft", "Ihfft", "Irfft", "Rfft",
@@ -27,7 +27,7 @@ class _OneAxis(Operation[FftActor, AccelRef]):
     norm: FftNorm | None = None
     out: AccelRef | None = None
     library: ClassVar[str] = "trio_accel.fft:FftActor"
-    transform: ClassVar[tuple[FftKind, FftDirection]]
+    transform: ClassVar[Transform]
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Check the arguments and name the result."""
@@ -46,42 +46,42 @@ class _OneAxis(Operation[FftActor, AccelRef]):
 class Fft(_OneAxis):
     """Complex transform; see `fft`."""
 
-    transform = ("c2c", "forward")
+    transform: ClassVar[Transform] = ("c2c", "forward")
 
 
 @attrs.frozen(eq=False)
 class Ifft(_OneAxis):
     """Inverse complex transform; see `ifft`."""
 
-    transform = ("c2c", "inverse")
+    transform: ClassVar[Transform] = ("c2c", "inverse")
 
 
 @attrs.frozen(eq=False)
 class Rfft(_OneAxis):
     """Transform of a real signal; see `rfft`."""
 
-    transform = ("r2c", "forward")
+    transform: ClassVar[Transform] = ("r2c", "forward")
 
 
 @attrs.frozen(eq=False)
 class Irfft(_OneAxis):
     """Inverse transform to a real signal; see `irfft`."""
 
-    transform = ("c2r", "inverse")
+    transform: ClassVar[Transform] = ("c2r", "inverse")
 
 
 @attrs.frozen(eq=False)
 class Hfft(_OneAxis):
     """Transform to a real spectrum; see `hfft`."""
 
-    transform = ("c2r", "forward")
+    transform: ClassVar[Transform] = ("c2r", "forward")
 
 
 @attrs.frozen(eq=False)
 class Ihfft(_OneAxis):
     """Inverse transform of a real spectrum; see `ihfft`."""
 
-    transform = ("r2c", "inverse")
+    transform: ClassVar[Transform] = ("r2c", "inverse")
 
 
 async def fft(

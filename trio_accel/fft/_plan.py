@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from typing import SupportsIndex
+from typing import SupportsIndex, TypeAlias
 
 from ..backends.base import DType
 from ..backends.base.ops import ArraySpec, FftDirection, FftKind, FftNorm, FftSpec
 from ..devices import AccelRef, Planned, Planner
 
-__all__ = ["check_axis", "check_lengths", "default_length", "plan_transform", "whole_number", "whole_numbers"]
+__all__ = [
+    "Transform",
+    "check_axis",
+    "check_lengths",
+    "default_length",
+    "plan_transform",
+    "whole_number",
+    "whole_numbers",
+]
 
 _COMPLEX = {
     DType.float32: DType.complex64,
@@ -21,9 +29,12 @@ _COMPLEX = {
 _REAL = {DType.complex64: DType.float32, DType.complex128: DType.float64}
 
 
+Transform: TypeAlias = tuple[FftKind, FftDirection]
+
+
 def plan_transform(
     planner: Planner,
-    transform: tuple[FftKind, FftDirection],
+    transform: Transform,
     source: ArraySpec,
     axes: tuple[int, ...],
     lengths: tuple[int, ...],
@@ -117,7 +128,7 @@ def _norm(name: str, norm: FftNorm | None) -> FftNorm:
     return norm
 
 
-def _result_dtype(name: str, transform: tuple[FftKind, FftDirection], dtype: DType) -> DType:
+def _result_dtype(name: str, transform: Transform, dtype: DType) -> DType:
     kind, direction = transform
     if kind == "r2c" and dtype.kind == "complex":
         instead = "fft" if direction == "forward" else "ifft"

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import attrs
 
-from ..backends.base.ops import ArraySpec, FftDirection, FftKind, FftNorm
+from ..backends.base.ops import ArraySpec, FftNorm
 from ..devices import AccelRef, Operand, Operation, Planned, Planner
 from ._actor import FftActor
-from ._plan import check_axis, check_lengths, default_length, plan_transform, whole_numbers
+from ._plan import Transform, check_axis, check_lengths, default_length, plan_transform, whole_numbers
 
 __all__ = ["Fftn", "Hfftn", "Ifftn", "Ihfftn", "Irfftn", "Rfftn"]
 
@@ -25,7 +25,7 @@ class _SeveralAxes(Operation[FftActor, AccelRef]):
     norm: FftNorm | None = None
     out: AccelRef | None = None
     library: ClassVar[str] = "trio_accel.fft:FftActor"
-    transform: ClassVar[tuple[FftKind, FftDirection]]
+    transform: ClassVar[Transform]
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Check the arguments and name the result."""
@@ -71,39 +71,39 @@ def _axes(
 class Fftn(_SeveralAxes):
     """Complex transform; see `fftn` and `fft2`."""
 
-    transform = ("c2c", "forward")
+    transform: ClassVar[Transform] = ("c2c", "forward")
 
 
 @attrs.frozen(eq=False)
 class Ifftn(_SeveralAxes):
     """Inverse complex transform; see `ifftn` and `ifft2`."""
 
-    transform = ("c2c", "inverse")
+    transform: ClassVar[Transform] = ("c2c", "inverse")
 
 
 @attrs.frozen(eq=False)
 class Rfftn(_SeveralAxes):
     """Transform of a real array; see `rfftn` and `rfft2`."""
 
-    transform = ("r2c", "forward")
+    transform: ClassVar[Transform] = ("r2c", "forward")
 
 
 @attrs.frozen(eq=False)
 class Irfftn(_SeveralAxes):
     """Inverse transform to a real array; see `irfftn` and `irfft2`."""
 
-    transform = ("c2r", "inverse")
+    transform: ClassVar[Transform] = ("c2r", "inverse")
 
 
 @attrs.frozen(eq=False)
 class Hfftn(_SeveralAxes):
     """Transform to a real spectrum; see `hfftn` and `hfft2`."""
 
-    transform = ("c2r", "forward")
+    transform: ClassVar[Transform] = ("c2r", "forward")
 
 
 @attrs.frozen(eq=False)
 class Ihfftn(_SeveralAxes):
     """Inverse transform of a real spectrum; see `ihfftn` and `ihfft2`."""
 
-    transform = ("r2c", "inverse")
+    transform: ClassVar[Transform] = ("r2c", "inverse")
