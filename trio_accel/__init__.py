@@ -68,10 +68,13 @@ from .backends.base import (
 )
 from .devices import (
     AccelRef,
+    AdaptiveCompletion,
     Device,
     DeviceOptions,
     DeviceStatistics,
     HostCallbackCompletion,
+    PolledCompletion,
+    SyncCompletion,
     System,
     open_system,
 )
@@ -93,6 +96,7 @@ __all__ = [
     "ActorStarted",
     "ActorStoppedError",
     "ActorTerminated",
+    "AdaptiveCompletion",
     "AskCycleError",
     "Backoff",
     "CompletionTimeoutError",
@@ -125,6 +129,7 @@ __all__ = [
     "OutOfMemoryError",
     "Overflow",
     "Policy",
+    "PolledCompletion",
     "QueueFullError",
     "Ref",
     "Request",
@@ -135,6 +140,7 @@ __all__ = [
     "Subscription",
     "SupervisorFailed",
     "SupervisorScope",
+    "SyncCompletion",
     "System",
     "SystemOptions",
     "Terminated",

@@ -1,6 +1,13 @@
 """Devices as supervised actors: arrays, operations, completion."""
 
-from ._completion import CompletionPort, CompletionStrategy, HostCallbackCompletion
+from ._completion import (
+    AdaptiveCompletion,
+    CompletionPort,
+    CompletionStrategy,
+    HostCallbackCompletion,
+    PolledCompletion,
+    SyncCompletion,
+)
 from ._context import ContextActor
 from ._device import Device, DeviceActor, DeviceStatistics, device_of
 from ._engine import EngineHook, Phase
@@ -13,6 +20,7 @@ from ._system import DeviceOpening, System, open_system
 
 __all__ = [
     "AccelRef",
+    "AdaptiveCompletion",
     "CompletionPort",
     "CompletionStrategy",
     "ContextActor",
@@ -34,7 +42,9 @@ __all__ = [
     "Phase",
     "Planned",
     "Planner",
+    "PolledCompletion",
     "Put",
+    "SyncCompletion",
     "System",
     "ToHost",
     "device_of",

@@ -77,6 +77,7 @@ class ContextActor(Actor):
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(engine.run)
+                nursery.start_soon(engine.completion.run)
                 front.attach(self._session)
                 yield
                 nursery.cancel_scope.cancel(reason="the context ends")

@@ -243,6 +243,20 @@ class Device:
         self.blocks.drain()
         await trio.lowlevel.checkpoint()
 
+    async def watch_generation(self) -> AsyncGenerator[int, None]:
+        """Iterate over the generations: the current one first, then each new one; ends with the device.
+
+        Who is slow sees the latest and not each one in between. Close it (``aclosing``) if the loop
+        is left early.
+        """
+        seen = 0
+        while not self._is_ended:
+            if self._session is not None and self.generation != seen:
+                seen = self.generation
+                yield seen
+            else:
+                await self._changed.wait()
+
     async def statistics(self) -> DeviceStatistics:
         """Count operations and memory of the current generation."""
         session = await self._ready()

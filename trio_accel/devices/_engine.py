@@ -11,6 +11,7 @@ import trio
 
 from ..actors import ActorStoppedError, DeferredReply
 from ..backends.base import AccelDevice, ContextPoisonedError, KernelLibrary
+from ._completion import CompletionPort
 from ._errors import FailureClass, classify, locate
 from ._hazards import HazardTracker
 from ._lane import InFlight, Lane
@@ -80,7 +81,7 @@ class Engine:
         self._allocated: set[int] = set()
         self._pins: dict[int, int] = {}
         self._dropped: set[int] = set()
-        self._completion = options.completion.open(self.reap)
+        self.completion: CompletionPort = options.completion.open(self.reap)
         # Only while they are in flight: an operation holds on to its arrays.
         self._grace: dict[InFlight, tuple[float, Lane]] = {}
         self._grace_started = trio.Event()
@@ -174,7 +175,7 @@ class Engine:
         for block in operation.blocks:
             self._pins[block] = self._pins.get(block, 0) + 1
         lane.operations.append(operation)
-        self._completion.watch(lane.stream, event)
+        self.completion.watch(lane.stream, event)
         return operation
 
     def _abandon(
@@ -356,7 +357,7 @@ class Engine:
         Returns:
             Whether all streams ended; memory that one still uses stays reserved.
         """
-        self._completion.close()
+        self.completion.close()
         if not self.in_flight:
             self._memory.close()
         return await trio.to_thread.run_sync(self.device.close, self._options.cancel_grace)

@@ -1,0 +1,184 @@
+"""All completion strategies keep the same contract."""
+
+from __future__ import annotations
+
+import gc
+import resource
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import numpy as np
+import pytest
+import trio
+from manual_backend import ManualBackend
+from trio.testing import wait_all_tasks_blocked
+
+import trio_accel as ta
+from trio_accel.devices import Put
+
+STRATEGIES = [
+    ta.HostCallbackCompletion(),
+    ta.PolledCompletion(interval=0.001),
+    ta.AdaptiveCompletion(),
+    ta.AdaptiveCompletion(budget=0.01),
+    ta.SyncCompletion(),
+]
+NAMES = ["host callback", "polled", "adaptive", "adaptive, long", "sync"]
+
+
+@pytest.fixture(params=STRATEGIES, ids=NAMES)
+def strategy(request: pytest.FixtureRequest) -> object:
+    return request.param
+
+
+@pytest.fixture
+async def chosen(system: ta.System, strategy: ta.HostCallbackCompletion) -> AsyncGenerator[ta.Device, None]:
+    async with system.open_device("cpu", options=ta.DeviceOptions(completion=strategy)) as device:
+        yield device
+
+
+async def test_the_results_are_the_same(chosen: ta.Device) -> None:
+    rng = np.random.default_rng(1)
+    host = rng.standard_normal((40, 40))
+    ref = await chosen.put(host)
+    results: dict[int, np.ndarray] = {}
+
+    async def client(number: int) -> None:
+        product = await ta.linalg.matmul(ref, host[:, : number + 1])
+        spectrum = await ta.fft.fft(product, axis=0)
+        results[number] = await spectrum.to_host()
+
+    async with trio.open_nursery() as nursery:
+        for number in range(8):
+            nursery.start_soon(client, number)
+    for number, result in results.items():
+        expected = np.fft.fft(host @ host[:, : number + 1], axis=0)
+        np.testing.assert_allclose(result, expected, rtol=1e-10, atol=1e-10)
+    statistics = await chosen.statistics()
+    assert (statistics.in_flight, statistics.launched) == (0, statistics.completed)
+
+
+async def test_an_error_of_the_work_is_reported(chosen: ta.Device) -> None:
+    ref = await chosen.put(np.ones(3))
+    ta.testing.inject_fault(chosen, ta.linalg.Scal, fail=RuntimeError("injected"))
+    with pytest.raises(ta.ActorFailedError):
+        await ta.linalg.scal(2.0, ref)
+    await ta.linalg.scal(2.0, ref)
+    np.testing.assert_array_equal(await ref.to_host(), [2, 2, 2])
+
+
+async def test_a_cancelled_wait_leaves_nothing_behind(chosen: ta.Device) -> None:
+    ref = await chosen.put(np.ones((300, 300)))
+    for deadline in (0.0, 0.0005):
+        with trio.move_on_after(deadline):
+            for _ in range(100):
+                await ta.linalg.matmul(ref, ref)
+    await chosen.synchronize()
+    gc.collect()
+    statistics = await chosen.statistics()
+    assert (statistics.in_flight, statistics.memory.blocks) == (0, 1)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[:4], ids=NAMES[:4], indirect=True)
+async def test_the_reply_comes_after_the_work_and_not_before(
+    system: ta.System, backend: ManualBackend, strategy: ta.HostCallbackCompletion
+) -> None:
+    async with system.open_device("manual", options=ta.DeviceOptions(completion=strategy)) as device:
+        ref = await device.put(np.ones(3))
+        backend.device.is_held = True
+        replied = trio.Event()
+
+        async def ask() -> None:
+            await ta.linalg.scal(3.0, ref)
+            replied.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            for _ in range(50):
+                # A strategy that polls is never blocked for long.
+                await trio.lowlevel.checkpoint()
+            assert not replied.is_set()
+            backend.device.release()
+            with trio.fail_after(2):
+                await replied.wait()
+        np.testing.assert_array_equal(await ref.to_host(), [3, 3, 3])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[:4], ids=NAMES[:4], indirect=True)
+async def test_a_long_operation_costs_the_waiting_thread_next_to_nothing(
+    system: ta.System, backend: ManualBackend, strategy: ta.HostCallbackCompletion
+) -> None:
+    async with system.open_device("manual", options=ta.DeviceOptions(completion=strategy)) as device:
+        ref = await device.put(np.ones(3))
+        backend.device.is_held = True
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ta.linalg.scal, 3.0, ref)
+            await trio.lowlevel.checkpoint()
+            before = _processor_time()
+            await trio.sleep(0.2)
+            spent = _processor_time() - before
+            backend.device.release()
+        # A fifth of what a wait of one second may cost.
+        assert spent < 0.05
+
+
+async def test_sync_blocks_the_loop_and_says_so(system: ta.System) -> None:
+    async with system.open_device("cpu", options=ta.DeviceOptions(completion=ta.SyncCompletion())) as device:
+        ref = await device.put(np.ones((400, 400)))
+        phases: list[str] = []
+        device.hooks.append(lambda phase, launch: phases.append(phase.value))
+
+        async def ask() -> None:
+            await ta.linalg.matmul(ref, ref)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            nursery.start_soon(ask)
+        assert "Trio loop" in (ta.SyncCompletion.__doc__ or "")
+        # The second is enqueued when the first is complete.
+        assert phases.count("complete") == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (
+            lambda: ta.PolledCompletion(interval=0),
+            "PolledCompletion: interval must be seconds above 0, got 0",
+        ),
+        (lambda: ta.AdaptiveCompletion(budget=-1), "budget must be seconds above 0, got -1"),
+        (lambda: ta.AdaptiveCompletion(budget="1"), "budget must be seconds above 0, got '1'"),
+    ],
+)
+def test_wrong_options_are_refused(make: object, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        make()  # type: ignore[operator]
+
+
+async def test_every_watcher_sees_the_latest_generation(device: ta.Device) -> None:
+    seen: list[list[int]] = [[], []]
+
+    async def watch(mine: list[int]) -> None:
+        async with aclosing(device.watch_generation()) as generations:
+            async for generation in generations:
+                mine.append(generation)  # noqa: PERF401  # seen while it goes on
+
+    async with trio.open_nursery() as nursery:
+        for mine in seen:
+            nursery.start_soon(watch, mine)
+        await wait_all_tasks_blocked()
+        assert seen == [[1], [1]]
+        ta.testing.inject_fault(device, Put, fail=ta.ContextPoisonedError("lost"))
+        with pytest.raises(ta.ContextPoisonedError):
+            await device.put(np.ones(3))
+        await device.put(np.ones(3))
+        await wait_all_tasks_blocked()
+        assert seen == [[1, 2], [1, 2]]
+        await device.close()
+        # The iteration ends with the device, and so does this block.
+    assert seen == [[1, 2], [1, 2]]
+
+
+def _processor_time() -> float:
+    usage = resource.getrusage(resource.RUSAGE_THREAD)
+    return usage.ru_utime + usage.ru_stime
