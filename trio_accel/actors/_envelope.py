@@ -51,6 +51,7 @@ class Envelope:
         "is_told",
         "message",
         "on_cancel",
+        "on_done",
         "queued_at",
         "raise_cancel",
         "scope",
@@ -81,6 +82,8 @@ class Envelope:
         self.scope: trio.CancelScope | None = None
         self.raise_cancel: Callable[[], NoReturn] | None = None
         self.on_cancel: Callable[[], None] | None = None
+        # In place of a parked task: who posted it is called back.
+        self.on_done: Callable[[outcome.Outcome[object]], None] | None = None
         # Set while somebody observes the system.
         self.queued_at: float | None = None
         self.started_at: float | None = None
@@ -107,6 +110,8 @@ class Envelope:
         self.scope = self.on_cancel = None
         if task is not None:
             trio.lowlevel.reschedule(task, result)
+        elif self.on_done is not None:
+            self.on_done(result)
         return True
 
     def fail(self, error: BaseException) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
+import outcome
 import trio
 
 from ._envelope import EXPIRED, Envelope, EnvelopeState
@@ -84,6 +86,31 @@ class Ref(Generic[ActorT_co]):
                 return cast("ReplyT", reply)
             # The deadline has passed, so this raises Cancelled; if it was moved meanwhile, ask again.
             await trio.lowlevel.checkpoint()
+
+    def post(
+        self,
+        request: Request[ActorT_co, ReplyT],
+        on_done: Callable[[outcome.Outcome[ReplyT]], None],
+        /,
+    ) -> None:
+        """Send a request without waiting; its outcome comes to a callback.
+
+        It is never withdrawn, and waits its turn in the mailbox like that of an asker, whatever the
+        capacity: who posts limits how many.
+
+        Args:
+            request: What to ask.
+            on_done: Called once, on the Trio thread, from the middle of the runtime: it must be quick
+                and must not raise.
+
+        Raises:
+            ActorStoppedError, ActorRestartingError, MailboxFullError, TypeError: As for `ask`.
+        """
+        cell = self._cell
+        cell.check(request, Request, "post")
+        envelope = Envelope(request, context=copy_context(), sender=None, deadline=math.inf, is_told=False)
+        envelope.on_done = cast("Callable[[outcome.Outcome[object]], None]", on_done)
+        cell.mailbox.put(envelope)
 
     async def tell(self, message: Message[ActorT_co], /) -> None:
         """Send a message without a reply; waits for room in the mailbox.
