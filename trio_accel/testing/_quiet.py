@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import trio
-
 from ..actors import System as ActorSystem
 
 __all__ = ["wait_until_quiet"]
