@@ -15,11 +15,14 @@ from ..base.ops import OperationSpec
 from ._memory import CpuMemory
 from ._stream import CpuStream, Work
 
-__all__ = ["CpuLibrary", "Kernel", "library_names", "load_kernels"]
+__all__ = ["CpuLibrary", "Kernel", "Kernels", "library_names", "load_kernels"]
 
 Kernel: TypeAlias = Callable[[Any, CpuMemory], Work]
 """Prepares an operation in the caller's thread: takes its specification, checks what it cannot
 do (`NotSupportedError`, `LibraryError`), and returns the work for the stream's thread."""
+
+Kernels: TypeAlias = Mapping[type[OperationSpec], Kernel]
+"""What a library has: its operations, each with its kernel."""
 
 # Module of each library; imported with the library, because SciPy is slow to import.
 _MODULES = {
@@ -34,9 +37,7 @@ _MODULES = {
 class CpuLibrary:
     """One library of an open device."""
 
-    def __init__(
-        self, name: str, kernels: Mapping[type[OperationSpec], Kernel], memory: CpuMemory, device: str
-    ) -> None:
+    def __init__(self, name: str, kernels: Kernels, memory: CpuMemory, device: str) -> None:
         self._name = name
         self._kernels = kernels
         self._memory = memory
@@ -89,7 +90,7 @@ def library_names() -> tuple[str, ...]:
     return tuple(sorted(_MODULES))
 
 
-def load_kernels(name: str) -> Mapping[type[OperationSpec], Kernel]:
+def load_kernels(name: str) -> Kernels:
     """Import a library's kernels."""
     module = importlib.import_module(_MODULES[name], __package__)
-    return cast("Mapping[type[OperationSpec], Kernel]", module.KERNELS)
+    return cast("Kernels", module.KERNELS)

@@ -8,6 +8,7 @@ import numpy as np
 
 from ...base import DType
 from ...base.ops import AxpySpec, DotSpec, GemmSpec, MatmulSpec, Nrm2Spec, ScalSpec, Transpose
+from .._library import Kernels
 from .._memory import CpuMemory, HostArray
 from .._stream import Work
 from ._checks import INEXACT, LOW_PRECISION, check_dtype, check_same_dtype, scalar_of
@@ -112,4 +113,11 @@ def _transposed(matrix: HostArray, op: Transpose) -> HostArray:
     return matrix.T if op == "T" else matrix.conj().T
 
 
-KERNELS = {GemmSpec: gemm, MatmulSpec: matmul, AxpySpec: axpy, ScalSpec: scal, DotSpec: dot, Nrm2Spec: nrm2}
+KERNELS: Kernels = {
+    GemmSpec: gemm,
+    MatmulSpec: matmul,
+    AxpySpec: axpy,
+    ScalSpec: scal,
+    DotSpec: dot,
+    Nrm2Spec: nrm2,
+}

@@ -12,6 +12,7 @@ from scipy.fft._backend import _ScipyBackend  # pyright: ignore[reportPrivateUsa
 
 from ...base import DType, LibraryError
 from ...base.ops import FftSpec
+from .._library import Kernels
 from .._memory import CpuMemory, HostArray
 from .._processor import usable_cores
 from .._stream import Work
@@ -86,4 +87,4 @@ def _run_in_place(transform: object, source: HostArray, out: HostArray, options:
     _run(transform, out, out, {**options, "overwrite_x": True})
 
 
-KERNELS = {FftSpec: fft}
+KERNELS: Kernels = {FftSpec: fft}

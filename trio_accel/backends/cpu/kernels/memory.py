@@ -9,6 +9,7 @@ import numpy as np
 
 from ...base import DType, LibraryError
 from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec
+from .._library import Kernels
 from .._memory import CpuMemory, HostArray
 from .._stream import Work
 from ._pieces import convert
@@ -66,4 +67,9 @@ def _bits(array: HostArray) -> HostArray:
 
 _INTEGERS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 
-KERNELS = {CopyFromHostSpec: copy_from_host, CopyToHostSpec: copy_to_host, CopySpec: copy, FillSpec: fill}
+KERNELS: Kernels = {
+    CopyFromHostSpec: copy_from_host,
+    CopyToHostSpec: copy_to_host,
+    CopySpec: copy,
+    FillSpec: fill,
+}

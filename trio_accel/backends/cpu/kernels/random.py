@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ...base import NotSupportedError
 from ...base.ops import PHILOX_ROW, PhiloxSpec
+from .._library import Kernels
 from .._memory import CpuMemory, HostArray
 from .._stream import Work
 
@@ -157,4 +158,4 @@ _FILLS: dict[tuple[str, str], Callable[[PhiloxSpec, Any], None]] = {
     ("normal", "float64"): _normal64,
 }
 
-KERNELS = {PhiloxSpec: philox}
+KERNELS: Kernels = {PhiloxSpec: philox}

@@ -10,6 +10,7 @@ from scipy.sparse import _sparsetools
 
 from ...base import DType, LibraryError
 from ...base.ops import SpmvCsrSpec
+from .._library import Kernels
 from .._memory import CpuMemory, HostArray
 from .._stream import Work
 from ._checks import NATIVE, check_dtype, check_same_dtype
@@ -53,4 +54,4 @@ def _spmv(
         np.copyto(out, result)
 
 
-KERNELS = {SpmvCsrSpec: spmv_csr}
+KERNELS: Kernels = {SpmvCsrSpec: spmv_csr}
