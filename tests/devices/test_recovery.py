@@ -256,9 +256,10 @@ async def test_a_queued_request_is_refused_what_was_spoiled_meanwhile(
         await wait_all_tasks_blocked()
         assert [type(outcome) for outcome in fates.outcomes] == [
             ta.ActorFailedError,
-            ta.StaleRefError,
-            ta.StaleRefError,
+            ta.InputFailedError,
+            ta.InputFailedError,
         ]
+        assert "the kernel broke" in str(fates.outcomes[1].__cause__)
         assert backend.device.enqueued == ["CopyFromHostSpec", "ScalSpec"]
 
 

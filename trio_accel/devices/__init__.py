@@ -15,6 +15,7 @@ from ._library import LibraryActor
 from ._memory import Copy, Empty, Fill, MemoryActor, Put, ToHost
 from ._operation import Launch, Operand, Operation, Planned, Planner, in_range, operation_name
 from ._options import DeviceOptions
+from ._pending import Pending
 from ._ref import AccelRef
 from ._system import DeviceOpening, System, open_system
 
@@ -39,6 +40,7 @@ __all__ = [
     "MemoryActor",
     "Operand",
     "Operation",
+    "Pending",
     "Phase",
     "Planned",
     "Planner",

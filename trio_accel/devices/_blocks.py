@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections import deque
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from ..backends.base import StaleRefError
 from ._bridge import LoopWaker
 
-__all__ = ["Block", "BlockTable"]
+__all__ = ["Block", "BlockTable", "bare"]
 
 _ids = itertools.count(1)
 
@@ -24,13 +25,23 @@ class Block:
     only puts the id on a queue.
     """
 
-    __slots__ = ("__weakref__", "_table", "damaged_by", "generation", "id", "is_released", "nbytes")
+    __slots__ = (
+        "__weakref__",
+        "_table",
+        "damaged_by",
+        "failure",
+        "generation",
+        "id",
+        "is_released",
+        "nbytes",
+    )
 
     def __init__(self, table: BlockTable, nbytes: int, generation: int) -> None:
         self.id: int = next(_ids)
         self.nbytes: int = nbytes
         self.generation: int = generation
         self.damaged_by: str | None = None
+        self.failure: BaseException | None = None
         self.is_released: bool = False
         self._table = table
 
@@ -39,6 +50,12 @@ class Block:
         if not self.is_released:
             self.is_released = True
             self._table.drop(self.id, self.nbytes)
+
+    def spoil(self, operation: str, failure: BaseException | None) -> None:
+        """An operation that writes it did not finish: its contents are not to be used."""
+        if self.damaged_by is None:
+            self.damaged_by = operation
+            self.failure = bare(failure) if failure is not None else None
 
     def __del__(self) -> None:
         self.release()
@@ -59,6 +76,16 @@ class Block:
         else:
             return
         raise StaleRefError(f"{argument}: {why}", device=device, generation=generation)
+
+
+def bare(error: BaseException) -> BaseException:
+    """A copy of an error without its frames, which would keep the arrays in their variables alive."""
+    try:
+        again = copy.copy(error)
+    except Exception:  # noqa: BLE001  # a stranger's exception, that cannot be made again
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    again.__cause__ = error.__cause__
+    return again
 
 
 class BlockTable:

@@ -12,26 +12,16 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from ..actors import Actor, ActorContext, Policy, Ref, Request, handles
+from ..actors import Actor, ActorContext, Policy, Ref, handles
 from ..backends.base import AccelDevice, KernelLibrary
 from ._engine import Engine
 from ._library import LibraryActor
+from ._submissions import OpenLibrary, Submissions
 
 if TYPE_CHECKING:
     from ._device import Device
 
-__all__ = ["ContextActor", "OpenLibrary", "Session"]
-
-
-@attrs.frozen
-class OpenLibrary(Request["ContextActor", Ref[LibraryActor]]):
-    """Start a library's actor, unless it runs already.
-
-    Attributes:
-        library: Import path, ``"package.module:Class"``.
-    """
-
-    library: str
+__all__ = ["ContextActor", "Session"]
 
 
 @attrs.define(eq=False)
@@ -41,14 +31,19 @@ class Session:
     Attributes:
         generation: Its number.
         engine: Where operations are launched.
-        libraries: Library actors that were started, by import path.
         context: The context actor.
+        libraries: Library actors that were started, by import path.
+        submissions: Operations that nobody waits for.
     """
 
     generation: int
     engine: Engine
     context: ActorContext
     libraries: dict[str, Ref[LibraryActor]] = attrs.field(factory=dict[str, Ref[LibraryActor]])
+    submissions: Submissions = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.submissions = Submissions(self.engine, self.libraries)
 
 
 class ContextActor(Actor):

@@ -24,13 +24,15 @@ from ..backends.base import (
     QueueFullError,
 )
 from ._blocks import BlockTable
-from ._context import ContextActor, OpenLibrary, Session
+from ._context import ContextActor, Session
 from ._engine import Engine, EngineHook, Phase
 from ._library import LibraryActor
 from ._memory import Empty, Put
 from ._operation import Launch, Operation, Planner
 from ._options import DeviceOptions
+from ._pending import Pending
 from ._ref import AccelRef
+from ._submissions import OpenLibrary
 
 if TYPE_CHECKING:
     from ..actors import System
@@ -188,15 +190,47 @@ class Device:
             if library is None or self._session is not session:
                 # Its blocks are those of a context that is gone: it is planned anew.
                 continue
-            for hook in tuple(self.hooks):
-                hook(Phase.VALIDATE, launch)
+            self._validated(launch)
+            session.engine.enter(launch)
             try:
                 await _ask(library, launch, session.engine)
             except ActorStoppedError:
                 # Never executed, because its context ends: it runs on the next one, if there is one.
                 await library.wait_terminated()
                 continue
+            finally:
+                session.engine.leave(launch)
             return planned.reply
+
+    def submit(self, operation: Operation[LibraryT, ReplyT], /) -> Pending[ReplyT]:
+        """Hand an operation over without waiting; its arrays can be used in further operations at once.
+
+        Submitted operations take effect in the order in which they were handed over, also those of
+        different libraries: where they touch the same memory, the device keeps the order, and the
+        program waits for nothing in between.
+
+        Returns:
+            The operation: ``pending.value`` is its reply, ``await pending.wait()`` its completion. One
+            whose producer failed does not run; its error is `InputFailedError`.
+
+        Raises:
+            QueueFullError: As many operations of the library as `in_flight` allows are not done, or the
+                context is being rebuilt.
+            TypeError, ValueError, StaleRefError, NotSupportedError: As for `ask`; nothing was handed over.
+            DeviceLostError: The device is closed, or gave up.
+        """
+        _check_operation(operation, "submit")
+        session, context = self._session, self.context_ref
+        if session is None or context is None:
+            if self._is_ended:
+                raise DeviceLostError("the device is closed, or was given up", device=self.name)
+            raise QueueFullError("the context is being rebuilt: ask() waits for it", device=self.name)
+        session.submissions.check_room(operation.library, self.options.in_flight, self.name)
+        planner = Planner(self, operation.operation)
+        planned = operation.plan(planner)
+        launch = planner.launch(planned.spec)
+        self._validated(launch)
+        return session.submissions.submit(context, operation.library, launch, planned.reply)
 
     async def put(self, host: npt.ArrayLike) -> AccelRef:
         """Copy a host array to the device; returns when the host array may be changed again.
@@ -366,18 +400,22 @@ class Device:
             await self._end_of(session)
         return None
 
+    def _validated(self, launch: Launch) -> None:
+        for hook in tuple(self.hooks):
+            hook(Phase.VALIDATE, launch)
+
     async def _end_of(self, session: Session) -> None:
         while self._session is session:
             await self._changed.wait()
 
 
-def _check_operation(operation: object) -> None:
+def _check_operation(operation: object, verb: str = "ask") -> None:
     cls: type[object] = type(operation)
     if not isinstance(operation, Operation):
-        raise TypeError(f"ask: {operation!r} is no operation of a device")
+        raise TypeError(f"{verb}: {operation!r} is no operation of a device")
     if not isinstance(getattr(cls, "library", None), str):
         raise TypeError(
-            f"ask: {cls.__name__} does not say which library actor serves it; "
+            f"{verb}: {cls.__name__} does not say which library actor serves it; "
             "give the class an attribute library = 'package.module:Class'"
         )
 

@@ -10,13 +10,15 @@ from typing import Protocol
 import trio
 
 from ..actors import ActorStoppedError, DeferredReply
-from ..backends.base import AccelDevice, ContextPoisonedError, KernelLibrary
+from ..backends.base import AccelDevice, ContextPoisonedError, InputFailedError, KernelLibrary
+from ._blocks import Block
 from ._completion import CompletionPort
 from ._errors import FailureClass, classify, locate
 from ._hazards import HazardTracker
 from ._lane import InFlight, Lane
 from ._operation import Launch
 from ._options import DeviceOptions
+from ._order import SubmissionOrder, Turn
 
 __all__ = ["Engine", "EngineHook", "Phase"]
 
@@ -76,6 +78,8 @@ class Engine:
         self._drain = drain
         self._is_lost = False
         self._hazards = HazardTracker()
+        self._order = SubmissionOrder()
+        self._turns: dict[Launch, Turn] = {}
         self._lanes: list[Lane] = []
         self._writers: dict[int, InFlight] = {}
         self._allocated: set[int] = set()
@@ -142,8 +146,8 @@ class Engine:
         try:
             self._enter(launch)
             for argument, used in launch.uses:
-                # While it was queued, it may have been released or spoiled.
-                used.check(f"{launch.name}: {argument}")
+                # While it was queued, it may have been spoiled or released.
+                self._check_input(launch, argument, used)
             # What the program has let go by now is there for this operation.
             self._drain()
             for block, nbytes in launch.allocations:
@@ -155,12 +159,18 @@ class Engine:
                 self._memory.enqueue(copy, lane.stream)
             library.enqueue(launch.spec, lane.stream)
         except Exception as error:
-            self._abandon(launch, lane, blocks if has_staged else None)
+            self._abandon(launch, lane, error, blocks if has_staged else None)
             self._locate(error, launch)
             raise
+        finally:
+            self.leave(launch)
         operation = self._fly(lane, launch, reads, writes)
         for block in writes:
             self._writers[block] = operation
+        for output in launch.outputs:
+            if output.is_released:
+                # Before it was there: it goes when the operation is complete.
+                self.release(output.id)
         operation.crash = crash
         operation.reply = defer(lambda: self._start_grace(lane, operation))
         self.launched += 1
@@ -178,14 +188,50 @@ class Engine:
         self.completion.watch(lane.stream, event)
         return operation
 
+    def enter(self, launch: Launch) -> None:
+        """Note that an operation is handed over: later ones that touch its memory are launched after it."""
+        self._turns[launch] = self._order.enter(*_blocks_of(launch))
+
+    def leave(self, launch: Launch) -> None:
+        """Note that an operation is launched, or never will be."""
+        turn = self._turns.pop(launch, None)
+        if turn is not None:
+            self._order.leave(turn)
+
+    def is_turn_of(self, launch: Launch) -> bool:
+        """Whether everything that must be launched before an operation has been."""
+        turn = self._turns.get(launch)
+        return turn is None or turn.is_ready
+
+    async def wait_turn_of(self, launch: Launch) -> None:
+        """Wait until it has."""
+        turn = self._turns.get(launch)
+        if turn is not None:
+            await turn.wait()
+
+    def _check_input(self, launch: Launch, argument: str, used: Block) -> None:
+        if used.damaged_by is None:
+            used.check(f"{launch.name}: {argument}")
+            return
+        failed = InputFailedError(
+            f"{argument} was to be written by {used.damaged_by}, which failed; make it again, then ask again"
+        )
+        failed.__cause__ = used.failure
+        raise failed
+
     def _abandon(
-        self, launch: Launch, lane: Lane, staged: tuple[frozenset[int], frozenset[int]] | None
+        self,
+        launch: Launch,
+        lane: Lane,
+        error: Exception,
+        staged: tuple[frozenset[int], frozenset[int]] | None,
     ) -> None:
         """Clean up after a launch that failed; its error is the reply that follows.
 
         Args:
             launch: The operation.
             lane: Where it was to go.
+            error: What it failed with.
             staged: The blocks it reads and writes, if copies for it are enqueued already.
         """
         self._notify(Phase.COMPLETE, launch)
@@ -195,7 +241,11 @@ class Engine:
             self._fly(lane, launch, *staged)
         else:
             self._notify(Phase.RELEASE, launch)
-        for block, _ in launch.allocations:
+        made = {block for block, _ in launch.allocations}
+        for output in launch.outputs:
+            if output.id in made:
+                output.spoil(launch.name, error)
+        for block in made:
             self.release(block)
 
     def _locate(self, error: Exception, launch: Launch) -> None:
@@ -240,7 +290,7 @@ class Engine:
     def _report(self, operation: InFlight, reply: DeferredReply[None], error: Exception) -> None:
         launch = operation.launch
         for block in launch.outputs:
-            block.damaged_by = launch.name
+            block.spoil(launch.name, error)
         self._locate(error, launch)
         if classify(error) is FailureClass.SUSPECT:
             reply.fail_as_crash(error)
@@ -333,7 +383,7 @@ class Engine:
     def _fail_lost(self, operation: InFlight, cause: BaseException | None) -> None:
         launch, reply = operation.launch, operation.reply
         for block in launch.outputs:
-            block.damaged_by = launch.name
+            block.spoil(launch.name, cause)
         if reply is not None:
             self._notify(Phase.COMPLETE, launch)
             reply.fail(self.lost(launch, cause))

@@ -58,8 +58,10 @@ class LibraryActor(Actor):
 
     @handles(Launch)
     async def launch(self, message: Launch) -> DeferredReply[None]:
-        """Enqueue an operation, when the window has room."""
+        """Enqueue an operation, when the window has room and those before it are launched."""
         await self._lane.admit()
+        if not self._engine.is_turn_of(message):
+            await self._engine.wait_turn_of(message)
         context = self.context
         try:
             return self._engine.launch(
