@@ -15,7 +15,7 @@ import attrs
 import trio
 
 from trio_accel.backends.base import AccelEvent, AccelStream, DeviceInfo, MemoryStatistics, Waker
-from trio_accel.backends.base.ops import OperationSpec
+from trio_accel.backends.base.ops import ArraySpec, OperationSpec
 from trio_accel.backends.cpu._library import load_kernels
 from trio_accel.backends.cpu._memory import CpuMemory
 
@@ -186,6 +186,9 @@ class ManualDevice:
     def free(self, block: int) -> None:
         self.blocks.free(block)
         self.freed.append(block)
+
+    def host_view(self, array: ArraySpec) -> Any:
+        return self.blocks.view(array)
 
     def memory(self) -> MemoryStatistics:
         return self.blocks.statistics()

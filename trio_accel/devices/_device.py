@@ -270,6 +270,18 @@ class Device:
             raise TypeError(f"shape must be a size or a sequence of sizes, got {shape!r}")
         return await self.ask(Empty(extents, DType.of(dtype), value))
 
+    @asynccontextmanager
+    async def lease(self, ref: AccelRef, *, write: bool = False) -> AsyncGenerator[npt.NDArray[Any], None]:
+        """Hold an array for the host without a copy; see `AccelRef.lease`."""
+        session = await self._ready()
+        if ref.device is not self:
+            raise ValueError(f"lease: the array is on {ref.device.path}, not on {self.path}")
+        ref.block.check("lease")
+        async with session.engine.lease(ref.spec, write=write) as array:
+            # While its turn was waited for, it may have been spoiled or released.
+            ref.block.check("lease")
+            yield array
+
     async def synchronize(self) -> None:
         """Wait until everything launched is complete and all dropped memory is given back."""
         session = await self._ready()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
 
+import numpy.typing as npt
 import trio
 
 from ..actors import ActorStoppedError, DeferredReply
 from ..backends.base import AccelDevice, ContextPoisonedError, InputFailedError, KernelLibrary
+from ..backends.base.ops import ArraySpec
 from ._blocks import Block
 from ._completion import CompletionPort
 from ._errors import FailureClass, classify, locate
@@ -181,9 +184,8 @@ class Engine:
         event = lane.stream.record()
         self._hazards.record(lane.stream, event, reads, writes)
         after = tuple(self._writers[block] for block in reads if block in self._writers)
-        operation = InFlight(launch, event, reads | writes, after)
-        for block in operation.blocks:
-            self._pins[block] = self._pins.get(block, 0) + 1
+        operation = InFlight(launch, event, reads | writes, writes, after)
+        self._pin(operation.blocks)
         lane.operations.append(operation)
         self.completion.watch(lane.stream, event)
         return operation
@@ -191,6 +193,27 @@ class Engine:
     def enter(self, launch: Launch) -> None:
         """Note that an operation is handed over: later ones that touch its memory are launched after it."""
         self._turns[launch] = self._order.enter(*_blocks_of(launch))
+
+    @asynccontextmanager
+    async def lease(self, spec: ArraySpec, *, write: bool) -> AsyncGenerator[npt.NDArray[Any], None]:
+        """Hold an array for the host: as a reader or a writer, like an operation that runs so long."""
+        block = frozenset([spec.block])
+        turn = self._order.enter(frozenset() if write else block, block if write else frozenset())
+        try:
+            await turn.wait()
+            for lane in tuple(self._lanes):
+                while any(operation.touches(spec.block, write=write) for operation in lane.operations):
+                    await lane.changed.wait()
+            self._pin(block)
+            try:
+                array = self.device.host_view(spec)
+                array.flags.writeable = write
+                yield array
+                array.flags.writeable = False
+            finally:
+                self._unpin(block)
+        finally:
+            self._order.leave(turn)
 
     def leave(self, launch: Launch) -> None:
         """Note that an operation is launched, or never will be."""
@@ -330,6 +353,10 @@ class Engine:
         self._dropped.discard(block)
         self._hazards.forget(block)
         self.device.free(block)
+
+    def _pin(self, blocks: frozenset[int]) -> None:
+        for block in blocks:
+            self._pins[block] = self._pins.get(block, 0) + 1
 
     def _unpin(self, blocks: frozenset[int]) -> None:
         for block in blocks:

@@ -22,6 +22,7 @@ class InFlight:
     launch: Launch
     event: AccelEvent
     blocks: frozenset[int]
+    writes: frozenset[int]
     after: tuple[InFlight, ...] = ()
     """Work in flight that makes its inputs; it is done when this is, though perhaps not seen to be."""
     reply: DeferredReply[None] | None = None
@@ -29,6 +30,10 @@ class InFlight:
     is_given_up: bool = False
     """Its asker was cancelled and has waited for its whole grace; nobody waits for it any more."""
     _failure: Exception | None = None
+
+    def touches(self, block: int, *, write: bool) -> bool:
+        """Whether it must be over before the host reads a block, or writes it."""
+        return block in (self.blocks if write else self.writes)
 
     def failure(self) -> Exception | None:
         """What it failed with, by itself or with its inputs; may be asked once it is done."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 import numpy.typing as npt
@@ -161,6 +162,32 @@ class AccelRef:
         if self.size != 1:
             raise ValueError(f"item: the array must have exactly one element, got shape {self.shape}")
         return (await self.to_host()).item()
+
+    @asynccontextmanager
+    async def lease(self, *, write: bool = False) -> AsyncGenerator[npt.NDArray[Any], None]:
+        """Hold the array as a NumPy array over the same memory, where the host can address that.
+
+        Earlier operations are waited for as far as they concern it. Until the end of the ``async
+        with`` it counts as a reader, or a writer: later operations on the same memory wait. So do
+        not wait inside for an operation that must come after the lease, and do not keep the array.
+
+        Args:
+            write: Whether the array is to be changed; otherwise it is read-only.
+
+        Raises:
+            NotSupportedError: The host cannot address the device's memory.
+            StaleRefError: The array must not be used any more.
+        """
+        async with self._device.lease(self, write=write) as array:
+            yield array
+
+    async def copy_to(self, device: Device) -> AccelRef:
+        """Copy the array to another device, through host memory.
+
+        Raises:
+            OutOfMemoryError: There is not enough memory there.
+        """
+        return await device.put(await self.to_host())
 
     async def copy(self) -> AccelRef:
         """Copy the array to new memory of its device."""

@@ -7,11 +7,12 @@ ones are called in a worker thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import attrs
+import numpy.typing as npt
 
-from .ops import OperationSpec
+from .ops import ArraySpec, OperationSpec
 
 __all__ = [
     "AccelBackend",
@@ -176,6 +177,14 @@ class AccelDevice(Protocol):
 
     def free(self, block: int) -> None:
         """Give a memory block back. No work that uses it is enqueued."""
+
+    def host_view(self, array: ArraySpec) -> npt.NDArray[Any]:
+        """A host array over device memory, where the host can address it.
+
+        Raises:
+            NotSupportedError: It cannot.
+        """
+        ...
 
     def memory(self) -> MemoryStatistics:
         """Count the memory."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 
 from ..base import DeviceInfo, MemoryStatistics, NotSupportedError
+from ..base.ops import ArraySpec
 from ._library import CpuLibrary, library_names, load_kernels
-from ._memory import CpuMemory
+from ._memory import CpuMemory, HostArray
 from ._stream import CpuStream
 
 __all__ = ["CpuDevice"]
@@ -63,6 +64,10 @@ class CpuDevice:
     def free(self, block: int) -> None:
         """Give a memory block back; see `CpuMemory.free`."""
         self._memory.free(block)
+
+    def host_view(self, array: ArraySpec) -> HostArray:
+        """A host array over a block; see `AccelDevice.host_view`."""
+        return self._memory.view(array)
 
     def memory(self) -> MemoryStatistics:
         """Count the memory."""

@@ -1,0 +1,111 @@
+"""Leases: the device's own memory as a NumPy array, ordered like an operation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import trio
+from manual_backend import ManualBackend
+from trio.testing import wait_all_tasks_blocked
+
+import trio_accel as ta
+
+
+async def test_what_is_written_is_seen_by_operations_and_the_other_way_round(device: ta.Device) -> None:
+    ref = await device.zeros((3, 4))
+    async with ref.lease(write=True) as array:
+        array[...] = np.arange(12.0).reshape(3, 4)
+    await ta.linalg.scal(2.0, ref[1])
+    async with ref.lease() as array:
+        np.testing.assert_array_equal(array[1], [8, 10, 12, 14])
+        with pytest.raises(ValueError, match="read-only"):
+            array[0, 0] = 1.0
+    async with ref.T[1:3].lease() as view:
+        np.testing.assert_array_equal(view, (await ref.to_host()).T[1:3])
+
+
+async def test_it_waits_for_earlier_writes_and_holds_later_ones_back(
+    manual: ta.Device, backend: ManualBackend
+) -> None:
+    ref = await manual.put(np.ones(3))
+    log: list[str] = []
+    backend.device.is_held = True
+    release = trio.Event()
+
+    async def lease(write: bool) -> None:
+        async with ref.lease(write=write) as array:
+            log.append(f"{'write' if write else 'read'} {array[0]}")
+            if write:
+                array[:] = 7.0
+            await release.wait()
+
+    async def scale() -> None:
+        await ta.linalg.scal(10.0, ref)
+        log.append("scaled")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scale)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(lease, True)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(scale)
+        await wait_all_tasks_blocked()
+        assert log == []
+        backend.device.release()
+        await wait_all_tasks_blocked()
+        assert log == ["scaled", "write 10.0"]
+        release.set()
+    assert log == ["scaled", "write 10.0", "scaled"]
+    np.testing.assert_array_equal(await ref.to_host(), [70, 70, 70])
+
+
+async def test_readers_do_not_hold_each_other_back(device: ta.Device) -> None:
+    ref = await device.put(np.arange(3.0))
+    async with ref.lease() as first, ref.lease() as second:
+        assert first[1] == second[1] == 1.0
+        assert await (await ta.linalg.dot(ref, ref)).item() == 5.0
+        other = await device.zeros(3)
+        async with other.lease(write=True) as written:
+            np.copyto(written, first)
+    np.testing.assert_array_equal(await other.to_host(), [0, 1, 2])
+
+
+async def test_a_cancelled_or_failed_lease_leaves_nothing_behind(
+    manual: ta.Device, backend: ManualBackend
+) -> None:
+    ref = await manual.put(np.ones(3))
+    backend.device.is_held = True
+    pending = manual.submit(ta.linalg.Scal(2.0, ref))
+    await wait_all_tasks_blocked()
+    with trio.move_on_after(0) as scope:
+        async with ref.lease():
+            raise AssertionError("it was being written")
+    assert scope.cancelled_caught
+    backend.device.release()
+    await pending.wait()
+    with pytest.raises(LookupError):
+        async with ref.lease(write=True):
+            raise LookupError
+    await ta.linalg.scal(2.0, ref)
+    np.testing.assert_array_equal(await ref.to_host(), [4, 4, 4])
+    ref.release()
+    with pytest.raises(ta.StaleRefError, match="lease: its memory was released"):
+        async with ref.lease():
+            pass
+
+
+async def test_an_array_released_while_leased_is_freed_afterwards(device: ta.Device) -> None:
+    ref = await device.put(np.ones(3))
+    async with ref.lease() as array:
+        ref.release()
+        assert (await device.statistics()).memory.blocks == 1
+        assert array.sum() == 3.0
+    assert (await device.statistics()).memory.blocks == 0
+
+
+async def test_an_array_can_be_copied_to_another_device(system: ta.System, device: ta.Device) -> None:
+    async with system.open_device("cpu") as other:
+        host = np.arange(6.0).reshape(2, 3)
+        there = await (await device.put(host)).T.copy_to(other)
+        assert there.device is other
+        np.testing.assert_array_equal(await there.to_host(), host.T)
