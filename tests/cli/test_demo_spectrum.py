@@ -179,6 +179,25 @@ def test_recordings_that_cannot_be_read(
     assert not (tmp_path / "spectrogram.png").exists()
 
 
+def test_an_endless_file_is_refused_by_its_beginning(refused: Refused) -> None:
+    for command in ("spectrum --audio", "solve --matrix"):
+        assert "/dev/zero is not a " in refused("demo", *command.split(), "/dev/zero")
+
+
+def test_a_pipe_is_read_to_its_end(cli: Cli, tmp_path: Path) -> None:
+    content = tone(tmp_path / "tone.wav", 1000.0, seconds=0.1).read_bytes()
+    reader, writer = os.pipe()
+    os.write(writer, content)
+    os.close(writer)
+    assert run(cli, "--audio", f"/dev/fd/{reader}")["data"]["duration"] == pytest.approx(0.1)
+    os.close(reader)
+
+
+def test_an_absurd_rate_makes_no_absurd_window(cli: Cli, tmp_path: Path) -> None:
+    wavfile.write(tmp_path / "x.wav", 2_000_000_000, np.arange(100, dtype=np.int8).astype(np.uint8))
+    assert run(cli, "--audio", tmp_path / "x.wav")["data"]["window"] == 65536
+
+
 def test_a_directory_is_no_recording(refused: Refused, tmp_path: Path) -> None:
     assert refused("demo", "spectrum", "--audio", tmp_path) == f"cannot read {tmp_path}: it is a directory"
 

@@ -56,6 +56,14 @@ def test_arrays_are_column_by_column() -> None:
     assert dense(b"%%MatrixMarket matrix array real symmetric\n2 2\n1\n2\n3\n") == [[1, 2], [2, 3]]
 
 
+def test_the_header_may_be_in_any_case() -> None:
+    assert dense(GOOD.replace(BANNER, BANNER.upper())) == [[4, 0.5], [0, 5]]
+
+
+def test_lines_may_end_as_on_windows() -> None:
+    assert dense(GOOD.replace(b"\n", b"\r\n")) == [[4, 0.5], [0, 5]]
+
+
 def test_the_name_in_a_header_of_the_suitesparse_collection(data: Path) -> None:
     assert parse_matrix("LFAT5.mtx", (data / "LFAT5.mtx").read_bytes()).title == "Oberwolfach/LFAT5"
 
@@ -107,6 +115,19 @@ def test_files_that_others_made_read_as_scipy_reads_them(data: Path, name: str) 
             "is not a valid Matrix Market file: line 4",
         ),
         (b"%%MatrixMarket matrix coordinate integer general\n1 1 1\n1 1 99999999999999999999\n", "line 3"),
+        (
+            BANNER + b"2000000000 2000000000 1\n1 1 1\n",
+            "holds 1 entries, too few for a positive definite matrix of 2000000000 × 2000000000",
+        ),
+        (BANNER + b"2000000000 3 1\n1 1 1\n", "too few for a positive definite matrix of 2000000000 × 3"),
+        (
+            BANNER + b"3 3 2000000000000\n1 1 1\n",
+            "is truncated: its header promises 2000000000000 entries",
+        ),
+        (
+            b"%%MatrixMarket matrix array real general\n1000000 1000000\n1\n2\n",
+            "is truncated: its header promises 1000000000000 entries",
+        ),
         (b"\x1f\x8b", "is truncated: the gzip stream ends early"),
         (gzip.compress(GOOD)[:-9], "is truncated: the gzip stream ends early"),
         (gzip.compress(GOOD)[:-8] + bytes(8), "is damaged: CRC check failed"),

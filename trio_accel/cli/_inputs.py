@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING
 from trio_accel.cli._errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trio_accel.cli._matrix_market import Matrix
     from trio_accel.cli._wav import Recording
 
 __all__ = ["check_output", "describe_os_error", "read_matrix", "read_recording"]
+
+# As much of a file as is read before it is clear that the rest is worth reading.
+_HEAD_BYTES = 64
 
 RECORDING = "sense_and_sensibility_01.wav"
 MATRIX = "bcsstk16.mtx.gz"
@@ -25,9 +30,9 @@ def read_recording(path: Path | None) -> Recording:
     Raises:
         InputError: The file is missing, unreadable or not a WAV file.
     """
-    from trio_accel.cli._wav import parse_wav
+    from trio_accel.cli._wav import is_wav, parse_wav
 
-    return parse_wav(_name(path, RECORDING), _content(path, RECORDING))
+    return parse_wav(_name(path, RECORDING), _content(path, RECORDING, is_wav))
 
 
 def read_matrix(path: Path | None) -> Matrix:
@@ -36,9 +41,9 @@ def read_matrix(path: Path | None) -> Matrix:
     Raises:
         InputError: The file is missing, unreadable or not a Matrix Market file.
     """
-    from trio_accel.cli._matrix_market import parse_matrix
+    from trio_accel.cli._matrix_market import is_matrix, parse_matrix
 
-    return parse_matrix(_name(path, MATRIX), _content(path, MATRIX))
+    return parse_matrix(_name(path, MATRIX), _content(path, MATRIX, is_matrix))
 
 
 def check_output(path: Path) -> None:
@@ -69,12 +74,17 @@ def _name(path: Path | None, carried: str) -> str:
     return carried if path is None else str(path)
 
 
-def _content(path: Path | None, carried: str) -> bytes:
+def _content(path: Path | None, carried: str, is_plausible: Callable[[bytes], bool]) -> bytes:
+    """The whole file, or only its first bytes if those show that it is something else."""
     source = files("trio_accel.cli") / "data" / carried if path is None else path
     try:
         if path is not None and path.is_dir():
             raise InputError(f"cannot read {path}: it is a directory")
-        content = source.read_bytes()
+        with source.open("rb") as file:
+            # A pipe may give fewer bytes at once, but these in the end.
+            content = file.read(_HEAD_BYTES)
+            if is_plausible(content):
+                content += file.read()
     except OSError as error:
         raise InputError(f"cannot read {source}: {describe_os_error(error)}") from error
     except MemoryError:

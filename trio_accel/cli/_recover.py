@@ -11,7 +11,7 @@ import numpy as np
 import trio
 
 import trio_accel as ta
-from trio_accel.cli._results import Bench, Check, StepResult
+from trio_accel.cli._results import Bench, Check, StepResult, count_of
 from trio_accel.cli._run import in_thread
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ class RecoverStep:
 def _summarize(data: RecoverData) -> str:
     lost = data.requests - len(data.fates)
     return (
-        f"{data.restarts} crashes, {data.requests} requests: {data.completed} completed, "
+        f"{count_of(data.restarts, 'crash')}, {data.requests} requests: {data.completed} completed, "
         f"{sum(data.failed.values())} failed, {lost or 'none'} lost"
     )
 

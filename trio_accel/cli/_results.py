@@ -11,7 +11,7 @@ import attrs
 if TYPE_CHECKING:
     import trio_accel as ta
 
-__all__ = ["Bench", "Check", "Progress", "Step", "StepResult", "as_json"]
+__all__ = ["Bench", "Check", "Progress", "Step", "StepResult", "as_json", "count_of"]
 
 
 @attrs.frozen(kw_only=True)
@@ -106,6 +106,13 @@ class Step(Protocol):
             InputError: The work showed that an input cannot be used.
         """
         ...
+
+
+def count_of(number: int, noun: str) -> str:
+    """``"1 crash"``, but ``"2 crashes"``: a number with its noun."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}{'es' if noun.endswith('sh') else 's'}"
 
 
 def as_json(value: object) -> object:

@@ -13,7 +13,7 @@ import numpy as np
 import trio_accel as ta
 from trio_accel.cli._errors import InputError
 from trio_accel.cli._inputs import read_matrix
-from trio_accel.cli._results import Bench, Check, Progress, StepResult
+from trio_accel.cli._results import Bench, Check, Progress, StepResult, count_of
 from trio_accel.cli._run import in_thread
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class SolveStep:
         comparison = await in_thread(_compare, matrix, outcome, load, self.rtol)
         iterations = len(outcome.history) - 1
         notes = [comparison.note] if comparison.note is not None else []
-        reached = f"{iterations} iterations, residual {comparison.residual:.1e}"
+        reached = f"{count_of(iterations, 'iteration')}, residual {comparison.residual:.1e}"
         end = reached if outcome.converged else notes[0]
         return StepResult(
             name=self.name,
@@ -274,8 +274,8 @@ def _compare(matrix: Matrix, outcome: _Outcome, load: NDArray[np.float64], rtol:
     residual = float(np.linalg.norm(load - np.asarray(a @ x))) / norm
     checks = [Check(name="residual b - A x, recomputed with SciPy", value=residual, limit=_DRIFT * rtol)]
     if not outcome.converged:
-        last, count = outcome.history[-1], len(outcome.history) - 1
-        said = f"not converged: relative residual {last:.1e} after {count} iterations"
+        last, done = outcome.history[-1], count_of(len(outcome.history) - 1, "iteration")
+        said = f"not converged: relative residual {last:.1e} after {done}"
         return _Comparison(residual=residual, checks=checks, reference=None, note=said)
     note: str | None = None
     if not checks[0].is_ok:

@@ -13,7 +13,7 @@ import trio_accel as ta
 from trio_accel.cli import _plot
 from trio_accel.cli._errors import InputError
 from trio_accel.cli._inputs import check_output, describe_os_error, read_recording
-from trio_accel.cli._results import Bench, Check, StepResult
+from trio_accel.cli._results import Bench, Check, StepResult, count_of
 from trio_accel.cli._run import in_thread
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["SpectrumData", "SpectrumStep", "Stft"]
 
 _WINDOW_SECONDS = 0.032
+_SMALLEST_WINDOW, _LARGEST_WINDOW = 16, 65536
 _LARGEST_COLUMNS = 2000
 _BATCH_FRAMES = 512
 _TOLERANCE = 1e-5
@@ -48,8 +49,9 @@ class Stft:
 
     @classmethod
     def for_recording(cls, recording: Recording) -> Stft:
-        """Frames of about 32 ms."""
-        window = max(16, 2 ** round(math.log2(recording.rate * _WINDOW_SECONDS)))
+        """Frames of about 32 ms; any rate may be in a file, so their number of samples has bounds."""
+        window = 2 ** round(math.log2(recording.rate * _WINDOW_SECONDS))
+        window = min(max(window, _SMALLEST_WINDOW), _LARGEST_WINDOW)
         hop = window // 4
         frames = 1 + math.ceil(max(0, recording.samples.size - window) / hop)
         return cls(window=window, hop=hop, frames=frames, mean_of=math.ceil(frames / _LARGEST_COLUMNS))
@@ -160,7 +162,7 @@ class SpectrumStep:
             notes.append("the recording is silent")
         return StepResult(
             name=self.name,
-            summary=f"{stft.frames} frames of {stft.window} samples, "
+            summary=f"{count_of(stft.frames, 'frame')} of {stft.window} samples, "
             f"{recording.seconds:.2f} s at {recording.rate / 1000:g} kHz",
             checks=[
                 Check(name="rfft of every frame, relative error", value=forward.relative, limit=_TOLERANCE),

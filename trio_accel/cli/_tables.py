@@ -15,6 +15,7 @@ from rich.text import Text
 from trio_accel.cli._chart import ResidualChart
 from trio_accel.cli._matmul import MatmulData
 from trio_accel.cli._recover import RecoverData
+from trio_accel.cli._results import count_of
 from trio_accel.cli._solve import SolveData
 from trio_accel.cli._spectrum import SpectrumData
 
@@ -110,7 +111,7 @@ def _spectrum(data: SpectrumData) -> Iterator[tuple[str, str]]:
 
 
 def _solve(data: SolveData) -> Iterator[tuple[str, str]]:
-    yield "matrix", f"{data.matrix}: {data.rows} × {data.rows}, {data.nonzeros} nonzeros"
+    yield "matrix", f"{data.matrix}: {data.rows} × {data.rows}, {count_of(data.nonzeros, 'nonzero')}"
     yield "", data.kind
     if data.title:
         yield "", data.title
@@ -119,7 +120,8 @@ def _solve(data: SolveData) -> Iterator[tuple[str, str]]:
         if data.converged
         else f"of at most {data.max_iterations}, without reaching {data.rtol:.0e}"
     )
-    yield "solved by", f"conjugate gradients, no preconditioner, {data.iterations} iterations {goal}"
+    iterations = count_of(data.iterations, "iteration")
+    yield "solved by", f"conjugate gradients, no preconditioner, {iterations} {goal}"
     yield "condition", f"{data.condition:.1e} (from the Ritz values)"
     yield "residual", "norm(b - A x) / norm(b), b = 1 in every row:"
 

@@ -20,7 +20,7 @@ from trio_accel.cli._errors import InputError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Recording", "parse_wav"]
+__all__ = ["Recording", "is_wav", "parse_wav"]
 
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _ENCODINGS = {
@@ -75,6 +75,11 @@ class _Format:
     @property
     def encoding(self) -> str:
         return f"{self.bits}-bit {'float' if self.code == _FLOAT else 'PCM'}"
+
+
+def is_wav(head: bytes) -> bool:
+    """Whether a file that begins like this can be a WAV file."""
+    return head[:4] in _FORMS
 
 
 def parse_wav(name: str, content: bytes) -> Recording:
