@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 import trio
+from trio.lowlevel import enable_ki_protection
 
 from ._actor import Actor
 from ._envelope import Envelope, crash_error
@@ -247,6 +248,7 @@ class Cell:
         """Make the instance of an incarnation."""
         return self.actor_class(*self._args, **self._kwargs)
 
+    @enable_ki_protection
     async def run(self) -> None:
         """Run incarnations until the actor ends for good. This is the cell's task.
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import attrs
+from trio.lowlevel import enable_ki_protection
 
 from ._envelope import DeferredReply, Envelope, EnvelopeState
 from ._errors import MailboxFullError
@@ -90,6 +91,7 @@ class ActorContext:
             actor_class, args, kwargs, name=name, restart=restart, policy=policy, mailbox=mailbox
         )
 
+    @enable_ki_protection
     def defer(self, *, on_cancel: Callable[[], None] | None = None) -> DeferredReply[Any]:
         """Keep the request being served open: its reply is given later, the next message comes at once.
 
@@ -122,6 +124,7 @@ class ActorContext:
             _logger.exception("actor %s: the on_cancel hook of %s failed", self.path, operation)
             self.crash(error)
 
+    @enable_ki_protection
     def stash(self, message: AnyMessage) -> None:
         """Set the message being served aside; its asker goes on waiting. The handler returns then.
 
@@ -149,10 +152,12 @@ class ActorContext:
         # Set aside only when the handler has returned: until then the message is its own.
         envelope.state = EnvelopeState.STASHING
 
+    @enable_ki_protection
     def unstash_all(self) -> None:
         """Put the messages that were set aside back in front of the mailbox, in their order."""
         self._cell.mailbox.unstash_all()
 
+    @enable_ki_protection
     def watch(self, ref: Ref[Any], *, to: Message[Any] | Callable[[Terminated], Message[Any]]) -> None:
         """Be told when another actor has ended for good; at once if it has already.
 
@@ -172,6 +177,7 @@ class ActorContext:
         notify = partial(self._notify, cell_of(ref), to, copy_context())
         self._incarnation.watch(cell_of(ref), notify)
 
+    @enable_ki_protection
     def unwatch(self, ref: Ref[Any]) -> None:
         """Watch an actor no more."""
         self._incarnation.unwatch(cell_of(ref))
@@ -195,10 +201,12 @@ class ActorContext:
             Envelope(message, context=context, sender=None, deadline=float("inf"), is_told=True)
         )
 
+    @enable_ki_protection
     def stop(self) -> None:
         """End this actor after the message being served. A permanent actor is not restarted either."""
         self._cell.request_stop("it stopped itself")
 
+    @enable_ki_protection
     def finish(self) -> None:
         """End this incarnation after the message being served: its work is done.
 
@@ -209,6 +217,7 @@ class ActorContext:
         if self._cell.incarnation is self._incarnation:
             self._incarnation.finish()
 
+    @enable_ki_protection
     def crash(self, error: Exception) -> None:
         """Crash this incarnation before its next message, as if a handler had raised the error.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Generic, NoReturn, TypeVar
 
 import outcome
 import trio
+from trio.lowlevel import enable_ki_protection
 
 from ._errors import ActorFailedError
 from ._failures import describe
@@ -149,18 +150,22 @@ class DeferredReply(Generic[ReplyT_contra]):
         """Whether the asker was cancelled and waits for the request to unwind."""
         return self._envelope.is_cancelled
 
+    @enable_ki_protection
     def set(self, value: ReplyT_contra) -> bool:
         """Reply with a value."""
         return self._settle(outcome.Value(value))
 
+    @enable_ki_protection
     def fail(self, error: Exception) -> bool:
         """Reply with an error, which is raised in the asker as it is."""
         return self._settle(outcome.Error(error))
 
+    @enable_ki_protection
     def fail_as_crash(self, error: Exception) -> bool:
         """Reply as if the actor had crashed with an error: `ActorFailedError` caused by it."""
         return self._settle(outcome.Error(crash_error(self._cell.path, self._envelope.message, error)))
 
+    @enable_ki_protection
     def cancelled(self) -> bool:
         """End the ask of a cancelled asker with its cancellation.
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import attrs
+from trio.lowlevel import disable_ki_protection
 
 from ._messages import AnyMessage, Message, MessageClass, Request, RequestClass
 
@@ -164,7 +165,8 @@ def collect_handlers(cls: type) -> HandlerTable:
             # By name, so that an override without the decorator is the one that runs.
             function = getattr(cls, name)
             _check_override(cls, name, function, mark.message)
-            table[mark.message] = Handler(function, mark.group)
+            # The runtime holds Ctrl-C off while it works; user code is interrupted as everywhere in Trio.
+            table[mark.message] = Handler(disable_ki_protection(function), mark.group)
     _check_groups(cls, table)
     return table
 

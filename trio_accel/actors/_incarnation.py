@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import outcome
 import trio
+from trio.lowlevel import enable_ki_protection
 
 from ._actor import Actor
 from ._context import ActorContext, RestartInfo
@@ -257,6 +258,7 @@ class Incarnation:
         counts[group] = counts.get(group, 0) + 1
         self.nursery.start_soon(self._run_grouped, handler, group, envelope)
 
+    @enable_ki_protection
     async def _run_grouped(self, handler: Handler, group: Group, envelope: Envelope) -> None:
         with running(self.cell) as task:
             self._grouped[task] = envelope

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 import outcome
 import trio
+from trio.lowlevel import enable_ki_protection
 
 from ._envelope import EXPIRED, Envelope, EnvelopeState
 from ._errors import AskCycleError, MailboxFullError
@@ -47,6 +48,7 @@ class Ref(Generic[ActorT_co]):
         """Whether the actor has ended for good."""
         return self._cell.terminated is not None
 
+    @enable_ki_protection
     async def ask(self, request: Request[ActorT_co, ReplyT], /, *, abandon_on_cancel: bool = False) -> ReplyT:
         """Send a request and wait for its reply.
 
@@ -112,6 +114,7 @@ class Ref(Generic[ActorT_co]):
         envelope.on_done = cast("Callable[[outcome.Outcome[object]], None]", on_done)
         cell.mailbox.put(envelope)
 
+    @enable_ki_protection
     async def tell(self, message: Message[ActorT_co], /) -> None:
         """Send a message without a reply; waits for room in the mailbox.
 
@@ -130,6 +133,7 @@ class Ref(Generic[ActorT_co]):
         else:
             await _park(self._cell, envelope, False)
 
+    @enable_ki_protection
     def tell_nowait(self, message: Message[ActorT_co], /) -> None:
         """Send a message without a reply, if there is room.
 
@@ -142,6 +146,7 @@ class Ref(Generic[ActorT_co]):
             raise trio.WouldBlock
         self._put_told(envelope)
 
+    @enable_ki_protection
     async def stop(self, *, drain: bool = False) -> None:
         """Stop the actor and wait until it has ended. It takes no new messages from now on.
 
@@ -163,10 +168,12 @@ class Ref(Generic[ActorT_co]):
             )
         await cell.supervisor.stop_child(cell, "stop was asked for", drain=drain)
 
+    @enable_ki_protection
     def cancel(self, reason: str) -> None:
         """End the actor now: the message being served is cancelled, queued ones are refused, no restart."""
         self._cell.cancel(reason)
 
+    @enable_ki_protection
     async def wait_terminated(self) -> Terminated:
         """Wait until the actor has ended for good; at once if it has already."""
         return await self._cell.wait_terminated()

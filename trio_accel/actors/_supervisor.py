@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 import trio
+from trio.lowlevel import enable_ki_protection
 
 from ._actor import Actor
 from ._errors import ActorFailedError
@@ -69,6 +70,7 @@ class Supervisor:
         self._restarting: trio.CancelScope | None = None
         self._counter = 0
 
+    @enable_ki_protection
     async def spawn(
         self,
         actor_class: Callable[..., ActorT],
@@ -130,6 +132,7 @@ class Supervisor:
             self._nursery.start_soon(self._restart_several, cell, cell.swept, error)
         return await cell.wait_turn()
 
+    @enable_ki_protection
     async def _restart_several(self, cell: Cell, failure: trio.Event, error: BaseException | None) -> None:
         """Restart a child that failed, and those that its failure concerns."""
         if self._turns is None:
@@ -259,9 +262,16 @@ class Supervisor:
         self.stopping = True
         if self._restarting is not None:
             self._restarting.cancel(reason=reason)
-        for cell in reversed(tuple(self.children.values())):
-            if not cell.is_quarantined:
-                await self.stop_child(cell, reason)
+        try:
+            for cell in reversed(tuple(self.children.values())):
+                if not cell.is_quarantined:
+                    await self.stop_child(cell, reason)
+        except BaseException:
+            # Only Ctrl-C gets through the shield around this. The nursery waits for the children, and
+            # they listen to nobody else.
+            for cell in self.children.values():
+                cell.cancel(f"{reason}; that was interrupted")
+            raise
 
     def forget(self, cell: Cell) -> None:
         """Take a child that has ended for good out of the tree."""

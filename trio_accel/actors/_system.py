@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Self, TypeVar, TypeVarTuple
 
 import trio
+from trio.lowlevel import enable_ki_protection
 
 from ._actor import Actor
 from ._events import Observer, Observers, Subscription
@@ -112,6 +113,7 @@ class System(_Spawner):
 
     @classmethod
     @asynccontextmanager
+    @enable_ki_protection
     async def open(cls, name: str, options: SystemOptions | None = None) -> AsyncGenerator[Self, None]:
         """Open a system of this class; see `open_system`."""
         if not isinstance(name, str) or not name or "/" in name:
@@ -135,6 +137,7 @@ class System(_Spawner):
             await _stop_all(spawner._supervisor, "the system closes")  # noqa: SLF001
 
     @asynccontextmanager
+    @enable_ki_protection
     async def open_supervisor(
         self,
         name: str,
@@ -205,6 +208,7 @@ async def _stop_all(supervisor: Supervisor, reason: str) -> None:
 
 
 @asynccontextmanager
+@enable_ki_protection
 async def open_system(name: str, *, options: SystemOptions | None = None) -> AsyncGenerator[System, None]:
     """Open a system of actors: the body of the ``async with`` runs beside them.
 
