@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 import trio
 
+import trio_accel as ta
 from trio_accel.backends.base import AccelEvent, AccelStream, DeviceInfo, MemoryStatistics, Waker
 from trio_accel.backends.base.ops import ArraySpec, OperationSpec
 from trio_accel.backends.cpu._library import load_kernels
@@ -53,6 +54,10 @@ class ManualStream:
 
     def enqueue(self, work: Callable[[], object]) -> None:
         self._put(work)
+
+    @property
+    def failure(self) -> Exception | None:
+        return self.device.failure
 
     def record(self) -> ManualEvent:
         event = ManualEvent()
@@ -158,6 +163,7 @@ class ManualDevice:
     blocks: CpuMemory
     libraries: tuple[str, ...] = LIBRARIES
     is_held: bool = False
+    failure: Exception | None = None
     refuse: dict[type[OperationSpec], Callable[[], Exception]] = attrs.field(factory=dict)
     fail: dict[type[OperationSpec], Callable[[], Exception]] = attrs.field(factory=dict)
     streams: list[ManualStream] = attrs.field(factory=list)
@@ -186,6 +192,9 @@ class ManualDevice:
     def free(self, block: int) -> None:
         self.blocks.free(block)
         self.freed.append(block)
+
+    def poison(self, reason: str) -> None:
+        self.failure = ta.ContextPoisonedError(reason)
 
     def host_view(self, array: ArraySpec) -> Any:
         return self.blocks.view(array)

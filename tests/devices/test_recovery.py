@@ -370,7 +370,8 @@ async def test_nothing_more_is_launched_on_a_lost_context(
         await wait_all_tasks_blocked()
         assert first.enqueued.count("MatmulSpec") == 2  # the one at the start, and the one that ran
         assert backend.device.enqueued.count("MatmulSpec") == 2
-        assert fates.count() == {"AccelRef": 3, "ContextPoisonedError": 1}
+        # What ran ends with the context; what waited runs on the next.
+        assert fates.count() == {"AccelRef": 2, "ContextPoisonedError": 2}
 
 
 async def test_requests_wait_while_the_context_is_rebuilt(

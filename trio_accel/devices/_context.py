@@ -72,6 +72,7 @@ class ContextActor(Actor):
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(engine.run)
+                nursery.start_soon(engine.watch)
                 nursery.start_soon(engine.completion.run)
                 front.attach(self._session)
                 yield

@@ -158,9 +158,17 @@ class Device:
         Raises:
             DeviceLostError: The device is closed, lost or being rebuilt.
         """
+        return tuple(self.engine().device.libraries)
+
+    def engine(self) -> Engine:
+        """The engine of the current generation, for the runtime's own use.
+
+        Raises:
+            DeviceLostError: The device is closed, lost or being rebuilt.
+        """
         if self._session is None:
             raise DeviceLostError("the device has no context now", device=self.name)
-        return tuple(self._session.engine.device.libraries)
+        return self._session.engine
 
     async def ask(self, operation: Operation[LibraryT, ReplyT], /) -> ReplyT:
         """Run an operation and wait for its reply, which comes when the device has completed it.

@@ -12,7 +12,13 @@ import numpy.typing as npt
 import trio
 
 from ..actors import ActorStoppedError, DeferredReply
-from ..backends.base import AccelDevice, ContextPoisonedError, InputFailedError, KernelLibrary
+from ..backends.base import (
+    AccelDevice,
+    CompletionTimeoutError,
+    ContextPoisonedError,
+    InputFailedError,
+    KernelLibrary,
+)
 from ..backends.base.ops import ArraySpec
 from ._blocks import Block
 from ._completion import CompletionPort
@@ -25,6 +31,9 @@ from ._order import SubmissionOrder, Turn
 
 __all__ = ["Engine", "EngineHook", "Phase"]
 
+_WATCH_INTERVAL = 0.02
+# Its streams do nothing useful any more: the next context does not wait for them.
+_GRACE_OF_A_LOST_CONTEXT = 0.1
 _logger = logging.getLogger("trio_accel.devices")
 
 
@@ -80,6 +89,7 @@ class Engine:
         self._lose = lose
         self._drain = drain
         self._is_lost = False
+        self._grace_at_end = options.cancel_grace
         self._hazards = HazardTracker()
         self._order = SubmissionOrder()
         self._turns: dict[Launch, Turn] = {}
@@ -92,6 +102,7 @@ class Engine:
         # Only while they are in flight: an operation holds on to its arrays.
         self._grace: dict[InFlight, tuple[float, Lane]] = {}
         self._grace_started = trio.Event()
+        self._busy = trio.Event()
         self.launched: int = 0
         self.completed: int = 0
 
@@ -184,9 +195,10 @@ class Engine:
         event = lane.stream.record()
         self._hazards.record(lane.stream, event, reads, writes)
         after = tuple(self._writers[block] for block in reads if block in self._writers)
-        operation = InFlight(launch, event, reads | writes, writes, after)
+        operation = InFlight(launch, event, reads | writes, writes, after, launched_at=trio.current_time())
         self._pin(operation.blocks)
         lane.operations.append(operation)
+        self._busy.set()
         self.completion.watch(lane.stream, event)
         return operation
 
@@ -274,9 +286,8 @@ class Engine:
     def _locate(self, error: Exception, launch: Launch) -> None:
         """Say where an error happened, and see to a context that is lost."""
         locate(error, device=self.device.info.name, operation=launch.name, generation=self.generation)
-        if classify(error) is FailureClass.CONTEXT_LOST and not self._is_lost:
-            self._is_lost = True
-            self._lose(error)
+        if classify(error) is FailureClass.CONTEXT_LOST:
+            self.lose_context(error)
 
     def has(self, launch: Launch) -> bool:
         """Whether an operation is in flight."""
@@ -290,13 +301,14 @@ class Engine:
                 self._finish(lane.operations.popleft())
                 done = True
             if done:
+                lane.last_done = trio.current_time()
                 lane.notify()
                 self._sweep(lane)
 
     def _finish(self, operation: InFlight) -> None:
         launch, reply, error = operation.launch, operation.reply, operation.failure()
         self._grace.pop(operation, None)
-        if reply is not None:
+        if reply is not None and not operation.is_lost:
             self.completed += 1
             self._notify(Phase.COMPLETE, launch)
             if error is None:
@@ -308,7 +320,8 @@ class Engine:
             if self._writers.get(block) is operation:
                 del self._writers[block]
         self._unpin(operation.blocks)
-        self._notify(Phase.RELEASE, launch)
+        if not operation.is_lost:
+            self._notify(Phase.RELEASE, launch)
 
     def _report(self, operation: InFlight, reply: DeferredReply[None], error: Exception) -> None:
         launch = operation.launch
@@ -368,6 +381,46 @@ class Engine:
             if block in self._dropped:
                 self.release(block)
 
+    async def watch(self) -> None:
+        """See what no completion tells: a context that is lost, and operations that do not end."""
+        while True:
+            if not self.in_flight:
+                self._busy = trio.Event()
+                await self._busy.wait()
+            await trio.sleep(_WATCH_INTERVAL)
+            if not self._is_lost:
+                self._look_after(trio.current_time())
+
+    def _look_after(self, now: float) -> None:
+        for lane in self._lanes:
+            if lane.operations and (failure := lane.stream.failure) is not None:
+                self.lose_context(failure)
+                return
+        limit = self._options.stuck_after
+        if limit is None:
+            return
+        for lane in self._lanes:
+            # A stream runs in order, so only its first operation can be the one that is stuck.
+            first = lane.operations[0] if lane.operations else None
+            if first is not None and now - max(first.launched_at, lane.last_done) > limit:
+                stuck = CompletionTimeoutError(
+                    f"it did not complete within stuck_after = {limit:g} s",
+                    device=self.device.info.name,
+                    operation=first.launch.name,
+                    generation=self.generation,
+                )
+                if first.reply is not None:
+                    first.reply.fail(stuck)
+                self.lose_context(stuck)
+                return
+
+    def lose_context(self, cause: Exception) -> None:
+        """The context is gone: end everything in flight, and have it replaced."""
+        if not self._is_lost:
+            self._grace_at_end = min(self._options.cancel_grace, _GRACE_OF_A_LOST_CONTEXT)
+            self.fail_all(cause)
+            self._lose(cause)
+
     async def run(self) -> None:
         """Give up waiting for cancelled operations whose grace is over; runs beside the engine."""
         while True:
@@ -404,7 +457,9 @@ class Engine:
         for lane in self._lanes:
             for operation in lane.operations:
                 operation.is_given_up = True
-                self._fail_lost(operation, cause)
+                if not operation.is_lost:
+                    operation.is_lost = True
+                    self._fail_lost(operation, cause)
             lane.notify()
 
     def _fail_lost(self, operation: InFlight, cause: BaseException | None) -> None:
@@ -437,7 +492,7 @@ class Engine:
         self.completion.close()
         if not self.in_flight:
             self._memory.close()
-        return await trio.to_thread.run_sync(self.device.close, self._options.cancel_grace)
+        return await trio.to_thread.run_sync(self.device.close, self._grace_at_end)
 
 
 def _blocks_of(launch: Launch) -> tuple[frozenset[int], frozenset[int]]:

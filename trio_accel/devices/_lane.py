@@ -27,6 +27,9 @@ class InFlight:
     """Work in flight that makes its inputs; it is done when this is, though perhaps not seen to be."""
     reply: DeferredReply[None] | None = None
     crash: Callable[[Exception], None] | None = None
+    launched_at: float = 0.0
+    is_lost: bool = False
+    """Its context is gone, and its asker knows."""
     is_given_up: bool = False
     """Its asker was cancelled and has waited for its whole grace; nobody waits for it any more."""
     _failure: Exception | None = None
@@ -64,6 +67,8 @@ class Lane:
     owner: str
     """Path of the library actor whose incarnations launch here, one lane each."""
     operations: deque[InFlight] = attrs.field(factory=deque[InFlight])
+    last_done: float = 0.0
+    """When an operation was last seen to be complete, on Trio's clock."""
     changed: trio.Event = attrs.field(factory=trio.Event)
     on_idle: Callable[[], None] | None = None
     """Set when the stream takes no more work: called when the last operation is done."""

@@ -30,6 +30,11 @@ def _isolation(
         raise ValueError(f"DeviceOptions: isolation must be 'process', 'inline' or None, got {value!r}")
 
 
+def _above_zero(instance: DeviceOptions, attribute: attrs.Attribute[float], value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        raise ValueError(f"DeviceOptions: {attribute.name} must be seconds above 0 or None, got {value!r}")
+
+
 def _intensity(instance: DeviceOptions, attribute: attrs.Attribute[Intensity], value: Intensity) -> None:
     if not isinstance(value, Intensity):
         raise TypeError(f"DeviceOptions: intensity must be an Intensity, got {value!r}")
@@ -63,6 +68,8 @@ class DeviceOptions:
         backoff: Waiting before a context or library is started again.
         cancel_grace: Seconds that a cancelled asker waits for its running operation. Past it the
             asker gets its cancellation, and the buffers stay reserved until the device is done.
+        stuck_after: Seconds after which a running operation counts as hung: its asker gets
+            `CompletionTimeoutError`, and the context is replaced. None: never.
         memory_limit: The most bytes that arrays on the device may take; None for what there is.
     """
 
@@ -72,4 +79,5 @@ class DeviceOptions:
     intensity: Intensity = attrs.field(default=Intensity(3, 60.0), validator=_intensity)
     backoff: Backoff = attrs.field(factory=Backoff, validator=_backoff)
     cancel_grace: float = attrs.field(default=5.0, validator=_seconds)
+    stuck_after: float | None = attrs.field(default=None, validator=attrs.validators.optional(_above_zero))
     memory_limit: int | None = attrs.field(default=None, validator=attrs.validators.optional(_positive))

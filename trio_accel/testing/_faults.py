@@ -10,7 +10,7 @@ import attrs
 from ..backends.base import AccelError
 from ..devices import Device, Launch, Operation, Phase, operation_name
 
-__all__ = ["FaultInjection", "inject_fault"]
+__all__ = ["FaultInjection", "inject_fault", "poison"]
 
 
 @attrs.define(eq=False)
@@ -46,6 +46,17 @@ class FaultInjection:
             self.remove()
         # A new instance each time: an exception object must not be raised twice.
         raise _anew(self.error)
+
+
+def poison(device: Device, reason: str = "poisoned by a test") -> None:
+    """Make the device's context unusable, as a fault on the hardware would, while it works.
+
+    What is in flight ends with `ContextPoisonedError`, and the context is replaced.
+
+    Raises:
+        DeviceLostError: The device has no context now.
+    """
+    device.engine().device.poison(reason)
 
 
 def inject_fault(

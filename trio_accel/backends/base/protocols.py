@@ -101,6 +101,11 @@ class AccelStream(Protocol):
         """Name for people: shown in traces and thread lists."""
         ...
 
+    @property
+    def failure(self) -> Exception | None:
+        """Why the context cannot be used any more; None while it can. Rings may not come then."""
+        ...
+
     def record(self) -> AccelEvent:
         """Make an event after everything enqueued so far."""
         ...
@@ -177,6 +182,9 @@ class AccelDevice(Protocol):
 
     def free(self, block: int) -> None:
         """Give a memory block back. No work that uses it is enqueued."""
+
+    def poison(self, reason: str) -> None:
+        """Make the context unusable, as a fault on the device would: for tests of what happens then."""
 
     def host_view(self, array: ArraySpec) -> npt.NDArray[Any]:
         """A host array over device memory, where the host can address it.

@@ -8,7 +8,7 @@ from ..base import DeviceInfo, MemoryStatistics, NotSupportedError
 from ..base.ops import ArraySpec
 from ._library import CpuLibrary, library_names, load_kernels
 from ._memory import CpuMemory, HostArray
-from ._stream import CpuStream
+from ._stream import CpuFault, CpuStream
 
 __all__ = ["CpuDevice"]
 
@@ -21,6 +21,7 @@ class CpuDevice:
         self._memory = CpuMemory(info.name, memory_limit)
         self._streams: list[CpuStream] = []
         self._is_closed = False
+        self._fault = CpuFault(info.name)
 
     @property
     def info(self) -> DeviceInfo:
@@ -35,7 +36,7 @@ class CpuDevice:
     def open_stream(self, name: str) -> CpuStream:
         """Make a stream; its thread starts with the first work."""
         self._check_open()
-        stream = CpuStream(name)
+        stream = CpuStream(name, self._fault)
         # A long-lived device opens a stream for each restart of a library: forget those that ended.
         self._streams = [other for other in self._streams if not other.has_ended]
         self._streams.append(stream)
@@ -64,6 +65,14 @@ class CpuDevice:
     def free(self, block: int) -> None:
         """Give a memory block back; see `CpuMemory.free`."""
         self._memory.free(block)
+
+    def poison(self, reason: str) -> None:
+        """Make the context unusable; see `AccelDevice.poison`.
+
+        What has not run yet does not, events are done with the error, and nobody is rung: the same
+        as on a GPU whose context is lost.
+        """
+        self._fault.reason = reason
 
     def host_view(self, array: ArraySpec) -> HostArray:
         """A host array over a block; see `AccelDevice.host_view`."""

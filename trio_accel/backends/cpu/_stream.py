@@ -12,9 +12,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ..base import AccelEvent, Waker
+from ..base import AccelEvent, ContextPoisonedError, Waker
 
-__all__ = ["CpuEvent", "CpuStream", "Work"]
+__all__ = ["CpuEvent", "CpuFault", "CpuStream", "Work"]
 
 Work: TypeAlias = Callable[[], object]
 """One operation, ready to run; what it returns is dropped."""
@@ -27,8 +27,9 @@ class CpuStream:
     not stop the stream: the next event reports it, and the one after that is clean.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, fault: CpuFault | None = None) -> None:
         self._name = name
+        self._fault = fault or CpuFault("cpu")
         # Of what the standard library has to hand over work (measured: Queue, Condition, Semaphore,
         # a lock beside a deque) a SimpleQueue is the steadiest to wake an idle thread, and alone
         # costs next to nothing (20 ns) while the thread is busy.
@@ -42,6 +43,11 @@ class CpuStream:
     def name(self) -> str:
         """Name of the stream and of its thread."""
         return self._name
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the context cannot be used any more; None while it can."""
+        return self._fault.error()
 
     @property
     def is_closed(self) -> bool:
@@ -58,7 +64,11 @@ class CpuStream:
 
         Raises:
             RuntimeError: The stream is closed.
+            ContextPoisonedError: The context is lost.
         """
+        failure = self._fault.error()
+        if failure is not None:
+            raise failure
         self._put(work)
 
     def record(self) -> CpuEvent:
@@ -122,7 +132,9 @@ class CpuStream:
             if self._thread is None:
                 # A daemon: a stuck operation must not keep the interpreter from ending. Started
                 # before there is work: if the system has no thread left, nothing was enqueued.
-                thread = threading.Thread(target=_run, args=(self._items,), name=self._name, daemon=True)
+                thread = threading.Thread(
+                    target=_run, args=(self._items, self._fault), name=self._name, daemon=True
+                )
                 thread.start()
                 self._thread = thread
             self._items.put(item)
@@ -163,14 +175,18 @@ class CpuEvent:
                 return
         waker.ring()
 
-    def finish(self, error: Exception | None) -> None:
-        """Mark the event as done and ring; called once, from the stream's thread."""
+    def finish(self, error: Exception | None, *, is_lost: bool = False) -> None:
+        """Mark the event as done and ring; called once, from the stream's thread.
+
+        When the context is lost, only other streams are told: nobody else is rung then.
+        """
         with self._lock:
             self._error = error
             self._is_done = True
             wakers, self._wakers = self._wakers, []
         for waker in wakers:
-            waker.ring()
+            if not is_lost or isinstance(waker, _Latch):
+                waker.ring()
 
     def __repr__(self) -> str:
         return f"<CpuEvent ({'done' if self._is_done else 'pending'}, error {self._error!r})>"
@@ -201,15 +217,35 @@ def _wait_until_done(event: CpuEvent) -> None:
     latch.wait()
 
 
-def _run(items: queue.SimpleQueue[_Item]) -> None:
+class CpuFault:
+    """The state of a context that all its streams share: usable, or lost for a reason."""
+
+    __slots__ = ("_device", "reason")
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self.reason: str | None = None
+
+    def error(self) -> ContextPoisonedError | None:
+        """A new error that says why the context is lost; None while it is usable."""
+        if self.reason is None:
+            return None
+        return ContextPoisonedError(f"the context is lost: {self.reason}", device=self._device)
+
+
+def _run(items: queue.SimpleQueue[_Item], fault: CpuFault) -> None:
     """Body of a stream's thread."""
     error: Exception | None = None
     # Overflow and the like are results here, as on any device, and no warnings.
     with np.errstate(all="ignore"):
         while (item := items.get()) is not None:
+            lost = fault.error()
             if isinstance(item, CpuEvent):
-                item.finish(error)
+                item.finish(lost or error, is_lost=lost is not None)
                 error = None
+            elif lost is not None:
+                # What was enqueued behind the fault never runs.
+                error = lost
             else:
                 failure = _call(item)
                 error = error or failure
