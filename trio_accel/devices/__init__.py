@@ -17,6 +17,14 @@ from ._operation import Launch, Operand, Operation, Planned, Planner, in_range, 
 from ._options import DeviceOptions
 from ._pending import Pending
 from ._ref import AccelRef
+from ._streams import (
+    PerActorStreams,
+    PerLibraryStreams,
+    SingleStream,
+    StreamPool,
+    StreamSource,
+    StreamStrategy,
+)
 from ._system import DeviceOpening, System, open_system
 
 __all__ = [
@@ -41,11 +49,17 @@ __all__ = [
     "Operand",
     "Operation",
     "Pending",
+    "PerActorStreams",
+    "PerLibraryStreams",
     "Phase",
     "Planned",
     "Planner",
     "PolledCompletion",
     "Put",
+    "SingleStream",
+    "StreamPool",
+    "StreamSource",
+    "StreamStrategy",
     "SyncCompletion",
     "System",
     "ToHost",

@@ -14,6 +14,7 @@ import trio
 from ..actors import ActorStoppedError, DeferredReply
 from ..backends.base import (
     AccelDevice,
+    AccelStream,
     CompletionTimeoutError,
     ContextPoisonedError,
     InputFailedError,
@@ -93,6 +94,7 @@ class Engine:
         self._hazards = HazardTracker()
         self._order = SubmissionOrder()
         self._turns: dict[Launch, Turn] = {}
+        self._streams = options.streams.open(device)
         self._lanes: list[Lane] = []
         self._writers: dict[int, InFlight] = {}
         self._allocated: set[int] = set()
@@ -111,15 +113,15 @@ class Engine:
         """Operations that the backend has."""
         return sum(len(lane.operations) for lane in self._lanes)
 
-    def open_lane(self, name: str, owner: str) -> Lane:
-        """Make a stream for one incarnation of the library actor with the path `owner`."""
-        lane = Lane(self.device.open_stream(name), self._options.in_flight, owner)
+    def open_lane(self, library: str, owner: str) -> Lane:
+        """Take a stream for one incarnation of the library actor with the path `owner`."""
+        lane = Lane(self._streams.acquire(library), self._options.in_flight, owner)
         self._lanes.append(lane)
         return lane
 
     def retire_lane(self, lane: Lane, on_idle: Callable[[], None]) -> None:
         """Take no more work on a stream; what is in flight still completes and replies."""
-        lane.stream.close()
+        self._streams.release(lane.stream)
         lane.on_idle = on_idle
         self._sweep(lane)
 
@@ -402,7 +404,7 @@ class Engine:
         for lane in self._lanes:
             # A stream runs in order, so only its first operation can be the one that is stuck.
             first = lane.operations[0] if lane.operations else None
-            if first is not None and now - max(first.launched_at, lane.last_done) > limit:
+            if first is not None and now - max(first.launched_at, self._last_done(lane.stream)) > limit:
                 stuck = CompletionTimeoutError(
                     f"it did not complete within stuck_after = {limit:g} s",
                     device=self.device.info.name,
@@ -413,6 +415,10 @@ class Engine:
                     first.reply.fail(stuck)
                 self.lose_context(stuck)
                 return
+
+    def _last_done(self, stream: AccelStream) -> float:
+        """When anything on a stream was last seen to be complete: several actors may share it."""
+        return max(lane.last_done for lane in self._lanes if lane.stream is stream)
 
     def lose_context(self, cause: Exception) -> None:
         """The context is gone: end everything in flight, and have it replaced."""

@@ -45,7 +45,7 @@ class LibraryActor(Actor):
         engine = self._engine
         kernels = await trio.to_thread.run_sync(engine.device.open_library, self.library)
         try:
-            lane = engine.open_lane(f"{engine.device.info.name} {self.library}", context.path)
+            lane = engine.open_lane(self.library, context.path)
         except BaseException:
             kernels.close()
             raise

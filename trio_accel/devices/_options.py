@@ -7,6 +7,7 @@ import attrs
 from ..actors import Backoff, Intensity
 from ..backends.base import Isolation
 from ._completion import CompletionStrategy, HostCallbackCompletion
+from ._streams import PerActorStreams, StreamStrategy
 
 __all__ = ["DeviceOptions"]
 
@@ -55,6 +56,15 @@ def _strategy(
         )
 
 
+def _stream_strategy(
+    instance: DeviceOptions, attribute: attrs.Attribute[StreamStrategy], value: StreamStrategy
+) -> None:
+    if isinstance(value, type) or not callable(getattr(value, "open", None)):
+        raise TypeError(
+            f"DeviceOptions: streams must be a stream strategy such as StreamPool(4), got {value!r}"
+        )
+
+
 @attrs.frozen(kw_only=True)
 class DeviceOptions:
     """How a device is opened and supervised.
@@ -63,6 +73,7 @@ class DeviceOptions:
         isolation: Where the context lives: ``"inline"``, in this process; ``"process"``, in a worker.
             None takes the backend's default.
         completion: How completions are learned of.
+        streams: Which stream a library actor works on.
         in_flight: The most launches that a library has on its stream; senders of more wait.
         intensity: Restarts that the device allows its context, and the context its libraries.
         backoff: Waiting before a context or library is started again.
@@ -75,6 +86,7 @@ class DeviceOptions:
 
     isolation: Isolation | None = attrs.field(default=None, validator=_isolation)
     completion: CompletionStrategy = attrs.field(factory=HostCallbackCompletion, validator=_strategy)
+    streams: StreamStrategy = attrs.field(factory=PerActorStreams, validator=_stream_strategy)
     in_flight: int = attrs.field(default=32, validator=_positive)
     intensity: Intensity = attrs.field(default=Intensity(3, 60.0), validator=_intensity)
     backoff: Backoff = attrs.field(factory=Backoff, validator=_backoff)
