@@ -122,6 +122,30 @@ def test_names_that_the_terminal_cannot_show(start: Start, environment: dict[str
     assert process.communicate(timeout=20)[1] == "trio-accel: cannot read /gr??e: no such file or directory\n"
 
 
+def test_signs_that_the_terminal_cannot_show(start: Start, environment: dict[str, str]) -> None:
+    process = start("demo", "recover", env={**environment, "PYTHONIOENCODING": "ascii"})
+    out = process.communicate(timeout=20)[0]
+    assert "\n+ recover  3 crashes" in out
+    assert out.count("\n  + ") == 4
+    assert "`- context (ContextActor)" in out
+    assert "3 x ActorFailedError" in out
+    assert "?" not in out
+
+
+def test_nothing_in_a_name_or_a_file_controls_the_terminal(cli: Cli, tmp_path: Path) -> None:
+    banner = "%%MatrixMarket matrix coordinate real general\n"
+    path = tmp_path / "a\x1b[31m\n\x9bb\udcff.mtx"
+    path.write_text(f"{banner}% Größe \x1b]0;title\x07\n1 1 1\n1 1 7\n", "utf-8")
+    done = cli("demo", "solve", "--matrix", path)
+    assert done.code == 0
+    assert "a?[31m??b?.mtx: 1 × 1" in done.out.replace("\n", "").replace(" " * 13, "")
+    assert "Größe ?]0;title?" in done.out
+    path.write_text(f"{banner}2 2 2\n1 1 7\n2 2 0\n", "utf-8")
+    refusal = cli("demo", "solve", "--matrix", path).err
+    assert "a?[31m ?b?.mtx is not positive definite" in refusal
+    assert not {"\x1b", "\x9b", "\x07"}.intersection(done.out + refusal)
+
+
 @pytest.mark.parametrize("command", ["--help", "info", "info --json", "demo recover", "demo recover --json"])
 def test_output_that_nobody_reads(start: Start, command: str) -> None:
     process = start(*command.split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import codecs
 import contextlib
 import errno
 import io
@@ -20,6 +21,9 @@ _OUTPUT_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 _INTERRUPTED = 130
 # Codes above this one: a signal, or a closed pipe, ended the command in the middle.
 _SIGNAL = 128
+# Name of the way to encode what an encoding lacks: a sign of ours as the sign nearest to it.
+_PLAIN = "trio_accel.plain"
+_PLAIN_SIGNS = dict(zip("✓✗×·└├│─━", "+!x*`||--", strict=True))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -74,10 +78,11 @@ class _Ending:
 
 
 def _dispatch(arguments: Sequence[str]) -> int:
-    # Names from a file may hold characters that the terminal's encoding lacks.
+    # Our own signs and names from a file may be characters that the terminal's encoding lacks.
+    codecs.register_error(_PLAIN, _plain)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors=_PLAIN)
 
     import trio_accel as ta
     from trio_accel.cli._app import run
@@ -95,6 +100,13 @@ def _dispatch(arguments: Sequence[str]) -> int:
     except InterruptError as error:
         return _complain("interrupted", 128 + error.signal)
     return code
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return "".join(_PLAIN_SIGNS.get(char, "?") for char in lacking), error.end
 
 
 def _complain(message: str, code: int) -> int:

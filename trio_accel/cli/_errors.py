@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["InputError"]
+__all__ = ["InputError", "printable"]
 
 
 class InputError(Exception):
@@ -13,4 +13,9 @@ class InputError(Exception):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(printable(" ".join(message.split())))
+
+
+def printable(text: str) -> str:
+    """``text`` with ``?`` for what is no character to look at: names and files may hold any, ESC too."""
+    return "".join(char if char.isprintable() else "?" for char in text)

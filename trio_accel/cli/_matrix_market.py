@@ -107,7 +107,7 @@ def _header(name: str, text: bytes) -> tuple[str, str]:
 def _title(rest: bytes) -> str:
     """The comment that names the matrix as in the SuiteSparse collection, else the first with a letter."""
     first = ""
-    for line in rest[:4000].decode("latin-1").splitlines():
+    for line in rest[:4000].decode("utf-8", "replace").splitlines():
         if not line.startswith("%"):
             break
         text = line.strip("% \t-")

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trio_accel.cli._chart import ResidualChart
+from trio_accel.cli._errors import printable
 from trio_accel.cli._matmul import MatmulData
 from trio_accel.cli._recover import RecoverData
 from trio_accel.cli._results import count_of
@@ -33,7 +34,7 @@ __all__ = ["facts", "render_result"]
 def render_result(result: StepResult) -> RenderableType:
     """Figures, checks and notes of one step."""
     parts: list[RenderableType] = [_figures(result), _checks(result)]
-    parts += [Text(f"note: {note}", style="yellow") for note in result.notes]
+    parts += [Text(f"note: {printable(note)}", style="yellow") for note in result.notes]
     return Padding(Group(*parts), (0, 0, 1, 2))
 
 
@@ -43,7 +44,7 @@ def facts(rows: Iterator[tuple[str, str]]) -> Table:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(name, escape(value))
+        table.add_row(name, escape(printable(value)))
     return table
 
 
