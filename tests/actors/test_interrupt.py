@@ -89,8 +89,11 @@ async def _defer(ref: Ref[Puppet]) -> None:
             await trio.lowlevel.checkpoint()
         replies[0].set(None)
 
+    def on_cancel() -> None:
+        replies[0].cancelled()
+
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_ask, ref, deferring(replies, lambda: replies[0].cancelled()))
+        nursery.start_soon(_ask, ref, deferring(replies, on_cancel))
         nursery.start_soon(reply)
 
 

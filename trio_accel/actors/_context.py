@@ -38,7 +38,8 @@ class RestartInfo:
 
     Attributes:
         number: 0 for the first incarnation, then counting up.
-        error: What ended the previous incarnation; None for the first, or if it ended by itself.
+        error: What ended the previous incarnation; None for the first, if it ended by itself, and once
+            this one has ended.
     """
 
     number: int

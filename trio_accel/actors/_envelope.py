@@ -23,6 +23,8 @@ __all__ = ["EXPIRED", "DeferredReply", "Envelope", "EnvelopeState", "crash_error
 EXPIRED: Final = object()
 """What an asker is woken with when its request was dropped because its deadline had passed."""
 
+_ASKER_CANCELLED = "the asker was cancelled"
+
 ReplyT_contra = TypeVar("ReplyT_contra", contravariant=True)
 
 
@@ -98,9 +100,15 @@ class Envelope:
         """Cancel the running request; the asker goes on waiting until it has unwound."""
         self.raise_cancel = raise_cancel
         if self.scope is not None:
-            self.scope.cancel(reason="the asker was cancelled")
+            self.scope.cancel(reason=_ASKER_CANCELLED)
         if self.on_cancel is not None:
             self.on_cancel()
+
+    def run_in(self, scope: trio.CancelScope) -> None:
+        """Let the asker's cancellation cancel a scope, at once if it has come already."""
+        self.scope = scope
+        if self.raise_cancel is not None:
+            scope.cancel(reason=_ASKER_CANCELLED)
 
     def resolve(self, result: outcome.Outcome[object]) -> bool:
         """Deliver the outcome, unless there was one already."""

@@ -81,6 +81,9 @@ class Incarnation:
                 # Again, for children of a lifespan that failed before it started.
                 await self._stop_children()
                 self._unwatch_all()
+                # An error's traceback holds the incarnation that it ended, and that would hold the error
+                # before: all there ever were.
+                actor.context.restart = RestartInfo(number=self.number, error=None)
 
     def supervisor_of_children(self) -> Supervisor:
         """The supervisor of this incarnation's children, made on first use."""
@@ -191,7 +194,7 @@ class Incarnation:
                 reply = await handler.function(self.actor, envelope.message)
             else:
                 with trio.CancelScope() as scope:
-                    envelope.scope = scope
+                    envelope.run_in(scope)
                     reply = await handler.function(self.actor, envelope.message)
                 if scope.cancelled_caught:
                     cell.unwind(envelope)
@@ -238,9 +241,7 @@ class Incarnation:
         counts = self._running
         try:
             with trio.CancelScope() as scope:
-                envelope.scope = scope
-                if envelope.is_cancelled:
-                    scope.cancel(reason="the asker was cancelled")
+                envelope.run_in(scope)
                 while counts.get(group, 0) >= group.limit:
                     await self._wait_group()
                     await trio.lowlevel.checkpoint_if_cancelled()
