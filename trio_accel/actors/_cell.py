@@ -31,6 +31,7 @@ from ._options import Directive, MailboxOptions, Policy, Restart
 from ._tasks import cell_of_task, running
 
 if TYPE_CHECKING:
+    from ._handlers import HandlerTable
     from ._supervisor import Supervisor
     from ._system import System
 
@@ -123,27 +124,29 @@ class Cell:
         policy: Policy,
         mailbox: MailboxOptions,
     ) -> None:
-        self.supervisor = supervisor
+        self.supervisor: Supervisor = supervisor
         self.system: System = supervisor.system
-        self.path = path
-        self.actor_class = actor_class
-        self.handlers = actor_class.__handlers__
-        self.restart = restart
-        self.policy = policy
-        self.mailbox_options = mailbox
-        self.mailbox = Mailbox(self, mailbox)
-        self.state = CellState.STARTING
+        self.path: str = path
+        self.actor_class: type[Actor] = actor_class
+        self.handlers: HandlerTable = actor_class.__handlers__
+        self.restart: Restart = restart
+        self.policy: Policy = policy
+        self.mailbox_options: MailboxOptions = mailbox
+        self.mailbox: Mailbox = Mailbox(self, mailbox)
+        self.state: CellState = CellState.STARTING
         self.incarnation: Incarnation | None = None
-        self.number = -1
-        self.handled = self.failed = self.expired = 0
+        self.number: int = -1
+        self.handled: int = 0
+        self.failed: int = 0
+        self.expired: int = 0
         self.last_error: BaseException | None = None
         # For the supervisor: the series of restarts, and the part in a restart of several children.
-        self.attempt = 0
-        self.quiet_since = float("-inf")
+        self.attempt: int = 0
+        self.quiet_since: float = float("-inf")
         self.swept: trio.Event | None = None
         self.deferred: set[Envelope] = set()
         self.stop_reason: str | None = None
-        self.is_draining = False
+        self.is_draining: bool = False
         self.terminated: Terminated | None = None
         self._args = args
         self._kwargs = kwargs

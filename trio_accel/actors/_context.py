@@ -54,7 +54,7 @@ class ActorContext:
     def __init__(self, cell: Cell, incarnation: Incarnation, restart: RestartInfo) -> None:
         self._cell = cell
         self._incarnation = incarnation
-        self.restart = restart
+        self.restart: RestartInfo = restart
 
     @property
     def path(self) -> str:

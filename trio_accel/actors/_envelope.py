@@ -73,14 +73,14 @@ class Envelope:
         deadline: float,
         is_told: bool,
     ) -> None:
-        self.message = message
-        self.is_told = is_told
-        self.context = context
-        self.sender = sender
+        self.message: AnyMessage = message
+        self.is_told: bool = is_told
+        self.context: Context = context
+        self.sender: Cell | None = sender
         # The request that the sender is serving: following these gives the chain of callers.
         self.caller: Envelope | None = sender.current if sender is not None else None
-        self.deadline = deadline
-        self.state = EnvelopeState.QUEUED
+        self.deadline: float = deadline
+        self.state: EnvelopeState = EnvelopeState.QUEUED
         self.task: trio.lowlevel.Task | None = None
         self.scope: trio.CancelScope | None = None
         self.raise_cancel: Callable[[], NoReturn] | None = None

@@ -45,14 +45,14 @@ class Incarnation:
     )
 
     def __init__(self, cell: Cell, number: int) -> None:
-        self.cell = cell
-        self.number = number
+        self.cell: Cell = cell
+        self.number: int = number
         self.actor: Actor
         self.nursery: trio.Nursery
         self.children: Supervisor | None = None
         self.current: Envelope | None = None
         self.pending_crash: Exception | None = None
-        self.is_finished = False
+        self.is_finished: bool = False
         self.watched: set[Cell] | None = None
         self._grouped: dict[trio.lowlevel.Task, Envelope] = {}
         self._running: dict[Group, int] = {}

@@ -54,8 +54,8 @@ class Mailbox:
         self._receiver: trio.lowlevel.Task | None = None
         self._woken = False
         self._refusal: tuple[type[ActorError], str] | None = None
-        self.peak = 0
-        self.dropped = 0
+        self.peak: int = 0
+        self.dropped: int = 0
 
     @property
     def depth(self) -> int:

@@ -56,9 +56,9 @@ class Supervisor:
     def __init__(
         self, system: System, path: str, nursery: trio.Nursery, strategy: Strategy, intensity: Intensity
     ) -> None:
-        self.system = system
+        self.system: System = system
         self.children: dict[str, Cell] = {}
-        self.stopping = False
+        self.stopping: bool = False
         # Names that its children must not have; shared with what else lies under its path.
         self.taken: Mapping[str, object] = _NOTHING
         self._path = path

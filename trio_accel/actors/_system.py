@@ -98,11 +98,11 @@ class System(_Spawner):
     """
 
     def __init__(self, name: str, options: SystemOptions, nursery: trio.Nursery) -> None:
-        self.name = name
-        self.options = options
-        self.observers = Observers()
-        self.dead_letters = 0
-        self.quarantined = 0
+        self.name: str = name
+        self.options: SystemOptions = options
+        self.observers: Observers = Observers()
+        self.dead_letters: int = 0
+        self.quarantined: int = 0
         self._supervisor = Supervisor(self, name, nursery, options.strategy, options.intensity)
         # Supervisors share the names of the system's own actors.
         self._scopes: dict[str, SupervisorScope] = {}
