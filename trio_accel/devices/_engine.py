@@ -157,7 +157,8 @@ class Engine:
         """
         if self._is_lost:
             raise ActorStoppedError(f"{launch.name} was not started: the context is lost", path=lane.owner)
-        blocks = reads, writes = _blocks_of(launch)
+        turn = self._turns.get(launch)
+        blocks = reads, writes = (turn.reads, turn.writes) if turn is not None else _blocks_of(launch)
         has_staged = False
         try:
             self._enter(launch)
