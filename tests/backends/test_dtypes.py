@@ -65,6 +65,18 @@ def test_what_is_no_type_of_a_device_is_refused_with_those_that_are(like):
         DType.of(like)
 
 
+@pytest.mark.parametrize("code", ["f8", "i2", "c16", "u4"])
+def test_the_other_byte_order_is_refused_with_the_way_out(code):
+    other = np.dtype(code).newbyteorder("S")
+    array = np.arange(3).astype(other)
+    with pytest.raises(TypeError, match="other byte order; make it native: ") as caught:
+        DType.of(array.dtype)
+    way_out = str(caught.value).partition("make it native: ")[2]
+    native = eval(way_out, {"array": array})  # what the message says, done
+    assert DType.of(native.dtype).dtype == np.dtype(code)
+    assert native.tolist() == array.tolist()
+
+
 def test_types_differ():
     assert len({dtype.dtype for dtype in DType}) == len(DType)
     assert DType.float32 != DType.float64

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import attrs
 
@@ -88,22 +88,9 @@ class ChunkAllocator:
         return sum(self._chunks.values())
 
     @property
-    def chunks(self) -> dict[int, int]:
-        """Sizes of the chunks by id."""
-        return dict(self._chunks)
-
-    @property
     def blocks(self) -> int:
         """How many blocks are placed."""
         return len(self._placements)
-
-    def placement(self, block: int) -> Placement:
-        """Where a block lies.
-
-        Raises:
-            KeyError: There is no such block.
-        """
-        return self._placements[block]
 
     def allocate(self, block: int, nbytes: int) -> Placement:
         """Place a block, in a new chunk if no gap is large enough.
@@ -148,34 +135,6 @@ class ChunkAllocator:
         self._add_gap(chunk, start, end)
         if end - start == self._chunks[chunk]:
             self._keep_one_empty()
-
-    def adopt(self, chunks: Iterable[tuple[int, int]], blocks: Iterable[tuple[int, Placement]]) -> None:
-        """Take over chunks that exist already, with the blocks that lie in them.
-
-        Args:
-            chunks: Id and size of each.
-            blocks: Id and place of each; they must not overlap.
-
-        Raises:
-            ValueError: Blocks overlap, or lie outside their chunk.
-        """
-        ends = dict.fromkeys((sizes := dict(chunks)), 0)
-        for block, placement in sorted(blocks, key=lambda item: (item[1].chunk, item[1].offset)):
-            chunk, start = placement.chunk, placement.offset
-            if start < ends[chunk] or start + placement.nbytes > sizes[chunk]:
-                raise ValueError(
-                    f"block {block} overlaps another or lies outside of chunk {chunk}: {placement}"
-                )
-            if start > ends[chunk]:
-                self._add_gap(chunk, ends[chunk], start)
-            ends[chunk] = start + placement.nbytes
-            self._placements[block] = placement
-            self.used += placement.nbytes
-        for chunk, size in sizes.items():
-            self._chunks[chunk] = size
-            if ends[chunk] < size:
-                self._add_gap(chunk, ends[chunk], size)
-            self._next = min(max(self._next, 2 * size), self._largest)
 
     def _grow(self, size: int) -> None:
         if len(self._chunks) >= self._most:

@@ -60,6 +60,11 @@ class DType(enum.Enum):
             return like
         found = _by_numpy(like) if isinstance(like, (str, type, np.dtype)) else None
         if found is None:
+            native = like.newbyteorder("=") if isinstance(like, np.dtype) else None
+            if native is not None and _by_numpy(native) is not None:
+                raise TypeError(
+                    f"dtype: {like!r} has the other byte order; make it native: array.astype({native.name!r})"
+                )
             names = ", ".join(cls.__members__)
             raise TypeError(f"dtype: {like!r} is no element type of a device; allowed: {names}")
         return found
