@@ -61,12 +61,14 @@ class MemoryStatistics:
 
     Attributes:
         used: Held by blocks now.
+        reserved: Taken from the system, for blocks and kept for the next ones.
         peak: The most that was held at once.
         blocks: Number of blocks now.
         limit: The most that may be held.
     """
 
     used: int
+    reserved: int
     peak: int
     blocks: int
     limit: int

@@ -106,7 +106,11 @@ class CpuMemory:
         """Count the blocks and their bytes."""
         with self._lock:
             return MemoryStatistics(
-                used=self._used, peak=self._peak, blocks=len(self._blocks), limit=self._limit
+                used=self._used,
+                reserved=self._allocator.reserved,
+                peak=self._peak,
+                blocks=len(self._blocks),
+                limit=self._limit,
             )
 
     def _make_chunk(self, nbytes: int) -> tuple[int, int]:

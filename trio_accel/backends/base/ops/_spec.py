@@ -93,10 +93,6 @@ class OperationSpec:
         """Arrays that the operation changes (updated ones too)."""
         return self._arrays("write", "update")
 
-    def updated(self) -> list[ArraySpec]:
-        """Arrays that the operation both reads and changes."""
-        return self._arrays("update")
-
     def _arrays(self, *roles: str) -> list[ArraySpec]:
         names = _names(type(self), *roles)  # type: ignore[arg-type]  # mypy takes no class for hashable
         return [getattr(self, name) for name in names]
