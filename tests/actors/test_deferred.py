@@ -230,6 +230,21 @@ async def test_a_handler_that_crashes_after_defer_fails_its_request(system: Syst
     assert system.tree().find("s/puppet").deferred == 0
 
 
+async def test_a_handler_that_crashes_after_it_replied_is_a_crash_and_the_reply_stands(
+    system: System, events: Events
+) -> None:
+    ref = await system.spawn(Puppet, name="puppet", policy=AT_ONCE)
+
+    async def act(actor: Puppet) -> object:
+        actor.context.defer().set("the reply")
+        raise BoomError("after it")
+
+    assert await ref.ask(Do(act)) == "the reply"
+    assert await ref.ask(Number()) == 1
+    assert len(events.of(MessageCompleted)) == 2
+    assert events.of(MessageFailed) == []
+
+
 async def test_resume_a_handler_that_raises_after_it_replied_is_logged(
     system: System, replies: Replies, caplog: pytest.LogCaptureFixture
 ) -> None:

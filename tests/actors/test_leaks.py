@@ -29,9 +29,8 @@ import trio_accel.actors
 from trio_accel.actors import ActorFailedError, Intensity, Policy, Ref, System, SystemOptions, open_system
 from trio_accel.actors._tasks import running_cells
 
-_FILES = tracemalloc.Filter(
-    inclusive=True, filename_pattern=str(Path(trio_accel.actors.__file__).parent / "*")
-)
+_FOLDER = Path(trio_accel.actors.__file__).parent
+_FILES = tracemalloc.Filter(inclusive=True, filename_pattern=str(_FOLDER / "*"))
 _OWN = "trio_accel.actors"
 
 

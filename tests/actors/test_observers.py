@@ -253,6 +253,18 @@ async def test_an_observer_that_ends_the_actor_in_the_middle(system: System, pup
     assert (await puppet.wait_terminated()).reason == "an observer said so"
 
 
+async def test_an_observer_that_ends_the_actor_instead_of_its_restart(system: System) -> None:
+    ref = await system.spawn(Puppet)
+
+    def observer(event: Event) -> None:
+        if isinstance(event, ActorRestarted):
+            ref.cancel("an observer said so")
+
+    system.subscribe(observer)
+    await crash(ref)
+    assert (await ref.wait_terminated()).reason == "an observer said so"
+
+
 async def test_nobody_listens_and_nothing_is_made(
     system: System, puppet: Ref[Puppet], monkeypatch: pytest.MonkeyPatch
 ) -> None:

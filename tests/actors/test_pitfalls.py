@@ -364,7 +364,7 @@ async def test_13_nothing_polls(system: System) -> None:
 async def test_14_an_autojump_clock_fires_while_a_thread_works_and_the_ask_waits_for_it(
     puppet: Ref[Puppet], autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Why such clocks are not for real devices: the deadline passes at once. The thread is not left behind."""
+    """Why such clocks are not for real devices: the deadline passes at once. No thread is left."""
     release, ended = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -381,8 +381,7 @@ async def test_14_an_autojump_clock_fires_while_a_thread_works_and_the_ask_waits
     async with trio.open_nursery() as nursery:
         asker = start_ask(nursery, puppet, Do(act))
         asker.scope.deadline = trio.current_time() + 1000.0
-        while not asker.scope.cancel_called:
-            await trio.sleep(100.0)
+        await trio.sleep(2000.0)
         assert asker.is_waiting
         release.set()
     # The thread's work was finished, so its value is delivered.

@@ -207,8 +207,7 @@ async def test_a_cancellation_at_each_step_of_a_supervisor_s_body(system: System
     async def run() -> None:
         with scope:
             async with system.open_supervisor("pool") as pool:
-                for _ in range(3):
-                    refs.append(await pool.spawn(Puppet, policy=AT_ONCE))
+                refs.extend([await pool.spawn(Puppet, policy=AT_ONCE) for _ in range(3)])
                 await refs[0].ask(Echo("a"))
 
     scope = trio.CancelScope()
@@ -227,8 +226,7 @@ async def test_a_crash_at_each_step_of_a_stop(system: System, pause: int) -> Non
     children: list[Ref[Puppet]] = []
 
     async def start(actor: Puppet) -> None:
-        for _ in range(2):
-            children.append(await actor.context.spawn(Puppet, policy=AT_ONCE))
+        children.extend([await actor.context.spawn(Puppet, policy=AT_ONCE) for _ in range(2)])
 
     parent = await system.spawn(Puppet, None, start, policy=AT_ONCE)
     async with trio.open_nursery() as nursery:
@@ -296,8 +294,7 @@ async def test_the_supervisor_fails_while_its_parent_is_stopped(system: System) 
 
     async def start(actor: Puppet) -> None:
         policy = Policy(directives={BoomError: Directive.ESCALATE})
-        for _ in range(2):
-            children.append(await actor.context.spawn(Puppet, policy=policy))
+        children.extend([await actor.context.spawn(Puppet, policy=policy) for _ in range(2)])
 
     parent = await system.spawn(Puppet, None, start, policy=AT_ONCE)
     gates = [Gate(), Gate()]
@@ -351,16 +348,16 @@ async def test_a_handler_that_swallows_every_cancellation_is_cancelled_once_more
 
 
 async def test_an_error_that_cannot_be_printed_reaches_its_asker(system: System) -> None:
-    class Unprintable(Exception):
+    class UnprintableError(Exception):
         def __str__(self) -> str:
             raise RuntimeError("no text")
 
     ref = await system.spawn(Puppet, name="puppet", policy=AT_ONCE)
-    with pytest.raises(ActorFailedError, match=r"Unprintable: \(it cannot be printed\)") as caught:
-        await ref.ask(Do(_raise(Unprintable())))
-    assert isinstance(caught.value.__cause__, Unprintable)
+    with pytest.raises(ActorFailedError, match=r"UnprintableError: \(it cannot be printed\)") as caught:
+        await ref.ask(Do(_raise(UnprintableError())))
+    assert isinstance(caught.value.__cause__, UnprintableError)
     assert await ref.ask(Number()) == 1
-    assert system.tree().find("s/puppet").last_error == "Unprintable: (it cannot be printed)"
+    assert system.tree().find("s/puppet").last_error == "UnprintableError: (it cannot be printed)"
 
 
 def _raise(error: Exception) -> Callable[[Puppet], Any]:

@@ -195,6 +195,25 @@ async def test_a_lifespan_that_swallows_the_crash_makes_it_a_normal_end(
         assert (ended.reason, ended.error) == ("it ended by itself", None)
 
 
+async def test_a_lifespan_may_call_the_inherited_one(system: System) -> None:
+    from contextlib import asynccontextmanager
+
+    from trio_accel.actors import Actor
+
+    log: list[str] = []
+
+    class Careful(Actor):
+        @asynccontextmanager
+        async def lifespan(self, context: ActorContext):
+            async with super().lifespan(context):
+                log.append("begins")
+                yield
+            log.append("ends")
+
+    await (await system.spawn(Careful)).stop()
+    assert log == ["begins", "ends"]
+
+
 # Directives
 
 

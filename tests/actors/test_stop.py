@@ -20,6 +20,7 @@ from sample_actors import (
     Puppet,
     Run,
     crash,
+    deferring,
     start_ask,
     started,
 )
@@ -184,14 +185,25 @@ async def test_what_does_not_end_is_given_up_logged_counted_and_shown(
     ref = await system.spawn(Puppet, name="puppet", policy=Policy(grace=2.0))
     gate = Gate()
     async with trio.open_nursery() as nursery:
+        deferred = await started(nursery, ref, deferring([]))
         stuck = await started(nursery, ref, Do(lambda actor: shielded(actor, gate)))
+        queued = await started(nursery, ref, Echo("queued"))
         await ref.stop()
         assert trio.current_time() == pytest.approx(4.0)
         assert system.tree().find("s/puppet").state == "quarantined"
         assert system.quarantined == 1
         assert not ref.is_terminated
         assert "actor s/puppet was cancelled and does not end; it is given up" in caplog.messages
-        with pytest.raises(ActorStoppedError):
+        # Nobody waits for it any more.
+        await wait()
+        for asker, kind in (
+            (stuck, ActorFailedError),
+            (deferred, ActorFailedError),
+            (queued, ActorStoppedError),
+        ):
+            assert isinstance(asker.outcome, kind)
+            assert "was cancelled and does not end; it is given up" in str(asker.outcome)
+        with pytest.raises(ActorStoppedError, match="it is given up"):
             await ref.ask(Echo("a"))
         # Its name is not free, and asking again changes nothing.
         with pytest.raises(ValueError, match="has a child named 'puppet' already"):
@@ -201,8 +213,6 @@ async def test_what_does_not_end_is_given_up_logged_counted_and_shown(
         assert caplog.messages.count("actor s/puppet was cancelled and does not end; it is given up") == 1
         gate.open.set()
         assert (await ref.wait_terminated()).path == "s/puppet"
-        await wait()
-        assert not stuck.is_waiting
     assert system.tree().children == ()
 
 

@@ -481,6 +481,43 @@ async def test_a_sibling_that_is_cancelled_while_it_is_waited_for(system: System
 
 
 @pytest.mark.parametrize("strategy", SEVERAL)
+async def test_a_sibling_that_is_stopped_while_another_is_waited_for(
+    system: System, strategy: Strategy
+) -> None:
+    gate = Gate()
+
+    async def act(actor: Puppet) -> None:
+        with trio.CancelScope(shield=True):
+            await gate(actor)
+
+    async with family(system, strategy) as f, trio.open_nursery() as nursery:
+        a, b, c = await f.spawn_all("abc")
+        start_ask(nursery, c, Do(act))
+        await wait()
+        await crash(a)
+        await wait()
+        await b.stop()
+        gate.open.set()
+        assert await f.numbers([a, c]) == [1, 1]
+
+
+@pytest.mark.parametrize("strategy", SEVERAL)
+async def test_a_sibling_without_grace_that_is_just_being_spawned(system: System, strategy: Strategy) -> None:
+    refs: list[Ref[Puppet]] = []
+
+    async def spawn() -> None:
+        refs.append(await f.spawn("b", policy=Policy(grace=0.0, backoff=AT_ONCE.backoff)))
+
+    async with family(system, strategy) as f:
+        a = await f.spawn("a")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(crash, a)
+            nursery.start_soon(spawn)
+        assert await a.ask(Number()) == 1
+        assert await refs[0].ask(Number()) in (0, 1)
+
+
+@pytest.mark.parametrize("strategy", SEVERAL)
 async def test_the_supervisor_fails_while_a_restart_runs(system: System, strategy: Strategy) -> None:
     gate = Gate()
 

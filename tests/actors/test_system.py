@@ -9,6 +9,7 @@ from sample_actors import (
     AT_ONCE,
     BoomError,
     Do,
+    DoGrouped,
     Echo,
     Events,
     Gate,
@@ -165,6 +166,25 @@ def test_a_run_leaves_no_task_and_no_actor_behind() -> None:
 
     statistics: trio.lowlevel.RunStatistics
     trio.run(outer)
+
+
+async def test_the_tasks_of_an_actor_are_known_by_its_path(puppet: Ref[Puppet]) -> None:
+    from trio_accel.actors import actor_path_of
+
+    async def act(actor: Puppet) -> str | None:
+        return actor_path_of(trio.lowlevel.current_task())
+
+    assert await puppet.ask(Do(act)) == await puppet.ask(DoGrouped(act)) == "s/puppet"
+    assert actor_path_of(trio.lowlevel.current_task()) is None
+
+
+def test_errors_can_be_pickled() -> None:
+    import pickle
+
+    error = ActorStoppedError("it has ended", path="s/puppet")
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is ActorStoppedError
+    assert (str(copy), copy.path) == ("it has ended", "s/puppet")
 
 
 # open_supervisor

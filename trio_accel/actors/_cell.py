@@ -216,11 +216,17 @@ class Cell:
         return self.state is CellState.QUARANTINED
 
     def quarantine(self) -> None:
-        """Give it up: it was cancelled and does not end."""
-        if not self.is_quarantined:
-            self.state = CellState.QUARANTINED
-            self.system.quarantined += 1
-            _logger.error("actor %s was cancelled and does not end; it is given up", self.path)
+        """Give it up: it was cancelled and does not end. Nobody waits for its replies any more."""
+        if self.is_quarantined:
+            return
+        self.state = CellState.QUARANTINED
+        self.system.quarantined += 1
+        why = f"actor {self.path} was cancelled and does not end; it is given up"
+        _logger.error(why)
+        self.mailbox.close(why, None)
+        serving = () if self.incarnation is None else self.incarnation.serving
+        for envelope in (*serving, *self.deferred):
+            self.fail(envelope, ActorStoppedError(why, path=self.path))
 
     def cancel_if_asked(self, scope: trio.CancelScope) -> None:
         """Cancel an incarnation that begins although its end was asked for."""
@@ -298,8 +304,8 @@ class Cell:
         """Wait until the restart of several children comes to this one; False if it is stopped first."""
         self._turn = trio.Event()
         self._set_begun()
-        if self.swept is not None:
-            self.swept.set()
+        assert self.swept is not None
+        self.swept.set()
         is_going_on = await self.pause(self._turn.wait)
         self._turn = self.swept = None
         return is_going_on

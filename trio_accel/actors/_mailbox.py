@@ -99,7 +99,7 @@ class Mailbox:
         """
         if self._refusal is not None:
             self._drop(envelope, self._refusal[1])
-            raise self._refused(envelope)
+            raise self._refused(envelope, self._refusal)
         if self._cell.system.observers:
             envelope.queued_at = trio.current_time()
         task = self._receiver
@@ -149,7 +149,6 @@ class Mailbox:
         for lane in (self._waiting, self._stash, self._queue):
             if lane is not None and envelope in lane:
                 lane.remove(envelope)
-                break
         # One that was stashed has begun.
         self._cell.observe_end(envelope, cancelled=True)
         self._admit()
@@ -217,7 +216,7 @@ class Mailbox:
         if self._options.on_restart == "reject" and self._refusal is None:
             why = f"actor {self._cell.path} is restarting"
             self._refusal = (ActorRestartingError, why)
-            self._refuse_all(why)
+            self._refuse_all(self._refusal)
 
     def resume(self) -> None:
         """The next incarnation has started."""
@@ -234,7 +233,7 @@ class Mailbox:
         self._refusal = (ActorStoppedError, reason)
         self.unstash_all()
         self._drop_control(reason)
-        self._refuse_all(reason, cause)
+        self._refuse_all(self._refusal, cause)
 
     def _hand_over(self, task: trio.lowlevel.Task, envelope: Envelope) -> None:
         self._receiver = None
@@ -256,20 +255,18 @@ class Mailbox:
         for envelope in control or ():
             self._drop(envelope, reason)
 
-    def _refuse_all(self, reason: str, cause: BaseException | None = None) -> None:
+    def _refuse_all(self, refusal: tuple[type[ActorError], str], cause: BaseException | None = None) -> None:
         left = [*self._queue, *(self._waiting or ())]
         self._queue.clear()
         self._waiting = None
         for envelope in left:
-            self._drop(envelope, reason)
-            error = self._refused(envelope)
+            self._drop(envelope, refusal[1])
+            error = self._refused(envelope, refusal)
             error.__cause__ = cause
             envelope.fail(error)
 
-    def _refused(self, envelope: Envelope) -> ActorError:
-        if self._refusal is None:
-            raise RuntimeError("the mailbox refuses nothing")
-        cls, reason = self._refusal
+    def _refused(self, envelope: Envelope, refusal: tuple[type[ActorError], str]) -> ActorError:
+        cls, reason = refusal
         return cls(f"{envelope.message.operation} was not served: {reason}", path=self._cell.path)
 
     def _drop(self, envelope: Envelope, reason: str) -> None:

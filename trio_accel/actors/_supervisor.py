@@ -167,7 +167,7 @@ class Supervisor:
     async def _sweep(self, sibling: Cell) -> None:
         """End a child's incarnation because of another's failure."""
         # One that is being spawned is not torn from its spawner; nor is it waited for without end.
-        with trio.move_on_after(sibling.policy.grace):
+        with trio.move_on_after(max(sibling.policy.grace, _MIN_UNWIND)):
             await sibling.wait_begun()
         if sibling.terminated is not None:
             # It ended while others were waited for.
@@ -177,8 +177,8 @@ class Supervisor:
         swept = sibling.swept
         if swept is None:
             swept = sibling.swept = trio.Event()
-            if sibling.incarnation is not None:
-                sibling.incarnation.nursery.cancel_scope.cancel(reason="a sibling failed")
+            assert sibling.incarnation is not None
+            sibling.incarnation.nursery.cancel_scope.cancel(reason="a sibling failed")
         with trio.move_on_after(max(sibling.policy.grace, _MIN_UNWIND)):
             await swept.wait()
             if sibling.terminated is None:
@@ -276,8 +276,7 @@ class Supervisor:
     def forget(self, cell: Cell) -> None:
         """Take a child that has ended for good out of the tree."""
         name = cell.path.rpartition("/")[2]
-        if self.children.get(name) is cell:
-            del self.children[name]
+        del self.children[name]
 
     def check_new(self, name: object, verb: str) -> str:
         """Refuse a new child if its name is malformed or taken, or if this stops."""
