@@ -290,15 +290,15 @@ class Cell:
         """Wait until the incarnation takes messages; returns False if it failed before."""
         if self._begun is not None:
             await self._begun.wait()
-        return self._has_begun
+        return self._has_begun  # noqa: ASYNC910  # its caller checkpoints
 
     async def pause(self, wait: Callable[[], Awaitable[object]]) -> bool:
         """Wait between two incarnations; returns False if a stop was asked for meanwhile."""
-        with trio.CancelScope() as self._pause:
+        with trio.CancelScope() as self._pause:  # noqa: ASYNC912  # there may be nothing to wait for
             if self.stop_reason is None:
                 await wait()
         self._pause = None
-        return self.stop_reason is None
+        return self.stop_reason is None  # noqa: ASYNC910  # its caller checkpoints
 
     async def wait_turn(self) -> bool:
         """Wait until the restart of several children comes to this one; False if it is stopped first."""
@@ -313,7 +313,7 @@ class Cell:
     async def take_turn(self) -> bool:
         """Start the next incarnation of a child in `wait_turn`; False if it failed to start."""
         if self._turn is None:
-            return False
+            return False  # noqa: ASYNC910  # its caller checkpoints
         self.expect_begin()
         self._turn.set()
         return await self.wait_begun()
@@ -325,7 +325,7 @@ class Cell:
         error: BaseException | None = None
         try:
             await self.incarnation.run(self._has_started)
-        except BaseException as raised:
+        except BaseException as raised:  # noqa: ASYNC103  # what is fatal is raised
             error = single(raised)
             if is_fatal(raised):
                 raise
@@ -338,7 +338,7 @@ class Cell:
         if self._is_started and self.stop_reason is None:
             self.state = CellState.RESTARTING
             self.mailbox.suspend()
-        return error
+        return error  # noqa: ASYNC910  # its caller checkpoints
 
     def _has_started(self) -> None:
         self._is_started = True
@@ -383,7 +383,7 @@ class Cell:
         if self._settled is not None and not self.deferred:
             self._settled.set()
 
-    async def wait_settled(self) -> None:
+    async def wait_settled(self) -> None:  # noqa: ASYNC910  # its caller checkpoints
         """Wait until all deferred requests have their replies."""
         while self.deferred:
             self._settled = trio.Event()

@@ -47,7 +47,11 @@ class RestartInfo:
 
 
 class ActorContext:
-    """The surroundings of one incarnation."""
+    """The surroundings of one incarnation.
+
+    Attributes:
+        restart: Why this incarnation exists.
+    """
 
     __slots__ = ("_cell", "_incarnation", "restart")
 

@@ -79,7 +79,7 @@ class Incarnation:
                         await self._serve_and_stop_children()
             finally:
                 # Again, for children of a lifespan that failed before it started.
-                await self._stop_children()
+                await self._stop_children()  # noqa: ASYNC102  # it shields itself
                 self._unwatch_all()
                 # An error's traceback holds the incarnation that it ended, and that would hold the error
                 # before: all there ever were.
@@ -126,9 +126,9 @@ class Incarnation:
             # that takes effect with the checkpoint.
             task.context = own
             await trio.lowlevel.cancel_shielded_checkpoint()
-            await self._stop_children()
+            await self._stop_children()  # noqa: ASYNC102  # it shields itself
 
-    async def _stop_children(self) -> None:
+    async def _stop_children(self) -> None:  # noqa: ASYNC910  # most have no children
         if self.children is not None:
             # The supervisor bounds this by the children's own graces.
             with trio.CancelScope(shield=True):
@@ -154,7 +154,7 @@ class Incarnation:
         for cell in tuple(self.watched or ()):
             self.unwatch(cell)
 
-    async def _serve(self, own: Context) -> None:
+    async def _serve(self, own: Context) -> None:  # noqa: ASYNC910  # the mailbox checkpoints
         cell, mailbox, handlers = self.cell, self.cell.mailbox, self.cell.handlers
         while not self.is_finished and (
             cell.stop_reason is None or (cell.is_draining and not mailbox.is_empty)
@@ -184,7 +184,7 @@ class Incarnation:
     async def _dispatch(self, handler: Handler, envelope: Envelope) -> None:
         """Serve one message; its envelope is resolved, deferred or stashed when this returns or raises."""
         if self._is_over(envelope):
-            return
+            return  # noqa: ASYNC910  # the mailbox checkpoints
         cell = self.cell
         if cell.system.observers:
             cell.observe_start(envelope)
@@ -200,12 +200,12 @@ class Incarnation:
                     cell.unwind(envelope)
                     return
                 envelope.scope = None
-        except BaseException as error:
+        except BaseException as error:  # noqa: ASYNC103  # what is fatal is raised
             cell.failed += 1
             if not cell.reply_with(envelope, error):
                 cell.fail(envelope, error)
                 raise
-            return
+            return  # noqa: ASYNC104, ASYNC910  # it is no fatal one
         self._returned(envelope, reply)
 
     def _returned(self, envelope: Envelope, reply: object) -> None:
@@ -236,11 +236,11 @@ class Incarnation:
             return True
         return False
 
-    async def _start_grouped(self, handler: Handler, group: Group, envelope: Envelope) -> None:
+    async def _start_grouped(self, handler: Handler, group: Group, envelope: Envelope) -> None:  # noqa: ASYNC910  # the mailbox checkpoints
         """Serve a message beside the others, as soon as its group has room."""
         counts = self._running
         try:
-            with trio.CancelScope() as scope:
+            with trio.CancelScope() as scope:  # noqa: ASYNC912  # there may be nothing to wait for
                 envelope.run_in(scope)
                 while counts.get(group, 0) >= group.limit:
                     await self._wait_group()
@@ -254,7 +254,7 @@ class Incarnation:
             raise
         if scope.cancelled_caught:
             self.cell.unwind(envelope)
-            return
+            return  # noqa: ASYNC910  # the mailbox checkpoints
         envelope.scope = None
         counts[group] = counts.get(group, 0) + 1
         self.nursery.start_soon(self._run_grouped, handler, group, envelope)

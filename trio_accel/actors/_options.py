@@ -31,9 +31,9 @@ class Restart(enum.Enum):
     """When a child is started again after it ended (OTP's restart types)."""
 
     PERMANENT = "permanent"
-    """Always, also after it ended by itself."""
+    """Always, also after it ended by itself (`ActorContext.finish`)."""
     TRANSIENT = "transient"
-    """Only after a failure."""
+    """Only after a failure, not after it ended by itself (`ActorContext.finish`)."""
     TEMPORARY = "temporary"
     """Never."""
 
@@ -138,7 +138,15 @@ class Backoff:
     The first restart waits for `initial` seconds, the second for `base`, each later one `factor`
     times longer up to `maximum`; after `reset_after` seconds without a crash it begins anew.
     Every delay is varied by up to `jitter` times itself, so that actors that failed together
-    do not return together.
+    do not return together; none is above `maximum`.
+
+    Attributes:
+        initial: Seconds before the first restart of a series.
+        base: Seconds before the second.
+        factor: How many times longer each later one is, at least 1.
+        maximum: The most seconds.
+        jitter: Part of a delay by which it may be longer or shorter, from 0 to 1.
+        reset_after: Seconds without a crash after a restart, after which a new series begins.
     """
 
     initial: float = attrs.field(default=0.0, validator=_number())

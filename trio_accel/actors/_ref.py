@@ -60,7 +60,7 @@ class Ref(Generic[ActorT_co]):
             abandon_on_cancel: When cancelled, return at once and leave a running request to itself.
 
         Raises:
-            ActorFailedError: The actor crashed while serving it; it may have been executed.
+            ActorFailedError: The actor crashed or was ended while serving it; it may have been executed.
             ActorStoppedError: The actor has ended or stops; it was never executed.
             ActorRestartingError: The actor restarts, and its mailbox is to reject meanwhile; it was
                 never executed.

