@@ -95,6 +95,22 @@ async def test_a_failed_producer_fails_its_consumers(device: ta.Device) -> None:
     assert "failed" in repr(product)
 
 
+async def test_an_update_that_was_not_launched_spoils_the_array_for_what_was_submitted_after_it(
+    device: ta.Device,
+) -> None:
+    """The program goes on as if the array had been changed: it must not read it unchanged."""
+    x = await device.put(np.ones(3))
+    ta.testing.inject_fault(device, ta.linalg.Scal, fail=RuntimeError("broken"))
+    update = device.submit(ta.linalg.Scal(2.0, x))
+    before_it_is_known = device.submit(ToHost(update.value))
+    with pytest.raises(ta.InputFailedError):
+        await before_it_is_known.wait()
+    with pytest.raises(ta.StaleRefError, match=r"spoiled by linalg\.Scal"):
+        device.submit(ToHost(update.value))
+    with pytest.raises(ta.ActorFailedError):
+        await update.wait()
+
+
 async def test_a_cancelled_wait_cancels_nothing_else(manual: ta.Device, backend: ManualBackend) -> None:
     x = await manual.put(np.ones(3))
     backend.device.is_held = True
@@ -142,7 +158,7 @@ async def test_a_library_that_cannot_be_opened_fails_its_submissions(device: ta.
     pending = device.submit(Nowhere(2.0, x))
     with pytest.raises(Exception, match="nowhere"):
         await pending.wait()
-    np.testing.assert_array_equal(await x.to_host(), [1, 1, 1])
+    np.testing.assert_array_equal(await (await device.put(np.ones(3))).to_host(), [1, 1, 1])
 
 
 STEPS: list[Callable[..., Any]] = [

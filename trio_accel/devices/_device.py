@@ -219,7 +219,8 @@ class Device:
 
         Returns:
             The operation: ``pending.value`` is its reply, ``await pending.wait()`` its completion. One
-            whose producer failed does not run; its error is `InputFailedError`.
+            whose producer failed does not run; its error is `InputFailedError`. When it fails, the
+            arrays that it was to write or change are spoiled, and their use is refused.
 
         Raises:
             QueueFullError: As many operations of the library as `in_flight` allows are not done, or the

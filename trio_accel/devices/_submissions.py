@@ -110,10 +110,9 @@ class Submissions:
         self._engine.leave(launch)
         if error is not None:
             error = self._what_happened(library, launch, error)
-            made = {block for block, _ in launch.allocations}
             for output in launch.outputs:
-                if output.id in made:
-                    output.spoil(launch.name, error)
+                # Also what it was only to change, and did not: the program goes on as if it had.
+                output.spoil(launch.name, error)
         pending.settle(error)
 
     def _what_happened(
