@@ -66,9 +66,13 @@ class _Environment:
 
 
 def _python(
-    session: nox.Session, *arguments: str, env: Mapping[str, str] | None = None, silent: bool = False
+    session: nox.Session,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    silent: bool = False,
+    log: bool = True,
 ) -> None:
-    session.run(_Environment.python, *arguments, env=env, silent=silent, external=True)
+    session.run(_Environment.python, *arguments, env=env, silent=silent, log=log, external=True)
 
 
 def why_not_cuda() -> str | None:
@@ -129,7 +133,9 @@ def lint(session: nox.Session) -> None:
     _python(session, "-m", "ruff", "format", "--check")
     calls = ",".join(f"{call}->{instead}" for call, instead in BLOCKING_CALLS.items())
     files = [str(path) for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
-    _python(session, "-m", "flake8_async", *FLAKE8_ASYNC, f"--async200-blocking-calls={calls}", *files)
+    arguments = ("-m", "flake8_async", *FLAKE8_ASYNC, f"--async200-blocking-calls={calls}")
+    session.log(f"python {' '.join(arguments)} ({len(files)} files)")
+    _python(session, *arguments, *files, log=False)  # it takes no folders
     _python(session, "-m", "towncrier", "build", "--draft", "--version=next", silent=True)
 
 
