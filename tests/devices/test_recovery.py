@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import AsyncGenerator
 from functools import partial
@@ -515,3 +516,21 @@ async def test_restarts_leave_no_streams_behind(manual: ta.Device, backend: Manu
     assert len(engine._lanes) == 2
     assert len(engine._hazards._blocks[x.block.id].reads) == 1
     assert [stream.is_closed for stream in backend.device.streams] == [False, True, True, True, False]
+
+
+async def test_the_error_of_a_crash_keeps_no_array_alive(device: ta.Device) -> None:
+    """It is shown in the tree for as long as the actor lives, with its frames."""
+    x = await device.put(np.ones(1000))
+    ta.testing.inject_fault(device, ta.linalg.Scal, fail=RuntimeError("crash"), count=2)
+    with pytest.raises(ta.ActorFailedError) as caught:
+        await ta.linalg.scal(2.0, x)
+    cause = caught.value.__cause__
+    del caught
+    pending = device.submit(ta.linalg.Scal(2.0, await x.copy()))
+    with pytest.raises(ta.ActorFailedError):
+        await pending.wait()
+    del x, pending
+    gc.collect()
+    statistics = await device.statistics()
+    assert statistics.memory.blocks == 0
+    assert cause is not None

@@ -115,12 +115,14 @@ class Envelope:
         if self.state == EnvelopeState.DONE:
             return False
         self.state = EnvelopeState.DONE
+        # The frames of an error that lives on refer to the envelope: it must keep nobody alive.
         task, self.task = self.task, None
+        on_done, self.on_done = self.on_done, None
         self.scope = self.on_cancel = None
         if task is not None:
             trio.lowlevel.reschedule(task, result)
-        elif self.on_done is not None:
-            self.on_done(result)
+        elif on_done is not None:
+            on_done(result)
         return True
 
     def fail(self, error: BaseException) -> bool:

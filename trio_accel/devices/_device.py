@@ -207,7 +207,7 @@ class Device:
                 await library.wait_terminated()
                 continue
             finally:
-                session.engine.leave(launch)
+                session.engine.over(launch)
             return planned.reply
 
     def submit(self, operation: Operation[LibraryT, ReplyT], /) -> Pending[ReplyT]:

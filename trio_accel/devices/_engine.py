@@ -21,7 +21,6 @@ from ..backends.base import (
     KernelLibrary,
 )
 from ..backends.base.ops import ArraySpec
-from ._blocks import Block
 from ._completion import CompletionPort
 from ._errors import FailureClass, classify, locate
 from ._hazards import HazardTracker
@@ -162,9 +161,7 @@ class Engine:
         has_staged = False
         try:
             self._enter(launch)
-            for argument, used in launch.uses:
-                # While it was queued, it may have been spoiled or released.
-                self._check_input(launch, argument, used)
+            self._check_inputs(launch)
             # What the program has let go by now is there for this operation.
             self._drain()
             for block, nbytes in launch.allocations:
@@ -247,15 +244,18 @@ class Engine:
         if turn is not None:
             await turn.wait()
 
-    def _check_input(self, launch: Launch, argument: str, used: Block) -> None:
-        if used.damaged_by is None:
-            used.check(f"{launch.name}: {argument}")
-            return
-        failed = InputFailedError(
-            f"{argument} was to be written by {used.damaged_by}, which failed; make it again, then ask again"
-        )
-        failed.__cause__ = used.failure
-        raise failed
+    def _check_inputs(self, launch: Launch) -> None:
+        """Refuse arrays that were spoiled or released while the operation was queued."""
+        for argument, used in launch.uses:
+            if used.damaged_by is None:
+                used.check(f"{launch.name}: {argument}")
+                continue
+            failed = InputFailedError(
+                f"{argument} was to be written by {used.damaged_by}, which failed; "
+                "make it again, then ask again"
+            )
+            failed.__cause__ = used.failure
+            raise failed
 
     def _abandon(
         self,
@@ -292,6 +292,12 @@ class Engine:
         if classify(error) is FailureClass.CONTEXT_LOST:
             self.lose_context(error)
 
+    def over(self, launch: Launch) -> None:
+        """Note that nobody waits for an operation any more: unless it is in flight, it holds nothing now."""
+        self.leave(launch)
+        if (launch.outputs or launch.uses or launch.keep) and not self.has(launch):
+            launch.forget()
+
     def has(self, launch: Launch) -> bool:
         """Whether an operation is in flight."""
         return any(operation.launch is launch for lane in self._lanes for operation in lane.operations)
@@ -323,6 +329,7 @@ class Engine:
             if self._writers.get(block) is operation:
                 del self._writers[block]
         self._unpin(operation.blocks)
+        launch.forget()
         if not operation.is_lost:
             self._notify(Phase.RELEASE, launch)
 

@@ -98,9 +98,19 @@ class Launch(Request["LibraryActor", None]):
     spec: OperationSpec
     allocations: tuple[tuple[int, int], ...]
     staged: tuple[CopyFromHostSpec | CopySpec, ...]
-    outputs: tuple[Block, ...]
-    uses: tuple[tuple[str, Block], ...]
-    keep: tuple[object, ...]
+    outputs: list[Block]
+    uses: list[tuple[str, Block]]
+    keep: list[object]
+
+    def forget(self) -> None:
+        """Hold nothing any more: the operation is over.
+
+        Errors live on, in the tree and in the program, with frames that refer to the launch; they
+        must not keep its arrays alive.
+        """
+        self.outputs.clear()
+        self.uses.clear()
+        self.keep.clear()
 
     @property
     def operation(self) -> str:
@@ -212,9 +222,9 @@ class Planner:
             spec,
             tuple(self._allocations),
             tuple(self._staged),
-            tuple(self._outputs),
-            tuple(self._uses),
-            tuple(self._keep),
+            self._outputs,
+            self._uses,
+            self._keep,
         )
 
     def _use(self, argument: str, ref: AccelRef) -> AccelRef:

@@ -107,12 +107,12 @@ class Submissions:
         error: BaseException | None,
     ) -> None:
         self._outstanding[path] -= 1
-        self._engine.leave(launch)
         if error is not None:
             error = self._what_happened(library, launch, error)
             for output in launch.outputs:
                 # Also what it was only to change, and did not: the program goes on as if it had.
                 output.spoil(launch.name, error)
+        self._engine.over(launch)
         pending.settle(error)
 
     def _what_happened(
