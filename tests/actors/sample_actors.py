@@ -126,7 +126,7 @@ class Puppet(Actor):
         finally:
             self.log.append(f"-{self.tag}")
             if self._end is not None:
-                await self._end(self)
+                await self._end(self)  # noqa: ASYNC102  # the test is about it
 
     @handles(Do)
     async def do(self, message: Do) -> Any:
@@ -275,5 +275,5 @@ def deferring(replies: list[DeferredReply[Any]], on_cancel: Callable[[], None] |
 @contextmanager
 def raises_group() -> Iterator[pytest.ExceptionInfo[ExceptionGroup[Exception]]]:
     """Expect an exception group from a block of any length: a whole life of a system or a supervisor."""
-    with pytest.raises(ExceptionGroup) as caught:
+    with pytest.raises(ExceptionGroup) as caught:  # noqa: ASYNC401  # any group will do
         yield caught

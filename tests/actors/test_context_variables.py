@@ -89,7 +89,7 @@ async def test_they_travel_down_a_chain_of_asks_and_to_tasks_of_the_handler(
         async def helper() -> None:
             seen.append(variable.get())
 
-        async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as nursery:  # noqa: ASYNC112  # the nursery is what it tests
             nursery.start_soon(helper)
         return await other.ask(Do(read))
 

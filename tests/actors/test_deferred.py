@@ -203,9 +203,9 @@ async def test_deferred_by_a_handler_whose_asker_is_cancelled_already(
     async def act(actor: Puppet) -> object:
         try:
             await trio.sleep_forever()
-        except trio.Cancelled:
+        except trio.Cancelled:  # noqa: ASYNC103  # the test is about it
             replies.append(actor.context.defer(on_cancel=lambda: called.append("hook")))
-            return replies[0]
+            return replies[0]  # noqa: ASYNC104  # the test is about it
 
     async with trio.open_nursery() as nursery:
         asker = await started(nursery, puppet, Do(act))
@@ -294,7 +294,7 @@ async def test_a_task_beside_the_actors_own_defers_nobodys_request(system: Syste
             except RuntimeError as error:
                 caught.append(error)
 
-        async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as nursery:  # noqa: ASYNC112  # the nursery is what it tests
             nursery.start_soon(helper)
         return "the handler's own reply"
 

@@ -85,7 +85,7 @@ async def _defer(ref: Ref[Puppet]) -> None:
     replies: list[DeferredReply[Any]] = []
 
     async def reply() -> None:
-        while not replies:
+        while not replies:  # noqa: ASYNC110  # it is bounded, and polls no clock
             await trio.lowlevel.checkpoint()
         replies[0].set(None)
 
@@ -145,7 +145,7 @@ def test_ctrl_c_interrupts_a_handler_that_does_not_wait() -> None:
         async with open_system("s") as system:
             await (await system.spawn(Puppet)).ask(Do(busy))
 
-    with pytest.raises((KeyboardInterrupt, BaseExceptionGroup)) as caught:
+    with pytest.raises((KeyboardInterrupt, BaseExceptionGroup)) as caught:  # noqa: ASYNC401  # any group will do
         trio.run(main)
     assert only_ctrl_c(caught.value)
     assert seen == []
@@ -163,7 +163,7 @@ def test_ctrl_c_during_the_stop_hurries_it() -> None:
             await system.spawn(Puppet, ended, name="first")
             await system.spawn(Puppet, None, None, end, name="last")
 
-    with pytest.raises((KeyboardInterrupt, BaseExceptionGroup)) as caught:
+    with pytest.raises((KeyboardInterrupt, BaseExceptionGroup)) as caught:  # noqa: ASYNC401  # any group will do
         trio.run(main)
     assert only_ctrl_c(caught.value)
     assert ended == ["+first0", "-first0"]

@@ -201,7 +201,7 @@ async def test_draining_waits_for_deferred_replies() -> None:
 
 async def test_a_supervisor_that_gives_up_tells_the_observers() -> None:
     events: list[ta.Event] = []
-    with pytest.raises(ExceptionGroup):  # noqa: PT012
+    with pytest.raises(ExceptionGroup):  # noqa: ASYNC401, PT012
         async with ta.open_system("s", options=ta.SystemOptions(intensity=ta.Intensity(0, 5.0))) as system:
             system.subscribe(events.append)
             worker = await system.spawn(Worker, name="w")

@@ -88,7 +88,7 @@ async def test_2_exception_groups_hide_no_types(system: System) -> None:
     async def fail() -> None:
         raise BoomError("inside")
 
-    with pytest.raises(ExceptionGroup) as caught:
+    with pytest.raises(ExceptionGroup) as caught:  # noqa: ASYNC401  # any group will do
         await ref.ask(Do(act))
     assert caught.group_contains(BoomError)
     assert await ref.ask(Number()) == 0
@@ -109,7 +109,7 @@ def test_3_a_group_that_holds_a_failure_and_an_exit_is_not_swallowed(fatal: type
                 await ref.ask(Do(act))
             await trio.sleep_forever()
 
-    with pytest.raises(BaseExceptionGroup) as caught:
+    with pytest.raises(BaseExceptionGroup) as caught:  # noqa: ASYNC401  # any group will do
         trio.run(main)
     assert caught.group_contains(fatal)
     assert caught.group_contains(BoomError)
@@ -340,7 +340,7 @@ async def test_12_callbacks_from_threads_do_not_raise_and_are_not_needed(puppet:
         thread = threading.Thread(target=work)
         thread.start()
         await puppet.ask(Echo("meanwhile"))
-        while len(settled) < 2:
+        while len(settled) < 2:  # noqa: ASYNC110  # it is bounded, and polls no clock
             await trio.lowlevel.checkpoint()
         await trio.to_thread.run_sync(thread.join)
     assert asker.outcome == 1

@@ -329,7 +329,7 @@ async def test_a_handler_that_swallows_every_cancellation_is_cancelled_once_more
         for _ in range(3):
             try:
                 await trio.lowlevel.checkpoint()
-            except trio.Cancelled:
+            except trio.Cancelled:  # noqa: ASYNC103  # the test is about it
                 attempts.append("cancelled")
         return "stubborn"
 

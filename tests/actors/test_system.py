@@ -275,7 +275,7 @@ async def test_the_system_closes_while_another_task_keeps_a_supervisor_open() ->
     opened, release = trio.Event(), trio.Event()
     async with trio.open_nursery() as nursery:
         async with open_system("s") as system:
-            nursery.start_soon(keep_open, system)
+            nursery.start_soon(keep_open, system)  # noqa: ASYNC111  # the test is about it
             await opened.wait()
         assert refs[0].is_terminated
         assert (await refs[0].wait_terminated()).reason == "the system closes"
@@ -341,9 +341,9 @@ def test_ctrl_c_in_a_handler_ends_the_run_and_tells_the_asker() -> None:
                     await wait()
                 assert asker is not None
                 outcomes.append(asker.outcome)
-                outcomes.append(await ref.wait_terminated())
+                outcomes.append(await ref.wait_terminated())  # noqa: ASYNC102  # the test is about it
 
-    with pytest.raises(BaseExceptionGroup) as caught:
+    with pytest.raises(BaseExceptionGroup) as caught:  # noqa: ASYNC401  # any group will do
         trio.run(main)
     assert caught.group_contains(KeyboardInterrupt)
     failed, ended = outcomes
