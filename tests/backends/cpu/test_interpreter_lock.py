@@ -324,14 +324,16 @@ def test_two_streams_compute_on_two_cores(rig):
         for stream in streams:
             stream.synchronize()
 
-    has_free_cores = False
-    for _ in range(8):
+    # Other programs take a core now and then, from the bare threads as from ours. Were both alike, ours would
+    # miss all of 8 rounds and the bare threads 2 at most less than once in 1000 runs.
+    rounds, free = 8, 0
+    for _ in range(rounds):
         one_after_the_other = _seconds(lambda: on_streams(rig.stream, rig.stream))
         limit = 0.8 * one_after_the_other
         if _seconds(lambda: on_streams(rig.stream, other)) < limit:
             return
-        has_free_cores |= _seconds(_multiply_on_bare_threads) < limit
-    if not has_free_cores:
+        free += _seconds(_multiply_on_bare_threads) < limit
+    if free < rounds - 2:
         pytest.skip("other programs leave no second core, not even to bare threads")
     pytest.fail("two streams take as long as one, two bare threads do not")
 
