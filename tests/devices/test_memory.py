@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
@@ -405,3 +407,41 @@ async def test_statistics_are_the_truth(manual: ta.Device, backend: ManualBacken
     assert (second.launched, second.completed) == (2, 2)
     assert (second.memory.used, second.memory.peak, second.memory.blocks) == (32, 64, 1)
     assert x.nbytes == 32
+
+
+async def test_arrays_in_reference_cycles_are_collected_before_memory_is_said_to_be_out(
+    system: ta.System,
+) -> None:
+    async with system.open_device("cpu", options=ta.DeviceOptions(memory_limit=8000)) as device:
+        gc.disable()
+        try:
+            for _ in range(5):
+                cycle: list[object] = [await device.zeros(500)]
+                cycle.append(cycle)
+                del cycle
+        finally:
+            gc.enable()
+
+
+async def test_an_array_is_neither_pickled_nor_copied_by_accident(device: ta.Device) -> None:
+    ref = await device.put(np.ones(3))
+    for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="bound to its device"):
+            attempt(ref)
+
+
+async def test_a_mask_is_not_dropped_silently(device: ta.Device) -> None:
+    masked = np.ma.array([1.0, 2.0], mask=[False, True])
+    with pytest.raises(TypeError, match=r"host is a masked array; fill it first: array\.filled\(value\)"):
+        await device.put(masked)
+    with pytest.raises(TypeError, match="x is a masked array"):
+        await ta.linalg.dot(masked, await device.put(np.ones(2)))
+
+
+async def test_another_thread_is_refused_and_harms_nothing(device: ta.Device) -> None:
+    ref = await device.put(np.ones(3))
+    with pytest.raises(RuntimeError, match="ask: device test/cpu:0 belongs to another thread or Trio run"):
+        await trio.to_thread.run_sync(trio.run, ref.to_host)
+    with pytest.raises(RuntimeError, match="submit: device test/cpu:0 belongs"):
+        await trio.to_thread.run_sync(device.submit, ta.linalg.Scal(2.0, ref))
+    np.testing.assert_array_equal(await ref.to_host(), [1, 1, 1])

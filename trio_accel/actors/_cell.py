@@ -169,9 +169,22 @@ class Cell:
 
     def check(self, message: AnyMessage, base: type, verb: str) -> None:
         """Refuse a message that this actor has no handler for, or that is sent the wrong way."""
+        self.check_run(verb)
         if type(message) in self.handlers and isinstance(message, base):
             return
         raise TypeError(f"{verb}: {self._what_is_wrong(message, base)}")
+
+    def check_run(self, verb: str) -> None:
+        """Refuse another thread or Trio run, before it harms what is not made for it."""
+        try:
+            token = trio.lowlevel.current_trio_token()
+        except RuntimeError:
+            token = None
+        if token is not self.system.token:
+            raise RuntimeError(
+                f"{verb}: actor {self.path} belongs to another thread or Trio run; call it there, "
+                "for example by Trio's functions for worker threads"
+            )
 
     def _what_is_wrong(self, message: object, base: type) -> str:
         name, given = type(message).__name__, repr(message)

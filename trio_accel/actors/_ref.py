@@ -162,6 +162,7 @@ class Ref(Generic[ActorT_co]):
             RuntimeError: Called by the actor itself; use ``self.context.stop()``.
         """
         cell = self._cell
+        cell.check_run("stop")
         if cell_of_task() is cell:
             raise RuntimeError(
                 f"stop: actor {self.path} would wait for itself; call self.context.stop() instead"
@@ -170,7 +171,12 @@ class Ref(Generic[ActorT_co]):
 
     @enable_ki_protection
     def cancel(self, reason: str) -> None:
-        """End the actor now: the message being served is cancelled, queued ones are refused, no restart."""
+        """End the actor now: the message being served is cancelled, queued ones are refused, no restart.
+
+        Raises:
+            RuntimeError: Called from another thread or Trio run.
+        """
+        self._cell.check_run("cancel")
         self._cell.cancel(reason)
 
     @enable_ki_protection

@@ -93,6 +93,7 @@ class System(_Spawner):
         name: Name of the system: the first part of every path.
         options: Options it was opened with.
         observers: Those who listen; see `subscribe`.
+        token: The Trio run that it lives in.
         dead_letters: Messages that were dropped or refused, in all.
         quarantined: Actors that were cancelled and did not end, in all.
     """
@@ -101,6 +102,7 @@ class System(_Spawner):
         self.name: str = name
         self.options: SystemOptions = options
         self.observers: Observers = Observers()
+        self.token: trio.lowlevel.TrioToken = trio.lowlevel.current_trio_token()
         self.dead_letters: int = 0
         self.quarantined: int = 0
         self._supervisor = Supervisor(self, name, nursery, options.strategy, options.intensity)

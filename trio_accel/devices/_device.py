@@ -114,6 +114,7 @@ class Device:
         self._session: Session | None = None
         self._changed = trio.Event()
         self._pending = 0
+        self._token = trio.lowlevel.current_trio_token()
         self._is_ended = False
 
     def __repr__(self) -> str:
@@ -229,6 +230,7 @@ class Device:
             DeviceLostError: The device is closed, or gave up.
         """
         _check_operation(operation, "submit")
+        self._check_run("submit")
         session, context = self._session, self.context_ref
         if session is None or context is None:
             if self._is_ended:
@@ -252,7 +254,7 @@ class Device:
             TypeError: Its dtype is no element type of a device.
             OutOfMemoryError: There is not enough device memory.
         """
-        return await self.ask(Put(np.asarray(host)))
+        return await self.ask(Put(host if isinstance(host, np.ndarray) else np.asarray(host)))
 
     async def zeros(self, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> AccelRef:
         """Make an array of zeros."""
@@ -328,6 +330,7 @@ class Device:
 
     async def close(self) -> None:
         """Finish what is in flight, within `cancel_grace`, and give the device back."""
+        self._check_run("close")
         if self._actor is not None:
             with trio.CancelScope(shield=True):
                 # Bounded by the actor's grace.
@@ -367,12 +370,25 @@ class Device:
         self.blocks.close()
         self._wake()
 
+    def _check_run(self, verb: str) -> None:
+        """Refuse another thread or Trio run."""
+        try:
+            token = trio.lowlevel.current_trio_token()
+        except RuntimeError:
+            token = None
+        if token is not self._token:
+            raise RuntimeError(
+                f"{verb}: device {self.path} belongs to another thread or Trio run; from a thread that "
+                "the run has started, use trio.from_thread.run"
+            )
+
     def _wake(self) -> None:
         changed, self._changed = self._changed, trio.Event()
         changed.set()
 
     async def _ready(self) -> Session:
         """The current generation; waits while the context is being rebuilt."""
+        self._check_run("ask")
         if self._session is None and not self._is_ended:
             if self._pending >= _MAX_PENDING:
                 raise QueueFullError(

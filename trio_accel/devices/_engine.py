@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import gc
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -17,8 +18,10 @@ from ..backends.base import (
     AccelStream,
     CompletionTimeoutError,
     ContextPoisonedError,
+    DeviceLostError,
     InputFailedError,
     KernelLibrary,
+    OutOfMemoryError,
 )
 from ..backends.base.ops import ArraySpec
 from ._completion import CompletionPort
@@ -89,6 +92,7 @@ class Engine:
         self._lose = lose
         self._drain = drain
         self._is_lost = False
+        self.is_closing: bool = False
         self._grace_at_end = options.cancel_grace
         self._hazards = HazardTracker()
         self._order = SubmissionOrder()
@@ -165,8 +169,7 @@ class Engine:
             # What the program has let go by now is there for this operation.
             self._drain()
             for block, nbytes in launch.allocations:
-                self.device.allocate(block, nbytes)
-                self._allocated.add(block)
+                self._allocate(block, nbytes)
             self._hazards.order(lane.stream, reads, writes)
             for copy in launch.staged:
                 has_staged = True
@@ -189,6 +192,16 @@ class Engine:
         operation.reply = defer(lambda: self._start_grace(lane, operation))
         self.launched += 1
         return operation.reply
+
+    def _allocate(self, block: int, nbytes: int) -> None:
+        try:
+            self.device.allocate(block, nbytes)
+        except OutOfMemoryError:
+            # Arrays in reference cycles, such as those of an error's frames, wait to be collected.
+            gc.collect()
+            self._drain()
+            self.device.allocate(block, nbytes)
+        self._allocated.add(block)
 
     def _fly(self, lane: Lane, launch: Launch, reads: frozenset[int], writes: frozenset[int]) -> InFlight:
         """Hold what was enqueued until it is done."""
@@ -458,6 +471,10 @@ class Engine:
         self._grace[operation] = (trio.current_time() + self._options.cancel_grace, lane)
         self._grace_started.set()
 
+    def expect_end(self) -> None:
+        """Note that its actors are being stopped: unless the context is lost, the device closes."""
+        self.is_closing = not self._is_lost
+
     async def synchronize(self, owner: str | None = None) -> None:
         """Wait until nothing is in flight, of all or of one library actor."""
         for lane in tuple(self._lanes):
@@ -486,8 +503,15 @@ class Engine:
             self._notify(Phase.REPLY, launch)
         self._notify(Phase.RELEASE, launch)
 
-    def lost(self, launch: Launch, cause: BaseException | None) -> ContextPoisonedError:
-        """Make the error of an operation that was in flight when the context was lost."""
+    def lost(self, launch: Launch, cause: BaseException | None) -> ContextPoisonedError | DeviceLostError:
+        """Make the error of an operation that was in flight when the context ended."""
+        if self.is_closing:
+            return DeviceLostError(
+                "the device was closed while this operation was in flight",
+                device=self.device.info.name,
+                operation=launch.name,
+                generation=self.generation,
+            )
         error = ContextPoisonedError(
             "the device's context was lost while this operation was in flight; make its outputs again",
             device=self.device.info.name,

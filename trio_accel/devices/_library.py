@@ -52,6 +52,7 @@ class LibraryActor(Actor):
         self._kernels, self._lane = kernels, lane
         try:
             yield
+            engine.expect_end()
             await engine.synchronize(context.path)
         finally:
             engine.retire_lane(lane, kernels.close)

@@ -36,6 +36,7 @@ class Put(Operation[MemoryActor, AccelRef]):
         """Refuse what is no array of a device dtype."""
         if not isinstance(self.host, np.ndarray):
             raise TypeError(f"{planner.name}: host must be a NumPy array, got {type(self.host).__name__}")
+        planner.unmasked("host", self.host)
         out = planner.output(self.host.shape, planner.dtype("host", self.host.dtype))
         planner.keep(self.host)
         return Planned(CopyFromHostSpec(self.host, out.spec), out)

@@ -157,6 +157,7 @@ class Planner:
             raise TypeError(
                 f"{self.name}: {argument} must be an AccelRef or a NumPy array, got {type(operand).__name__}"
             )
+        self.unmasked(argument, operand)
         staged = self._new(operand.shape, self.dtype(argument, operand.dtype))
         self._staged.append(CopyFromHostSpec(operand, staged.spec))
         self._keep.append(operand)
@@ -195,6 +196,11 @@ class Planner:
             )
         self._outputs.append(used.block)
         return used
+
+    def unmasked(self, argument: str, host: npt.NDArray[Any]) -> None:
+        """Refuse a masked array: a device array has no mask."""
+        if isinstance(host, np.ma.MaskedArray):
+            raise TypeError(f"{self.name}: {argument} is a masked array; fill it first: array.filled(value)")
 
     def keep(self, item: object) -> None:
         """Keep something alive until the operation is complete."""

@@ -133,6 +133,12 @@ class AccelRef:
             "an AccelRef has no truth value: its elements are on the device; use await ref.item()"
         )
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an AccelRef is bound to its device and can be neither pickled nor copied by the copy module; "
+            "use await ref.copy(), or await ref.to_host() to take its contents elsewhere"
+        )
+
     def __array__(self, *args: object, **kwargs: object) -> npt.NDArray[Any]:
         raise TypeError("an AccelRef is no host array; use await ref.to_host()")
 

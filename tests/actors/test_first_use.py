@@ -40,6 +40,11 @@ class Address(ta.Request["Worker", Any]):
     pass
 
 
+@attrs.frozen
+class Note(ta.Message["Worker"]):
+    pass
+
+
 class Worker(ta.Actor):
     replies: list[ta.DeferredReply[int]]
 
@@ -67,6 +72,10 @@ class Worker(ta.Actor):
     @ta.handles(Beside, group="beside", limit=2)
     async def beside(self, message: Beside) -> None:
         await trio.sleep_forever()
+
+    @ta.handles(Note)
+    async def note(self, message: Note) -> None:
+        await trio.lowlevel.checkpoint()
 
     @ta.handles(Address)
     async def address(self, message: Address) -> ta.Ref[Any]:
@@ -220,3 +229,24 @@ async def test_an_actor_can_hand_out_its_own_address() -> None:
         assert address.path == worker.path == "s/w"
         with pytest.raises(ta.ActorFailedError):
             await address.ask(Fail(ValueError("the same actor")))
+
+
+@pytest.mark.parametrize("verb", ["ask", "tell_nowait", "post", "cancel"])
+async def test_another_thread_or_run_is_refused_and_harms_nothing(verb: str) -> None:
+    async with ta.open_system("s") as system:
+        worker = await system.spawn(Worker, name="w")
+
+        def elsewhere() -> None:
+            if verb == "ask":
+                trio.run(worker.ask, Address())
+            elif verb == "post":
+                worker.post(Address(), lambda result: None)
+            elif verb == "tell_nowait":
+                worker.tell_nowait(Note())
+            else:
+                worker.cancel("from outside")
+
+        word = "tell" if verb == "tell_nowait" else verb
+        with pytest.raises(RuntimeError, match=rf"{word}: actor s/w belongs to another thread or Trio run"):
+            await trio.to_thread.run_sync(elsewhere)
+        assert (await worker.ask(Address())).path == "s/w"
