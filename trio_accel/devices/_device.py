@@ -254,7 +254,9 @@ class Device:
             TypeError: Its dtype is no element type of a device.
             OutOfMemoryError: There is not enough device memory.
         """
-        return await self.ask(Put(host if isinstance(host, np.ndarray) else np.asarray(host)))
+        # `asarray` would drop the mask of a masked array, which `Put` refuses.
+        array: npt.NDArray[Any] = np.asanyarray(host)
+        return await self.ask(Put(array))
 
     async def zeros(self, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> AccelRef:
         """Make an array of zeros."""
