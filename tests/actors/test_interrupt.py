@@ -27,6 +27,7 @@ from trio_accel.actors import ActorError, DeferredReply, MailboxOptions, Ref, Re
 from trio_accel.actors._tasks import running_cells
 
 _FOLDER = str(Path(trio_accel.actors.__file__).parent)
+_LAST = 150
 _STEP = 5
 """Every so many lines: together with the order of tasks, which differs, that meets each in time."""
 
@@ -124,10 +125,13 @@ def test_ctrl_c_at_any_line(caplog: pytest.LogCaptureFixture) -> None:
     lines, error = interrupted(at=0)
     assert error is None
     assert lines > 1000
-    # The last lines run when the main task waits no more: there the run may be over before it hears of it.
-    for at in range(1, lines - 50, _STEP):
-        _, error = interrupted(at)
-        assert error is not None, f"line {at} of {lines}: Ctrl-C was lost"
+    for at in range(1, lines, _STEP):
+        executed, error = interrupted(at)
+        if error is None:
+            # The last lines run when the main task waits no more: there the run may be over before it
+            # hears of it. How many lines a run has varies with the order of the tasks.
+            assert at > executed - _LAST, f"line {at} of {executed}: Ctrl-C was lost"
+            continue
         assert only_ctrl_c(error), f"line {at} of {lines}: {error!r}"
         assert running_cells() == [], f"line {at} of {lines}: left behind"
         caplog.clear()
