@@ -47,6 +47,8 @@ async def test_a_told_message_is_served(puppet: Ref[Puppet]) -> None:
     gate.open.set()
     await puppet.tell(Run(gate))
     await gate.entered.wait()
+    await wait()
+    assert gate.ended == "returned"
 
 
 async def test_tell_is_a_checkpoint_and_can_be_cancelled_before_it_sends(

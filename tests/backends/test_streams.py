@@ -102,11 +102,18 @@ def test_a_closed_stream_runs_what_it_has_and_takes_no_more(rig):
 def test_a_stream_without_work_can_be_synchronized_and_closed(rig):
     idle = rig.device.open_stream("idle")
     idle.synchronize()
+    event = idle.record()
+    idle.synchronize()
+    assert event.is_done
     idle.close()
     idle.synchronize()
+    with pytest.raises(RuntimeError, match="closed"):
+        idle.record()
     unused = rig.device.open_stream("unused")
     unused.close()
     unused.synchronize()
+    with pytest.raises(RuntimeError, match="closed"):
+        unused.record()
 
 
 def test_a_stream_has_the_name_that_it_was_given(rig):

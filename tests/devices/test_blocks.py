@@ -104,13 +104,15 @@ async def test_rings_before_the_callback_are_one() -> None:
 
 def test_a_ring_after_the_end_of_the_program_is_nothing() -> None:
     wakers: list[LoopWaker] = []
+    calls: list[int] = []
 
     async def main() -> None:
-        wakers.append(LoopWaker(lambda: None))
+        wakers.append(LoopWaker(lambda: calls.append(1)))
         await trio.lowlevel.checkpoint()
 
     trio.run(main)
     wakers[0].ring()
+    assert (calls, wakers[0].rings, wakers[0].wakeups) == ([], 1, 0)
 
 
 async def test_a_callback_that_fails_ends_nothing() -> None:
