@@ -201,6 +201,11 @@ class Gate:
         return "through the gate"
 
 
+async def shielded(actor: Puppet, gate: Gate) -> None:
+    with trio.CancelScope(shield=True):
+        await gate(actor)
+
+
 @attrs.define
 class Asker:
     """An ask in a task of its own, with its outcome.
