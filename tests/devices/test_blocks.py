@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 
+import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
@@ -70,7 +71,9 @@ async def test_a_block_added_by_another_thread_at_the_worst_moment_is_freed() ->
     assert freed == ids
 
 
-async def test_blocks_dropped_by_many_threads_are_all_freed() -> None:
+@pytest.mark.parametrize(("size", "may_wait"), [(LARGE, 0), (8, 63)])
+async def test_blocks_dropped_by_many_threads_are_all_freed(size: int, may_wait: int) -> None:
+    """Large ones at once; the last few small ones wait for the next operation."""
     freed: list[int] = []
     table = BlockTable("cpu:0")
     table.release = freed.append
@@ -78,14 +81,17 @@ async def test_blocks_dropped_by_many_threads_are_all_freed() -> None:
 
     def make_and_drop() -> None:
         for _ in range(200):
-            ids.add(table.new(8).id)
+            ids.add(table.new(size).id)
 
     async with trio.open_nursery() as nursery:
         for _ in range(4):
             nursery.start_soon(trio.to_thread.run_sync, make_and_drop)
     gc.collect()
     await wait_all_tasks_blocked()
-    assert len(freed) == len(ids) == 800
+    assert len(ids) == 800
+    assert len(freed) >= 800 - may_wait
+    table.drain()
+    assert len(freed) == 800
     assert set(freed) == ids
 
 
