@@ -6,63 +6,19 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
-import scipy.fft
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference_transforms import COMPLEX, check, dtypes, normal, reference, result_dtype
 
 import trio_accel as ta
 from trio_accel import fft
-
-Array = npt.NDArray[Any]
-
-TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "complex128": 1e-12, "complex64": 1e-5}
-COMPLEX = {
-    "float32": "complex64",
-    "float64": "complex128",
-    "complex64": "complex64",
-    "complex128": "complex128",
-}
-REAL = {"complex64": "float32", "complex128": "float64", "float32": "float32", "float64": "float64"}
 
 OF_REAL = ["rfft2", "rfftn", "ihfft2", "ihfftn"]
 TO_REAL = ["irfft2", "irfftn", "hfft2", "hfftn"]
 KINDS = ["fft2", "fftn", "ifft2", "ifftn", *OF_REAL, *TO_REAL]
 NORMS = [None, "backward", "ortho", "forward"]
-
-
-def normal(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Array:
-    generator = np.random.default_rng(seed)
-    values = generator.normal(size=shape)
-    if dtype.startswith("complex"):
-        values = values + 1j * generator.normal(size=shape)
-    return values.astype(dtype)
-
-
-def dtypes(kind: str) -> list[str]:
-    return ["float32", "float64"] if kind.startswith(("rfft", "ihfft")) else list(COMPLEX)
-
-
-def result_dtype(kind: str, dtype: str) -> str:
-    return REAL[dtype] if kind.startswith(("irfft", "hfft")) else COMPLEX[dtype]
-
-
-def reference(kind: str, a: Array, **options: Any) -> Array:
-    """NumPy where it has the transform, else SciPy: the Hermitian ones of several axes."""
-    wide = a.astype(complex if a.dtype.kind == "c" else float)
-    if options.get("s") is not None and options.get("axes", ()) is None:
-        options["axes"] = tuple(range(a.ndim - len(options["s"]), a.ndim))  # NumPy will want to be told
-    function = getattr(np.fft, kind, None) or getattr(scipy.fft, kind)
-    result: Array = function(wide, **options)
-    return result
-
-
-def check(result: Array, expected: Array, dtype: str) -> None:
-    assert result.shape == expected.shape
-    size = float(np.linalg.norm(expected))
-    assert float(np.linalg.norm(result - expected)) <= TOLERANCE[dtype] * max(size, 1e-30) * 4
 
 
 CASES = [(kind, dtype) for kind in KINDS for dtype in dtypes(kind)]

@@ -6,56 +6,16 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference_transforms import check, dtypes, normal, reference, result_dtype
 
 import trio_accel as ta
 from trio_accel import fft
 
-Array = npt.NDArray[Any]
-
-TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "complex128": 1e-12, "complex64": 1e-5}
-COMPLEX = {
-    "float32": "complex64",
-    "float64": "complex128",
-    "complex64": "complex64",
-    "complex128": "complex128",
-}
-REAL = {"complex64": "float32", "complex128": "float64", "float32": "float32", "float64": "float64"}
 KINDS = ["fft", "ifft", "rfft", "irfft"]
-
-
-def normal(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Array:
-    generator = np.random.default_rng(seed)
-    values = generator.normal(size=shape)
-    if dtype.startswith("complex"):
-        values = values + 1j * generator.normal(size=shape)
-    return values.astype(dtype)
-
-
-def dtypes(kind: str) -> list[str]:
-    return ["float32", "float64"] if kind == "rfft" else list(COMPLEX)
-
-
-def result_dtype(kind: str, dtype: str) -> str:
-    return REAL[dtype] if kind == "irfft" else COMPLEX[dtype]
-
-
-def reference(kind: str, a: Array, **options: Any) -> Array:
-    wide = a.astype(complex if a.dtype.kind == "c" else float)
-    result: Array = getattr(np.fft, kind)(wide, **options)
-    return result
-
-
-def check(result: Array, expected: Array, dtype: str) -> None:
-    assert result.shape == expected.shape
-    size = float(np.linalg.norm(expected))
-    assert float(np.linalg.norm(result - expected)) <= TOLERANCE[dtype] * max(size, 1e-30) * 4
-
-
 CASES = [(kind, dtype) for kind in KINDS for dtype in dtypes(kind)]
 
 
