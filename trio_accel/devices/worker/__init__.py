@@ -1,0 +1,1 @@
+"""Contexts in processes of their own: starting them, speaking to them, and coming back from their death."""
