@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import attrs
 
@@ -92,6 +92,14 @@ class ChunkAllocator:
         """How many blocks are placed."""
         return len(self._placements)
 
+    def placement(self, block: int) -> Placement:
+        """Where a block lies.
+
+        Raises:
+            KeyError: There is no such block.
+        """
+        return self._placements[block]
+
     def allocate(self, block: int, nbytes: int) -> Placement:
         """Place a block, in a new chunk if no gap is large enough.
 
@@ -102,7 +110,7 @@ class ChunkAllocator:
         """
         if block in self._placements:
             raise ValueError(f"block {block} is placed already")
-        size = max(-(-nbytes // ALIGNMENT) * ALIGNMENT, ALIGNMENT)
+        size = _reserved(nbytes)
         index = bisect.bisect_left(self._gaps, (size, 0, 0))
         if index == len(self._gaps):
             self._grow(size)
@@ -135,6 +143,55 @@ class ChunkAllocator:
         self._add_gap(chunk, start, end)
         if end - start == self._chunks[chunk]:
             self._keep_one_empty()
+
+    def adopt(self, chunks: Mapping[int, int], blocks: Iterable[tuple[int, Placement]]) -> None:
+        """Take over chunks that exist already, with all the blocks that lie in them.
+
+        Empty ones among them are given back as those of its own are.
+
+        Args:
+            chunks: Sizes by id.
+            blocks: Id and place of each; how much is reserved for it is rounded up.
+
+        Raises:
+            ValueError: A chunk or a block is there already, blocks overlap, or one lies outside of
+                these chunks. Nothing was taken over.
+        """
+        known = sorted(chunks.keys() & self._chunks.keys())
+        if known:
+            raise ValueError(f"chunks {known} are there already")
+        placed, gaps = self._lay_out(chunks, blocks)
+        self._chunks.update(chunks)
+        self._placements.update(placed)
+        self.used += sum(placement.nbytes for placement in placed.values())
+        for gap in gaps:
+            self._add_gap(*gap)
+        self._next = min(max([self._next, *(2 * size for size in chunks.values())]), self._largest)
+        self._keep_one_empty()
+
+    def _lay_out(
+        self, chunks: Mapping[int, int], blocks: Iterable[tuple[int, Placement]]
+    ) -> tuple[dict[int, Placement], list[tuple[int, int, int]]]:
+        """Check blocks that are there already; returns their places and the gaps that they leave."""
+        placed: dict[int, Placement] = {}
+        gaps: list[tuple[int, int, int]] = []
+        ends = dict.fromkeys(chunks, 0)
+        for block, place in sorted(blocks, key=lambda item: (item[1].chunk, item[1].offset)):
+            chunk, start, end = place.chunk, place.offset, place.offset + _reserved(place.nbytes)
+            if block in self._placements or block in placed:
+                raise ValueError(f"block {block} is placed already")
+            if chunk not in chunks:
+                raise ValueError(f"block {block} lies in none of the chunks that are taken over: {place}")
+            if start % ALIGNMENT or place.nbytes < 0 or start < ends[chunk] or end > chunks[chunk]:
+                raise ValueError(
+                    f"block {block} overlaps another, is not aligned or lies outside of its chunk: {place}"
+                )
+            if start > ends[chunk]:
+                gaps.append((chunk, ends[chunk], start))
+            ends[chunk] = end
+            placed[block] = Placement(chunk, start, end - start)
+        gaps += [(chunk, end, chunks[chunk]) for chunk, end in ends.items() if end < chunks[chunk]]
+        return placed, gaps
 
     def _grow(self, size: int) -> None:
         if len(self._chunks) >= self._most:
@@ -182,3 +239,8 @@ class ChunkAllocator:
         del self._gaps[index]
         del self._by_start[chunk, start]
         del self._by_end[chunk, end]
+
+
+def _reserved(nbytes: int) -> int:
+    """What a block takes in its chunk: whole alignments, and a place of its own if it is empty."""
+    return max(-(-nbytes // ALIGNMENT) * ALIGNMENT, ALIGNMENT)
