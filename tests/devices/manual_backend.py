@@ -6,8 +6,9 @@ thread: work runs in `ManualDevice.run`, `ManualStream.step`, or at once while n
 
 from __future__ import annotations
 
+import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -15,10 +16,20 @@ import attrs
 import trio
 
 import trio_accel as ta
-from trio_accel.backends.base import AccelEvent, AccelStream, DeviceInfo, MemoryStatistics, Waker
+from trio_accel.backends.base import (
+    AccelEvent,
+    AccelStream,
+    ChunkKeeper,
+    DeviceInfo,
+    MemoryStatistics,
+    NotSupportedError,
+    PlacedBlock,
+    Waker,
+)
 from trio_accel.backends.base.ops import ArraySpec, OperationSpec
 from trio_accel.backends.cpu._library import load_kernels
 from trio_accel.backends.cpu._memory import CpuMemory
+from trio_accel.backends.cpu._shared import map_shared
 
 LIBRARIES = ("blas", "fft", "memory", "sparse")
 
@@ -35,6 +46,19 @@ class ManualEvent:
 @attrs.frozen(eq=False)
 class _Wait:
     event: ManualEvent
+
+
+@attrs.define(eq=False)
+class ManualHold:
+    """Holds its stream back until the test, or who else has it, lets it go."""
+
+    device: ManualDevice
+    event: ManualEvent = attrs.field(factory=ManualEvent)
+
+    def release(self) -> None:
+        self.event.is_done = True
+        if not self.device.is_held:
+            self.device.run()
 
 
 @attrs.define(eq=False)
@@ -68,6 +92,14 @@ class ManualStream:
         assert isinstance(event, ManualEvent)
         self.waits += 1
         self._put(_Wait(event))
+
+    def hold(self) -> ManualHold:
+        hold = ManualHold(self.device)
+        self._put(_Wait(hold.event))
+        return hold
+
+    def crash(self) -> None:
+        raise NotSupportedError("streams moved by hand run in the test's own process", backend="manual")
 
     def notify(self, event: AccelEvent, waker: Waker) -> None:
         assert isinstance(event, ManualEvent)
@@ -193,6 +225,21 @@ class ManualDevice:
         self.blocks.free(block)
         self.freed.append(block)
 
+    def map_chunk(self, chunk: int, nbytes: int, descriptor: int) -> None:
+        try:
+            self.blocks.map_chunk(chunk, nbytes, descriptor)
+        finally:
+            os.close(descriptor)
+
+    def unmap_chunk(self, chunk: int) -> None:
+        self.blocks.unmap_chunk(chunk)
+
+    def adopt(self, blocks: Iterable[PlacedBlock]) -> None:
+        self.blocks.adopt(blocks)
+
+    def placement(self, block: int) -> PlacedBlock:
+        return self.blocks.placement(block)
+
     def poison(self, reason: str) -> None:
         self.failure = ta.ContextPoisonedError(reason)
 
@@ -265,14 +312,20 @@ class ManualBackend:
     def unavailable_reason(self) -> str | None:
         return None
 
-    def open_device(self, index: int, *, memory_limit: int | None) -> ManualDevice:
+    def open_device(
+        self, index: int, *, memory_limit: int | None, keeper: ChunkKeeper | None = None
+    ) -> ManualDevice:
         assert index == 0
         if self.refuse_open is not None:
             raise self.refuse_open
         limit = self.info.total_memory if memory_limit is None else memory_limit
-        device = ManualDevice(self.info, CpuMemory(self.info.name, limit), refuse_library=self.refuse_library)
+        blocks = CpuMemory(self.info.name, limit, keeper)
+        device = ManualDevice(self.info, blocks, refuse_library=self.refuse_library)
         self.devices.append(device)
         return device
+
+    def map_host(self, descriptor: int, nbytes: int) -> Any:
+        return map_shared(descriptor, nbytes)
 
     async def run_sync(self, function: Callable[..., Any], *args: object, **_: object) -> Any:
         """Stand in for `trio.to_thread.run_sync` without a thread: a test can wait for all tasks."""

@@ -43,7 +43,7 @@ def test_the_machine_is_described():
         assert f": {info.description}\n" in table.read()
     assert info.compute_units == len(os.sched_getaffinity(0))
     assert info.total_memory == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert info.isolations == ("inline",)
+    assert info.isolations == ("inline", "process")
 
 
 def test_blocks_begin_at_cache_lines(device):

@@ -6,10 +6,11 @@ ones are called in a worker thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Protocol
 
 import attrs
+import numpy as np
 import numpy.typing as npt
 
 from .ops import ArraySpec, OperationSpec
@@ -19,10 +20,13 @@ __all__ = [
     "AccelDevice",
     "AccelEvent",
     "AccelStream",
+    "ChunkKeeper",
     "DeviceInfo",
+    "Hold",
     "Isolation",
     "KernelLibrary",
     "MemoryStatistics",
+    "PlacedBlock",
     "Waker",
 ]
 
@@ -74,6 +78,49 @@ class MemoryStatistics:
     limit: int
 
 
+@attrs.frozen
+class PlacedBlock:
+    """A block, and where it lies.
+
+    Attributes:
+        block: Id of the block.
+        nbytes: Bytes that were asked for.
+        chunk: Id of the chunk.
+        offset: Bytes from the chunk's start.
+    """
+
+    block: int
+    nbytes: int
+    chunk: int
+    offset: int
+
+
+class ChunkKeeper(Protocol):
+    """Keeps the chunks of a device beyond the process that made them.
+
+    Called while the device allocates, frees or adopts, in that thread: must not use the device.
+    """
+
+    def keep(self, chunk: int, nbytes: int, descriptor: int) -> None:
+        """A chunk was made; no block lies in it yet.
+
+        Args:
+            chunk: Its id, which no chunk that the device knows had before.
+            nbytes: Its size.
+            descriptor: Its memory. Stays the device's: duplicate or send it before this returns.
+        """
+
+    def drop(self, chunk: int) -> None:
+        """A chunk is given back: it holds no block, and the device does not use it any more."""
+
+
+class Hold(Protocol):
+    """What holds a stream back."""
+
+    def release(self) -> None:
+        """Let the stream go on. From any thread; more than once does nothing."""
+
+
 class Waker(Protocol):
     """Something that a stream rings when an event is done."""
 
@@ -114,6 +161,24 @@ class AccelStream(Protocol):
 
     def wait(self, event: AccelEvent) -> None:
         """Hold back what is enqueued from now on until an event (of any stream) is done."""
+
+    def hold(self) -> Hold:
+        """Hold back what is enqueued from now on until the hold is released.
+
+        A stream that is held is like one that is stuck: `close` does not wait for it, and a lost
+        context is reported by `failure` all the same.
+
+        Raises:
+            ContextPoisonedError: The context is lost.
+        """
+        ...
+
+    def crash(self) -> None:
+        """Let the process die of a native fault (SIGSEGV) when the stream gets here: for tests.
+
+        Raises:
+            ContextPoisonedError: The context is lost.
+        """
 
     def notify(self, event: AccelEvent, waker: Waker) -> None:
         """Ring once the event is done: at once if it is already."""
@@ -185,6 +250,54 @@ class AccelDevice(Protocol):
     def free(self, block: int) -> None:
         """Give a memory block back. No work that uses it is enqueued."""
 
+    def map_chunk(self, chunk: int, nbytes: int, descriptor: int) -> None:
+        """Make a chunk of another process addressable, to adopt blocks in it later.
+
+        Until then it is not the device's own: nothing is placed in it, and nobody drops it.
+
+        Args:
+            chunk: Its id; those of chunks that are made from now on are larger.
+            nbytes: Its size.
+            descriptor: Its memory. Taken over, and closed even if this fails.
+
+        Raises:
+            RuntimeError: The device was opened without a keeper.
+            ValueError: There is a chunk of this id, or the memory is smaller.
+            OSError: It cannot be mapped.
+        """
+
+    def unmap_chunk(self, chunk: int) -> None:
+        """Forget a mapped chunk that is not the device's own yet.
+
+        Raises:
+            KeyError: There is no such chunk.
+        """
+
+    def adopt(self, blocks: Iterable[PlacedBlock]) -> None:
+        """Take over every mapped chunk, with all the blocks that lie in them.
+
+        From now on they are as if the device had made them: blocks are placed in their gaps, and
+        empty ones may be given back at once. The memory limit counts the blocks, and does not keep
+        them out.
+
+        Args:
+            blocks: All blocks in the chunks mapped so far: the rest of each chunk is free memory.
+
+        Raises:
+            RuntimeError: The device was opened without a keeper.
+            ValueError: A block exists already, overlaps another, or lies outside of the mapped
+                chunks. Nothing was taken over.
+        """
+
+    def placement(self, block: int) -> PlacedBlock:
+        """Tell where a block lies.
+
+        Raises:
+            RuntimeError: The device was opened without a keeper.
+            KeyError: There is no such block.
+        """
+        ...
+
     def poison(self, reason: str) -> None:
         """Make the context unusable, as a fault on the device would: for tests of what happens then."""
 
@@ -202,6 +315,8 @@ class AccelDevice(Protocol):
 
     def close(self, grace: float) -> bool:
         """Finish every stream and free everything; blocks for `grace` seconds at most.
+
+        Chunks that a keeper has are its own: they are forgotten here, and not dropped.
 
         Returns:
             Whether all streams ended in time. Memory that one may still use is not freed.
@@ -225,11 +340,35 @@ class AccelBackend(Protocol):
         """Why there is no device, and what to do about it; None where there is one. Blocks."""
         ...
 
-    def open_device(self, index: int, *, memory_limit: int | None) -> AccelDevice:
+    def open_device(
+        self, index: int, *, memory_limit: int | None, keeper: ChunkKeeper | None = None
+    ) -> AccelDevice:
         """Open a device that `list_devices` named. Blocks.
 
         Args:
             index: Number of the device.
             memory_limit: The most bytes that its blocks may take; None for what there is.
+            keeper: Gets the chunks that blocks are placed in, to keep them beyond this process;
+                without one memory is private and ends with the process.
+
+        Raises:
+            NotSupportedError: There is a keeper, and no memory that outlives its process.
+        """
+        ...
+
+    def map_host(self, descriptor: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Map a chunk for the host, in a process that need not have the device open.
+
+        Args:
+            descriptor: The chunk's memory, as a keeper gets it. Stays the caller's.
+            nbytes: Its size.
+
+        Returns:
+            An array over the chunk; the mapping goes with the last array over it.
+
+        Raises:
+            NotSupportedError: The host cannot address it.
+            ValueError: The memory is smaller.
+            OSError: It cannot be mapped.
         """
         ...

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from ..base import DeviceInfo
+import numpy as np
+import numpy.typing as npt
+
+from ..base import ChunkKeeper, DeviceInfo, NotSupportedError
 from ._device import CpuDevice
 from ._processor import model_name, total_bytes, usable_cores
+from ._shared import has_shared_memory, map_shared
 
 __all__ = ["CpuBackend"]
 
@@ -26,7 +30,7 @@ class CpuBackend:
                 description=model_name(),
                 total_memory=total_bytes(),
                 compute_units=usable_cores(),
-                isolations=("inline",),
+                isolations=("inline", "process") if has_shared_memory() else ("inline",),
             ),
         )
 
@@ -34,15 +38,19 @@ class CpuBackend:
         """None: there is always a processor."""
         return None
 
-    def open_device(self, index: int, *, memory_limit: int | None) -> CpuDevice:
+    def open_device(
+        self, index: int, *, memory_limit: int | None, keeper: ChunkKeeper | None = None
+    ) -> CpuDevice:
         """Open the device.
 
         Args:
             index: 0.
             memory_limit: The most bytes that its blocks may take; None for the machine's memory.
+            keeper: Gets the chunks that blocks are placed in; see `AccelBackend.open_device`.
 
         Raises:
             ValueError: No device has that index, or the limit is negative.
+            NotSupportedError: There is a keeper, and the system is not Linux.
         """
         devices = self.list_devices()
         if not 0 <= index < len(devices):
@@ -50,4 +58,21 @@ class CpuBackend:
         if memory_limit is not None and memory_limit < 0:
             raise ValueError(f"memory_limit: {memory_limit} is negative")
         info = devices[index]
-        return CpuDevice(info, info.total_memory if memory_limit is None else memory_limit)
+        if keeper is not None:
+            _check_shared(info.name)
+        return CpuDevice(info, info.total_memory if memory_limit is None else memory_limit, keeper)
+
+    def map_host(self, descriptor: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Map a chunk; see `AccelBackend.map_host`."""
+        _check_shared(None)
+        return map_shared(descriptor, nbytes)
+
+
+def _check_shared(device: str | None) -> None:
+    if not has_shared_memory():
+        raise NotSupportedError(
+            "the CPU backend has memory that outlives its process on Linux only (memfd);"
+            " use isolation='inline' here",
+            backend="cpu",
+            device=device,
+        )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Iterable
 
-from ..base import DeviceInfo, MemoryStatistics, NotSupportedError
+from ..base import ChunkKeeper, DeviceInfo, MemoryStatistics, NotSupportedError, PlacedBlock
 from ..base.ops import ArraySpec
 from ._library import CpuLibrary, library_names, load_kernels
 from ._memory import CpuMemory, HostArray
@@ -16,9 +18,9 @@ __all__ = ["CpuDevice"]
 class CpuDevice:
     """The machine's processor and a share of its memory."""
 
-    def __init__(self, info: DeviceInfo, memory_limit: int) -> None:
+    def __init__(self, info: DeviceInfo, memory_limit: int, keeper: ChunkKeeper | None = None) -> None:
         self._info = info
-        self._memory = CpuMemory(info.name, memory_limit)
+        self._memory = CpuMemory(info.name, memory_limit, keeper)
         self._streams: list[CpuStream] = []
         self._is_closed = False
         self._fault = CpuFault(info.name)
@@ -66,6 +68,27 @@ class CpuDevice:
         """Give a memory block back; see `CpuMemory.free`."""
         self._memory.free(block)
 
+    def map_chunk(self, chunk: int, nbytes: int, descriptor: int) -> None:
+        """Make a chunk of another process addressable; see `AccelDevice.map_chunk`."""
+        try:
+            self._check_open()
+            self._memory.map_chunk(chunk, nbytes, descriptor)
+        finally:
+            os.close(descriptor)
+
+    def unmap_chunk(self, chunk: int) -> None:
+        """Forget a mapped chunk; see `AccelDevice.unmap_chunk`."""
+        self._memory.unmap_chunk(chunk)
+
+    def adopt(self, blocks: Iterable[PlacedBlock]) -> None:
+        """Take over the mapped chunks with their blocks; see `AccelDevice.adopt`."""
+        self._check_open()
+        self._memory.adopt(blocks)
+
+    def placement(self, block: int) -> PlacedBlock:
+        """Tell where a block lies; see `AccelDevice.placement`."""
+        return self._memory.placement(block)
+
     def poison(self, reason: str) -> None:
         """Make the context unusable; see `AccelDevice.poison`.
 
@@ -87,7 +110,7 @@ class CpuDevice:
 
         Returns:
             Whether all streams ended in time. Memory that a stuck one still uses stays with its
-            work and is given back when that ends.
+            work and is given back when that ends. Chunks that a keeper has are not dropped.
         """
         self._is_closed = True
         deadline = time.monotonic() + grace

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
 import queue
 import threading
 import time
@@ -14,7 +16,7 @@ import numpy as np
 
 from ..base import AccelEvent, ContextPoisonedError, Waker
 
-__all__ = ["CpuEvent", "CpuFault", "CpuStream", "Work"]
+__all__ = ["CpuEvent", "CpuFault", "CpuHold", "CpuStream", "Work"]
 
 Work: TypeAlias = Callable[[], object]
 """One operation, ready to run; what it returns is dropped."""
@@ -86,6 +88,16 @@ class CpuStream:
             raise TypeError(f"event: a stream of the CPU backend waits for its own kind, not {event!r}")
         if not event.is_done:
             self._put(partial(_wait_until_done, event))
+
+    def hold(self) -> CpuHold:
+        """Hold back what is enqueued from now on; see `AccelStream.hold`."""
+        hold = CpuHold()
+        self.enqueue(hold.wait)
+        return hold
+
+    def crash(self) -> None:
+        """Let the process die of SIGSEGV when the stream gets here; see `AccelStream.crash`."""
+        self.enqueue(_crash)
 
     def notify(self, event: AccelEvent, waker: Waker) -> None:
         """Ring from the stream's thread when the event is done; at once if it is already."""
@@ -192,6 +204,23 @@ class CpuEvent:
         return f"<CpuEvent ({'done' if self._is_done else 'pending'}, error {self._error!r})>"
 
 
+class CpuHold:
+    """What holds a stream back: its thread waits for the release."""
+
+    __slots__ = ("_released",)
+
+    def __init__(self) -> None:
+        self._released = threading.Event()
+
+    def release(self) -> None:
+        """Let the stream go on. From any thread; more than once does nothing."""
+        self._released.set()
+
+    def wait(self) -> None:
+        """Block until the release; called in the stream's thread."""
+        self._released.wait()
+
+
 _Item: TypeAlias = "Work | CpuEvent | None"
 
 
@@ -215,6 +244,12 @@ def _wait_until_done(event: CpuEvent) -> None:
     latch = _Latch()
     event.notify(latch)
     latch.wait()
+
+
+def _crash() -> None:
+    # What dies on purpose needs no report of it.
+    faulthandler.disable()
+    ctypes.string_at(0)
 
 
 class CpuFault:
