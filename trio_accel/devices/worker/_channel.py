@@ -1,0 +1,320 @@
+"""Messages and descriptors between the application and a worker process."""
+
+from __future__ import annotations
+
+import array
+import errno
+import os
+import pickle
+import socket
+import struct
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TypeAlias
+
+import trio
+
+__all__ = ["MAX_DESCRIPTORS", "Channel", "EndOfChannel", "Message", "Received"]
+
+Message: TypeAlias = tuple[object, ...]
+Received: TypeAlias = tuple[Message, tuple[int, ...]]
+"""A message and the descriptors that came with it, which belong to whoever receives them."""
+
+MAX_DESCRIPTORS = 16
+"""Descriptors that one message can carry."""
+
+# Length of the pickle, number of descriptors.
+_HEADER = struct.Struct("<IB")
+_MAX_LENGTH = 2**32 - 1
+# One read takes at most so much, and one write gathers about so much.
+_BUFFER = 256 * 1024
+# A frame from this size on is sent alone, which saves a copy.
+_LARGE = 64 * 1024
+# So many system calls in a row before the writer lets other tasks run.
+_BURST = 8
+_ANCILLARY = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
+
+
+class EndOfChannel(Exception):  # noqa: N818 - an end, as Trio names it; only sometimes an error
+    """The peer is gone, or this end was closed; everything that came before was received."""
+
+
+class Channel:
+    """One end of a connected pair of Unix stream sockets: whole messages, in order, with descriptors.
+
+    `send` never blocks: what the socket does not take waits in an outbox, which `run` empties. One
+    task receives. Reading does not wait for writing nor the other way round, so that two ends that
+    both have much to say cannot block one another. How much may wait is up to the sender.
+
+    A frame that carries descriptors is sent by a system call of its own: the kernel hands them over
+    with its first byte, so they come in the order of the frames that name their number.
+
+    Args:
+        sock: The socket, which belongs to the channel from here on.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        # What is being sent: the rest of one or several frames, and descriptors that go with its start.
+        self._rest: memoryview | None = None
+        self._attached: tuple[int, ...] = ()
+        self._pending_bytes = 0
+        self._inbox = _Inbox()
+        self._is_writer_idle = False
+        self._work = trio.lowlevel.ParkingLot()
+        self._is_broken = False
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else "broken" if self._is_broken else "open"
+        return f"<Channel {state}, {self._pending_bytes} bytes to send>"
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that the socket has not taken yet."""
+        return self._pending_bytes
+
+    def send(self, message: Message, descriptors: Sequence[int] = (), *, now: bool = False) -> None:
+        """Put a message into the outbox; once the channel is broken or closed, do nothing.
+
+        The message is encoded and its descriptors are duplicated here and now.
+
+        Args:
+            message: Plain values.
+            descriptors: At most `MAX_DESCRIPTORS` that the peer shall have too.
+            now: Try to send it right here if nothing waits: a lone message saves the way through
+                the writer, many in a row are cheaper together.
+
+        Raises:
+            ValueError: Too many descriptors, or 4 GiB and more.
+            OSError: A descriptor cannot be duplicated.
+        """
+        if self._is_broken:
+            return
+        payload = pickle.dumps(message, 5)
+        if len(payload) > _MAX_LENGTH or len(descriptors) > MAX_DESCRIPTORS:
+            raise ValueError(
+                f"a message of {len(payload)} bytes with {len(descriptors)} descriptors is too large; "
+                f"allowed: {_MAX_LENGTH} bytes, {MAX_DESCRIPTORS} descriptors"
+            )
+        frame = _HEADER.pack(len(payload), len(descriptors)) + payload
+        is_first = self._rest is None and not self._outbox
+        self._outbox.append((frame, _duplicates(descriptors) if descriptors else ()))
+        self._pending_bytes += len(frame)
+        if now and is_first and self._flush(1):
+            return
+        if self._is_writer_idle:
+            self._is_writer_idle = False
+            self._work.unpark()
+
+    async def run(self) -> None:
+        """Send what the outbox holds, until the channel is closed or the peer is gone.
+
+        Cancelling it loses nothing: it may be run again.
+        """
+        while not self._is_broken:
+            if self._flush(_BURST):
+                if not self._is_broken:
+                    self._is_writer_idle = True
+                    await self._work.park()
+            else:
+                with suppress(trio.ClosedResourceError):
+                    await trio.lowlevel.wait_writable(self._sock)
+
+    async def receive(self) -> list[Received]:
+        """Wait for messages; cancelling it loses none.
+
+        Returns:
+            All that have arrived, at least one.
+
+        Raises:
+            EndOfChannel: There will be no more: the peer is gone or sent something that is no
+                message (the cause says what), or this end is closed.
+        """
+        while not self._is_closed and not self._inbox.is_at_end:
+            with suppress(trio.ClosedResourceError):
+                await trio.lowlevel.wait_readable(self._sock)
+                # From here on there is no checkpoint, so what is read is returned.
+                if received := self._inbox.read(self._sock):
+                    return received
+        self._break()
+        raise EndOfChannel("this end is closed" if self._is_closed else "the peer is gone") from (
+            None if self._is_closed else self._inbox.error
+        )
+
+    def close(self) -> None:
+        """Close this end at once; what was not sent is dropped, and whoever waits is woken."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._break()
+        self._inbox.close()
+        # A forked child may hold a copy of the socket: without this the peer would wait for it.
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        with suppress(RuntimeError):  # outside of Trio nobody waits
+            trio.lowlevel.notify_closing(self._sock)
+        self._sock.close()
+
+    def _flush(self, calls: int) -> bool:
+        """Send what goes without blocking, in so many system calls; say whether nothing is left."""
+        for _ in range(calls):
+            if self._rest is None:
+                if not self._outbox:
+                    return True
+                self._gather()
+            assert self._rest is not None
+            try:
+                sent = _transmit(self._sock, self._rest, self._attached)
+            except (BlockingIOError, InterruptedError):
+                return False
+            except OSError:
+                # Whoever receives finds out what there was to read before.
+                self._break()
+                return True
+            if self._attached:
+                _close_all(self._attached)
+                self._attached = ()
+            self._pending_bytes -= sent
+            self._rest = self._rest[sent:] if sent < len(self._rest) else None
+        return self._rest is None and not self._outbox
+
+    def _gather(self) -> None:
+        """Take from the outbox what one system call can send."""
+        frame, self._attached = self._outbox.popleft()
+        if not self._attached and len(frame) < _LARGE:
+            frames = [frame]
+            size = len(frame)
+            while self._outbox and size < _BUFFER:
+                following, descriptors = self._outbox[0]
+                if descriptors or len(following) >= _LARGE:
+                    break
+                frames.append(following)
+                size += len(following)
+                self._outbox.popleft()
+            frame = b"".join(frames)
+        self._rest = memoryview(frame)
+
+    def _break(self) -> None:
+        """Give up sending."""
+        self._is_broken = True
+        _close_all(self._attached)
+        for _, descriptors in self._outbox:
+            _close_all(descriptors)
+        self._outbox.clear()
+        self._attached = ()
+        self._rest = None
+        self._pending_bytes = 0
+        self._work.unpark_all()
+
+
+class _Inbox:
+    """What was read and not yet returned.
+
+    Attributes:
+        is_at_end: There is nothing more to read.
+        error: Why, where the peer did not simply close its end.
+    """
+
+    __slots__ = ("_buffer", "_descriptors", "_end", "_start", "_view", "error", "is_at_end")
+
+    def __init__(self) -> None:
+        self._buffer = memoryview(bytearray(_BUFFER))
+        # The buffer, or a larger one that holds just the frame that is coming.
+        self._view = self._buffer
+        self._start = 0
+        self._end = 0
+        self._descriptors: deque[int] = deque()
+        self.is_at_end = False
+        self.error: Exception | None = None
+
+    def read(self, sock: socket.socket) -> list[Received]:
+        """Read once; return the messages that are complete by then."""
+        received: list[Received] = []
+        try:
+            size, ancillary, flags, _ = sock.recvmsg_into(
+                [self._view[self._end :]], _ANCILLARY, socket.MSG_CMSG_CLOEXEC
+            )
+            if ancillary or flags & socket.MSG_CTRUNC:
+                self._take(ancillary, flags)
+            self._end += size
+            self.is_at_end = not size
+            self._decode(received)
+        except (BlockingIOError, InterruptedError):
+            pass
+        except Exception as error:  # noqa: BLE001 - a peer that sends nonsense is as good as gone
+            self.is_at_end = True
+            self.error = error.with_traceback(None)
+        return received
+
+    def close(self) -> None:
+        """Drop everything; descriptors whose message was not returned are closed."""
+        self.is_at_end = True
+        _close_all(self._descriptors)
+        self._descriptors.clear()
+
+    def _take(self, ancillary: list[tuple[int, int, bytes]], flags: int) -> None:
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                descriptors = array.array("i")
+                descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+                self._descriptors.extend(descriptors)
+        if flags & socket.MSG_CTRUNC:
+            raise OSError(errno.EMFILE, "descriptors that the peer sent were lost: too many are open")
+
+    def _decode(self, received: list[Received]) -> None:
+        """Append the messages that are complete, and make room for the next one."""
+        view, start, end, ahead = self._view, self._start, self._end, _HEADER.size
+        needed = ahead
+        while end - start >= ahead:
+            length, count = _HEADER.unpack_from(view, start)
+            begin = start + ahead
+            if begin + length > end:
+                needed += length
+                break
+            message = pickle.loads(view[begin : begin + length])  # noqa: S301 - the peer is ours, nobody else can reach it
+            received.append((message, self._claim(count) if count else ()))
+            start = self._start = begin + length
+        if start == end:
+            self._view = self._buffer
+            self._start = self._end = 0
+        elif start + needed > len(view):
+            self._make_room(needed)
+
+    def _claim(self, count: int) -> tuple[int, ...]:
+        """Take the descriptors of the next message that has some."""
+        if count > len(self._descriptors):
+            raise ValueError(f"a message came with {len(self._descriptors)} descriptors instead of {count}")
+        return tuple([self._descriptors.popleft() for _ in range(count)])
+
+    def _make_room(self, needed: int) -> None:
+        """Move the beginning of a frame to where the whole of it fits; happens once for each frame."""
+        rest = self._view[self._start : self._end]
+        self._view = self._buffer if needed <= _BUFFER else memoryview(bytearray(needed))
+        self._view[: len(rest)] = rest
+        self._start, self._end = 0, len(rest)
+
+
+def _transmit(sock: socket.socket, data: memoryview, descriptors: tuple[int, ...]) -> int:
+    if not descriptors:
+        return sock.send(data, socket.MSG_NOSIGNAL)
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+    return sock.sendmsg([data], [rights], socket.MSG_NOSIGNAL)
+
+
+def _duplicates(descriptors: Sequence[int]) -> tuple[int, ...]:
+    copies: list[int] = []
+    try:
+        copies.extend(os.dup(descriptor) for descriptor in descriptors)
+    except BaseException:
+        _close_all(copies)
+        raise
+    return tuple(copies)
+
+
+def _close_all(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
