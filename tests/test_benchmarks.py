@@ -1,26 +1,20 @@
-"""The benchmarks: their arithmetic, their command line, and one of them run."""
+"""The benchmarks: their arithmetic, their choice and their table. How they are run: tests/cli."""
 
 from __future__ import annotations
 
 import gc
-import json
-import math
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
-from benchmarks import __main__ as program
-from benchmarks._harness import Benchmark, Figure, Goal, Plan, Result, Verdict, alternate, per_call
-from benchmarks._statistics import Pairs, Summary, percentile
-from benchmarks._table import goal_text, number, table
-from benchmarks.loop_lag import lags
-
-ROOT = Path(__file__).parents[1]
+from trio_accel.benchmarks import BENCHMARKS, Figure, Goal, Plan, Result, Summary, Verdict, select, table
+from trio_accel.benchmarks._harness import alternate, per_call
+from trio_accel.benchmarks._statistics import Pairs, percentile
+from trio_accel.benchmarks._table import goal_text, number
+from trio_accel.benchmarks.loop_lag import lags
 
 
 def test_median_and_quartiles_are_numpys() -> None:
@@ -150,65 +144,36 @@ def test_the_table_shows_medians_quartiles_and_the_figure_of_the_goal() -> None:
 
 
 def test_benchmarks_are_chosen_by_name_or_group() -> None:
-    names = [benchmark.name for benchmark in program.BENCHMARKS]
+    names = [benchmark.name for benchmark in BENCHMARKS]
     assert len(set(names)) == len(names)
-    assert program.select(()) == program.BENCHMARKS
-    assert [benchmark.name for benchmark in program.select(["actors.ask"])] == ["actors.ask"]
-    assert {b.name.partition(".")[0] for b in program.select(["actors"])} == {"actors"}
+    assert select(()) == BENCHMARKS
+    assert [benchmark.name for benchmark in select(["actors.ask"])] == ["actors.ask"]
+    assert {benchmark.group for benchmark in select(["actors"])} == {"actors"}
     with pytest.raises(ValueError, match=r"no benchmark or group nonsense; there are actors, actors\.ask"):
-        program.select(["actors", "nonsense"])
+        select(["actors", "nonsense"])
 
 
-def test_list_says_what_is_measured_and_measures_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert program.main(["--list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == [benchmark.name for benchmark in program.BENCHMARKS]
-    assert all(line.endswith(".") for line in lines)
+def test_every_benchmark_says_in_a_sentence_what_it_measures() -> None:
+    assert [benchmark.name for benchmark in BENCHMARKS if not benchmark.description.endswith(".")] == []
 
 
-def test_an_unknown_name_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert program.main(["actors.nonsense"]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("benchmarks: no benchmark or group actors.nonsense; there are ")
+async def test_who_watches_is_told_between_measurements_only() -> None:
+    seen: list[str] = []
 
-
-@pytest.mark.parametrize(("arguments", "code"), [([], 0), (["--check"], 1)])
-def test_only_check_makes_a_missed_goal_an_error(
-    arguments: list[str],
-    code: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    async def slow(plan: Plan) -> tuple[Result, ...]:
+    async def measure() -> float:
         await trio.lowlevel.checkpoint()
-        goal = Goal(figure=Figure.OURS, most=1.0)
-        return (Result(name="test.slow", unit="s", ours=Summary.of([2.0]), goal=goal),)
+        seen.append("measured")
+        return 1.0
 
-    monkeypatch.setattr(program, "BENCHMARKS", (Benchmark("test.slow", slow),))
-    assert program.main(arguments) == code
-    assert "MISSED" in capsys.readouterr().out
+    plan = Plan(pairs=2, warmups=0, watch=lambda done, total: seen.append(f"{done} of {total}"))
+    await alternate(measure, measure, plan)
+    assert seen == ["0 of 2", "measured", "measured", "1 of 2", "measured", "measured"]
 
 
-def test_a_benchmark_runs_from_the_command_line_and_reports_in_json() -> None:
-    finished = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "actors.ask", "--quick", "--json"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=30,
-    )
-    assert finished.returncode == 0, finished.stderr
-    document = json.loads(finished.stdout)
-    (row,) = document["results"]
-    assert row["name"] == "actors.ask"
-    assert row["verdict"] in ("met", "MISSED")
-    assert row["goal"] == {"figure": "ratio", "most": 1.8, "least": None}
-    assert document["plan"]["pairs"] == row["ours"]["count"] == row["ratio"]["count"] == 3
-    for key in ("ours", "peer", "ratio"):
-        assert 0 < row[key]["lower"] <= row[key]["median"] <= row[key]["upper"] < math.inf
-    machine = document["machine"]
-    assert machine["cores"] >= 1
-    assert machine["versions"]["trio"] == trio.__version__
-    assert machine["versions"]["numpy"] == np.__version__
+async def test_what_is_not_installed_is_a_row_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pykka", None)
+    monkeypatch.delitem(sys.modules, "trio_accel.benchmarks._pykka", raising=False)
+    (benchmark,) = select(["actors.ask-pykka"])
+    rows = await benchmark.run(Plan.quick())
+    assert [row.name for row in rows] == ["actors.ask-pykka", "actors.ask-pykka-thread"]
+    assert {(row.verdict, row.reason) for row in rows} == {(Verdict.NOT_RUN, "Pykka is not installed")}

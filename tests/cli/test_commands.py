@@ -24,7 +24,7 @@ def test_help_names_the_commands(cli: Cli, arguments: list[str]) -> None:
     done = cli(*arguments)
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("Usage: trio-accel COMMAND")
-    for name in ("demo", "info", "--help", "--version"):
+    for name in ("bench", "demo", "info", "--help", "--version"):
         assert re.search(rf"^│ {name} ", done.out, re.MULTILINE)
 
 
@@ -39,6 +39,7 @@ def test_help_of_the_demo_names_its_steps_in_order(cli: Cli) -> None:
     ("command", "options"),
     [
         ("info", ["--json"]),
+        ("bench", ["--list", "--backend", "--pairs", "--quick", "--json"]),
         ("demo", ["--backend", "--json"]),
         ("demo matmul", ["--sizes", "--clients", "--dtype", "--backend", "--json"]),
         ("demo spectrum", ["--audio", "--output", "--backend", "--json"]),
@@ -63,7 +64,7 @@ def test_version(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        ("bogus", 'Unknown command "bogus". Available commands: demo, info.'),
+        ("bogus", 'Unknown command "bogus". Available commands: demo, info, bench.'),
         ("demo bogus", "there is no demo 'bogus'; there are matmul, spectrum, solve, recover"),
         ("demo matmul extra", "too many arguments: extra"),
         ("demo --nothing", "Unknown option"),

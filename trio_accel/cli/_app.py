@@ -51,6 +51,8 @@ _Sizes = Annotated[
         converter=_parse_sizes, n_tokens=1, accepts_keys=False, negative=(), show_default=_format_sizes
     ),
 ]
+_Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
+_Pairs = Annotated[int | None, Parameter(validator=Number(gte=1, lte=1000), show_default=False)]
 _Count = Annotated[int, Parameter(validator=Number(gte=1, lte=64))]
 
 app = App(
@@ -76,6 +78,41 @@ def info(*, json: _Json = False) -> int:
     from trio_accel.cli._info import show_info
 
     return show_info(as_json=json)
+
+
+@app.command(
+    usage="Usage: trio-accel bench [NAME...] [OPTIONS]",
+    help_epilogue="Exit codes: 0 every goal is met, 1 one is missed, 2 a name or an option cannot be used, "
+    "130 ended by Ctrl-C.",
+)
+def bench(
+    *names: str,
+    list_: Annotated[bool, Parameter(name="--list", negative=(), show_default=False)] = False,
+    backend: _Backend = None,
+    pairs: _Pairs = None,
+    quick: _Flag = False,
+    json: _Json = False,
+) -> int:
+    """Measure, beside a peer in the same run, and judge by the goals.
+
+    Prints one table of medians and ratios, and the machine. On a machine with other users only the
+    ratios mean something.
+
+    Args:
+        names: Benchmarks, or groups of them such as actors. Default: all.
+        list_: Say what is measured, and measure nothing.
+        backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
+        pairs: Measurements of ours and of the peer each. Default: 25.
+        quick: See that all runs; too little to trust the numbers.
+        json: Print one JSON document and nothing else.
+    """
+    from trio_accel.cli._bench import choose, list_benchmarks, make_plan, run_benchmarks
+
+    chosen = choose(names)
+    if list_:
+        return list_benchmarks(chosen, as_json=json)
+    plan = make_plan(pairs=pairs, quick=quick)
+    return run_benchmarks(chosen, plan, backend=backend, as_json=json)
 
 
 @demo.default

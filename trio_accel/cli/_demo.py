@@ -10,6 +10,7 @@ import attrs
 import trio
 
 import trio_accel as ta
+from trio_accel.cli._device import open_device
 from trio_accel.cli._errors import InputError
 from trio_accel.cli._results import Bench, as_json
 from trio_accel.cli._run import InterruptError, run_async
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from trio_accel.cli._results import Step, StepResult
 
 __all__ = ["run_demo"]
-
-# An operation that was cancelled by Ctrl-C is waited for so long before its memory is set aside.
-_CANCEL_GRACE = 0.2
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -88,7 +86,7 @@ async def _run(steps: Sequence[Step], backend: str | None, document: _Document, 
     for step in steps:
         await step.prepare()
     async with ta.open_system("demo") as system:
-        device = await _open_device(system, backend)
+        device = await open_device(system, backend, None)
         document.device = device.info
         if is_json:
             await _run_steps(steps, system, device, SilentReporter(), document)
@@ -101,14 +99,6 @@ async def _run(steps: Sequence[Step], backend: str | None, document: _Document, 
                 await _run_steps(steps, system, device, screen, document)
                 console.print(_verdict(document.results))
     return 0 if all(result.is_ok for result in document.results) else 1
-
-
-async def _open_device(system: ta.System, backend: str | None) -> ta.Device:
-    options = ta.DeviceOptions(cancel_grace=_CANCEL_GRACE)
-    try:
-        return await system.open_device(backend, options=options)
-    except (ValueError, ta.NotSupportedError) as error:
-        raise InputError(f"cannot open a device: {str(error).removeprefix('spec: ')}") from error
 
 
 async def _run_steps(

@@ -1,4 +1,4 @@
-"""Operations on the CPU device: against the bare library, and against Trio's own threads."""
+"""Operations on a device: against the bare library, and against Trio's own threads."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _STARVED = 60.0
 
 
 @asynccontextmanager
-async def _device() -> AsyncGenerator[ta.Device, None]:
-    async with ta.open_system("benchmark") as system, system.open_device("cpu") as device:
+async def _device(plan: Plan) -> AsyncGenerator[ta.Device, None]:
+    async with ta.open_system("benchmark") as system, system.open_device(plan.backend) as device:
         yield device
 
 
@@ -62,7 +62,7 @@ async def gemm(size: int, calls: int, plan: Plan) -> tuple[Result, ...]:
     async def gigaflops(function: Call) -> float:
         return 2e-9 * size**3 / await per_call(function, calls)
 
-    async with _device() as device:
+    async with _device(plan) as device:
         a, b = await device.put(host), await device.put(other)
         ours = partial(gigaflops, lambda: ta.linalg.matmul(a, b))
         pairs = await alternate(ours, partial(gigaflops, _bare(lambda: np.matmul(host, other))), plan)
@@ -89,7 +89,7 @@ async def _small(
     async def microseconds(function: Call) -> float:
         return await per_call(function, calls) * 1e6
 
-    async with _device() as device, trio.open_nursery() as nursery:
+    async with _device(plan) as device, trio.open_nursery() as nursery:
         a = await device.put(_matrix(64))
         ours = partial(microseconds, lambda: ta.linalg.matmul(a, a))
         if busy:
@@ -145,7 +145,7 @@ async def askers(plan: Plan) -> tuple[Result, ...]:
     """
     matrix = _matrix(64)
     vector = matrix[0, :16].copy()
-    async with _device() as device:
+    async with _device(plan) as device:
         a, x = await device.put(matrix), await device.put(vector)
         scal = await _throughput(
             "devices.askers-64-scal",
@@ -172,7 +172,7 @@ async def copies(plan: Plan) -> tuple[Result, ...]:
 
     goal = Goal(figure=Figure.RATIO, least=0.6)
     peer = partial(gigabytes, _bare(lambda: np.copyto(target, host)))
-    async with _device() as device:
+    async with _device(plan) as device:
         put = await alternate(partial(gigabytes, lambda: device.put(host)), peer, plan)
         source = await device.put(host)
         back = await alternate(partial(gigabytes, lambda: source.to_host(out=target)), peer, plan)
@@ -190,7 +190,7 @@ async def rfft(plan: Plan) -> tuple[Result, ...]:
     async def milliseconds(function: Call) -> float:
         return await per_call(function, calls) * 1e3
 
-    async with _device() as device:
+    async with _device(plan) as device:
         a = await device.put(host)
         ours = partial(milliseconds, lambda: ta.fft.rfft(a))
         pairs = await alternate(ours, partial(milliseconds, _bare(lambda: scipy.fft.rfft(host))), plan)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -48,17 +47,17 @@ async def _beside_device(ticks: int, *operations: Callable[[], Awaitable[object]
 
 
 async def _beside_threads(ticks: int, *functions: Callable[[], object]) -> float:
-    is_over = threading.Event()
+    is_over = False
 
     def work(function: Callable[[], object]) -> None:
-        while not is_over.is_set():
+        while not is_over:
             function()
 
     async with trio.open_nursery() as nursery:
         for function in functions:
             nursery.start_soon(trio.to_thread.run_sync, work, function)
         result = await _p99(ticks)
-        is_over.set()
+        is_over = True
     return result
 
 
@@ -72,7 +71,7 @@ async def loop_lag(plan: Plan) -> tuple[Result, ...]:
     generator = np.random.default_rng(0)
     host_matrix = generator.standard_normal((3072, 3072), dtype=np.float32)
     host_signal = generator.standard_normal(2**23, dtype=np.float32)
-    async with ta.open_system("benchmark") as system, system.open_device("cpu") as device:
+    async with ta.open_system("benchmark") as system, system.open_device(plan.backend) as device:
         matrix, signal = await device.put(host_matrix), await device.put(host_signal)
         ours = partial(
             _beside_device, ticks, lambda: ta.linalg.matmul(matrix, matrix), lambda: ta.fft.rfft(signal)

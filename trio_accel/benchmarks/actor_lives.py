@@ -17,7 +17,7 @@ from ._statistics import Pairs, Summary
 
 __all__ = ["BENCHMARKS"]
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 
 
 @attrs.frozen
@@ -77,7 +77,8 @@ async def idle(plan: Plan) -> tuple[Result, ...]:
     count = plan.count(10_000)
     ours: list[dict[str, float]] = []
     peer: list[dict[str, float]] = []
-    for _ in range(plan.pairs):
+    for number in range(plan.pairs):
+        plan.watch(number, plan.pairs)
         ours.append(await _child("idle-actors", count))
         peer.append(await _child("idle-tasks", count))
     seconds = Pairs(
@@ -99,16 +100,18 @@ async def idle(plan: Plan) -> tuple[Result, ...]:
 async def resident(plan: Plan) -> tuple[Result, ...]:
     """Growth of resident memory from ask 100 000 to ask 1 000 000, in a process of its own; no peer."""
     await trio.lowlevel.checkpoint()
-    grown = [
-        await _child("asks", plan.count(100_000), plan.count(1_000_000)) for _ in range(min(plan.pairs, 3))
-    ]
+    times = min(plan.pairs, 3)
+    grown: list[dict[str, float]] = []
+    for number in range(times):
+        plan.watch(number, times)
+        grown.append(await _child("asks", plan.count(100_000), plan.count(1_000_000)))
     ours = Summary.of([figures["growth"] / 2**20 for figures in grown])
     goal = Goal(figure=Figure.OURS, most=1.0)
     return (Result(name="actors.resident", unit="MiB", ours=ours, goal=goal),)
 
 
 async def _child(*arguments: object) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks._child", *map(str, arguments)]
+    command = [sys.executable, "-m", "trio_accel.benchmarks._child", *map(str, arguments)]
     finished = await trio.run_process(command, capture_stdout=True, cwd=_ROOT)
     figures: dict[str, float] = json.loads(finished.stdout)
     return figures

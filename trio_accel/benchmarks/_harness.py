@@ -16,6 +16,10 @@ from ._statistics import Pairs, Summary
 __all__ = ["Benchmark", "Figure", "Goal", "Plan", "Result", "Verdict", "alternate", "per_call"]
 
 
+def _say_nothing(done: int, total: int, /) -> None:
+    """Who does not watch."""
+
+
 @attrs.frozen(kw_only=True)
 class Plan:
     """How much is measured.
@@ -24,11 +28,20 @@ class Plan:
         pairs: Measurements of ours and of the peer each, taken in turns.
         warmups: Measurements of each before them, not counted.
         scale: Share of the full work per measurement.
+        backend: The device to measure; None for the best one.
+        watch: Told how many of how many measurements are done; called between two of them only.
     """
 
     pairs: int = 25
     warmups: int = 2
     scale: float = 1.0
+    backend: str | None = None
+    watch: Callable[[int, int], None] = attrs.field(default=_say_nothing, eq=False, repr=False)
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether this is less than the full work: a look, no measurement."""
+        return self.scale < 1.0
 
     @classmethod
     def quick(cls) -> Plan:
@@ -40,7 +53,7 @@ class Plan:
         return max(1, round(full * self.scale))
 
 
-class Figure(enum.Enum):
+class Figure(enum.StrEnum):
     """Which number of a row a goal speaks of."""
 
     OURS = "ours"
@@ -136,6 +149,11 @@ class Benchmark:
     run: Callable[[Plan], Awaitable[tuple[Result, ...]]]
 
     @property
+    def group(self) -> str:
+        """The first part of its name."""
+        return self.name.partition(".")[0]
+
+    @property
     def description(self) -> str:
         """What is measured and against what: the first paragraph of the function's docstring."""
         return " ".join((self.run.__doc__ or "").partition("\n\n")[0].split())
@@ -160,7 +178,8 @@ async def alternate(
     mine: list[float] = []
     theirs: list[float] = []
     with _collector_off():
-        for _ in range(plan.pairs):
+        for number in range(plan.pairs):
+            plan.watch(number, plan.pairs)
             gc.collect()
             mine.append(await ours())
             gc.collect()

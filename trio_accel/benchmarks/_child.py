@@ -1,4 +1,4 @@
-"""Measurements that need a process of their own: ``python -m benchmarks._child NAME COUNT ...`` prints JSON.
+"""Measurements that need a process of their own: ``python -m ..._child NAME COUNT ...`` prints JSON.
 
 Memory is that of the whole process, so nothing else may have used it before; and ten thousand
 actors are not stopped one by one afterwards: the process just ends.

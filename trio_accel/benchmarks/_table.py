@@ -3,43 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from ._harness import Figure, Goal, Result
+from ._harness import Figure, Goal, Plan, Result
 from ._statistics import Summary
 
-__all__ = ["goal_text", "number", "table"]
+__all__ = ["HEADER", "cells", "describe_plan", "goal_text", "number", "table"]
 
-_HEADER = ("name", "ours", "peer", "ratio", "goal", "verdict")
+HEADER = ("name", "ours", "peer", "ratio", "goal", "verdict")
 
 
 def table(results: Sequence[Result]) -> str:
     """Draw one line per result: medians, with the quartiles of all measurements in brackets."""
-    rows = [_HEADER, *(_row(result) for result in results)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
+    rows = [HEADER, *(cells(result) for result in results)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     lines.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _row(result: Result) -> tuple[str, ...]:
+def cells(result: Result, *, has_quartiles: bool = True) -> tuple[str, ...]:
+    """Write a result as one cell for each column of `HEADER`."""
+    cell = partial(_cell, has_quartiles=has_quartiles)
     verdict = str(result.verdict)
     if result.reason:
         verdict += f": {result.reason}"
     return (
         result.name,
-        _cell(result.ours, result.unit),
-        _cell(result.peer, result.unit),
-        _cell(result.ratio, "×") if result.goal is None or result.goal.figure is not Figure.DIFFERENCE
-        else _cell(result.difference, f"{result.unit} more"),
+        cell(result.ours, result.unit),
+        cell(result.peer, result.unit),
+        cell(result.ratio, "×") if result.goal is None or result.goal.figure is not Figure.DIFFERENCE
+        else cell(result.difference, f"{result.unit} more"),
         goal_text(result.goal, result.unit),
         verdict,
     )  # fmt: skip
 
 
-def _cell(summary: Summary | None, unit: str) -> str:
+def describe_plan(plan: Plan) -> str:
+    """Say in a sentence how it is measured."""
+    if plan.is_quick:
+        return f"A quick look, no measurement: medians of {plan.pairs}, at {plan.scale:.0%} of the work."
+    return (
+        f"Medians of {plan.pairs} measurements of ours and of the peer each, taken in turns [quartiles]; "
+        "a ratio is ours over the peer, pair by pair."
+    )
+
+
+def _cell(summary: Summary | None, unit: str, *, has_quartiles: bool) -> str:
     if summary is None:
         return "-"
-    spread = f" [{number(summary.lower)}, {number(summary.upper)}]" if summary.count > 1 else ""
+    has_quartiles = has_quartiles and summary.count > 1
+    spread = f" [{number(summary.lower)}, {number(summary.upper)}]" if has_quartiles else ""
     return f"{number(summary.median)}{spread} {unit}"
 
 

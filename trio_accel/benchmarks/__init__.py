@@ -1,0 +1,27 @@
+"""Benchmarks: ours beside a peer in the same run. ``trio-accel bench`` runs them.
+
+Uses the public names of ``trio_accel`` only.
+"""
+
+from ._harness import Benchmark, Figure, Goal, Plan, Result, Verdict
+from ._machine import Machine
+from ._selection import BENCHMARKS, select
+from ._statistics import Summary
+from ._table import HEADER, cells, describe_plan, table
+
+__all__ = [
+    "BENCHMARKS",
+    "HEADER",
+    "Benchmark",
+    "Figure",
+    "Goal",
+    "Machine",
+    "Plan",
+    "Result",
+    "Summary",
+    "Verdict",
+    "cells",
+    "describe_plan",
+    "select",
+    "table",
+]

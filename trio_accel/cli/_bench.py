@@ -1,0 +1,178 @@
+"""``trio-accel bench``: runs benchmarks and judges them; live on a terminal, or as one JSON document."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+from rich.markup import escape
+
+import trio_accel as ta
+from trio_accel import benchmarks
+from trio_accel.benchmarks import Benchmark, Machine, Plan, Result, Verdict
+from trio_accel.cli._board import Board, open_board, print_results
+from trio_accel.cli._device import open_device
+from trio_accel.cli._errors import InputError
+from trio_accel.cli._results import as_json as to_json
+from trio_accel.cli._results import count_of
+from trio_accel.cli._run import InterruptError, run_async
+from trio_accel.cli._screen import make_console, print_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rich.console import Console
+
+__all__ = ["choose", "list_benchmarks", "make_plan", "run_benchmarks"]
+
+
+@attrs.define(kw_only=True, eq=False)
+class _Document:
+    """What ``--json`` prints, filled while the benchmarks run."""
+
+    plan: Plan
+    device: ta.DeviceInfo | None = None
+    machine: Machine | None = None
+    results: list[Result] = attrs.field(factory=list[Result])
+
+    @property
+    def code(self) -> int:
+        """0 if no goal is missed, else 1."""
+        return int(any(result.verdict is Verdict.MISSED for result in self.results))
+
+    def render(self, code: int, error: str | None) -> str:
+        document = {
+            "command": "bench",
+            "version": ta.__version__,
+            "ok": code == 0,
+            "exit_code": code,
+            "error": error,
+            "device": None if self.device is None else self.device.name,
+            "machine": to_json(self.machine),
+            "plan": {name: getattr(self.plan, name) for name in ("pairs", "warmups", "scale")},
+            "results": [_row(result) for result in self.results],
+        }
+        return json.dumps(document, allow_nan=False, indent=2)
+
+
+def choose(names: Sequence[str]) -> Sequence[Benchmark]:
+    """The benchmarks that names and groups mean, all of them where there is no name.
+
+    Raises:
+        InputError: A name is none; the message lists what there is.
+    """
+    try:
+        return benchmarks.select(names)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+
+
+def make_plan(*, pairs: int | None, quick: bool) -> Plan:
+    """How much to measure: the full work unless told otherwise."""
+    plan = Plan.quick() if quick else Plan()
+    return plan if pairs is None else attrs.evolve(plan, pairs=pairs)
+
+
+def list_benchmarks(chosen: Sequence[Benchmark], *, as_json: bool) -> int:
+    """Say what is measured, and measure nothing."""
+    if as_json:
+        rows = [{"name": benchmark.name, "description": benchmark.description} for benchmark in chosen]
+        print(json.dumps({"command": "bench", "version": ta.__version__, "benchmarks": rows}, indent=2))
+        return 0
+    width = max(len(benchmark.name) for benchmark in chosen)
+    for benchmark in chosen:
+        print(f"{benchmark.name.ljust(width)}  {benchmark.description}")
+    return 0
+
+
+def run_benchmarks(chosen: Sequence[Benchmark], plan: Plan, *, backend: str | None, as_json: bool) -> int:
+    """Measure, and judge by the goals.
+
+    Args:
+        chosen: What to measure.
+        plan: How much.
+        backend: Device to measure, ``None`` for the best one.
+        as_json: Print one JSON document and nothing else.
+
+    Returns:
+        0 if every goal is met, 1 if one is missed.
+
+    Raises:
+        InputError: The device cannot be used.
+        InterruptError: A signal ended the run.
+        AccelError, ActorError: A benchmark failed.
+    """
+    document = _Document(plan=plan)
+    if not as_json:
+        return run_async(partial(_show, chosen, backend, document))
+    try:
+        code = run_async(partial(_measure_silently, chosen, backend, document))
+    except InputError as error:
+        print(document.render(2, str(error)))
+        raise
+    except (ta.AccelError, ta.ActorError) as error:
+        print(document.render(1, str(error)))
+        raise
+    except InterruptError as error:
+        print(document.render(128 + error.signal, "interrupted"))
+        raise
+    print(document.render(code, None))
+    return code
+
+
+async def _measure_silently(chosen: Sequence[Benchmark], backend: str | None, document: _Document) -> int:
+    await _look(backend, document)
+    for benchmark in chosen:
+        document.results += await benchmark.run(attrs.evolve(document.plan, backend=backend))
+    return document.code
+
+
+async def _show(chosen: Sequence[Benchmark], backend: str | None, document: _Document) -> int:
+    info = await _look(backend, document)
+    console = make_console()
+    print_line(console, f"[bold]trio-accel {ta.__version__} on {escape(info.name)}[/]")
+    print_line(console, escape(f"{document.machine}\n{benchmarks.describe_plan(document.plan)}\n"))
+    start = trio.current_time()
+    with open_board(console, len(chosen)) as board:
+        await _measure_live(chosen, backend, document, board)
+    print_results(console, document.results)
+    _print_verdict(console, document.results, trio.current_time() - start)
+    return document.code
+
+
+async def _measure_live(
+    chosen: Sequence[Benchmark], backend: str | None, document: _Document, board: Board
+) -> None:
+    for benchmark in chosen:
+        board.begin(benchmark.name)
+        watch: Callable[[int, int], None] = board.update
+        document.results += await benchmark.run(attrs.evolve(document.plan, backend=backend, watch=watch))
+        board.results = document.results
+
+
+async def _look(backend: str | None, document: _Document) -> ta.DeviceInfo:
+    """What is measured, and on what; the device is opened once, so that a wrong one is refused first."""
+    async with ta.open_system("bench") as system, await open_device(system, backend, None) as device:
+        document.device = info = device.info
+    document.machine = Machine.here()
+    return info
+
+
+def _print_verdict(console: Console, results: Sequence[Result], seconds: float) -> None:
+    verdicts = [result.verdict for result in results]
+    missed, judged = verdicts.count(Verdict.MISSED), verdicts.count(Verdict.MET)
+    console.print()
+    left_out = f", {count_of(skipped, 'row')} not run" if (skipped := verdicts.count(Verdict.NOT_RUN)) else ""
+    if missed:
+        text = f"[bold red]{missed} of {count_of(missed + judged, 'goal')} missed[/]"
+    else:
+        text = f"[bold green]every goal met ({judged})[/]"
+    console.print(f"{text}{left_out} [dim]({seconds:.0f} s)[/]")
+
+
+def _row(result: Result) -> dict[str, object]:
+    fields = {field.name: to_json(getattr(result, field.name)) for field in attrs.fields(Result)}
+    return {**fields, "verdict": result.verdict}

@@ -1,0 +1,43 @@
+"""How a command opens the device that its options name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio_accel as ta
+from trio_accel.cli._errors import InputError
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+__all__ = ["isolation_of", "open_device"]
+
+# An operation that was cancelled by Ctrl-C is waited for so long before its memory is set aside.
+_CANCEL_GRACE = 0.2
+# The demo loses contexts and actors on purpose; a device that does so all the time would be given up.
+_INTENSITY = ta.Intensity(100, 60.0)
+
+
+async def open_device(
+    system: ta.System, backend: str | None, isolation: Literal["inline", "process"] | None
+) -> ta.Device:
+    """Open a device.
+
+    Args:
+        system: Where.
+        backend: Its name, ``None`` for the best one.
+        isolation: Where its context lives, ``None`` for the backend's default.
+
+    Raises:
+        InputError: There is no such device, or it does not have the isolation.
+    """
+    options = ta.DeviceOptions(isolation=isolation, cancel_grace=_CANCEL_GRACE, intensity=_INTENSITY)
+    try:
+        return await system.open_device(backend, options=options)
+    except (ValueError, ta.NotSupportedError) as error:
+        raise InputError(f"cannot open a device: {str(error).removeprefix('spec: ')}") from error
+
+
+def isolation_of(device: ta.Device) -> str:
+    """Where the context of a device lives."""
+    return device.options.isolation or device.info.isolations[0]
