@@ -1,0 +1,252 @@
+"""The launcher: starts the worker processes of a system, and none outlives it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import weakref
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
+
+import attrs
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from ...actors import Actor, ActorContext, Backoff, DeferredReply, Policy, Ref, Request, System, handles
+from ._launcher_link import EndOfLink, LauncherError, LauncherLink, Report, describe_exit
+from ._launcher_worker import WorkerProcess
+
+__all__ = ["Launcher", "LauncherActor", "LauncherError", "StartWorker", "WorkerProcess", "open_launcher"]
+
+_END = 2.0
+# So far apart that the launcher alone never exceeds what a system allows by default, 3 within 5 s.
+_POLICY = Policy(backoff=Backoff(base=2.0))
+
+
+@attrs.frozen
+class StartWorker(Request["LauncherActor", WorkerProcess]):
+    """Start a worker process; the reply comes when its program has begun.
+
+    A cancelled asker gets its cancellation when nothing is left of the worker. With
+    ``abandon_on_cancel`` nobody would have the worker: it would live until the launcher ends.
+
+    Attributes:
+        arguments: What follows `sys.executable` on its command line.
+        descriptors: It has them as 3, 4, 5 and so on. They stay the caller's.
+
+    Raises:
+        LauncherError: It could not be started, or the launcher ended meanwhile.
+    """
+
+    arguments: tuple[str, ...] = attrs.field(converter=tuple[str, ...])
+    descriptors: tuple[int, ...] = attrs.field(default=(), converter=tuple[int, ...])
+
+
+class LauncherActor(Actor):
+    """Holds a launcher process; when that dies, all workers have died with it, and another is started."""
+
+    def __init__(self, front: Launcher) -> None:
+        self._front = front
+        self._link: LauncherLink
+        self._numbers = itertools.count(1)
+        self._orders: dict[int, DeferredReply[WorkerProcess]] = {}
+        self._workers: dict[int, WorkerProcess] = {}
+
+    @asynccontextmanager
+    @enable_ki_protection
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        """Hold the process; its workers end with it, and it is gone when this ends."""
+        self._link = link = await LauncherLink.open()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(link.write)
+                nursery.start_soon(self._read)
+                self._front.attach(link)
+                yield
+                nursery.cancel_scope.cancel(reason="the launcher ends")
+        finally:
+            self._front.detach()
+            how = await link.close()  # noqa: ASYNC102  # it shields itself, and is bounded
+            await self._end_all(how)  # noqa: ASYNC102  # the same
+
+    @handles(StartWorker)
+    async def start(self, message: StartWorker) -> DeferredReply[WorkerProcess]:
+        """Order a worker."""
+        number = next(self._numbers)
+        reply: DeferredReply[WorkerProcess] = self.context.defer()
+        try:
+            self._order(number, message)
+        except (OSError, TypeError) as error:
+            failed = LauncherError(f"a worker process could not be ordered: {error}")
+            failed.__cause__ = error
+            reply.fail(failed)
+        else:
+            self._orders[number] = reply
+        return reply
+
+    def _order(self, number: int, message: StartWorker) -> None:
+        order = {
+            "arguments": [sys.executable, *message.arguments],
+            "environment": self._link.environment_changes(),
+        }
+        directory = os.open(".", os.O_PATH | os.O_DIRECTORY)
+        try:
+            self._link.send("start", number, order, (directory, *message.descriptors))
+        finally:
+            os.close(directory)
+
+    @enable_ki_protection
+    async def _read(self) -> None:
+        try:
+            while True:
+                self._take(await self._link.receive())
+        except EndOfLink:
+            how = await self._link.wait_end()
+            self.context.crash(LauncherError(f"the launcher of worker processes {how}"))
+
+    def _take(self, report: Report) -> None:
+        number, detail = report.number, report.detail
+        if report.kind == "failed":
+            self._refuse(number, f"a worker process could not be started: {detail}")
+            return
+        assert isinstance(detail, int)
+        if report.kind == "started":
+            self._begun(number, detail, report.descriptors)
+            return
+        if number in self._workers:
+            self._workers.pop(number).report(describe_exit(os.waitstatus_to_exitcode(detail)))
+        if number in self._orders:
+            # Its asker has waited for that.
+            self._orders.pop(number).cancelled()
+
+    def _begun(self, number: int, pid: int, descriptors: tuple[int, ...]) -> None:
+        if not descriptors:
+            self._link.send("kill", number)
+            self._refuse(number, "a worker process has been ended again: there are too many open files here")
+            return
+        worker = self._workers[number] = WorkerProcess(pid, descriptors[0])
+        if self._orders[number].is_cancelled:
+            worker.close()
+        elif not self._orders.pop(number).set(worker):
+            # Nobody is there any more to take it.
+            worker.close()
+
+    def _refuse(self, number: int, why: str) -> None:
+        reply = self._orders.pop(number)
+        if reply.is_cancelled:
+            reply.cancelled()
+        else:
+            reply.fail(LauncherError(why))
+
+    async def _end_all(self, how: str) -> None:
+        for number in tuple(self._orders):
+            self._refuse(number, f"a worker process was not started: the launcher {how}")
+        workers = tuple(self._workers.values())
+        self._workers.clear()
+        for worker in workers:
+            # They were killed already, unless the launcher was so suddenly that they are about to be.
+            worker.kill()
+            worker.report("ended with its launcher")
+        with trio.move_on_after(_END, shield=True):
+            for worker in workers:
+                await worker.wait()
+
+
+class Launcher:
+    """The launcher of a system, for the devices that share it. Made by `open_launcher`."""
+
+    def __init__(self) -> None:
+        self._ref: Ref[LauncherActor] | None = None
+        self._link: LauncherLink | None = None
+        self._opening = trio.Lock()
+        self._numbers = itertools.count(1)
+        self._chunks: dict[int, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<Launcher {self._ref!r}, {len(self._chunks)} chunks>"
+
+    @property
+    def ref(self) -> Ref[LauncherActor]:
+        """Address of its actor."""
+        assert self._ref is not None
+        return self._ref
+
+    async def start_worker(self, arguments: Iterable[str], descriptors: Iterable[int] = ()) -> WorkerProcess:
+        """Start a worker process; see `StartWorker`."""
+        return await self.ref.ask(StartWorker(tuple(arguments), tuple(descriptors)))
+
+    @enable_ki_protection
+    def keep_chunk(self, descriptor: int) -> int:
+        """Have shared memory cut to nothing when this process dies, whoever holds a descriptor then.
+
+        Each launcher process that takes over is told again.
+
+        Args:
+            descriptor: It stays the caller's, and must be open until the chunk is forgotten.
+
+        Returns:
+            The number to forget it by.
+
+        Raises:
+            OSError: The descriptor is not open.
+        """
+        number = next(self._numbers)
+        if self._link is not None:
+            self._link.send("keep", number, None, (descriptor,))
+        self._chunks[number] = descriptor
+        return number
+
+    @enable_ki_protection
+    def forget_chunk(self, number: int) -> None:
+        """Keep a chunk no longer; its memory goes when all its other descriptors and mappings have gone.
+
+        Raises:
+            KeyError: There is no such chunk.
+        """
+        del self._chunks[number]
+        if self._link is not None:
+            self._link.send("forget", number)
+
+    def attach(self, link: LauncherLink) -> None:
+        """Go on with a new process; for the actor."""
+        self._link = link
+        for number, descriptor in self._chunks.items():
+            link.send("keep", number, None, (descriptor,))
+
+    def detach(self) -> None:
+        """The process is at its end; for the actor."""
+        self._link = None
+
+    async def open_in(self, system: System) -> None:
+        """Start the actor, unless it lives; for `open_launcher`."""
+        async with self._opening:
+            if self._ref is None or self._ref.is_terminated:
+                taken = {child.name for child in system.tree().children}
+                names = itertools.chain(["launcher"], (f"launcher#{number}" for number in itertools.count(2)))
+                name = next(name for name in names if name not in taken)
+                self._ref = await system.spawn(LauncherActor, self, name=name, policy=_POLICY)
+
+
+# Weak on both sides, as a launcher's address holds its system: the actor itself keeps the launcher alive.
+_launchers: weakref.WeakKeyDictionary[System, weakref.ref[Launcher]] = weakref.WeakKeyDictionary()
+
+
+async def open_launcher(system: System) -> Launcher:
+    """Find the launcher of a system, or start it: concurrent first calls start one.
+
+    Actors are stopped in reverse start order, and the workers end with the launcher. So call this
+    before the actors that use them are spawned.
+
+    Raises:
+        NotSupportedError: The platform has not what worker processes take.
+        LauncherError: The launcher process did not start.
+        RuntimeError: The system is stopping.
+    """
+    known = _launchers.get(system)
+    launcher = None if known is None else known()
+    if launcher is None:
+        launcher = Launcher()
+        _launchers[system] = weakref.ref(launcher)
+    await launcher.open_in(system)
+    return launcher

@@ -1,0 +1,230 @@
+"""The application's side of the launcher process: starting it, speaking with it, ending it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Self, cast
+
+import attrs
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from ...backends.base import AccelError, NotSupportedError
+
+__all__ = ["EndOfLink", "LauncherError", "LauncherLink", "Report", "describe_exit"]
+
+_PROGRAM = Path(__file__).with_name("_launcher_process.py")
+_PACKET = 1 << 18
+_READY = 30.0
+_END = 2.0
+_MAY_BE = ("ready", "started", "failed", "exited")
+
+
+class LauncherError(AccelError):
+    """The launcher of worker processes could not be started, has died, or could not start a worker."""
+
+
+class EndOfLink(Exception):  # noqa: N818  # like EOFError it says what was met, and nothing went wrong here
+    """The launcher process has closed its end: it is dead or dying."""
+
+
+@attrs.frozen
+class Report:
+    """What the launcher process says.
+
+    Attributes:
+        kind: ``ready``, ``started``, ``failed`` or ``exited``.
+        number: Number of the order that it is about.
+        detail: A pid, the text of an error, or a wait status.
+        descriptors: Received with it; they belong to the receiver.
+    """
+
+    kind: str
+    number: int
+    detail: int | str
+    descriptors: tuple[int, ...]
+
+
+class LauncherLink:
+    """A launcher process and the socket to it. Made by `open`; orders keep their order and never block."""
+
+    def __init__(self, control: socket.socket, environment: dict[str, str]) -> None:
+        self._control = control
+        self._environment = environment
+        self._process: trio.Process
+        self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._has_more = trio.Event()
+        self._is_closed = False
+
+    @classmethod
+    @enable_ki_protection
+    async def open(cls) -> Self:
+        """Start a launcher process; returns when it is ready.
+
+        Raises:
+            NotSupportedError: The platform has not what it takes.
+            LauncherError: It did not start.
+        """
+        _check_platform()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        link = cls(ours, dict(os.environ))
+        try:
+            with theirs:
+                link._process = await _start(theirs.fileno())
+        except BaseException:
+            ours.close()
+            raise
+        try:
+            with trio.fail_after(_READY):
+                await link.receive()
+        except BaseException as error:
+            how = await link.close()
+            if isinstance(error, (EndOfLink, trio.TooSlowError)):
+                raise LauncherError(
+                    f"the launcher of worker processes did not start: the process {how}"
+                ) from error
+            raise
+        return link
+
+    def environment_changes(self) -> dict[str, str | None]:
+        """What has changed in the environment since the launcher process inherited it; None: it is gone."""
+        now, then = dict(os.environ), self._environment
+        changes: dict[str, str | None] = {name: now[name] for name in now if now[name] != then.get(name)}
+        changes.update((name, None) for name in then if name not in now)
+        return changes
+
+    def send(self, kind: str, number: int, detail: object = None, descriptors: Sequence[int] = ()) -> None:
+        """Send an order. The descriptors stay the caller's; nothing happens when the process has gone.
+
+        Raises:
+            OSError: It cannot be sent: too long, or one of the descriptors is not open.
+        """
+        if self._is_closed:
+            return
+        data = json.dumps([kind, number, detail]).encode()
+        if len(data) > _PACKET:
+            raise OSError(f"an order of {len(data)} bytes is too long for the launcher of worker processes")
+        if self._outbox or not self._try(data, descriptors):
+            self._outbox.append((data, tuple(map(os.dup, descriptors))))
+            self._has_more.set()
+
+    def _try(self, data: bytes, descriptors: Sequence[int]) -> bool:
+        try:
+            socket.send_fds(self._control, [data], descriptors)
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            # The process has gone, and whoever receives from it sees that.
+            return True
+        return True
+
+    @enable_ki_protection
+    async def write(self) -> None:
+        """Send what the socket had no room for, until cancelled."""
+        while True:
+            await self._has_more.wait()
+            await trio.lowlevel.wait_writable(self._control)
+            while self._outbox and self._try(*self._outbox[0]):
+                _close_all(self._outbox.popleft()[1])
+            if not self._outbox:
+                self._has_more = trio.Event()
+
+    @enable_ki_protection
+    async def receive(self) -> Report:
+        """Wait for the next report.
+
+        Raises:
+            EndOfLink: There will be none.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while True:
+            try:
+                data, descriptors, _, _ = socket.recv_fds(self._control, _PACKET, 1, socket.MSG_CMSG_CLOEXEC)
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self._control)
+                continue
+            except ConnectionError:
+                data, descriptors = b"", []
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            if not data:
+                raise EndOfLink
+            kind, number, detail = cast("tuple[str, int, int | str]", json.loads(data))
+            assert kind in _MAY_BE
+            return Report(kind, number, detail, tuple(descriptors))
+
+    @enable_ki_protection
+    async def close(self) -> str:
+        """End the process and so its workers, in order or else by force; returns how it has ended."""
+        if not self._is_closed:
+            self.send("end", 0)
+            self._is_closed = True
+            while self._outbox:
+                _close_all(self._outbox.popleft()[1])
+            # A forked child of the application may hold a copy, so that closing alone ends nothing.
+            with suppress(OSError):
+                self._control.shutdown(socket.SHUT_RDWR)
+            self._control.close()
+        with trio.CancelScope(shield=True):
+            with trio.move_on_after(_END):
+                return describe_exit(await self._process.wait())
+            self._process.kill()
+            with trio.move_on_after(_END):
+                return describe_exit(await self._process.wait())
+        return "does not end although it was killed"
+
+    async def wait_end(self) -> str:
+        """Wait for a process that has closed its end; returns how it has ended."""
+        with trio.move_on_after(_END):
+            return describe_exit(await self._process.wait())
+        return "has closed its socket"
+
+
+def describe_exit(code: int) -> str:
+    """Say how a process ended, from its exit code, which is a negative signal number for a signal."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def _check_platform() -> None:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError) as error:
+        raise NotSupportedError(
+            "worker processes need Linux 5.4 or later (process descriptors); "
+            "open the device with isolation='inline'"
+        ) from error
+
+
+async def _start(control: int) -> trio.Process:
+    command = [sys.executable, "-I", "-S", str(_PROGRAM), str(control), str(os.getpid())]
+    try:
+        return await trio.lowlevel.open_process(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(control,),
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise LauncherError(
+            f"the launcher of worker processes could not be started by {sys.executable!r}: {error}"
+        ) from error
+
+
+def _close_all(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -1,0 +1,276 @@
+"""The program of the launcher process: it starts worker processes, and sees to it that none is left behind.
+
+Run by its path, in an isolated interpreter without `site`: it is to be up in no time, and must import
+nothing but the standard library. It has one thread, the only one that workers may be forked from: a
+parent-death signal comes when the thread that forked has ended.
+
+Orders and reports are JSON, one triple ``[kind, number, detail]`` a packet, with descriptors beside them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import NoReturn, cast
+
+_PACKET = 1 << 18  # what the application limits its orders to
+_MOST_DESCRIPTORS = 253  # the kernel's own limit for one packet
+_FIRST = 3  # of a worker's own descriptors, behind the standard ones
+_UNWIND = 1.0  # seconds for what was killed to be gone
+_SET_PDEATHSIG = 1
+
+_prctl = ctypes.CDLL(None).prctl
+_prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
+
+
+class Launcher:
+    """Serves the application until its control socket or its process ends."""
+
+    def __init__(self, control: socket.socket, application: int) -> None:
+        self._control = control
+        self._application = application
+        self._poll = select.poll()
+        self._poll.register(control, select.POLLIN)
+        self._poll.register(application, select.POLLIN)
+        # By the descriptor of the process: its number among the orders, and its pid.
+        self._workers: dict[int, tuple[int, int]] = {}
+        self._chunks: dict[int, int] = {}
+        self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._is_wanted = True
+        self._ends_in_order = False
+
+    def run(self) -> None:
+        """Serve; when this returns, no worker is left."""
+        self._report("ready", 0, os.getpid())
+        while self._is_wanted:
+            for descriptor, events in self._poll.poll():
+                if descriptor == self._application:
+                    self._is_wanted = False
+                elif descriptor == self._control.fileno():
+                    self._talk(events)
+                else:
+                    self._reap(descriptor)
+        self._end_workers()
+        if not self._ends_in_order and _is_dead(self._application, _UNWIND):
+            # A child that the application forked may hold the memory for as long as it lives.
+            for chunk in self._chunks.values():
+                with suppress(OSError):
+                    os.ftruncate(chunk, 0)
+
+    def _talk(self, events: int) -> None:
+        if events & select.POLLOUT:
+            self._flush()
+        if not events & ~select.POLLOUT:
+            return
+        try:
+            data, descriptors, _, _ = socket.recv_fds(
+                self._control, _PACKET, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+            )
+        except ConnectionError:
+            data, descriptors = b"", []
+        if not data:
+            self._is_wanted = False
+            return
+        kind, number, detail = cast("tuple[str, int, object]", json.loads(data))
+        match kind:
+            case "start":
+                self._start(number, cast("dict[str, object]", detail), descriptors)
+            case "kill":
+                self._kill(number)
+            case "keep" if descriptors:
+                self._chunks[number] = descriptors[0]
+            case "forget" if number in self._chunks:
+                os.close(self._chunks.pop(number))
+            case "end":
+                self._ends_in_order = True
+            case _:
+                # A chunk whose descriptor found no room here, and the end of that chunk.
+                pass
+
+    def _start(self, number: int, order: dict[str, object], descriptors: list[int]) -> None:
+        try:
+            directory, *given = descriptors
+            pid = _spawn(
+                cast("list[str]", order["arguments"]),
+                cast("dict[str, str | None]", order["environment"]),
+                directory,
+                given,
+            )
+            worker = os.pidfd_open(pid)
+        except (OSError, ValueError) as error:
+            self._report("failed", number, str(error))
+            return
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        self._workers[worker] = (number, pid)
+        self._poll.register(worker, select.POLLIN)
+        self._report("started", number, pid, worker)
+
+    def _kill(self, number: int) -> None:
+        for worker, (other, _) in self._workers.items():
+            if other == number:
+                signal.pidfd_send_signal(worker, signal.SIGKILL)
+
+    def _reap(self, worker: int) -> None:
+        number, pid = self._workers.pop(worker)
+        self._poll.unregister(worker)
+        os.close(worker)
+        _, status = os.waitpid(pid, 0)
+        self._report("exited", number, status)
+
+    def _report(self, kind: str, number: int, detail: int | str, *descriptors: int) -> None:
+        # Never waits: the application may be busy, and its end has to be noticed all the same.
+        self._outbox.append((json.dumps([kind, number, detail]).encode(), tuple(map(os.dup, descriptors))))
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._outbox:
+            data, descriptors = self._outbox[0]
+            try:
+                socket.send_fds(self._control, [data], descriptors, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                self._poll.modify(self._control, select.POLLIN | select.POLLOUT)
+                return
+            except ConnectionError:
+                # The application has gone; that is noticed by reading.
+                pass
+            for descriptor in descriptors:
+                os.close(descriptor)
+            self._outbox.popleft()
+        self._poll.modify(self._control, select.POLLIN)
+
+    def _end_workers(self) -> None:
+        for worker in self._workers:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(worker, signal.SIGKILL)
+        deadline = time.monotonic() + _UNWIND
+        for worker, (_, pid) in self._workers.items():
+            # One that the kernel holds on to must not keep the others' memory.
+            if _is_dead(worker, max(deadline - time.monotonic(), 0.0)):
+                os.waitpid(pid, 0)
+
+
+def _is_dead(process: int, within: float) -> bool:
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(within * 1000))
+
+
+def _spawn(
+    arguments: list[str], changes: Mapping[str, str | None], directory: int, descriptors: Sequence[int]
+) -> int:
+    """Start a worker; returns its pid when its program has begun.
+
+    Raises:
+        OSError: It could not be started.
+    """
+    environment = dict(os.environ)
+    for name, value in changes.items():
+        if value is None:
+            environment.pop(name, None)
+        else:
+            environment[name] = value
+    launcher = os.getpid()
+    reader, writer = os.pipe()
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _become(arguments, environment, directory, descriptors, launcher, writer)
+    except OSError:
+        os.close(reader)
+        raise
+    finally:
+        os.close(writer)
+    with open(reader, "rb") as pipe:
+        # Ends without a word as soon as the program takes the place of this one.
+        failure = pipe.read()
+    if failure:
+        os.waitpid(pid, 0)
+        raise OSError(failure.decode())
+    return pid
+
+
+def _become(
+    arguments: list[str],
+    environment: dict[str, str],
+    directory: int,
+    descriptors: Sequence[int],
+    launcher: int,
+    failure: int,
+) -> NoReturn:
+    """In the forked child: turn into the worker."""
+    try:
+        _prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != launcher:
+            # It died before it was asked for a signal.
+            os._exit(1)
+        _reset_signals()
+        resource.setrlimit(resource.RLIMIT_NOFILE, _FILE_LIMIT)
+        os.fchdir(directory)
+        # First out of the way of their places.
+        free = _FIRST + len(descriptors)
+        failure = fcntl.fcntl(failure, fcntl.F_DUPFD_CLOEXEC, free)
+        aside = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, free) for descriptor in descriptors]
+        for place, descriptor in enumerate(aside, _FIRST):
+            os.dup2(descriptor, place)
+        # Everything else closes by itself: nothing here is inheritable but the standard descriptors.
+        os.execve(arguments[0], arguments, environment)  # noqa: S606  # what the application asked for
+    except Exception as error:  # noqa: BLE001  # whatever it is, it goes to the one who asked
+        os.write(failure, (str(error) or type(error).__name__).encode(errors="replace"))
+    finally:
+        os._exit(127)
+
+
+def _reset_signals() -> None:
+    for number in signal.valid_signals():
+        if signal.getsignal(number) not in (signal.SIG_DFL, None):
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _open_control(number: int) -> socket.socket:
+    """Take the control socket, out of the way of standard descriptors that the application had closed."""
+    moved = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _FIRST)
+    os.close(number)
+    while (null := os.open(os.devnull, os.O_RDWR)) < _FIRST:
+        os.set_inheritable(null, True)
+    os.close(null)
+    return socket.socket(fileno=moved)
+
+
+def main(control: int, parent: int) -> None:
+    """Run the launcher.
+
+    Args:
+        control: Descriptor of the control socket.
+        parent: Pid of the application.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # It may keep the chunks of several devices.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_FILE_LIMIT[1], _FILE_LIMIT[1]))
+    with _open_control(control) as connected:
+        application = os.pidfd_open(os.getppid())
+        # Asked for afterwards: it was alive then, so that the descriptor is of the right process.
+        if os.getppid() != parent:
+            return
+        # No file system is kept busy by this process.
+        os.chdir("/")
+        Launcher(connected, application).run()
+
+
+_FILE_LIMIT = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

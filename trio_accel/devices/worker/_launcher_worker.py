@@ -1,0 +1,88 @@
+"""The application's handle of a worker process."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from contextlib import suppress
+
+import trio
+
+__all__ = ["WorkerProcess"]
+
+
+class WorkerProcess:
+    """A running worker. Made by the launcher; to be used on the Trio thread.
+
+    Attributes:
+        pid: Its process number; after its death it may be another's.
+    """
+
+    def __init__(self, pid: int, descriptor: int) -> None:
+        self.pid: int = pid
+        self._descriptor: int | None = descriptor
+        self._how: str | None = None
+        self._reported = trio.Event()
+        self._watching = trio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<WorkerProcess {self.pid}, {self._how or 'running'}>"
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether all its threads have ended and its memory is unmapped."""
+        if self._descriptor is None:
+            return self._how is not None
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def kill(self) -> None:
+        """Kill it, whatever it is doing; harmless when it is dead."""
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal; harmless when it is dead."""
+        if self._descriptor is None:
+            return
+        try:
+            signal.pidfd_send_signal(self._descriptor, number)
+        except ProcessLookupError:
+            # Dead already, and reaped; the report is on its way.
+            return
+
+    async def wait(self) -> str:
+        """Wait until it is dead, and reaped unless its launcher has gone.
+
+        Returns:
+            How it has ended: ``was killed by SIGKILL``, ``exited with code 3``, ``ended with its launcher``.
+        """
+        await self._reported.wait()
+        async with self._watching:
+            # Without a launcher nobody else tells of the death.
+            if self._descriptor is not None and not self.is_dead:
+                # Closed meanwhile, it was killed, and nothing is left to look at.
+                with suppress(trio.ClosedResourceError):
+                    await trio.lowlevel.wait_readable(self._descriptor)
+            self._close_descriptor()
+        assert self._how is not None
+        return self._how
+
+    def close(self) -> None:
+        """Give up the handle; the worker is killed if it lives."""
+        self.kill()
+        self._close_descriptor()
+
+    def report(self, how: str) -> None:
+        """Take note of its end, or of the end of its launcher; for the launcher."""
+        self._how = how
+        self._reported.set()
+        if self.is_dead:
+            self._close_descriptor()
+
+    def _close_descriptor(self) -> None:
+        if self._descriptor is not None:
+            trio.lowlevel.notify_closing(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = None
