@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -120,7 +121,8 @@ class LauncherLink:
 
     def _try(self, data: bytes, descriptors: Sequence[int]) -> bool:
         try:
-            socket.send_fds(self._control, [data], descriptors)
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))
+            self._control.sendmsg([data], [rights] if descriptors else [])
         except BlockingIOError:
             return False
         except ConnectionError:
@@ -149,18 +151,18 @@ class LauncherLink:
         await trio.lowlevel.checkpoint_if_cancelled()
         while True:
             try:
-                data, descriptors, _, _ = socket.recv_fds(self._control, _PACKET, 1, socket.MSG_CMSG_CLOEXEC)
+                data, descriptors = _receive(self._control)
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self._control)
                 continue
             except ConnectionError:
-                data, descriptors = b"", []
+                data, descriptors = b"", ()
             await trio.lowlevel.cancel_shielded_checkpoint()
             if not data:
                 raise EndOfLink
             kind, number, detail = cast("tuple[str, int, int | str]", json.loads(data))
             assert kind in _MAY_BE
-            return Report(kind, number, detail, tuple(descriptors))
+            return Report(kind, number, detail, descriptors)
 
     @enable_ki_protection
     async def close(self) -> str:
@@ -223,6 +225,16 @@ async def _start(control: int) -> trio.Process:
         raise LauncherError(
             f"the launcher of worker processes could not be started by {sys.executable!r}: {error}"
         ) from error
+
+
+def _receive(control: socket.socket) -> tuple[bytes, tuple[int, ...]]:
+    # Not `recv_fds`: it takes flags and ignores them, and children would inherit the descriptors.
+    descriptors = array("i")
+    room = socket.CMSG_LEN(descriptors.itemsize)
+    data, ancillary, _, _ = control.recvmsg(_PACKET, room, socket.MSG_CMSG_CLOEXEC)
+    for _, _, content in ancillary:
+        descriptors.frombytes(content)
+    return data, tuple(descriptors)
 
 
 def _close_all(descriptors: Sequence[int]) -> None:

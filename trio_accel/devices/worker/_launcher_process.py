@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import time
+from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -74,9 +75,7 @@ class Launcher:
         if not events & ~select.POLLOUT:
             return
         try:
-            data, descriptors, _, _ = socket.recv_fds(
-                self._control, _PACKET, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-            )
+            data, descriptors = _receive(self._control)
         except ConnectionError:
             data, descriptors = b"", []
         if not data:
@@ -139,7 +138,9 @@ class Launcher:
         while self._outbox:
             data, descriptors = self._outbox[0]
             try:
-                socket.send_fds(self._control, [data], descriptors, socket.MSG_DONTWAIT)
+                # Not `send_fds` and `recv_fds`: they take flags and ignore them.
+                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))
+                self._control.sendmsg([data], [rights] if descriptors else [], socket.MSG_DONTWAIT)
             except BlockingIOError:
                 self._poll.modify(self._control, select.POLLIN | select.POLLOUT)
                 return
@@ -160,6 +161,16 @@ class Launcher:
             # One that the kernel holds on to must not keep the others' memory.
             if _is_dead(worker, max(deadline - time.monotonic(), 0.0)):
                 os.waitpid(pid, 0)
+
+
+def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
+    """Take a packet and its descriptors, which no worker is to inherit."""
+    descriptors = array("i")
+    room = socket.CMSG_LEN(_MOST_DESCRIPTORS * descriptors.itemsize)
+    data, ancillary, _, _ = control.recvmsg(_PACKET, room, socket.MSG_CMSG_CLOEXEC)
+    for _, _, content in ancillary:
+        descriptors.frombytes(content)
+    return data, list(descriptors)
 
 
 def _is_dead(process: int, within: float) -> bool:
