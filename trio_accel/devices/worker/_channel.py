@@ -33,6 +33,10 @@ _BUFFER = 256 * 1024
 _LARGE = 64 * 1024
 # So many system calls in a row before the writer lets other tasks run.
 _BURST = 8
+# The kernel has no memory, or too many descriptors are on their way to processes that do not read:
+# a socket counts as writable all the same, so the writer looks again after a while.
+_TRANSIENT = frozenset({errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS})
+_RETRY = 0.005
 _ANCILLARY = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 
 
@@ -63,6 +67,7 @@ class Channel:
         self._attached: tuple[int, ...] = ()
         self._pending_bytes = 0
         self._inbox = _Inbox()
+        self._is_refused = False
         self._is_writer_idle = False
         self._work = trio.lowlevel.ParkingLot()
         self._is_broken = False
@@ -120,6 +125,8 @@ class Channel:
                 if not self._is_broken:
                     self._is_writer_idle = True
                     await self._work.park()
+            elif self._is_refused:
+                await trio.sleep(_RETRY)
             else:
                 with suppress(trio.ClosedResourceError):
                     await trio.lowlevel.wait_writable(self._sock)
@@ -171,10 +178,14 @@ class Channel:
                 sent = _transmit(self._sock, self._rest, self._attached)
             except (BlockingIOError, InterruptedError):
                 return False
-            except OSError:
+            except OSError as error:
+                self._is_refused = error.errno in _TRANSIENT
+                if self._is_refused:
+                    return False
                 # Whoever receives finds out what there was to read before.
                 self._break()
                 return True
+            self._is_refused = False
             if self._attached:
                 _close_all(self._attached)
                 self._attached = ()
@@ -219,7 +230,7 @@ class _Inbox:
         error: Why, where the peer did not simply close its end.
     """
 
-    __slots__ = ("_buffer", "_descriptors", "_end", "_start", "_view", "error", "is_at_end")
+    __slots__ = ("_buffer", "_descriptors", "_end", "_lost", "_start", "_view", "error", "is_at_end")
 
     def __init__(self) -> None:
         self._buffer = memoryview(bytearray(_BUFFER))
@@ -228,6 +239,7 @@ class _Inbox:
         self._start = 0
         self._end = 0
         self._descriptors: deque[int] = deque()
+        self._lost: OSError | None = None
         self.is_at_end = False
         self.error: Exception | None = None
 
@@ -263,7 +275,8 @@ class _Inbox:
                 descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
                 self._descriptors.extend(descriptors)
         if flags & socket.MSG_CTRUNC:
-            raise OSError(errno.EMFILE, "descriptors that the peer sent were lost: too many are open")
+            # Messages that carry none are still good; the next that carries some is not.
+            self._lost = OSError(errno.EMFILE, "descriptors that the peer sent were lost: too many are open")
 
     def _decode(self, received: list[Received]) -> None:
         """Append the messages that are complete, and make room for the next one."""
@@ -286,6 +299,8 @@ class _Inbox:
 
     def _claim(self, count: int) -> tuple[int, ...]:
         """Take the descriptors of the next message that has some."""
+        if self._lost is not None:
+            raise self._lost
         if count > len(self._descriptors):
             raise ValueError(f"a message came with {len(self._descriptors)} descriptors instead of {count}")
         return tuple([self._descriptors.popleft() for _ in range(count)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import importlib
+import reprlib
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeAlias, TypeVar, cast
@@ -60,7 +61,7 @@ def encode_spec(spec: OperationSpec, host: HostEncoder) -> Wire:
                 raise TypeError(
                     "a specification that crosses to a worker holds numbers, strings, bytes, None, dtypes, "
                     "members of enums, ArraySpec, host arrays and tuples of these; "
-                    f"{cls.__qualname__}.{name} is {value!r}{error}"
+                    f"{cls.__qualname__}.{name} is {reprlib.repr(value)}{error}"
                 ) from None
     return tuple(values)
 
