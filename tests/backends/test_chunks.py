@@ -57,6 +57,20 @@ class Chunks(RuleBasedStateMachine):
             self.allocator.free(block)
             del self.blocks[block]
 
+    @rule(data=st.data())
+    def hand_over(self, data: st.DataObject) -> None:
+        """A new process takes over: what lives stays where it is, in whatever order it is told."""
+        adopted = self._new()
+        places = {
+            block: Placement(placement.chunk, placement.offset, nbytes)
+            for block, (placement, nbytes) in self.blocks.items()
+        }
+        adopted.adopt(dict(self.source.alive), data.draw(st.permutations(list(places.items()))))
+        assert {block: adopted.placement(block) for block in self.blocks} == {
+            block: placement for block, (placement, _) in self.blocks.items()
+        }
+        self.allocator = adopted
+
     @rule()
     def trim(self) -> None:
         before = self.allocator.reserved
@@ -64,6 +78,23 @@ class Chunks(RuleBasedStateMachine):
         assert self.allocator.reserved == before - trimmed
         occupied = {placement.chunk for placement, _ in self.blocks.values()}
         assert set(self.source.alive) == occupied
+
+    @invariant()
+    def blocks_are_apart_aligned_and_inside(self) -> None:
+        ends: dict[int, int] = {}
+        ordered = sorted(self.blocks.values(), key=lambda item: (item[0].chunk, item[0].offset))
+        for placement, nbytes in ordered:
+            assert placement.offset % ALIGNMENT == 0
+            assert placement.nbytes >= nbytes
+            assert placement.offset >= ends.get(placement.chunk, 0)
+            ends[placement.chunk] = placement.offset + placement.nbytes
+            assert ends[placement.chunk] <= self.source.alive[placement.chunk]
+
+    @invariant()
+    def counts_are_true(self) -> None:
+        assert self.allocator.used == sum(placement.nbytes for placement, _ in self.blocks.values())
+        assert self.allocator.reserved == sum(self.source.alive.values())
+        assert self.allocator.blocks == len(self.blocks)
 
     @invariant()
     def at_most_one_chunk_is_empty(self) -> None:
@@ -133,3 +164,55 @@ def test_the_number_of_chunks_is_bounded() -> None:
         allocator.allocate(2, 1)
     with pytest.raises(KeyError):
         allocator.free(7)
+
+
+A = ALIGNMENT
+
+
+@pytest.mark.parametrize(
+    ("chunks", "blocks", "message"),
+    [
+        ({1: 8 * A}, [(1, Placement(1, 0, 2 * A)), (2, Placement(1, A, A))], "block 2 overlaps another"),
+        ({1: 8 * A}, [(1, Placement(1, 0, 1)), (2, Placement(1, 0, 0))], "overlaps another"),
+        ({2: A}, [(3, Placement(2, 0, A + 1))], "block 3 .* lies outside of its chunk"),
+        ({2: A}, [(3, Placement(2, -A, A))], "block 3 .* lies outside of its chunk"),
+        ({2: 8 * A}, [(3, Placement(2, 1, 1))], "block 3 .* is not aligned"),
+        ({2: 8 * A}, [(3, Placement(2, A, -1))], "block 3 "),
+        ({2: 8 * A}, [(3, Placement(1, 0, 1))], "block 3 lies in none of the chunks"),
+        ({1: 8 * A}, [(3, Placement(1, 0, 1)), (3, Placement(1, A, 1))], "block 3 is placed already"),
+        ({1: 8 * A}, [(50, Placement(1, 0, 1))], "block 50 is placed already"),
+        ({100: 8 * A}, [], r"chunks \[100\] are there already"),
+    ],
+)
+def test_what_cannot_be_taken_over_is_refused_and_changes_nothing(chunks, blocks, message) -> None:
+    source = Source()
+    source.ids = itertools.count(100)
+    allocator = ChunkAllocator(source.make, source.drop, first=4 * A)
+    first = allocator.allocate(50, A)
+    with pytest.raises(ValueError, match=message):
+        allocator.adopt(chunks, blocks)
+    assert (allocator.used, allocator.reserved, allocator.blocks) == (A, 4 * A, 1)
+    for block in (51, 52, 53):  # the gaps are those that there were
+        assert allocator.allocate(block, A).chunk == first.chunk
+    assert list(source.alive) == [first.chunk]
+
+
+def test_of_empty_chunks_that_are_taken_over_the_largest_is_kept() -> None:
+    source = Source()
+    source.alive = {1: 8 * A, 2: 4 * A, 3: 16 * A, 4: 64 * A}
+    allocator = ChunkAllocator(source.make, source.drop, first=4 * A, keep=32 * A)
+    allocator.adopt(dict(source.alive), [(1, Placement(2, A, 1))])
+    assert source.alive == {2: 4 * A, 3: 16 * A}
+    assert allocator.allocate(2, 16 * A) == Placement(3, 0, 16 * A)
+    assert allocator.allocate(3, 2 * A) == Placement(2, 2 * A, 2 * A)
+    assert allocator.allocate(4, A) == Placement(2, 0, A)
+
+
+def test_chunks_go_on_growing_after_those_that_were_taken_over() -> None:
+    source = Source()
+    source.ids = itertools.count(2)
+    source.alive = {1: 32 * A}
+    allocator = ChunkAllocator(source.make, source.drop, first=4 * A)
+    allocator.adopt({1: 32 * A}, [(1, Placement(1, 0, 32 * A))])
+    allocator.allocate(2, A)
+    assert source.alive == {1: 32 * A, 2: 64 * A}
