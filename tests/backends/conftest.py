@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import attrs
@@ -21,8 +23,10 @@ from trio_accel.backends.base import (
     AccelDevice,
     AccelEvent,
     AccelStream,
+    ChunkKeeper,
     DType,
     KernelLibrary,
+    NotSupportedError,
 )
 from trio_accel.backends.base.ops import (
     ArraySpec,
@@ -31,6 +35,10 @@ from trio_accel.backends.base.ops import (
     OperationSpec,
     contiguous_strides,
 )
+from trio_accel.backends.cpu import CpuBackend
+
+# Test folders are no packages: what several modules of this one share is imported by its own name.
+sys.path.insert(0, str(Path(__file__).parent))
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -163,6 +171,26 @@ def open_rig(backend: AccelBackend) -> RigOpener:
     return open_
 
 
+@pytest.fixture(scope="session")
+def open_kept(backend: AccelBackend) -> Callable[..., AbstractContextManager[Rig]]:
+    """Open a device whose chunks are kept; its blocks live on in them when it is closed."""
+
+    @contextmanager
+    def open_(keeper: ChunkKeeper, memory_limit: int | None = None) -> Iterator[Rig]:
+        try:
+            device = backend.open_device(0, memory_limit=memory_limit, keeper=keeper)
+        except NotSupportedError as error:
+            pytest.skip(f"no memory that outlives its process: {error}")
+        try:
+            yield Rig(device, device.open_stream("main"))
+        finally:
+            ended = device.close(30)
+        assert ended
+        assert (device.memory().blocks, device.memory().reserved) == (0, 0)
+
+    return open_
+
+
 @pytest.fixture
 def rig(open_rig: RigOpener) -> Iterator[Rig]:
     with open_rig() as opened:
@@ -175,6 +203,46 @@ def _no_thread_is_left() -> Iterator[None]:
     yield
     left = set(threading.enumerate()) - before
     assert not left, f"threads left behind: {left}"
+
+
+@pytest.fixture(autouse=True)
+def _no_descriptor_is_left() -> Iterator[None]:
+    before = _descriptors()
+    yield
+    left = _descriptors() - before
+    assert not left, f"descriptors left open: {left}"
+
+
+def _descriptors() -> set[str]:
+    """Open files by number and name; none where the system does not tell."""
+    folder = Path("/proc/self/fd")
+    names = {entry: _target(entry) for entry in folder.iterdir()} if folder.exists() else {}
+    return {f"{entry.name} {name}" for entry, name in names.items() if name is not None}
+
+
+def _target(entry: Path) -> str | None:
+    try:
+        return str(entry.readlink())
+    except FileNotFoundError:  # the descriptor that listed them
+        return None
+
+
+_open_cpu = CpuBackend.open_device
+
+
+@pytest.fixture(autouse=True)
+def _a_keeper_reaches_the_backend(nothing_left_behind: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check that devices are closed opens them without a keeper; `open_kept` closes those with one."""
+    checked = CpuBackend.open_device
+
+    def open_(
+        self: CpuBackend, index: int, *, memory_limit: int | None, keeper: ChunkKeeper | None = None
+    ) -> AccelDevice:
+        if keeper is None:
+            return checked(self, index, memory_limit=memory_limit)
+        return _open_cpu(self, index, memory_limit=memory_limit, keeper=keeper)
+
+    monkeypatch.setattr(CpuBackend, "open_device", open_)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,121 @@
+"""A stream that is held back."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from trio_accel.backends.base import ContextPoisonedError, DType
+from trio_accel.backends.base.ops import CopySpec, FillSpec
+
+
+@pytest.fixture
+def other(rig):
+    return rig.device.open_stream("other")
+
+
+def fill(rig, value, array, stream=None):
+    rig.enqueue("memory", FillSpec(value, array), stream)
+
+
+def test_what_is_behind_it_runs_after_the_release_and_what_is_before_at_once(rig, other, make_bell):
+    array, seen = rig.put(np.zeros(10)), rig.empty((10,), DType.float64)
+    fill(rig, 1.0, array)
+    before = rig.stream.record()
+    hold = rig.stream.hold()
+    fill(rig, 2.0, array)
+    behind = rig.stream.record()
+    bell = make_bell(behind)
+    rig.stream.notify(behind, bell)
+    other.wait(before)
+    rig.enqueue("memory", CopySpec(array, seen), other)
+    rig.finish(other)  # other streams go on
+    assert before.is_done
+    assert not behind.is_done
+    assert bell.rings == []
+    hold.release()
+    bell.wait()
+    assert (behind.is_done, behind.error) == (True, None)
+    assert (rig.get(seen) == 1.0).all()
+    assert (rig.get(array) == 2.0).all()
+
+
+def test_a_release_counts_once_and_may_come_first(rig, make_bell):
+    array = rig.put(np.zeros(10))
+    hold = rig.stream.hold()
+    hold.release()
+    hold.release()
+    fill(rig, 1.0, array)
+    rig.finish(rig.stream)
+    second = rig.stream.hold()
+    fill(rig, 2.0, array)
+    event = rig.stream.record()
+    bell = make_bell(event)
+    rig.stream.notify(event, bell)
+    hold.release()  # of the first: the second still holds
+    assert not event.is_done
+    threads = [threading.Thread(target=second.release) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    bell.wait()
+    assert (rig.get(array) == 2.0).all()
+
+
+def test_a_stream_that_waits_for_a_held_one_is_held_too(rig, other):
+    array = rig.put(np.zeros(10))
+    hold = rig.stream.hold()
+    event = rig.stream.record()
+    other.wait(event)
+    fill(rig, 3.0, array, other)
+    behind = other.record()
+    assert not behind.is_done
+    hold.release()
+    rig.finish(other)
+    assert behind.is_done
+    assert (rig.get(array) == 3.0).all()
+
+
+def test_a_held_device_closes_within_its_grace(backend):
+    device = backend.open_device(0, memory_limit=None)
+    stream = device.open_stream("held")
+    hold = stream.hold()
+    event = stream.record()
+    start = time.monotonic()
+    assert not device.close(0.05)
+    assert time.monotonic() - start < 5
+    assert not event.is_done
+    hold.release()
+    assert device.close(30)
+    assert event.is_done
+    with pytest.raises(RuntimeError, match="closed"):
+        stream.hold()
+
+
+def test_a_context_that_is_lost_while_a_stream_is_held(backend):
+    device = backend.open_device(0, memory_limit=None)
+    stream = device.open_stream("held")
+    hold = stream.hold()
+    event = stream.record()
+    device.poison("a stray write")
+    assert isinstance(stream.failure, ContextPoisonedError)  # known at once
+    for refused in (stream.hold, stream.crash):
+        with pytest.raises(ContextPoisonedError, match="a stray write"):
+            refused()
+    hold.release()
+    assert device.close(30)
+    assert isinstance(event.error, ContextPoisonedError)
+
+
+def test_nothing_crashes_behind_a_lost_context(backend):
+    device = backend.open_device(0, memory_limit=None)
+    stream = device.open_stream("held")
+    hold = stream.hold()
+    stream.crash()
+    device.poison("gone before")
+    hold.release()
+    assert device.close(30)
