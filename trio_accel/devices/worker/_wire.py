@@ -20,7 +20,7 @@ from ...backends.base.ops import ArraySpec, OperationSpec
 __all__ = ["Wire", "decode_array", "decode_spec", "encode_array", "encode_spec"]
 
 Wire: TypeAlias = tuple[object, ...]
-"""Numbers, strings, bytes, None and tuples of these: what the pickler writes without calling Python."""
+"""Real numbers, strings, bytes, None and tuples of these: what the pickler writes without calling Python."""
 
 HostEncoder: TypeAlias = Callable[[npt.NDArray[Any]], object]
 HostDecoder: TypeAlias = Callable[[Any], npt.NDArray[Any]]
@@ -28,8 +28,10 @@ HostDecoder: TypeAlias = Callable[[Any], npt.NDArray[Any]]
 T = TypeVar("T")
 
 # First item of every tuple that stands for a value; values of these types stand for themselves.
-_TUPLE, _ARRAY, _ENUM, _HOST = range(4)
-_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
+_TUPLE, _ARRAY, _COMPLEX, _ENUM, _HOST = range(5)
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+_SHORT = reprlib.Repr()
+_SHORT.maxother = _SHORT.maxstring = 100
 _DTYPES = {member.value: member for member in DType}
 
 
@@ -61,7 +63,7 @@ def encode_spec(spec: OperationSpec, host: HostEncoder) -> Wire:
                 raise TypeError(
                     "a specification that crosses to a worker holds numbers, strings, bytes, None, dtypes, "
                     "members of enums, ArraySpec, host arrays and tuples of these; "
-                    f"{cls.__qualname__}.{name} is {reprlib.repr(value)}{error}"
+                    f"{cls.__qualname__}.{name} is {_SHORT.repr(value)}{error}"
                 ) from None
     return tuple(values)
 
@@ -161,8 +163,8 @@ def _encode(value: object, host: HostEncoder) -> object:
         return _TUPLE, *[_encode(item, host) for item in cast("tuple[object, ...]", value)]
     if isinstance(value, enum.Enum):
         return _ENUM, _path(kind), _encode(value.value, host)
-    if issubclass(kind, np.generic):
-        return _encode_scalar(value)
+    if kind is complex or issubclass(kind, np.generic):
+        return _encode_number(value)
     if isinstance(value, np.ndarray):
         return _HOST, host(cast("npt.NDArray[Any]", value))
     raise _CannotCrossError
@@ -180,8 +182,11 @@ def _encode_array_spec(spec: ArraySpec) -> object:
     )
 
 
-def _encode_scalar(value: Any) -> object:
-    plain: object = value.item()
+def _encode_number(value: Any) -> object:
+    plain: object = value if type(value) is complex else value.item()
+    if type(plain) is complex:
+        # The pickler calls Python for these.
+        return _COMPLEX, plain.real, plain.imag
     if type(plain) not in _PLAIN:
         raise _CannotCrossError(f", a {type(value).__name__}")
     return plain
@@ -192,6 +197,8 @@ def _decode(data: Wire, host: HostDecoder) -> object:
     if tag == _ARRAY:
         block, offset, dtype, shape, strides = values
         return ArraySpec(block, offset, _DTYPES[dtype], shape, strides)
+    if tag == _COMPLEX:
+        return complex(*values)
     if tag == _HOST:
         return host(values[0])
     items = [_decode(cast("Wire", value), host) if type(value) is tuple else value for value in values]
