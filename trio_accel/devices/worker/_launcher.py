@@ -89,6 +89,7 @@ class LauncherActor(Actor):
         order = {
             "arguments": [sys.executable, *message.arguments],
             "environment": self._link.environment_changes(),
+            "descriptors": 1 + len(message.descriptors),
         }
         directory = os.open(".", os.O_PATH | os.O_DIRECTORY)
         try:

@@ -99,15 +99,16 @@ class Launcher:
 
     def _start(self, number: int, order: dict[str, object], descriptors: list[int]) -> None:
         try:
+            if len(descriptors) != order["descriptors"]:
+                raise OSError("there are too many open files in the launcher of worker processes")
             directory, *given = descriptors
-            pid = _spawn(
+            worker, pid = _spawn(
                 cast("list[str]", order["arguments"]),
                 cast("dict[str, str | None]", order["environment"]),
                 directory,
                 given,
             )
-            worker = os.pidfd_open(pid)
-        except (OSError, ValueError) as error:
+        except OSError as error:
             self._report("failed", number, str(error))
             return
         finally:
@@ -181,8 +182,8 @@ def _is_dead(process: int, within: float) -> bool:
 
 def _spawn(
     arguments: list[str], changes: Mapping[str, str | None], directory: int, descriptors: Sequence[int]
-) -> int:
-    """Start a worker; returns its pid when its program has begun.
+) -> tuple[int, int]:
+    """Start a worker; returns its descriptor and its pid when its program has begun.
 
     Raises:
         OSError: It could not be started.
@@ -210,7 +211,12 @@ def _spawn(
     if failure:
         os.waitpid(pid, 0)
         raise OSError(failure.decode())
-    return pid
+    try:
+        return os.pidfd_open(pid), pid
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
 
 
 def _become(
@@ -269,6 +275,8 @@ def main(control: int, parent: int) -> None:
         parent: Pid of the application.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # An application that ignores it hands that down, and the kernel would reap the workers.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # It may keep the chunks of several devices.
     resource.setrlimit(resource.RLIMIT_NOFILE, (_FILE_LIMIT[1], _FILE_LIMIT[1]))
     with _open_control(control) as connected:
