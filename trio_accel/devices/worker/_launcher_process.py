@@ -98,22 +98,18 @@ class Launcher:
                 pass
 
     def _start(self, number: int, order: dict[str, object], descriptors: list[int]) -> None:
+        started: tuple[int, int] | OSError
         try:
-            if len(descriptors) != order["descriptors"]:
-                raise OSError("there are too many open files in the launcher of worker processes")
-            directory, *given = descriptors
-            worker, pid = _spawn(
-                cast("list[str]", order["arguments"]),
-                cast("dict[str, str | None]", order["environment"]),
-                directory,
-                given,
-            )
+            started = _spawn(order, descriptors)
         except OSError as error:
-            self._report("failed", number, str(error))
+            started = error
+        # Before the report: who hears of it may rely on nobody else holding them.
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if isinstance(started, OSError):
+            self._report("failed", number, str(started))
             return
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+        worker, pid = started
         self._workers[worker] = (number, pid)
         self._poll.register(worker, select.POLLIN)
         self._report("started", number, pid, worker)
@@ -180,26 +176,23 @@ def _is_dead(process: int, within: float) -> bool:
     return bool(poll.poll(within * 1000))
 
 
-def _spawn(
-    arguments: list[str], changes: Mapping[str, str | None], directory: int, descriptors: Sequence[int]
-) -> tuple[int, int]:
+def _spawn(order: Mapping[str, object], descriptors: Sequence[int]) -> tuple[int, int]:
     """Start a worker; returns its descriptor and its pid when its program has begun.
 
     Raises:
         OSError: It could not be started.
     """
-    environment = dict(os.environ)
-    for name, value in changes.items():
-        if value is None:
-            environment.pop(name, None)
-        else:
-            environment[name] = value
+    if len(descriptors) != order["descriptors"]:
+        raise OSError("there are too many open files in the launcher of worker processes")
+    directory, *given = descriptors
+    arguments = cast("list[str]", order["arguments"])
+    environment = _environment(cast("dict[str, str | None]", order["environment"]))
     launcher = os.getpid()
     reader, writer = os.pipe()
     try:
         pid = os.fork()
         if pid == 0:
-            _become(arguments, environment, directory, descriptors, launcher, writer)
+            _become(arguments, environment, directory, given, launcher, writer)
     except OSError:
         os.close(reader)
         raise
@@ -217,6 +210,16 @@ def _spawn(
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         raise
+
+
+def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
+    environment = dict(os.environ)
+    for name, value in changes.items():
+        if value is None:
+            environment.pop(name, None)
+        else:
+            environment[name] = value
+    return environment
 
 
 def _become(

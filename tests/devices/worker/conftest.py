@@ -1,0 +1,29 @@
+"""No test of this folder leaves a process behind."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+# Test folders are no packages: what several modules of this one share is imported by its own name.
+sys.path.insert(0, str(Path(__file__).parent))
+
+import processes
+
+
+@pytest.fixture(autouse=True)
+def no_process_left_behind(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None]:
+    """Fail a test that leaves a process that it started, however far removed."""
+    mark = uuid.uuid4().hex
+    # Handed down to every process that is started from here, and by those.
+    monkeypatch.setenv("TRIO_ACCEL_TEST_MARK", mark)
+    zombies = processes.children()
+    yield
+    left = processes.marked(mark)
+    assert not left, f"processes are alive: {[processes.command(pid) for pid in left]}"
+    left = processes.children() - zombies
+    assert not left, f"processes were not reaped: {left}"

@@ -1,0 +1,80 @@
+"""What the kernel says of processes and descriptors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import trio
+
+PROC = Path("/proc")
+LAUNCHER = "_launcher_process.py"
+
+
+def everyone() -> Iterator[tuple[int, int, int]]:
+    """Yield pid, parent and session of every process."""
+    for entry in PROC.iterdir():
+        if entry.name.isdecimal():
+            stat = _read(entry / "stat").decode()
+            if stat:
+                _, parent, _, session, *_ = stat.rpartition(")")[2].split()
+                yield int(entry.name), int(parent), int(session)
+
+
+def children(parent: int | None = None) -> set[int]:
+    """The children of a process, by default this one; those that are not reaped, too."""
+    wanted = os.getpid() if parent is None else parent
+    return {pid for pid, other, _ in everyone() if other == wanted}
+
+
+def in_session(session: int) -> set[int]:
+    """The processes of a session that live."""
+    return {pid for pid, _, other in everyone() if other == session and command(pid)}
+
+
+def marked(mark: str) -> set[int]:
+    """The processes that live and were started with a mark in their environment."""
+    return {pid for pid, _, _ in everyone() if mark.encode() in _read(PROC / str(pid) / "environ")}
+
+
+def command(pid: int) -> str:
+    """Command line of a process; empty when it is dead."""
+    return _read(PROC / str(pid) / "cmdline").replace(b"\0", b" ").decode(errors="replace")
+
+
+def launcher(parent: int | None = None) -> int:
+    """The one launcher of a process, by default this one."""
+    (pid,) = [pid for pid in children(parent) if LAUNCHER in command(pid)]
+    return pid
+
+
+def workers(launcher: int) -> set[int]:
+    """What lives of the launcher's session besides itself."""
+    return in_session(launcher) - {launcher}
+
+
+def descriptors(pid: int | None = None) -> dict[int, str]:
+    """What a process has open, by default this one."""
+    found = {}
+    for entry in (PROC / (str(pid) if pid else "self") / "fd").iterdir():
+        try:
+            found[int(entry.name)] = str(entry.readlink())
+        except FileNotFoundError:
+            # The one of the listing itself.
+            continue
+    return found
+
+
+async def wait_dead(*pidfds: int) -> None:
+    """Wait for the deaths of processes that need not be children."""
+    for pidfd in pidfds:
+        await trio.lowlevel.wait_readable(pidfd)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        # It has ended meanwhile, or is somebody else's.
+        return b""
