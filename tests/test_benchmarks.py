@@ -5,16 +5,36 @@ from __future__ import annotations
 import gc
 import sys
 
+import attrs
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
-from trio_accel.benchmarks import BENCHMARKS, Figure, Goal, Plan, Result, Summary, Verdict, select, table
+import trio_accel as ta
+from trio_accel.backends.cpu import CpuBackend
+from trio_accel.benchmarks import (
+    BENCHMARKS,
+    Figure,
+    Goal,
+    Isolation,
+    Plan,
+    Result,
+    Summary,
+    Verdict,
+    select,
+    table,
+)
 from trio_accel.benchmarks._harness import alternate, per_call
 from trio_accel.benchmarks._statistics import Pairs, percentile
 from trio_accel.benchmarks._table import goal_text, number
 from trio_accel.benchmarks.loop_lag import lags
+
+IS_ISOLATED = "process" in ta.list_devices()[0].isolations
+ISOLATIONS = [
+    "inline",
+    pytest.param("process", marks=pytest.mark.skipif(not IS_ISOLATED, reason="the device has no workers")),
+]
 
 
 def test_median_and_quartiles_are_numpys() -> None:
@@ -151,6 +171,49 @@ def test_benchmarks_are_chosen_by_name_or_group() -> None:
     assert {benchmark.group for benchmark in select(["actors"])} == {"actors"}
     with pytest.raises(ValueError, match=r"no benchmark or group nonsense; there are actors, actors\.ask"):
         select(["actors", "nonsense"])
+
+
+def test_an_isolation_leaves_the_benchmarks_of_it() -> None:
+    def names(*given: str, isolation: Isolation) -> list[str]:
+        return [benchmark.name for benchmark in select(given, isolation=isolation)]
+
+    everything = {benchmark.name for benchmark in BENCHMARKS}
+    inline, isolated = names(isolation="inline"), names(isolation="process")
+    assert isolated == [f"{name}-process" for name in inline]
+    assert {*inline, *isolated} == {name for name in everything if name.startswith("devices.")}
+    assert names("devices.matmul-64", isolation="process") == ["devices.matmul-64-process"]
+    assert names("devices.matmul-64-process", isolation="process") == ["devices.matmul-64-process"]
+    assert names("actors", "devices.matmul-64", isolation="inline") == ["devices.matmul-64"]
+    with pytest.raises(ValueError, match="none of actors measures a device with isolation inline"):
+        names("actors", isolation="inline")
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+async def test_every_benchmark_of_a_device_runs_where_the_device_has_the_isolation(
+    isolation: Isolation,
+) -> None:
+    plan = Plan(pairs=1, warmups=0, scale=0.002, backend="cpu")
+    # Beside a busy loop a thread may get no time at all: that is what it shows.
+    chosen = [benchmark for benchmark in select([], isolation=isolation) if "busy" not in benchmark.name]
+    rows = [row for benchmark in chosen for row in await benchmark.run(plan)]
+    assert [row.name for row in rows if row.verdict not in (Verdict.MET, Verdict.MISSED, Verdict.NONE)] == []
+    assert len({row.name for row in rows}) == len(rows) == 11
+    assert all(row.name.endswith("-process") is (isolation == "process") for row in rows)
+    goals = {row.name.removeprefix("devices.").removesuffix("-process"): row.goal for row in rows}
+    most = {"inline": 120.0, "process": 220.0}[isolation]
+    assert goals["matmul-64"] == Goal(figure=Figure.DIFFERENCE, most=most)
+    # Of one second; here it is a part of that.
+    assert goals["waiting-cpu"] == Goal(figure=Figure.OURS, most=50.0 * plan.scale)
+
+
+async def test_an_isolation_that_is_not_there_is_a_row_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    infos = CpuBackend().list_devices()
+    only_inline = tuple(attrs.evolve(info, isolations=("inline",)) for info in infos)
+    monkeypatch.setattr(CpuBackend, "list_devices", lambda self: only_inline)
+    (benchmark,) = select(["devices.matmul-64-process"])
+    (row,) = await benchmark.run(Plan(pairs=1, backend="cpu"))
+    assert (row.name, row.verdict) == ("devices.matmul-64-process", Verdict.NOT_RUN)
+    assert row.reason == "isolation='process' is not there for this device; it has 'inline'"
 
 
 def test_every_benchmark_says_in_a_sentence_what_it_measures() -> None:

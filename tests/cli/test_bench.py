@@ -50,7 +50,9 @@ async def quick(plan: Plan) -> tuple[Result, ...]:
 def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = (Benchmark("test.quick", quick), Benchmark("test.slow", slow))
     select = benchmarks.select
-    monkeypatch.setattr(benchmarks, "select", lambda names: select(names, chosen))
+    monkeypatch.setattr(
+        benchmarks, "select", lambda names, isolation: select(names, isolation=isolation, benchmarks=chosen)
+    )
 
 
 def rows_of(text: str) -> list[list[str]]:
@@ -82,6 +84,8 @@ def test_an_unknown_name_names_those_there_are(refused: Refused) -> None:
         ("--pairs 0", "Must be >= 1"),
         ("--pairs many", "--pairs"),
         ("--backend bogus", "cannot open a device: 'bogus'"),
+        ("--isolation bogus", 'Choose from: "inline", "process"'),
+        ("--isolation inline", "none of actors.ask measures a device with isolation inline"),
         ("--nonsense", "Unknown option"),
     ],
 )

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
 import pytest
 
 import trio_accel as ta
+from trio_accel.backends.cpu import CpuBackend
 
 if TYPE_CHECKING:
     from conftest import Cli
@@ -39,12 +41,12 @@ def test_help_of_the_demo_names_its_steps_in_order(cli: Cli) -> None:
     ("command", "options"),
     [
         ("info", ["--json"]),
-        ("bench", ["--list", "--backend", "--pairs", "--quick", "--json"]),
-        ("demo", ["--backend", "--json"]),
-        ("demo matmul", ["--sizes", "--clients", "--dtype", "--backend", "--json"]),
-        ("demo spectrum", ["--audio", "--output", "--backend", "--json"]),
-        ("demo solve", ["--matrix", "--rtol", "--max-iterations", "--backend", "--json"]),
-        ("demo recover", ["--backend", "--json"]),
+        ("bench", ["--list", "--backend", "--isolation", "--pairs", "--quick", "--json"]),
+        ("demo", ["--backend", "--isolation", "--json"]),
+        ("demo matmul", ["--sizes", "--clients", "--dtype", "--backend", "--isolation", "--json"]),
+        ("demo spectrum", ["--audio", "--output", "--backend", "--isolation", "--json"]),
+        ("demo solve", ["--matrix", "--rtol", "--max-iterations", "--backend", "--isolation", "--json"]),
+        ("demo recover", ["--backend", "--isolation", "--json"]),
     ],
 )
 def test_every_option_is_described(cli: Cli, command: str, options: list[str]) -> None:
@@ -99,6 +101,19 @@ def test_a_backend_that_is_not_there(refused: Refused, step: str, backend: str) 
     line = refused("demo", *step.split(), "--backend", backend)
     assert line.startswith(f"cannot open a device: '{backend}'")
     assert "cpu" in line.partition(": ")[2].partition(":")[2]
+
+
+@pytest.mark.parametrize(
+    "step", ["demo", "demo matmul", "demo spectrum", "demo solve", "demo recover", "bench"]
+)
+def test_an_isolation_that_is_not_there(refused: Refused, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    infos = CpuBackend().list_devices()
+    only_inline = tuple(attrs.evolve(info, isolations=("inline",)) for info in infos)
+    monkeypatch.setattr(CpuBackend, "list_devices", lambda self: only_inline)
+    line = refused(*step.split(), "--isolation", "process", "--backend", "cpu")
+    reason = "isolation='process' is not there for this device; it has 'inline' (device cpu:0)"
+    assert line == f"cannot open a device: {reason}"
+    assert refused(*step.split(), "--isolation", "thread").endswith('Choose from: "inline", "process".')
 
 
 def test_a_wrong_backend_in_the_environment(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:

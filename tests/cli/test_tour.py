@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from conftest import Cli
 
 Start = Callable[..., "subprocess.Popen[str]"]
+ISOLATIONS = ta.list_devices()[0].isolations
 STEPS = ["matmul", "spectrum", "solve", "recover"]
 
 
@@ -39,12 +40,14 @@ def test_the_tour_is_one_json_document(cli: Cli) -> None:
         "device",
         "backend",
         "description",
+        "isolation",
         "steps",
     ]
     assert (document["command"], document["version"]) == ("demo", ta.__version__)
     assert (document["ok"], document["exit_code"], document["error"]) == (True, 0, None)
     info = next(info for info in ta.list_devices() if info.name == document["device"])
     assert (document["backend"], document["description"]) == (info.backend, info.description)
+    assert document["isolation"] == info.isolations[0]
     assert [step["name"] for step in document["steps"]] == STEPS
     for step in document["steps"]:
         assert list(step) == ["name", "ok", "summary", "seconds", "checks", "notes", "data"]
@@ -55,6 +58,17 @@ def test_the_tour_is_one_json_document(cli: Cli) -> None:
             assert list(check) == ["name", "value", "limit", "ok"]
             assert check["ok"] is (check["value"] <= check["limit"]) is True
     assert [row["size"] for row in document["steps"][0]["data"]["rows"]] == [256, 512, 1024]
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_a_step_runs_in_either_isolation(cli: Cli, isolation: str) -> None:
+    where = {"inline": "inline", "process": "in a worker process"}[isolation]
+    done = cli("demo", "matmul", "--sizes", 16, "--isolation", isolation)
+    assert (done.code, done.err) == (0, "")
+    name = ta.list_devices()[0].name
+    assert done.out.startswith(f"trio-accel {ta.__version__} on {name} ({where}), ")
+    document = json.loads(cli("demo", "matmul", "--sizes", 16, "--isolation", isolation, "--json").out)
+    assert (document["isolation"], document["ok"]) == (isolation, True)
 
 
 def test_the_tour_goes_on_without_matplotlib(

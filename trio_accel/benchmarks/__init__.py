@@ -3,7 +3,7 @@
 Uses the public names of ``trio_accel`` only.
 """
 
-from ._harness import Benchmark, Figure, Goal, Plan, Result, Verdict
+from ._harness import Benchmark, Figure, Goal, Isolation, Plan, Result, Verdict
 from ._machine import Machine
 from ._selection import BENCHMARKS, select
 from ._statistics import Summary
@@ -15,6 +15,7 @@ __all__ = [
     "Benchmark",
     "Figure",
     "Goal",
+    "Isolation",
     "Machine",
     "Plan",
     "Result",

@@ -7,13 +7,27 @@ import gc
 import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
+from typing import Literal, TypeAlias
 
 import attrs
 import trio
 
 from ._statistics import Pairs, Summary
 
-__all__ = ["Benchmark", "Figure", "Goal", "Plan", "Result", "Verdict", "alternate", "per_call"]
+__all__ = [
+    "Benchmark",
+    "Figure",
+    "Goal",
+    "Isolation",
+    "Plan",
+    "Result",
+    "Verdict",
+    "alternate",
+    "first_paragraph",
+    "per_call",
+]
+
+Isolation: TypeAlias = Literal["inline", "process"]
 
 
 def _say_nothing(done: int, total: int, /) -> None:
@@ -143,10 +157,19 @@ class Benchmark:
     Attributes:
         name: Group and name, such as ``"actors.ask"``.
         run: Measures; returns one row or several.
+        isolation: Where the context of the device lives that is measured; None where there is no device.
+        text: What is measured, where the docstring of `run` does not tell.
     """
 
     name: str
     run: Callable[[Plan], Awaitable[tuple[Result, ...]]]
+    isolation: Isolation | None = None
+    text: str = ""
+
+    @property
+    def names(self) -> set[str]:
+        """What it can be called: its name, its group, and its name without the isolation."""
+        return {self.name, self.group, self.name.removesuffix(f"-{self.isolation}")}
 
     @property
     def group(self) -> str:
@@ -155,8 +178,13 @@ class Benchmark:
 
     @property
     def description(self) -> str:
-        """What is measured and against what: the first paragraph of the function's docstring."""
-        return " ".join((self.run.__doc__ or "").partition("\n\n")[0].split())
+        """What is measured and against what."""
+        return self.text or first_paragraph(self.run)
+
+
+def first_paragraph(function: Callable[..., object]) -> str:
+    """The first paragraph of a function's docstring, in one line."""
+    return " ".join((function.__doc__ or "").partition("\n\n")[0].split())
 
 
 async def alternate(

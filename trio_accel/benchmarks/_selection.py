@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import actor_lives, actors, devices, loop_lag
-from ._harness import Benchmark
+from . import actor_lives, actors, devices, loop_lag, waiting
+from ._harness import Benchmark, Isolation
 
 __all__ = ["BENCHMARKS", "select"]
 
@@ -14,14 +14,25 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     *actor_lives.BENCHMARKS,
     *devices.BENCHMARKS,
     *loop_lag.BENCHMARKS,
+    *waiting.BENCHMARKS,
 )
 
 
-def select(names: Sequence[str], benchmarks: Sequence[Benchmark] = BENCHMARKS) -> tuple[Benchmark, ...]:
+def select(
+    names: Sequence[str],
+    *,
+    isolation: Isolation | None = None,
+    benchmarks: Sequence[Benchmark] = BENCHMARKS,
+) -> tuple[Benchmark, ...]:
     """Find benchmarks by their names or their group's; all of them where no name is given.
 
+    Args:
+        names: Names and groups.
+        isolation: Only those that measure a device whose context lives there; the names can do without it.
+        benchmarks: Those there are.
+
     Raises:
-        ValueError: A name is neither; the message lists what there is.
+        ValueError: A name is neither; the message lists what there is. Or none is left.
     """
     groups = {benchmark.group for benchmark in benchmarks}
     known = groups | {benchmark.name for benchmark in benchmarks}
@@ -29,4 +40,10 @@ def select(names: Sequence[str], benchmarks: Sequence[Benchmark] = BENCHMARKS) -
     if unknown:
         raise ValueError(f"no benchmark or group {', '.join(unknown)}; there are {', '.join(sorted(known))}")
     wanted = set(names) or groups
-    return tuple(benchmark for benchmark in benchmarks if wanted & {benchmark.name, benchmark.group})
+    if isolation is None:
+        return tuple(benchmark for benchmark in benchmarks if wanted & {benchmark.name, benchmark.group})
+    chosen = [benchmark for benchmark in benchmarks if benchmark.isolation == isolation]
+    chosen = [benchmark for benchmark in chosen if wanted & benchmark.names]
+    if not chosen:
+        raise ValueError(f"none of {', '.join(sorted(wanted))} measures a device with isolation {isolation}")
+    return tuple(chosen)

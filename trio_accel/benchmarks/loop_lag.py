@@ -12,10 +12,14 @@ import trio
 
 import trio_accel as ta
 
-from ._harness import Benchmark, Figure, Goal, Plan, Result, alternate
+from ._harness import Figure, Goal, Result, alternate
+from ._stand import Stand, on_device
 from ._statistics import percentile
 
 __all__ = ["BENCHMARKS", "lags"]
+
+_SIZE = 5120
+_SIGNALS, _SAMPLES = 8, 2**23
 
 
 async def lags(ticks: int, interval: float = 0.002) -> list[float]:
@@ -61,30 +65,31 @@ async def _beside_threads(ticks: int, *functions: Callable[[], object]) -> float
     return result
 
 
-async def loop_lag(plan: Plan) -> tuple[Result, ...]:
+async def loop_lag(stand: Stand) -> tuple[Result, ...]:
     """How late a ticking task is while two streams work, 99th percentile; peer: bare calls in threads.
 
-    The task wants to wake every 2 ms. One stream (or thread) multiplies float32 matrices of 3072,
-    the other transforms 2**23 samples, all the time.
+    The task wants to wake every 2 ms. One stream (or thread) multiplies float32 matrices, the other
+    transforms float32 samples, all the time; each operation takes about a second.
     """
+    plan, device = stand.plan, stand.device
     ticks = plan.count(500)
     generator = np.random.default_rng(0)
-    host_matrix = generator.standard_normal((3072, 3072), dtype=np.float32)
-    host_signal = generator.standard_normal(2**23, dtype=np.float32)
-    async with ta.open_system("benchmark") as system, system.open_device(plan.backend) as device:
-        matrix, signal = await device.put(host_matrix), await device.put(host_signal)
-        ours = partial(
-            _beside_device, ticks, lambda: ta.linalg.matmul(matrix, matrix), lambda: ta.fft.rfft(signal)
-        )
-        peer = partial(
-            _beside_threads,
-            ticks,
-            lambda: np.matmul(host_matrix, host_matrix),
-            lambda: scipy.fft.rfft(host_signal),
-        )
-        pairs = await alternate(ours, peer, plan)
+    size = round(_SIZE * plan.scale ** (1 / 3))
+    host_matrix = generator.standard_normal((size, size), dtype=np.float32)
+    host_signals = generator.standard_normal((plan.count(_SIGNALS), _SAMPLES), dtype=np.float32)
+    matrix, signals = await device.put(host_matrix), await device.put(host_signals)
+    ours = partial(
+        _beside_device, ticks, lambda: ta.linalg.matmul(matrix, matrix), lambda: ta.fft.rfft(signals)
+    )
+    peer = partial(
+        _beside_threads,
+        ticks,
+        lambda: np.matmul(host_matrix, host_matrix),
+        lambda: scipy.fft.rfft(host_signals),
+    )
+    pairs = await alternate(ours, peer, plan)
     goal = Goal(figure=Figure.OURS, most=5.0)
-    return (Result.compare("devices.loop-lag", pairs, unit="ms", goal=goal),)
+    return (Result.compare(stand.name("devices.loop-lag"), pairs, unit="ms", goal=goal),)
 
 
-BENCHMARKS = (Benchmark("devices.loop-lag", loop_lag),)
+BENCHMARKS = on_device("devices.loop-lag", loop_lag)

@@ -9,6 +9,7 @@ from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 from cyclopts.validators import Number
 
 import trio_accel as ta
+from trio_accel.cli._device import Isolation
 from trio_accel.cli._errors import InputError
 from trio_accel.cli._screen import make_console
 
@@ -43,6 +44,7 @@ def _format_sizes(sizes: tuple[int, ...]) -> str:
 
 
 _Backend = Annotated[str | None, Parameter(name="--backend", show_default=False)]
+_Isolation = Annotated[Isolation | None, Parameter(name="--isolation", show_default=False)]
 _Json = Annotated[bool, Parameter(name="--json", negative=(), show_default=False)]
 _File = Annotated[Path | None, Parameter(show_default=False)]
 _Sizes = Annotated[
@@ -89,6 +91,7 @@ def bench(
     *names: str,
     list_: Annotated[bool, Parameter(name="--list", negative=(), show_default=False)] = False,
     backend: _Backend = None,
+    isolation: _Isolation = None,
     pairs: _Pairs = None,
     quick: _Flag = False,
     json: _Json = False,
@@ -102,21 +105,22 @@ def bench(
         names: Benchmarks, or groups of them such as actors. Default: all.
         list_: Say what is measured, and measure nothing.
         backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
+        isolation: Measure only what uses a device, in this isolation. Default: everything.
         pairs: Measurements of ours and of the peer each. Default: 25.
         quick: See that all runs; too little to trust the numbers.
         json: Print one JSON document and nothing else.
     """
     from trio_accel.cli._bench import choose, list_benchmarks, make_plan, run_benchmarks
 
-    chosen = choose(names)
+    chosen = choose(names, isolation)
     if list_:
         return list_benchmarks(chosen, as_json=json)
-    plan = make_plan(pairs=pairs, quick=quick)
-    return run_benchmarks(chosen, plan, backend=backend, as_json=json)
+    plan = make_plan(backend=backend, pairs=pairs, quick=quick)
+    return run_benchmarks(chosen, plan, isolation=isolation, as_json=json)
 
 
 @demo.default
-def tour(*, backend: _Backend = None, json: _Json = False) -> int:
+def tour(*, backend: _Backend = None, isolation: _Isolation = None, json: _Json = False) -> int:
     """Run the main job on real input, every result checked.
 
     Without a name all four steps run one after the other, on the inputs that the package carries;
@@ -124,6 +128,7 @@ def tour(*, backend: _Backend = None, json: _Json = False) -> int:
 
     Args:
         backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
+        isolation: Where the device's context lives. Default: the backend's.
         json: Print one JSON document and nothing else.
     """
     from trio_accel.cli._matmul import MatmulStep
@@ -132,7 +137,7 @@ def tour(*, backend: _Backend = None, json: _Json = False) -> int:
     from trio_accel.cli._spectrum import SpectrumStep
 
     steps: list[Step] = [MatmulStep(), SpectrumStep(is_picture_required=False), SolveStep(), RecoverStep()]
-    return _run_steps(steps, backend, json)
+    return _run_steps(steps, backend, isolation, json)
 
 
 @demo.command(sort_key=0)
@@ -142,6 +147,7 @@ def matmul(
     clients: _Count = 4,
     dtype: Literal["float32", "float64"] = "float32",
     backend: _Backend = None,
+    isolation: _Isolation = None,
     json: _Json = False,
 ) -> int:
     """Multiply matrices for several clients at once, beside bare NumPy.
@@ -154,11 +160,12 @@ def matmul(
         clients: Tasks that ask at the same time.
         dtype: Element type of the operands.
         backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
+        isolation: Where the device's context lives. Default: the backend's.
         json: Print one JSON document and nothing else.
     """
     from trio_accel.cli._matmul import MatmulStep
 
-    return _run_steps([MatmulStep(sizes=sizes, clients=clients, dtype=dtype)], backend, json)
+    return _run_steps([MatmulStep(sizes=sizes, clients=clients, dtype=dtype)], backend, isolation, json)
 
 
 @demo.command(sort_key=1)
@@ -167,6 +174,7 @@ def spectrum(
     audio: _File = None,
     output: Path = Path("spectrogram.png"),
     backend: _Backend = None,
+    isolation: _Isolation = None,
     json: _Json = False,
 ) -> int:
     """Draw the spectrogram of a recording.
@@ -177,11 +185,12 @@ def spectrum(
         audio: WAV file (PCM or float, any number of channels). Default: a sentence read aloud.
         output: PNG file to write; an existing one is replaced.
         backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
+        isolation: Where the device's context lives. Default: the backend's.
         json: Print one JSON document and nothing else.
     """
     from trio_accel.cli._spectrum import SpectrumStep
 
-    return _run_steps([SpectrumStep(audio=audio, output=output)], backend, json)
+    return _run_steps([SpectrumStep(audio=audio, output=output)], backend, isolation, json)
 
 
 @demo.command(sort_key=2)
@@ -191,6 +200,7 @@ def solve(
     rtol: float = 1e-10,
     max_iterations: Annotated[int | None, Parameter(validator=Number(gte=1), show_default=False)] = None,
     backend: _Backend = None,
+    isolation: _Isolation = None,
     json: _Json = False,
 ) -> int:
     """Solve a linear system by conjugate gradients.
@@ -204,17 +214,19 @@ def solve(
         rtol: Residual at which to stop, relative to the right-hand side.
         max_iterations: Iterations allowed. Default: ten per row, at least 1000.
         backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
+        isolation: Where the device's context lives. Default: the backend's.
         json: Print one JSON document and nothing else.
     """
     from trio_accel.cli._solve import SolveStep
 
     if not 0.0 < rtol < 1.0:
         raise InputError(f"--rtol must be between 0 and 1, got {rtol:g}")
-    return _run_steps([SolveStep(matrix=matrix, rtol=rtol, max_iterations=max_iterations)], backend, json)
+    step = SolveStep(matrix=matrix, rtol=rtol, max_iterations=max_iterations)
+    return _run_steps([step], backend, isolation, json)
 
 
 @demo.command(sort_key=3)
-def recover(*, backend: _Backend = None, json: _Json = False) -> int:
+def recover(*, backend: _Backend = None, isolation: _Isolation = None, json: _Json = False) -> int:
     """Crash an actor under load and show the fate of every request.
 
     Four clients ask for products while the BLAS actor is crashed three times. Prints the tree of actors
@@ -222,11 +234,12 @@ def recover(*, backend: _Backend = None, json: _Json = False) -> int:
 
     Args:
         backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
+        isolation: Where the device's context lives. Default: the backend's.
         json: Print one JSON document and nothing else.
     """
     from trio_accel.cli._recover import RecoverStep
 
-    return _run_steps([RecoverStep()], backend, json)
+    return _run_steps([RecoverStep()], backend, isolation, json)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -247,10 +260,10 @@ def run(arguments: Sequence[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _run_steps(steps: Sequence[Step], backend: str | None, as_json: bool) -> int:
+def _run_steps(steps: Sequence[Step], backend: str | None, isolation: Isolation | None, as_json: bool) -> int:
     from trio_accel.cli._demo import run_demo
 
-    return run_demo(steps, backend=backend, as_json=as_json)
+    return run_demo(steps, backend=backend, isolation=isolation, as_json=as_json)
 
 
 def _describe_unused(error: UnusedCliTokensError) -> str:

@@ -12,21 +12,24 @@ from rich.markup import escape
 
 import trio_accel as ta
 from trio_accel import benchmarks
-from trio_accel.benchmarks import Benchmark, Machine, Plan, Result, Verdict
+from trio_accel.benchmarks import Benchmark, Isolation, Machine, Plan, Result, Verdict
 from trio_accel.cli._board import Board, open_board, print_results
 from trio_accel.cli._device import open_device
 from trio_accel.cli._errors import InputError
+from trio_accel.cli._json import run_for_json
 from trio_accel.cli._results import as_json as to_json
 from trio_accel.cli._results import count_of
-from trio_accel.cli._run import InterruptError, run_async
+from trio_accel.cli._run import run_async
 from trio_accel.cli._screen import make_console, print_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from rich.console import Console
 
 __all__ = ["choose", "list_benchmarks", "make_plan", "run_benchmarks"]
+
+_LISTED = ("name", "isolation", "description")
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -34,6 +37,7 @@ class _Document:
     """What ``--json`` prints, filled while the benchmarks run."""
 
     plan: Plan
+    isolation: Isolation | None
     device: ta.DeviceInfo | None = None
     machine: Machine | None = None
     results: list[Result] = attrs.field(factory=list[Result])
@@ -51,6 +55,7 @@ class _Document:
             "exit_code": code,
             "error": error,
             "device": None if self.device is None else self.device.name,
+            "isolation": self.isolation,
             "machine": to_json(self.machine),
             "plan": {name: getattr(self.plan, name) for name in ("pairs", "warmups", "scale")},
             "results": [_row(result) for result in self.results],
@@ -58,28 +63,32 @@ class _Document:
         return json.dumps(document, allow_nan=False, indent=2)
 
 
-def choose(names: Sequence[str]) -> Sequence[Benchmark]:
+def choose(names: Sequence[str], isolation: Isolation | None) -> Sequence[Benchmark]:
     """The benchmarks that names and groups mean, all of them where there is no name.
 
+    Args:
+        names: What the user gave.
+        isolation: Only those of a device whose context lives there.
+
     Raises:
-        InputError: A name is none; the message lists what there is.
+        InputError: A name is none; the message lists what there is. Or none is left.
     """
     try:
-        return benchmarks.select(names)
+        return benchmarks.select(names, isolation=isolation)
     except ValueError as error:
         raise InputError(str(error)) from error
 
 
-def make_plan(*, pairs: int | None, quick: bool) -> Plan:
-    """How much to measure: the full work unless told otherwise."""
-    plan = Plan.quick() if quick else Plan()
+def make_plan(*, backend: str | None, pairs: int | None, quick: bool) -> Plan:
+    """How much to measure, and on which device: the full work unless told otherwise."""
+    plan = attrs.evolve(Plan.quick() if quick else Plan(), backend=backend)
     return plan if pairs is None else attrs.evolve(plan, pairs=pairs)
 
 
 def list_benchmarks(chosen: Sequence[Benchmark], *, as_json: bool) -> int:
     """Say what is measured, and measure nothing."""
     if as_json:
-        rows = [{"name": benchmark.name, "description": benchmark.description} for benchmark in chosen]
+        rows = [{name: getattr(benchmark, name) for name in _LISTED} for benchmark in chosen]
         print(json.dumps({"command": "bench", "version": ta.__version__, "benchmarks": rows}, indent=2))
         return 0
     width = max(len(benchmark.name) for benchmark in chosen)
@@ -88,13 +97,15 @@ def list_benchmarks(chosen: Sequence[Benchmark], *, as_json: bool) -> int:
     return 0
 
 
-def run_benchmarks(chosen: Sequence[Benchmark], plan: Plan, *, backend: str | None, as_json: bool) -> int:
+def run_benchmarks(
+    chosen: Sequence[Benchmark], plan: Plan, *, isolation: Isolation | None, as_json: bool
+) -> int:
     """Measure, and judge by the goals.
 
     Args:
         chosen: What to measure.
-        plan: How much.
-        backend: Device to measure, ``None`` for the best one.
+        plan: How much, and which device.
+        isolation: What the user asked for: a device that does not have it is refused.
         as_json: Print one JSON document and nothing else.
 
     Returns:
@@ -105,58 +116,50 @@ def run_benchmarks(chosen: Sequence[Benchmark], plan: Plan, *, backend: str | No
         InterruptError: A signal ended the run.
         AccelError, ActorError: A benchmark failed.
     """
-    document = _Document(plan=plan)
-    if not as_json:
-        return run_async(partial(_show, chosen, backend, document))
-    try:
-        code = run_async(partial(_measure_silently, chosen, backend, document))
-    except InputError as error:
-        print(document.render(2, str(error)))
-        raise
-    except (ta.AccelError, ta.ActorError) as error:
-        print(document.render(1, str(error)))
-        raise
-    except InterruptError as error:
-        print(document.render(128 + error.signal, "interrupted"))
-        raise
-    print(document.render(code, None))
-    return code
+    document = _Document(plan=plan, isolation=isolation)
+    if as_json:
+        return run_for_json(partial(_measure_silently, chosen, document), document.render)
+    return run_async(partial(_show, chosen, document))
 
 
-async def _measure_silently(chosen: Sequence[Benchmark], backend: str | None, document: _Document) -> int:
-    await _look(backend, document)
+async def _measure_silently(chosen: Sequence[Benchmark], document: _Document) -> int:
+    await _look(document)
     for benchmark in chosen:
-        document.results += await benchmark.run(attrs.evolve(document.plan, backend=backend))
+        document.results += await benchmark.run(document.plan)
     return document.code
 
 
-async def _show(chosen: Sequence[Benchmark], backend: str | None, document: _Document) -> int:
-    info = await _look(backend, document)
+async def _show(chosen: Sequence[Benchmark], document: _Document) -> int:
+    info = await _look(document)
     console = make_console()
     print_line(console, f"[bold]trio-accel {ta.__version__} on {escape(info.name)}[/]")
     print_line(console, escape(f"{document.machine}\n{benchmarks.describe_plan(document.plan)}\n"))
     start = trio.current_time()
-    with open_board(console, len(chosen)) as board:
-        await _measure_live(chosen, backend, document, board)
-    print_results(console, document.results)
+    try:
+        with open_board(console, len(chosen)) as board:
+            await _measure_live(chosen, document, board)
+    finally:
+        # After Ctrl-C too: what was measured took minutes.
+        if document.results:
+            print_results(console, document.results)
     _print_verdict(console, document.results, trio.current_time() - start)
     return document.code
 
 
-async def _measure_live(
-    chosen: Sequence[Benchmark], backend: str | None, document: _Document, board: Board
-) -> None:
+async def _measure_live(chosen: Sequence[Benchmark], document: _Document, board: Board) -> None:
+    plan = attrs.evolve(document.plan, watch=board.update)
     for benchmark in chosen:
         board.begin(benchmark.name)
-        watch: Callable[[int, int], None] = board.update
-        document.results += await benchmark.run(attrs.evolve(document.plan, backend=backend, watch=watch))
+        document.results += await benchmark.run(plan)
         board.results = document.results
 
 
-async def _look(backend: str | None, document: _Document) -> ta.DeviceInfo:
+async def _look(document: _Document) -> ta.DeviceInfo:
     """What is measured, and on what; the device is opened once, so that a wrong one is refused first."""
-    async with ta.open_system("bench") as system, await open_device(system, backend, None) as device:
+    async with ta.open_system("bench") as system:
+        device = await open_device(system, document.plan.backend, document.isolation)
         document.device = info = device.info
+        await device.close()
     document.machine = Machine.here()
     return info
 

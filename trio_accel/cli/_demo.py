@@ -10,18 +10,21 @@ import attrs
 import trio
 
 import trio_accel as ta
-from trio_accel.cli._device import open_device
-from trio_accel.cli._errors import InputError
+from trio_accel.cli._device import isolation_of, open_device
+from trio_accel.cli._json import run_for_json
 from trio_accel.cli._results import Bench, as_json
-from trio_accel.cli._run import InterruptError, run_async
+from trio_accel.cli._run import run_async
 from trio_accel.cli._screen import Reporter, SilentReporter, make_console, open_screen
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
+    from trio_accel.cli._device import Isolation
     from trio_accel.cli._results import Step, StepResult
 
 __all__ = ["run_demo"]
+
+_WHERE: dict[Isolation, str] = {"inline": "inline", "process": "in a worker process"}
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -29,6 +32,7 @@ class _Document:
     """What ``--json`` prints, filled while the steps run."""
 
     device: ta.DeviceInfo | None = None
+    isolation: Isolation | None = None
     results: list[StepResult] = attrs.field(factory=list["StepResult"])
 
     def render(self, code: int, error: str | None) -> str:
@@ -42,17 +46,21 @@ class _Document:
             "device": None if info is None else info.name,
             "backend": None if info is None else info.backend,
             "description": None if info is None else info.description,
+            "isolation": self.isolation,
             "steps": [as_json(result) for result in self.results],
         }
         return json.dumps(document, allow_nan=False, indent=2)
 
 
-def run_demo(steps: Sequence[Step], *, backend: str | None, as_json: bool) -> int:
+def run_demo(
+    steps: Sequence[Step], *, backend: str | None, isolation: Isolation | None, as_json: bool
+) -> int:
     """Run ``steps`` one after the other on one device.
 
     Args:
         steps: What to run.
         backend: Device to open, ``None`` for the best one.
+        isolation: Where its context lives, ``None`` for the backend's default.
         as_json: Print one JSON document and nothing else.
 
     Returns:
@@ -64,37 +72,31 @@ def run_demo(steps: Sequence[Step], *, backend: str | None, as_json: bool) -> in
         AccelError, ActorError: A step failed.
     """
     document = _Document()
-    job = partial(_run, steps, backend, document, as_json)
-    if not as_json:
-        return run_async(job)
-    try:
-        code = run_async(job)
-    except InputError as error:
-        print(document.render(2, str(error)))
-        raise
-    except (ta.AccelError, ta.ActorError) as error:
-        print(document.render(1, str(error)))
-        raise
-    except InterruptError as error:
-        print(document.render(128 + error.signal, "interrupted"))
-        raise
-    print(document.render(code, None))
-    return code
+    opening = partial(open_device, backend=backend, isolation=isolation)
+    job = partial(_run, steps, opening, document, as_json)
+    return run_for_json(job, document.render) if as_json else run_async(job)
 
 
-async def _run(steps: Sequence[Step], backend: str | None, document: _Document, is_json: bool) -> int:
+async def _run(
+    steps: Sequence[Step],
+    opening: Callable[[ta.System], Awaitable[ta.Device]],
+    document: _Document,
+    is_json: bool,
+) -> int:
     for step in steps:
         await step.prepare()
     async with ta.open_system("demo") as system:
-        device = await open_device(system, backend, None)
+        device = await opening(system)
         document.device = device.info
+        document.isolation = isolation_of(device)
         if is_json:
             await _run_steps(steps, system, device, SilentReporter(), document)
         else:
             console = make_console()
             async with open_screen(console, [step.name for step in steps]) as screen:
                 screen.show_header(
-                    f"trio-accel {ta.__version__} on {device.info.name}, {device.info.description}"
+                    f"trio-accel {ta.__version__} on {device.info.name} ({_WHERE[document.isolation]}), "
+                    f"{device.info.description}"
                 )
                 await _run_steps(steps, system, device, screen, document)
                 console.print(_verdict(document.results))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Literal, TypeAlias
 
 import trio_accel as ta
 from trio_accel.cli._errors import InputError
 
-if TYPE_CHECKING:
-    from typing import Literal
+__all__ = ["Isolation", "isolation_of", "open_device"]
 
-__all__ = ["isolation_of", "open_device"]
+Isolation: TypeAlias = Literal["inline", "process"]
 
 # An operation that was cancelled by Ctrl-C is waited for so long before its memory is set aside.
 _CANCEL_GRACE = 0.2
@@ -18,9 +17,7 @@ _CANCEL_GRACE = 0.2
 _INTENSITY = ta.Intensity(100, 60.0)
 
 
-async def open_device(
-    system: ta.System, backend: str | None, isolation: Literal["inline", "process"] | None
-) -> ta.Device:
+async def open_device(system: ta.System, backend: str | None, isolation: Isolation | None) -> ta.Device:
     """Open a device.
 
     Args:
@@ -38,6 +35,6 @@ async def open_device(
         raise InputError(f"cannot open a device: {str(error).removeprefix('spec: ')}") from error
 
 
-def isolation_of(device: ta.Device) -> str:
+def isolation_of(device: ta.Device) -> Isolation:
     """Where the context of a device lives."""
     return device.options.isolation or device.info.isolations[0]
