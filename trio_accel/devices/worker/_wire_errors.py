@@ -70,7 +70,7 @@ class _Encoder:
         self.left -= 1
         text = _text(error)
         name, fields = self._describe(error, text, depth)
-        cause = error.__cause__
+        cause = _cause(error)
         return (
             name,
             fields,
@@ -242,6 +242,13 @@ def _text(error: BaseException) -> str:
         return "(its text cannot be had: __str__ fails)"
 
 
+def _cause(error: BaseException) -> BaseException | None:
+    try:
+        return error.__cause__
+    except Exception:  # noqa: BLE001 - a stranger's property
+        return None
+
+
 def _notes(error: BaseException) -> tuple[str, ...]:
     try:
         return tuple(_exact(note) for note in getattr(error, "__notes__", ()) if isinstance(note, str))
@@ -251,8 +258,6 @@ def _notes(error: BaseException) -> tuple[str, ...]:
 
 def _frames(error: BaseException) -> str:
     """The traceback as text: nothing may keep the frames, and the arrays in them, alive."""
-    if error.__traceback__ is None:
-        return ""
     try:
         return "".join(traceback.format_tb(error.__traceback__, limit=-_MAX_FRAMES)).rstrip()
     except Exception:  # noqa: BLE001 - source lines come from whatever loader the module names
