@@ -108,7 +108,7 @@ async def test_a_worker_has_directory_and_environment_of_its_start(
     monkeypatch.delenv("PATH")
     monkeypatch.chdir(tmp_path)
     report = await report_of_worker(workshop)
-    assert report["directory"] == os.path.realpath(tmp_path)
+    assert report["directory"] == os.getcwd()
     assert report["environment"]["ODD"] == "a\udcffb\n"
     assert "PATH" not in report["environment"]
     assert report["environment"]["TRIO_ACCEL_TEST_MARK"] == os.environ["TRIO_ACCEL_TEST_MARK"]

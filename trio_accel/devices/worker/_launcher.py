@@ -35,12 +35,30 @@ class StartWorker(Request["LauncherActor", WorkerProcess]):
         arguments: What follows `sys.executable` on its command line.
         descriptors: It has them as 3, 4, 5 and so on. They stay the caller's.
 
+    If the launcher dies before that, the next one starts it.
+
     Raises:
-        LauncherError: It could not be started, or the launcher ended meanwhile.
+        LauncherError: It could not be started, or a second launcher died over it.
+        ActorFailedError: The launcher's actor ended meanwhile.
     """
 
     arguments: tuple[str, ...] = attrs.field(converter=tuple[str, ...])
     descriptors: tuple[int, ...] = attrs.field(default=(), converter=tuple[int, ...])
+
+
+@attrs.frozen
+class Order:
+    """A worker to be started, and who is told.
+
+    Attributes:
+        message: What was asked for.
+        reply: Where the worker goes.
+        is_again: Whether a launcher has died over it.
+    """
+
+    message: StartWorker
+    reply: DeferredReply[WorkerProcess]
+    is_again: bool = False
 
 
 class LauncherActor(Actor):
@@ -50,7 +68,7 @@ class LauncherActor(Actor):
         self._front = front
         self._link: LauncherLink
         self._numbers = itertools.count(1)
-        self._orders: dict[int, DeferredReply[WorkerProcess]] = {}
+        self._orders: dict[int, Order] = {}
         self._workers: dict[int, WorkerProcess] = {}
 
     @asynccontextmanager
@@ -62,7 +80,8 @@ class LauncherActor(Actor):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(link.write)
                 nursery.start_soon(self._read)
-                self._front.attach(link)
+                for order in self._front.attach(link):
+                    self._accept(order)
                 yield
                 nursery.cancel_scope.cancel(reason="the launcher ends")
         finally:
@@ -73,19 +92,22 @@ class LauncherActor(Actor):
     @handles(StartWorker)
     async def start(self, message: StartWorker) -> DeferredReply[WorkerProcess]:
         """Order a worker."""
+        reply: DeferredReply[WorkerProcess] = self.context.defer(on_cancel=self._front.withdraw)
+        self._accept(Order(message, reply))
+        return reply
+
+    def _accept(self, order: Order) -> None:
         number = next(self._numbers)
-        reply: DeferredReply[WorkerProcess] = self.context.defer()
         try:
-            self._order(number, message)
+            self._send(number, order.message)
         except (OSError, TypeError) as error:
             failed = LauncherError(f"a worker process could not be ordered: {error}")
             failed.__cause__ = error
-            reply.fail(failed)
+            order.reply.fail(failed)
         else:
-            self._orders[number] = reply
-        return reply
+            self._orders[number] = order
 
-    def _order(self, number: int, message: StartWorker) -> None:
+    def _send(self, number: int, message: StartWorker) -> None:
         order = {
             "arguments": [sys.executable, *message.arguments],
             "environment": self._link.environment_changes(),
@@ -119,7 +141,7 @@ class LauncherActor(Actor):
             self._workers.pop(number).report(describe_exit(os.waitstatus_to_exitcode(detail)))
         if number in self._orders:
             # Its asker has waited for that.
-            self._orders.pop(number).cancelled()
+            self._orders.pop(number).reply.cancelled()
 
     def _begun(self, number: int, pid: int, descriptors: tuple[int, ...]) -> None:
         if not descriptors:
@@ -127,14 +149,14 @@ class LauncherActor(Actor):
             self._refuse(number, "a worker process has been ended again: there are too many open files here")
             return
         worker = self._workers[number] = WorkerProcess(pid, descriptors[0])
-        if self._orders[number].is_cancelled:
+        if self._orders[number].reply.is_cancelled:
             worker.close()
-        elif not self._orders.pop(number).set(worker):
+        elif not self._orders.pop(number).reply.set(worker):
             # Nobody is there any more to take it.
             worker.close()
 
     def _refuse(self, number: int, why: str) -> None:
-        reply = self._orders.pop(number)
+        reply = self._orders.pop(number).reply
         if reply.is_cancelled:
             reply.cancelled()
         else:
@@ -142,7 +164,12 @@ class LauncherActor(Actor):
 
     async def _end_all(self, how: str) -> None:
         for number in tuple(self._orders):
-            self._refuse(number, f"a worker process was not started: the launcher {how}")
+            order = self._orders[number]
+            if order.is_again or order.reply.is_cancelled:
+                self._refuse(number, f"a worker process was not started: the launcher {how}")
+            else:
+                # If there is no next launcher, the reply fails with the end of this actor.
+                self._front.postpone(attrs.evolve(order, is_again=True))
         workers = tuple(self._workers.values())
         self._workers.clear()
         for worker in workers:
@@ -163,6 +190,7 @@ class Launcher:
         self._opening = trio.Lock()
         self._numbers = itertools.count(1)
         self._chunks: dict[int, int] = {}
+        self._postponed: list[Order] = []
 
     def __repr__(self) -> str:
         return f"<Launcher {self._ref!r}, {len(self._chunks)} chunks>"
@@ -209,15 +237,29 @@ class Launcher:
         if self._link is not None:
             self._link.send("forget", number)
 
-    def attach(self, link: LauncherLink) -> None:
-        """Go on with a new process; for the actor."""
+    def attach(self, link: LauncherLink) -> list[Order]:
+        """Go on with a new process; for the actor. Returns what the one before has left."""
         self._link = link
         for number, descriptor in self._chunks.items():
             link.send("keep", number, None, (descriptor,))
+        left = [order for order in self._postponed if not order.reply.is_done]
+        self._postponed.clear()
+        return left
 
     def detach(self) -> None:
         """The process is at its end; for the actor."""
         self._link = None
+
+    def postpone(self, order: Order) -> None:
+        """Leave an order to the next process; for the actor."""
+        self._postponed.append(order)
+
+    def withdraw(self) -> None:
+        """Let go of cancelled askers whom no process serves; for the actor. The others wait for theirs."""
+        for order in tuple(self._postponed):
+            if order.reply.is_cancelled:
+                self._postponed.remove(order)
+                order.reply.cancelled()
 
     async def open_in(self, system: System) -> None:
         """Start the actor, unless it lives; for `open_launcher`."""

@@ -1,0 +1,44 @@
+"""A program with a worker process and a kept chunk: it says what it has, and waits for its end.
+
+With ``fork`` on its command line a forked child holds everything that it holds; with ``stop`` the worker is
+stopped; Ctrl-C is answered by a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+
+import trio
+
+from trio_accel.actors import open_system
+from trio_accel.devices.worker._launcher import open_launcher
+
+SLEEP = ("-I", "-S", "-c", "import signal; signal.pause()")
+
+
+def fork() -> int:
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    return child
+
+
+async def main(options: list[str]) -> None:
+    signal.signal(signal.SIGINT, lambda *_: print("interrupted", flush=True))
+    async with open_system("application") as system:
+        launcher = await open_launcher(system)
+        memory = os.memfd_create("chunk")
+        os.truncate(memory, 1 << 20)
+        launcher.keep_chunk(memory)
+        worker = await launcher.start_worker(SLEEP)
+        if "stop" in options:
+            worker.send_signal(signal.SIGSTOP)
+        child = fork() if "fork" in options else 0
+        print(json.dumps({"worker": worker.pid, "memory": memory, "child": child}), flush=True)
+        await trio.sleep_forever()
+
+
+trio.run(main, sys.argv[1:])
