@@ -19,6 +19,11 @@ from trio_accel.devices.worker._launcher import open_launcher
 SLEEP = ("-I", "-S", "-c", "import signal; signal.pause()")
 
 
+def say(text: str) -> None:
+    # In one piece, whatever the buffering.
+    os.write(1, f"{text}\n".encode())
+
+
 def fork() -> int:
     child = os.fork()
     if child == 0:
@@ -27,7 +32,7 @@ def fork() -> int:
 
 
 async def main(options: list[str]) -> None:
-    signal.signal(signal.SIGINT, lambda *_: print("interrupted", flush=True))
+    signal.signal(signal.SIGINT, lambda *_: say("interrupted"))
     async with open_system("application") as system:
         launcher = await open_launcher(system)
         memory = os.memfd_create("chunk")
@@ -37,7 +42,7 @@ async def main(options: list[str]) -> None:
         if "stop" in options:
             worker.send_signal(signal.SIGSTOP)
         child = fork() if "fork" in options else 0
-        print(json.dumps({"worker": worker.pid, "memory": memory, "child": child}), flush=True)
+        say(json.dumps({"worker": worker.pid, "memory": memory, "child": child}))
         await trio.sleep_forever()
 
 

@@ -272,14 +272,18 @@ async def running_application(*options: str) -> AsyncGenerator[Application, None
             # What the application gives away only with its death, or not even then.
             os.open(f"/proc/{child or process.pid}/fd/{said['memory']}", os.O_RDONLY),
         ]
+        dying = held[:2]
+        if child:
+            held.append(os.pidfd_open(child))
+            dying.append(held[-1])
         try:
-            yield Application(process, *held)
+            yield Application(process, *held[:3])
         finally:
             if child:
                 os.kill(child, signal.SIGKILL)
             process.kill()
             with trio.fail_after(2, shield=True):
-                await wait_dead(*held[:2])
+                await wait_dead(*dying)
                 await process.wait()
             for descriptor in held:
                 os.close(descriptor)
