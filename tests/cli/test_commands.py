@@ -139,12 +139,14 @@ def test_names_that_the_terminal_cannot_show(start: Start, environment: dict[str
 
 
 def test_signs_that_the_terminal_cannot_show(start: Start, environment: dict[str, str]) -> None:
-    process = start("demo", "recover", env={**environment, "PYTHONIOENCODING": "ascii"})
+    environment = {**environment, "PYTHONIOENCODING": "ascii"}
+    process = start("demo", "recover", "--isolation", "inline", env=environment)
     out = process.communicate(timeout=20)[0]
-    assert "\n+ recover  3 crashes" in out
-    assert out.count("\n  + ") == 4
+    assert "\n+ recover  2 faults, " in out
+    assert out.count("\n  + ") == 6
     assert "`- context (ContextActor)" in out
-    assert "3 x ActorFailedError" in out
+    assert "1 > 2" in out
+    assert "float32 2048x2048" in out
     assert "?" not in out
 
 

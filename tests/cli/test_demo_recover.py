@@ -1,8 +1,14 @@
+"""``demo recover``: faults under load, in either isolation."""
+
 from __future__ import annotations
 
+import hashlib
 import json
+import math
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 import trio_accel as ta
@@ -10,75 +16,182 @@ import trio_accel as ta
 if TYPE_CHECKING:
     from conftest import Cli
 
+IS_ISOLATED = "process" in ta.list_devices()[0].isolations
+INLINE = "inline"
+PROCESS = pytest.param(
+    "process", marks=pytest.mark.skipif(not IS_ISOLATED, reason="the device has no worker processes")
+)
+FAULTS = {"inline": ["crash", "poison"], "process": ["crash", "poison", "kill"]}
+CHECKS = {
+    "inline": "arrays that differ, those put again included",
+    "process": "arrays lost or changed",
+}
 
-def recover(cli: Cli, code: int = 0) -> dict[str, Any]:
-    done = cli("demo", "recover", "--json")
+
+def recover(cli: Cli, isolation: str = "inline", code: int = 0) -> dict[str, Any]:
+    done = cli("demo", "recover", "--isolation", isolation, "--json")
     assert (done.code, done.err) == (code, "")
-    step: dict[str, Any] = json.loads(done.out)["steps"][0]
+    document = json.loads(done.out)
+    assert document["isolation"] == isolation
+    step: dict[str, Any] = document["steps"][0]
     assert step["name"] == "recover"
+    assert step["data"]["isolation"] == isolation
     return step
 
 
-def test_every_request_has_a_fate(cli: Cli) -> None:
-    step = recover(cli)
+def failed_checks(step: dict[str, Any]) -> list[str]:
+    return [check["name"] for check in step["checks"] if not check["ok"]]
+
+
+@pytest.mark.parametrize("isolation", [INLINE, PROCESS])
+def test_every_request_has_a_fate(cli: Cli, isolation: str) -> None:
+    step = recover(cli, isolation)
     data = step["data"]
     fates = data["fates"]
-    assert {(fate["client"], fate["request"]) for fate in fates} == {
-        (client, request) for client in range(1, 5) for request in range(1, 26)
-    }
-    assert len(fates) == data["requests"] == 100
+    assert len({(fate["client"], fate["request"]) for fate in fates}) == len(fates) == data["requests"]
+    assert {fate["client"] for fate in fates} == {1, 2, 3, 4}
+    # Each client's requests are numbered without a gap.
+    for client in range(1, 5):
+        numbers = sorted(fate["request"] for fate in fates if fate["client"] == client)
+        assert numbers == list(range(1, len(numbers) + 1))
     completed = [fate for fate in fates if fate["outcome"] == "completed"]
     failed = [fate for fate in fates if fate["outcome"] != "completed"]
     assert len(completed) == data["completed"]
     assert all(fate["cause"] is None and fate["error"] < 1e-5 for fate in completed)
-    assert all(fate["outcome"] == "ActorFailedError" and fate["error"] is None for fate in failed)
-    assert data["failed"] == {"ActorFailedError: RuntimeError: injected": len(failed)}
-    assert data["completed"] + len(failed) == 100
+    assert all(fate["cause"].startswith(f"{fate['outcome']}: ") for fate in failed)
+    assert data["failed"] == Counter(fate["outcome"] for fate in failed)
+    assert all(0 <= fate["begun"] <= fate["ended"] for fate in fates)
 
 
-def test_the_actor_is_crashed_and_restarted_as_often_as_asked(cli: Cli) -> None:
+@pytest.mark.parametrize("isolation", [INLINE, PROCESS])
+def test_each_fault_is_felt_and_recovered_from(cli: Cli, isolation: str) -> None:
+    data = recover(cli, isolation)["data"]
+    names = FAULTS[isolation]
+    assert [fault["fault"] for fault in data["faults"]] == names
+    generation = 1
+    for fault in data["faults"]:
+        assert fault["losses"] == (fault["fault"] != "crash")
+        assert fault["generation_before"] == generation
+        generation += fault["losses"]
+        assert fault["generation_after"] == generation
+        assert fault["failed"] >= 1
+        assert 0 < fault["recovery_ms"] < 30_000
+    assert generation == len(names)
+    fates = data["fates"]
+    assert list(dict.fromkeys(fate["after"] for fate in fates)) == [None, *names]
+    # Clients were served before, between and after the faults; nothing fails before the first.
+    assert {fate["after"] for fate in fates if fate["outcome"] == "completed"} == {None, *names}
+    assert all(fate["outcome"] == "completed" for fate in fates if fate["after"] is None)
+    assert {fate["generation"] for fate in fates} == set(range(1, generation + 1))
+
+
+def test_a_crash_costs_the_requests_that_it_hits_and_no_array(cli: Cli) -> None:
     data = recover(cli)["data"]
-    assert data["faults"] == data["restarts"] == 3
-    assert "blas (BlasActor) running" in data["tree_before"]
-    assert "restart" not in data["tree_before"]
-    assert "3 restarts, last error: RuntimeError: injected" in data["tree_after"]
-    # The clients were served by every incarnation, the last one included.
-    assert {fate["incarnation"] for fate in data["fates"] if fate["outcome"] == "completed"} >= {0, 3}
+    over_crash = [fate for fate in data["fates"] if fate["after"] == "crash"]
+    failed = [fate for fate in over_crash if fate["outcome"] != "completed"]
+    assert [fate["outcome"] for fate in failed] == ["ActorFailedError"]
+    assert "RuntimeError: injected" in failed[0]["cause"]
+    assert {fate["generation"] for fate in over_crash} == {1}
 
 
-def test_the_text_for_a_person(cli: Cli) -> None:
-    done = cli("demo", "recover")
+def test_inline_the_arrays_are_lost_with_their_context_and_the_demo_says_so(cli: Cli) -> None:
+    step = recover(cli)
+    arrays = step["data"]["arrays"]
+    assert len(arrays) == 4
+    assert sum(array["nbytes"] for array in arrays) == 64 * 2**20
+    assert [array["lost_with"] for array in arrays] == [1] * 4
+    assert all(array["sha256_before"] == array["sha256_after"] for array in arrays)
+    assert "arrays put again" in step["summary"]
+    assert step["data"]["failed"]["StaleRefError"] >= 1
+    assert set(step["data"]["failed"]) <= {"ActorFailedError", "ContextPoisonedError", "StaleRefError"}
+
+
+@pytest.mark.skipif(not IS_ISOLATED, reason="the device has no worker processes")
+def test_in_a_worker_process_the_arrays_outlive_every_context(cli: Cli) -> None:
+    step = recover(cli, "process")
+    arrays = step["data"]["arrays"]
+    assert sum(array["nbytes"] for array in arrays) == 64 * 2**20
+    assert [array["lost_with"] for array in arrays] == [None] * 4
+    assert all(array["sha256_before"] == array["sha256_after"] for array in arrays)
+    assert step["summary"].endswith("arrays unchanged")
+    assert set(step["data"]["failed"]) <= {"ActorFailedError", "ContextPoisonedError"}
+
+
+def test_the_hashes_are_those_of_the_elements(cli: Cli) -> None:
+    arrays = recover(cli)["data"]["arrays"]
+    for index, array in enumerate(arrays):
+        content = np.random.default_rng(index).bytes(array["nbytes"])
+        assert array["sha256_before"] == hashlib.sha256(content).hexdigest()
+        assert array["nbytes"] == math.prod(array["shape"]) * np.dtype(array["dtype"]).itemsize
+
+
+@pytest.mark.parametrize("isolation", [INLINE, PROCESS])
+def test_the_text_for_a_person(cli: Cli, isolation: str) -> None:
+    done = cli("demo", "recover", "--isolation", isolation)
     assert (done.code, done.err) == (0, "")
+    names = FAULTS[isolation]
     lines = [line.strip() for line in done.out.splitlines()]
-    assert lines.index("before") < lines.index("after 3 faults, 4 clients asking all the time")
+    assert lines.index("before") < lines.index(f"after {len(names)} faults, 4 clients asking all the time")
     table = [line.split() for line in lines]
-    assert ["by", "incarnation", "0", "1", "2", "3", "all"] in table
-    total = next(row for row in table if row[:1] == ["requests"])
-    assert total[-1] == "100"
-    rows = [row for row in table if row[:1] in (["completed"], ["ActorFailedError"]) and len(row) == 6]
-    for column in range(1, 6):
-        assert sum(int(row[column]) for row in rows) == int(total[column])
-    assert lines[-1] == "all 4 checks hold"
+    (faults,) = (row for row in table if row[:4] == ["crash", "of", "the", "BLAS"])
+    assert faults[5:9] == ["1", "→", "1", "1"]
+    (fates,) = (row for row in table if row[:2] == ["requests", "before"])
+    assert fates == [
+        "requests",
+        "before",
+        *(word for name in names for word in ("after", "the", name)),
+        "all",
+    ]
+    total = next(row for row in table if row[:1] == ["together"])[1:]
+    outcomes = ("completed", "ActorFailedError", "ContextPoisonedError", "StaleRefError")
+    rows = [row[1:] for row in table if row[:1] and row[0] in outcomes and len(row) == len(names) + 3]
+    assert [sum(int(row[column]) for row in rows) for column in range(len(names) + 2)] == [
+        int(number) for number in total
+    ]
+    fate = {"inline": "lost, put again", "process": "identical"}[isolation]
+    assert sum(line.endswith(fate) for line in lines) == 4
+    assert ("Inline, arrays are lost with their context." in done.out) is (isolation == "inline")
+    assert lines[-1] == "all 6 checks hold"
 
 
 def test_a_lost_fault_is_found(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ta.testing, "inject_fault", lambda *_, **__: None)
     step = recover(cli, code=1)
-    failed = [check["name"] for check in step["checks"] if not check["ok"]]
-    assert failed == ["faults that did not crash the actor exactly once"]
+    assert failed_checks(step) == ["faults not felt, or not recovered from"]
+    crash, poison = step["data"]["faults"]
+    assert (crash["failed"], crash["recovery_ms"]) == (0, None)
+    assert poison["recovery_ms"] > 0
 
 
 def test_a_wrong_result_is_found(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     to_host = ta.AccelRef.to_host
 
     async def spoiled(self: ta.AccelRef, *, out: Any = None) -> Any:
-        return await to_host(self, out=out) * 1.01
+        host = await to_host(self, out=out)
+        return host * 1.01 if host.shape == (64, 64) else host
 
     monkeypatch.setattr(ta.AccelRef, "to_host", spoiled)
     step = recover(cli, code=1)
-    assert [check["name"] for check in step["checks"] if not check["ok"]] == [
-        "relative error of every result"
-    ]
+    # Nobody gets the right product, so there is no recovery either.
+    assert failed_checks(step) == ["faults not felt, or not recovered from", "relative error of every result"]
+
+
+def test_a_changed_array_is_found(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    to_host = ta.AccelRef.to_host
+    seen: list[None] = []
+
+    async def spoiled(self: ta.AccelRef, *, out: Any = None) -> Any:
+        host = await to_host(self, out=out)
+        if self.shape == (2097152,):
+            seen.append(None)
+            host.view(np.uint8)[-1] ^= len(seen)
+        return host
+
+    monkeypatch.setattr(ta.AccelRef, "to_host", spoiled)
+    step = recover(cli, code=1)
+    assert failed_checks(step) == [CHECKS["inline"]]
+    hashes = [array["sha256_before"] == array["sha256_after"] for array in step["data"]["arrays"]]
+    assert hashes == [True, False, True, True]
 
 
 def test_another_failure_is_told_from_an_injected_one(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +202,22 @@ def test_another_failure_is_told_from_an_injected_one(cli: Cli, monkeypatch: pyt
 
     monkeypatch.setattr(ta.testing, "inject_fault", other)
     step = recover(cli, code=1)
-    assert [check["name"] for check in step["checks"] if not check["ok"]] == [
-        "requests failed for another reason"
-    ]
-    assert list(step["data"]["failed"]) == ["ActorFailedError: ZeroDivisionError: other"]
+    assert failed_checks(step) == ["requests failed for another reason"]
+
+
+def test_a_generation_too_many_is_found(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def poison_instead(device: ta.Device, *_: Any, **__: Any) -> None:
+        ta.testing.poison(device)
+
+    monkeypatch.setattr(ta.testing, "inject_fault", poison_instead)
+    step = recover(cli, code=1)
+    assert failed_checks(step) == ["generations more or less than contexts lost"]
+    assert [fault["generation_after"] for fault in step["data"]["faults"]] == [2, 3]
+
+
+def test_a_device_that_gives_up_is_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trio_accel.cli._device._INTENSITY", ta.Intensity(0, 60.0))
+    done = cli("demo", "recover", "--isolation", "inline")
+    assert done.code == 1
+    assert done.err.startswith("trio-accel: DeviceLostError: the device was given up")
+    assert done.err.count("\n") == 1

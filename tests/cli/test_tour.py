@@ -105,7 +105,7 @@ def test_a_failing_step_fails_the_tour_and_says_which(cli: Cli, monkeypatch: pyt
     assert done.code == 1
     marks = [tuple(line.split()[:2]) for line in done.out.splitlines() if line[:1] in ("✓", "✗")]
     assert marks == [("✓", "matmul"), ("✓", "spectrum"), ("✓", "solve"), ("✗", "recover")]
-    assert done.out.endswith("1 of 11 checks failed\n")
+    assert done.out.endswith("1 of 13 checks failed\n")
 
 
 def test_an_error_of_the_device_is_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,8 +131,8 @@ def test_on_a_terminal_the_progress_is_live(start: Start) -> None:
     assert process.wait(20) == 0
     hidden, shown = screen.index("\x1b[?25l"), screen.rindex("\x1b[?25h")
     assert hidden < shown
-    assert "requests settled" in screen[hidden:shown]
-    assert "all 4 checks hold" in screen
+    assert "putting arrays" in screen[hidden:shown]
+    assert "all 6 checks hold" in screen
 
 
 def test_without_a_terminal_nothing_moves(start: Start) -> None:
@@ -152,7 +152,7 @@ def test_a_dumb_terminal_gets_no_control_sequences(start: Start, environment: di
     assert process.wait(20) == 0
     assert "\x1b[?25l" not in screen
     assert "settled" not in screen
-    assert "all 4 checks hold" in screen
+    assert "all 6 checks hold" in screen
 
 
 def drain(controller: int) -> str:

@@ -227,10 +227,11 @@ def solve(
 
 @demo.command(sort_key=3)
 def recover(*, backend: _Backend = None, isolation: _Isolation = None, json: _Json = False) -> int:
-    """Crash an actor under load and show the fate of every request.
+    """Crash and poison under load, and show the fate of every request.
 
-    Four clients ask for products while the BLAS actor is crashed three times. Prints the tree of actors
-    before and after; every result is compared with NumPy in float64.
+    Four clients ask for products while the BLAS actor is crashed, the context is poisoned and, where it
+    has one, its worker process is killed. Prints the tree of actors and the hashes of arrays before and
+    after, and how long each fault was felt; every result is compared with NumPy in float64.
 
     Args:
         backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -16,16 +15,16 @@ from trio_accel.cli._chart import ResidualChart
 from trio_accel.cli._errors import printable
 from trio_accel.cli._matmul import MatmulData
 from trio_accel.cli._recover import RecoverData
+from trio_accel.cli._recover_tables import render_recovery
 from trio_accel.cli._results import count_of
 from trio_accel.cli._solve import SolveData
 from trio_accel.cli._spectrum import SpectrumData
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from rich.console import RenderableType
 
-    from trio_accel.cli._recover import Fate
     from trio_accel.cli._results import Check, StepResult
 
 __all__ = ["facts", "render_result"]
@@ -57,7 +56,7 @@ def _figures(result: StepResult) -> RenderableType:
     if isinstance(data, SolveData):
         return Group(facts(_solve(data)), ResidualChart(history=data.history))
     if isinstance(data, RecoverData):
-        return _recover(data)
+        return render_recovery(data)
     return Text(result.summary)
 
 
@@ -125,34 +124,3 @@ def _solve(data: SolveData) -> Iterator[tuple[str, str]]:
     yield "solved by", f"conjugate gradients, no preconditioner, {iterations} {goal}"
     yield "condition", f"{data.condition:.1e} (from the Ritz values)"
     yield "residual", "norm(b - A x) / norm(b), b = 1 in every row:"
-
-
-def _recover(data: RecoverData) -> RenderableType:
-    causes = [Text(f"{count} × {failure}") for failure, count in data.failed.items()]
-    return Group(
-        Text("before", style="dim"),
-        Padding(Text(data.tree_before), (0, 0, 0, 2)),
-        Text(f"after {data.faults} faults, {data.clients} clients asking all the time", style="dim"),
-        Padding(Text(data.tree_after), (0, 0, 0, 2)),
-        _fates(data.fates),
-        *causes,
-    )
-
-
-def _fates(fates: Sequence[Fate]) -> Table:
-    """How many requests ended how, by the incarnation of the actor at that time."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("by incarnation")
-    incarnations = sorted({fate.incarnation for fate in fates})
-    for heading in (*map(str, incarnations), "all"):
-        table.add_column(heading, justify="right")
-    outcomes = sorted({fate.outcome for fate in fates}, key=lambda outcome: (outcome != "completed", outcome))
-    for outcome in outcomes:
-        ours = Counter(fate.incarnation for fate in fates if fate.outcome == outcome)
-        table.add_row(escape(outcome), *(str(ours[number]) for number in incarnations), str(ours.total()))
-    table.add_section()
-    sums = Counter(fate.incarnation for fate in fates)
-    table.add_row(
-        "requests", *(str(sums[number]) for number in incarnations), str(sums.total()), style="bold"
-    )
-    return table

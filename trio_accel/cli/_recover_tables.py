@@ -1,0 +1,107 @@
+"""How the result of ``demo recover`` looks on a terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Group
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from trio_accel.cli._results import count_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+
+    from trio_accel.cli._faults import FaultReport
+    from trio_accel.cli._load import Fate
+    from trio_accel.cli._recover import RecoverData
+    from trio_accel.cli._witness import ArrayReport
+
+__all__ = ["render_recovery"]
+
+_DIGITS = 12
+
+
+def render_recovery(data: RecoverData) -> RenderableType:
+    """Trees, faults, arrays and fates."""
+    faults = f"after {count_of(len(data.faults), 'fault')}, {data.clients} clients asking all the time"
+    parts: list[RenderableType] = [
+        Text("before", style="dim"),
+        Padding(Text(data.tree_before), (0, 0, 0, 2)),
+        Text(faults, style="dim"),
+        Padding(Text(data.tree_after), (0, 0, 0, 2)),
+        _faults(data.faults),
+        _fates(data.fates),
+        _arrays(data.arrays),
+    ]
+    if any(array.lost_with is not None for array in data.arrays) and data.isolation == "inline":
+        parts.append(Text("Inline, arrays are lost with their context. In a worker process they outlive it."))
+    return Group(*parts)
+
+
+def _faults(faults: Sequence[FaultReport]) -> Table:
+    """What was broken, and how long that was felt."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("fault")
+    table.add_column("generation")
+    table.add_column("failed", justify="right")
+    table.add_column("next right product", justify="right")
+    for report in faults:
+        recovery = "never" if report.recovery_ms is None else f"after {report.recovery_ms:.1f} ms"
+        table.add_row(
+            report.text,
+            f"{report.generation_before} → {report.generation_after}",
+            str(report.failed),
+            recovery,
+        )
+    return table
+
+
+def _fates(fates: Sequence[Fate]) -> Table:
+    """How many requests ended how, by the fault injected last at that time."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("requests")
+    phases = list(dict.fromkeys(fate.after for fate in fates))
+    for phase in phases:
+        table.add_column("before" if phase is None else f"after the {phase}", justify="right")
+    table.add_column("all", justify="right")
+    outcomes = sorted({fate.outcome for fate in fates}, key=lambda outcome: (outcome != "completed", outcome))
+    for outcome in outcomes:
+        ours = Counter(fate.after for fate in fates if fate.outcome == outcome)
+        table.add_row(escape(outcome), *(str(ours[phase]) for phase in phases), str(ours.total()))
+    table.add_section()
+    sums = Counter(fate.after for fate in fates)
+    table.add_row("together", *(str(sums[phase]) for phase in phases), str(sums.total()), style="bold")
+    return table
+
+
+def _arrays(arrays: Sequence[ArrayReport]) -> Table:
+    """What the arrays held before and after."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("array")
+    table.add_column("MiB", justify="right")
+    for heading in ("SHA-256 before", "SHA-256 after", "fate"):
+        table.add_column(heading)
+    for array in arrays:
+        table.add_row(
+            f"{array.dtype} {'×'.join(map(str, array.shape))}",
+            f"{array.nbytes / 2**20:.0f}",
+            array.sha256_before[:_DIGITS],
+            array.sha256_after[:_DIGITS],
+            _what_became(array),
+        )
+    return table
+
+
+def _what_became(array: ArrayReport) -> str:
+    if array.lost_with is not None:
+        text = "lost, put again"
+        return f"[yellow]{text}[/]" if array.is_identical else f"[bold red]{text}, different[/]"
+    return "[green]identical[/]" if array.is_identical else "[bold red]changed[/]"
