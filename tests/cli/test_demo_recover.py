@@ -135,13 +135,8 @@ def test_the_text_for_a_person(cli: Cli, isolation: str) -> None:
     table = [line.split() for line in lines]
     (faults,) = (row for row in table if row[:4] == ["crash", "of", "the", "BLAS"])
     assert faults[5:9] == ["1", "→", "1", "1"]
-    (fates,) = (row for row in table if row[:2] == ["requests", "before"])
-    assert fates == [
-        "requests",
-        "before",
-        *(word for name in names for word in ("after", "the", name)),
-        "all",
-    ]
+    (fates,) = (row for row in table if row[:2] == ["requests", "by"])
+    assert fates == ["requests", "by", "last", "fault", "none", *names, "all"]
     total = next(row for row in table if row[:1] == ["together"])[1:]
     outcomes = ("completed", "ActorFailedError", "ContextPoisonedError", "StaleRefError")
     rows = [row[1:] for row in table if row[:1] and row[0] in outcomes and len(row) == len(names) + 3]

@@ -67,10 +67,10 @@ def _faults(faults: Sequence[FaultReport]) -> Table:
 def _fates(fates: Sequence[Fate]) -> Table:
     """How many requests ended how, by the fault injected last at that time."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("requests")
+    table.add_column("requests by last fault", no_wrap=True)
     phases = list(dict.fromkeys(fate.after for fate in fates))
     for phase in phases:
-        table.add_column("before" if phase is None else f"after the {phase}", justify="right")
+        table.add_column("none" if phase is None else phase, justify="right")
     table.add_column("all", justify="right")
     outcomes = sorted({fate.outcome for fate in fates}, key=lambda outcome: (outcome != "completed", outcome))
     for outcome in outcomes:
