@@ -10,6 +10,7 @@ import pytest
 
 import trio_accel as ta
 from trio_accel.actors._cell import Cell
+from trio_accel.backends.base import ChunkKeeper
 from trio_accel.backends.cpu import CpuBackend
 from trio_accel.backends.cpu._device import CpuDevice
 
@@ -27,8 +28,10 @@ def nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None
     opened: list[CpuDevice] = []
     open_device = CpuBackend.open_device
 
-    def remember(self: CpuBackend, index: int, *, memory_limit: int | None) -> CpuDevice:
-        device = open_device(self, index, memory_limit=memory_limit)
+    def remember(
+        self: CpuBackend, index: int, *, memory_limit: int | None, keeper: ChunkKeeper | None = None
+    ) -> CpuDevice:
+        device = open_device(self, index, memory_limit=memory_limit, keeper=keeper)
         opened.append(device)
         return device
 

@@ -10,6 +10,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
+from trio_accel.devices._availability import Availability
 from trio_accel.devices._blocks import BlockTable
 from trio_accel.devices._bridge import LoopWaker
 
@@ -20,8 +21,8 @@ async def test_small_blocks_wait_for_the_next_operation_unless_there_are_many(de
     kept = [await device.zeros(8) for _ in range(3)]
     del kept
     await wait_all_tasks_blocked()
-    assert device._session is not None
-    memory = device._session.engine.device.memory
+    assert device.dispatch.session is not None
+    memory = device.dispatch.session.engine.device.memory
     assert memory().blocks == 3
     result = await device.zeros(8)
     assert memory().blocks == 1
@@ -34,8 +35,8 @@ async def test_small_blocks_wait_for_the_next_operation_unless_there_are_many(de
 
 async def test_the_bell_is_rung_again_after_a_drain_by_hand() -> None:
     freed: list[int] = []
-    table = BlockTable("cpu:0")
-    table.release = freed.append
+    table = BlockTable("cpu:0", Availability())
+    table.release = freed.extend
     for _ in range(3):
         block = table.new(LARGE)
         name = block.id
@@ -53,7 +54,7 @@ async def test_the_bell_is_rung_again_after_a_drain_by_hand() -> None:
 async def test_a_block_added_by_another_thread_at_the_worst_moment_is_freed() -> None:
     """The thread looks at the queue before the drain takes the last block, and adds its own after it."""
     freed: list[int] = []
-    table = BlockTable("cpu:0")
+    table = BlockTable("cpu:0", Availability())
     first, second = table.new(LARGE), table.new(LARGE)
     ids = [first.id, second.id]
 
@@ -75,8 +76,8 @@ async def test_a_block_added_by_another_thread_at_the_worst_moment_is_freed() ->
 async def test_blocks_dropped_by_many_threads_are_all_freed(size: int, may_wait: int) -> None:
     """Large ones at once; the last few small ones wait for the next operation."""
     freed: list[int] = []
-    table = BlockTable("cpu:0")
-    table.release = freed.append
+    table = BlockTable("cpu:0", Availability())
+    table.release = freed.extend
     ids: set[int] = set()
 
     def make_and_drop() -> None:

@@ -82,7 +82,7 @@ async def test_a_running_ask_is_awaited_until_the_device_is_done(
     await manual.synchronize()
     # Long before the grace is over.
     assert backend.device.memory().used == 32
-    assert not manual._session.engine._grace  # type: ignore[union-attr]
+    assert not manual.dispatch.session.engine.alarms  # type: ignore[union-attr]
 
 
 async def test_past_the_grace_the_asker_is_let_go_and_the_memory_is_not(
@@ -181,7 +181,7 @@ async def test_an_ask_that_waits_for_the_context_is_withdrawn(
     assert isinstance(other.outcome, ta.AccelRef)
     np.testing.assert_array_equal(await other.outcome.to_host(), np.full((2, 2), 3.0))
     assert backend.device.enqueued.count("MatmulSpec") == 1
-    assert manual._pending == 0
+    assert manual.dispatch._pending == 0
 
 
 async def test_a_cancelled_program_leaves_with_its_devices(backend: ManualBackend) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import os
+
 import numpy as np
 import pytest
 import trio
@@ -76,7 +78,10 @@ async def test_names_that_are_none(
     assert system.tree().children == ()
 
 
-async def test_a_worker_process_is_not_there_and_inline_is(system: ta.System) -> None:
+async def test_where_there_are_no_worker_processes_inline_is(
+    system: ta.System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "memfd_create")
     options = ta.DeviceOptions(isolation="process")
     with pytest.raises(ta.NotSupportedError, match=r"isolation='process' .*; it has 'inline'") as caught:
         await system.open_device("cpu", options=options)

@@ -415,8 +415,8 @@ async def test_a_library_asked_for_while_the_context_is_lost(
 ) -> None:
     fates.ask(ta.fft.Fft(np.ones(4, complex)), product(2.0), ta.linalg.Nrm2(np.ones(4)))
     await trio.lowlevel.checkpoint()
-    assert manual._session is not None
-    manual._session.context.crash(RuntimeError("gone"))
+    assert manual.dispatch.session is not None
+    manual.dispatch.session.context.crash(RuntimeError("gone"))
     await wait_all_tasks_blocked()
     assert fates.count() == {"AccelRef": 3}
     assert manual.generation == 2
@@ -511,8 +511,8 @@ async def test_restarts_leave_no_streams_behind(manual: ta.Device, backend: Manu
         with pytest.raises(ta.ActorFailedError):
             await ta.linalg.nrm2(x)
         await ta.linalg.nrm2(x)
-    assert manual._session is not None
-    engine = manual._session.engine
+    assert manual.dispatch.session is not None
+    engine = manual.dispatch.session.engine
     assert len(engine._lanes) == 2
     assert len(engine._hazards._blocks[x.block.id].reads) == 1
     assert [stream.is_closed for stream in backend.device.streams] == [False, True, True, True, False]

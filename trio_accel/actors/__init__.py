@@ -41,7 +41,7 @@ from ._options import (
     Strategy,
     SystemOptions,
 )
-from ._ref import Ref
+from ._ref import Posted, Ref
 from ._system import SupervisorScope, System, open_system
 from ._tasks import actor_path_of
 from ._tree import ActorSnapshot
@@ -76,6 +76,7 @@ __all__ = [
     "Observer",
     "Overflow",
     "Policy",
+    "Posted",
     "Ref",
     "Request",
     "Restart",

@@ -358,8 +358,7 @@ class Cell:
         if not self.is_quarantined:
             self.state = CellState.RUNNING if self.stop_reason is None else CellState.STOPPING
         self.mailbox.resume()
-        if self.system.observers:
-            self.system.observers.emit(ActorStarted(path=self.path, incarnation=self.number))
+        self.system.observers.emit_life(ActorStarted(path=self.path, incarnation=self.number))
         self._has_begun = True
         self._set_begun()
 
@@ -387,8 +386,7 @@ class Cell:
         watchers, self._watchers = self._watchers, None
         for notify in tuple((watchers or {}).values()):
             notify(terminated)
-        if self.system.observers:
-            self.system.observers.emit(ActorTerminated(path=self.path, reason=reason, error=error))
+        self.system.observers.emit_life(ActorTerminated(path=self.path, reason=reason, error=error))
 
     def settle(self, envelope: Envelope) -> None:
         """A deferred request has its reply, or does not wait for one any more."""

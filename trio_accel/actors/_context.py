@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ._actor import Actor
     from ._cell import Cell, Terminated
     from ._incarnation import Incarnation
+    from ._tree import ActorSnapshot
 
 __all__ = ["ActorContext", "RestartInfo"]
 
@@ -205,6 +206,15 @@ class ActorContext:
         self._cell.mailbox.put_control(
             Envelope(message, context=context, sender=None, deadline=float("inf"), is_told=True)
         )
+
+    @enable_ki_protection
+    def show(self, actors: Callable[[], tuple[ActorSnapshot, ...]]) -> None:
+        """Show actors in the tree as children of this incarnation that live elsewhere, in another process.
+
+        Args:
+            actors: Called for every snapshot, on the Trio thread; it must be quick and must not raise.
+        """
+        self._incarnation.shown = actors
 
     @enable_ki_protection
     def stop(self) -> None:

@@ -179,34 +179,61 @@ Observer: TypeAlias = Callable[[Event], None]
 
 
 class Observers:
-    """Those who listen to a system. Falsy while there are none, so that events cost nothing then."""
+    """Those who listen to a system. Falsy while none wants messages, so that events cost nothing then."""
 
-    __slots__ = ("_observers",)
+    __slots__ = ("_for_life", "_observers", "_on_change")
 
     def __init__(self) -> None:
+        # Who wants every event, and who wants anything.
         self._observers: tuple[Observer, ...] = ()
+        self._for_life: tuple[Observer, ...] = ()
+        self._on_change: dict[object, Callable[[], None]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._observers)
 
-    def add(self, observer: Observer) -> Subscription:
-        """Call an observer with every event from now on."""
+    def add(self, observer: Observer, *, messages: bool = True) -> Subscription:
+        """Call an observer with every event from now on, or with those of actors alone."""
         subscription = Subscription(self, observer)
-        self._observers = (*self._observers, subscription.deliver)
+        self._for_life = (*self._for_life, subscription.deliver)
+        if messages:
+            self._observers = (*self._observers, subscription.deliver)
+            self._changed()
         return subscription
 
     def remove(self, observer: Observer) -> None:
         """Stop calling it."""
         self._observers = tuple(known for known in self._observers if known != observer)
+        self._for_life = tuple(known for known in self._for_life if known != observer)
+        self._changed()
+
+    def on_change(self, key: object, callback: Callable[[], None]) -> None:
+        """Call back when others listen than before; for actors that live elsewhere."""
+        self._on_change[key] = callback
+
+    def off_change(self, key: object) -> None:
+        """Do not call back."""
+        self._on_change.pop(key, None)
 
     def emit(self, event: Event) -> None:
-        """Tell everyone. An observer that raises is logged and goes on listening."""
-        for observer in self._observers:
+        """Tell everyone of a message. An observer that raises is logged and goes on listening."""
+        self._tell(self._observers, event)
+
+    def emit_life(self, event: Event) -> None:
+        """Tell everyone of an actor."""
+        self._tell(self._for_life, event)
+
+    def _tell(self, observers: tuple[Observer, ...], event: Event) -> None:
+        for observer in observers:
             try:
                 observer(event)
             except Exception:
                 # It is called from the middle of the runtime: nothing there is prepared for it.
                 _logger.exception("an observer failed on %r", event)
+
+    def _changed(self) -> None:
+        for callback in tuple(self._on_change.values()):
+            callback()
 
 
 class Subscription:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from ._cell import Cell, Terminated
+    from ._tree import ActorSnapshot
 
 __all__ = ["Incarnation"]
 
@@ -41,6 +42,7 @@ class Incarnation:
         "number",
         "nursery",
         "pending_crash",
+        "shown",
         "watched",
     )
 
@@ -54,6 +56,8 @@ class Incarnation:
         self.pending_crash: Exception | None = None
         self.is_finished: bool = False
         self.watched: set[Cell] | None = None
+        # Actors below this one that live elsewhere, for the tree.
+        self.shown: Callable[[], tuple[ActorSnapshot, ...]] | None = None
         self._grouped: dict[trio.lowlevel.Task, Envelope] = {}
         self._running: dict[Group, int] = {}
         self._group_left: trio.Event | None = None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ._cell import Cell, Terminated
 
-__all__ = ["Ref", "cell_of"]
+__all__ = ["Posted", "Ref", "cell_of"]
 
 ActorT_co = TypeVar("ActorT_co", covariant=True)
 ReplyT = TypeVar("ReplyT")
@@ -94,16 +94,19 @@ class Ref(Generic[ActorT_co]):
         request: Request[ActorT_co, ReplyT],
         on_done: Callable[[outcome.Outcome[ReplyT]], None],
         /,
-    ) -> None:
+    ) -> Posted:
         """Send a request without waiting; its outcome comes to a callback.
 
-        It is never withdrawn, and waits its turn in the mailbox like that of an asker, whatever the
-        capacity: who posts limits how many.
+        It waits its turn in the mailbox like that of an asker, whatever the capacity: who posts limits
+        how many.
 
         Args:
             request: What to ask.
             on_done: Called once, on the Trio thread, from the middle of the runtime: it must be quick
                 and must not raise.
+
+        Returns:
+            The request, which can be withdrawn while it is queued.
 
         Raises:
             ActorStoppedError, ActorRestartingError, MailboxFullError, TypeError: As for `ask`.
@@ -113,6 +116,7 @@ class Ref(Generic[ActorT_co]):
         envelope = Envelope(request, context=copy_context(), sender=None, deadline=math.inf, is_told=False)
         envelope.on_done = cast("Callable[[outcome.Outcome[object]], None]", on_done)
         cell.mailbox.put(envelope)
+        return Posted(cell, envelope)
 
     @enable_ki_protection
     async def tell(self, message: Message[ActorT_co], /) -> None:
@@ -195,6 +199,29 @@ class Ref(Generic[ActorT_co]):
             if self._cell.mailbox_options.overflow is Overflow.DROP_NEWEST:
                 return True
             raise
+
+
+class Posted:
+    """A request that was sent without waiting. Made by `Ref.post`."""
+
+    __slots__ = ("_cell", "_envelope")
+
+    def __init__(self, cell: Cell, envelope: Envelope) -> None:
+        self._cell = cell
+        self._envelope = envelope
+
+    @enable_ki_protection
+    def withdraw(self) -> bool:
+        """Take the request back, if it is still queued: its callback is not called then.
+
+        Returns:
+            Whether it was; otherwise it runs, or is over.
+        """
+        if self._envelope.state != EnvelopeState.QUEUED:
+            return False
+        self._envelope.on_done = None
+        self._cell.mailbox.withdraw(self._envelope)
+        return True
 
 
 def cell_of(ref: Ref[Any]) -> Cell:

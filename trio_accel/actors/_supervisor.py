@@ -224,10 +224,9 @@ class Supervisor:
         return delay
 
     def _observe_restart(self, cell: Cell, error: BaseException | None, delay: float) -> None:
-        if self.system.observers:
-            self.system.observers.emit(
-                ActorRestarted(path=cell.path, error=error, incarnation=cell.number + 1, delay=delay)
-            )
+        self.system.observers.emit_life(
+            ActorRestarted(path=cell.path, error=error, incarnation=cell.number + 1, delay=delay)
+        )
 
     def _failed(self, cell: Cell, error: BaseException | None, why: str) -> ActorFailedError:
         what = "ended by itself" if error is None else f"failed with {describe(error)}"
@@ -237,8 +236,7 @@ class Supervisor:
         failed.__cause__ = error
         # Failures that were on their way to a decision need none any more.
         self.stopping = True
-        if self.system.observers:
-            self.system.observers.emit(SupervisorFailed(path=self._path, error=failed))
+        self.system.observers.emit_life(SupervisorFailed(path=self._path, error=failed))
         return failed
 
     async def stop_child(self, cell: Cell, reason: str, *, drain: bool = False) -> None:

@@ -187,16 +187,20 @@ class System(_Spawner):
             children=snapshot_children(self._supervisor) + scopes,
         )
 
-    def subscribe(self, observer: Observer) -> Subscription:
+    def subscribe(self, observer: Observer, *, messages: bool = True) -> Subscription:
         """Call an observer with every `Event` from now on, on the Trio thread.
 
-        It must be quick and must not raise; what it raises is logged. Events cost nothing while
-        nobody listens.
+        It must be quick and must not raise; what it raises is logged. Events of messages cost nothing
+        while nobody wants them.
+
+        Args:
+            observer: What to call.
+            messages: Whether it wants those of messages too; otherwise those of actors alone.
 
         Returns:
             The subscription: ``close()`` it, or use it in a ``with``.
         """
-        return self.observers.add(observer)
+        return self.observers.add(observer, messages=messages)
 
     def alive(self) -> list[str]:
         """Paths of the actors that have not ended."""

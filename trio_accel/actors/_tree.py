@@ -116,6 +116,7 @@ def _draw(node: ActorSnapshot, first: str, rest: str) -> Iterator[str]:
 def snapshot_cell(cell: Cell) -> ActorSnapshot:
     """Take a snapshot of a cell and its children."""
     error, incarnation = cell.last_error, cell.incarnation
+    shown = incarnation.shown() if incarnation is not None and incarnation.shown is not None else ()
     return ActorSnapshot(
         path=cell.path,
         actor_class=cell.actor_class.__name__,
@@ -132,7 +133,7 @@ def snapshot_cell(cell: Cell) -> ActorSnapshot:
         expired=cell.expired,
         deferred=len(cell.deferred),
         last_error=None if error is None else describe(error),
-        children=snapshot_children(incarnation.children if incarnation is not None else None),
+        children=snapshot_children(incarnation.children if incarnation is not None else None) + shown,
     )
 
 

@@ -9,14 +9,17 @@ from ._completion import (
     SyncCompletion,
 )
 from ._context import ContextActor
-from ._device import Device, DeviceActor, DeviceStatistics, device_of
+from ._device import Device, device_of
+from ._device_actor import DeviceActor
 from ._engine import EngineHook, Phase
+from ._faults import Fault, FaultKind, FaultPlan, anew
 from ._library import LibraryActor
 from ._memory import Copy, Empty, Fill, MemoryActor, Put, ToHost
 from ._operation import Launch, Operand, Operation, Planned, Planner, in_range, operation_name
 from ._options import DeviceOptions
 from ._pending import Pending
 from ._ref import AccelRef
+from ._statistics import DeviceStatistics, QueueStatistics
 from ._streams import (
     PerActorStreams,
     PerLibraryStreams,
@@ -41,6 +44,9 @@ __all__ = [
     "DeviceStatistics",
     "Empty",
     "EngineHook",
+    "Fault",
+    "FaultKind",
+    "FaultPlan",
     "Fill",
     "HostCallbackCompletion",
     "Launch",
@@ -56,6 +62,7 @@ __all__ = [
     "Planner",
     "PolledCompletion",
     "Put",
+    "QueueStatistics",
     "SingleStream",
     "StreamPool",
     "StreamSource",
@@ -63,6 +70,7 @@ __all__ = [
     "SyncCompletion",
     "System",
     "ToHost",
+    "anew",
     "device_of",
     "in_range",
     "open_system",

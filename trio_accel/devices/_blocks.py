@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ..backends.base import StaleRefError
+from ._availability import Availability
 from ._bridge import LoopWaker
 
 __all__ = ["Block", "BlockTable", "bare"]
@@ -36,8 +37,8 @@ class Block:
         "nbytes",
     )
 
-    def __init__(self, table: BlockTable, nbytes: int, generation: int) -> None:
-        self.id: int = next(_ids)
+    def __init__(self, table: BlockTable, nbytes: int, generation: int, number: int | None = None) -> None:
+        self.id: int = next(_ids) if number is None else number
         self.nbytes: int = nbytes
         self.generation: int = generation
         self.damaged_by: str | None = None
@@ -50,6 +51,11 @@ class Block:
         if not self.is_released:
             self.is_released = True
             self._table.drop(self.id, self.nbytes)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its memory is gone with the context that it was made in."""
+        return self.generation < self._table.valid_since
 
     def spoil(self, operation: str, failure: BaseException | None) -> None:
         """An operation that writes it did not finish: its contents are not to be used."""
@@ -66,15 +72,15 @@ class Block:
         Raises:
             StaleRefError: It was released, lost with an earlier generation, or damaged.
         """
+        if not (self.is_released or self.is_lost or self.damaged_by is not None):
+            return
         device, generation = self._table.device_name, self._table.generation
         if self.is_released:
             why = "its memory was released"
-        elif self.generation != generation:
+        elif self.is_lost:
             why = f"its memory was lost with generation {self.generation} of the device; make it again"
-        elif self.damaged_by is not None:
-            why = f"its contents were spoiled by {self.damaged_by}, which did not finish; make it again"
         else:
-            return
+            why = f"its contents were spoiled by {self.damaged_by}, which did not finish; make it again"
         raise StaleRefError(f"{argument}: {why}", device=device, generation=generation)
 
 
@@ -89,21 +95,38 @@ def bare(error: BaseException) -> BaseException:
 
 
 class BlockTable:
-    """Where dropped blocks of one device go."""
+    """Where dropped blocks of one device go.
 
-    __slots__ = ("_dropped", "_is_rung", "_waker", "device_name", "generation", "release")
+    Attributes:
+        device_name: Name of the device.
+        valid_since: First generation whose memory is still there.
+        release: Gives the memory of blocks back.
+    """
 
-    def __init__(self, device_name: str) -> None:
+    __slots__ = ("_availability", "_dropped", "_is_rung", "_waker", "device_name", "release", "valid_since")
+
+    def __init__(self, device_name: str, availability: Availability) -> None:
         self.device_name: str = device_name
-        self.generation: int = 0
+        self.valid_since: int = 0
+        self._availability = availability
         self._dropped: deque[int] = deque()
         self._is_rung = False
         self._waker = LoopWaker(self._drain)
-        self.release: Callable[[int], None] = _nowhere
+        self.release: Callable[[Iterable[int]], None] = _nowhere
 
-    def new(self, nbytes: int) -> Block:
-        """Name a block of the current generation; no memory is taken yet."""
-        return Block(self, nbytes, self.generation)
+    @property
+    def generation(self) -> int:
+        """Generation of the device."""
+        return self._availability.generation
+
+    def new(self, nbytes: int, number: int | None = None) -> Block:
+        """Name a block of the current generation; no memory is taken yet.
+
+        Args:
+            nbytes: Its size.
+            number: Its id, if another process has named it.
+        """
+        return Block(self, nbytes, self._availability.generation, number)
 
     def drop(self, block: int, nbytes: int) -> None:
         """Give a block back: soon if it is large or one of many, else with the next operation.
@@ -135,9 +158,10 @@ class BlockTable:
 
     def _drain(self) -> None:
         self._is_rung = False
-        while self._dropped:
-            self.release(self._dropped.popleft())
+        if self._dropped:
+            # Others may be appended meanwhile: those are given back with the next.
+            self.release([self._dropped.popleft() for _ in range(len(self._dropped))])
 
 
-def _nowhere(block: int) -> None:
-    """Release of a block whose context is gone."""
+def _nowhere(blocks: Iterable[int]) -> None:
+    """Release of blocks whose context is gone."""

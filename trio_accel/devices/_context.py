@@ -6,22 +6,37 @@ import importlib
 import itertools
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import attrs
 import trio
 
-from ..actors import Actor, ActorContext, Policy, Ref, handles
-from ..backends.base import AccelDevice, KernelLibrary
-from ._engine import Engine
+from ..actors import Actor, ActorContext, Directive, Policy, Ref, handles
+from ..backends.base import AccelDevice, ContextPoisonedError, DeviceLostError, KernelLibrary
+from ._blocks import BlockTable
+from ._engine import Engine, EngineHook
 from ._library import LibraryActor
+from ._options import DeviceOptions
 from ._submissions import OpenLibrary, Submissions
 
-if TYPE_CHECKING:
-    from ._device import Device
+__all__ = ["ContextActor", "ContextOwner", "Session", "context_policy", "load_library"]
 
-__all__ = ["ContextActor", "Session"]
+# A library that cannot be opened is the asker's problem, unless the context is lost over it.
+_DIRECTIVES = {
+    Exception: Directive.RESUME,
+    ContextPoisonedError: Directive.RESTART,
+    DeviceLostError: Directive.RESTART,
+}
+
+
+def context_policy(options: DeviceOptions) -> Policy:
+    """How a context is supervised, and supervises its libraries."""
+    return Policy(
+        directives=_DIRECTIVES,
+        backoff=options.backoff,
+        intensity=options.intensity,
+        grace=options.cancel_grace + 5.0,
+    )
 
 
 @attrs.define(eq=False)
@@ -46,63 +61,102 @@ class Session:
         self.submissions = Submissions(self.engine, self.libraries)
 
 
+class ContextOwner(Protocol):
+    """Whom a context belongs to: a device, or a worker process."""
+
+    @property
+    def options(self) -> DeviceOptions:
+        """Options of the device."""
+        ...
+
+    @property
+    def hooks(self) -> list[EngineHook]:
+        """Who sees every operation."""
+        ...
+
+    @property
+    def blocks(self) -> BlockTable:
+        """Where dropped blocks go."""
+        ...
+
+    @property
+    def next_generation(self) -> int:
+        """Number of the context that is being opened."""
+        ...
+
+    @property
+    def adopted(self) -> Iterable[int]:
+        """Blocks that the device has from the context before."""
+        ...
+
+    def open_device(self) -> AccelDevice:
+        """Open the device; blocks."""
+        ...
+
+    def attach(self, session: Session) -> None:
+        """The context is ready."""
+
+    def detach(self, error: BaseException | None) -> None:
+        """It is gone, or ends by itself; called twice when it was lost, first with what it was lost to."""
+
+
 class ContextActor(Actor):
     """Opens the device, owns the engine, and supervises the library actors."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    def __init__(self, owner: ContextOwner) -> None:
+        self._owner = owner
         self._session: Session
 
     @asynccontextmanager
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
         """Hold the open device and its engine; the library actors end before it is given back."""
-        front = self._device
+        owner = self._owner
         opened, memory = await self._open()
         engine = Engine(
             opened,
             memory,
-            options=front.options,
-            generation=front.generation + 1,
-            hooks=front.hooks,
+            options=owner.options,
+            generation=owner.next_generation,
+            hooks=owner.hooks,
             lose=self._lose,
-            drain=front.blocks.drain,
+            drain=owner.blocks.drain,
+            adopted=owner.adopted,
         )
         self._session = Session(engine.generation, engine, context)
         cause: BaseException | None = None
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(engine.run)
+                nursery.start_soon(engine.alarms.run)
                 nursery.start_soon(engine.watch)
                 nursery.start_soon(engine.completion.run)
-                front.attach(self._session)
+                for path in owner.options.libraries:
+                    await self.open_library(OpenLibrary(path))
+                owner.attach(self._session)
                 yield
                 nursery.cancel_scope.cancel(reason="the context ends")
         except BaseException as error:
             cause = error
             raise
         finally:
-            front.detach()
+            owner.detach(cause)
             engine.fail_all(cause)
             # The device bounds this by its cancel_grace.
             with trio.CancelScope(shield=True):
                 await engine.close()
 
     async def _open(self) -> tuple[AccelDevice, KernelLibrary]:
-        front = self._device
-        opened = await trio.to_thread.run_sync(
-            partial(front.backend.open_device, front.info.index, memory_limit=front.options.memory_limit)
-        )
+        opened = await trio.to_thread.run_sync(self._owner.open_device)
         try:
             return opened, await trio.to_thread.run_sync(opened.open_library, "memory")
         except BaseException:
             # Cancelled, too: it may have been while the device was being opened.
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(opened.close, front.options.cancel_grace)
+                await trio.to_thread.run_sync(opened.close, self._owner.options.cancel_grace)
             raise
 
     def _lose(self, error: Exception) -> None:
         """The context is dead: send no more work to it, and have it replaced."""
-        self._device.detach()
+        self._owner.detach(error)
         self.context.crash(error)
 
     @handles(OpenLibrary)
@@ -112,8 +166,8 @@ class ContextActor(Actor):
         known = libraries.get(message.library)
         if known is not None and not known.is_terminated:
             return known
-        actor_class = await trio.to_thread.run_sync(_load, message.library)
-        options = self._device.options
+        actor_class = await trio.to_thread.run_sync(load_library, message.library)
+        options = self._owner.options
         library = await self.context.spawn(
             actor_class,
             self._session.engine,
@@ -131,7 +185,14 @@ def _free_name(library: str, taken: Iterable[Ref[LibraryActor]]) -> str:
     return next(name for name in itertools.chain([library], numbered) if name not in names)
 
 
-def _load(path: str) -> type[LibraryActor]:
+def load_library(path: str) -> type[LibraryActor]:
+    """Find the class of a library actor.
+
+    Raises:
+        ValueError: No import path, or one of __main__.
+        TypeError: No such class.
+        ImportError: No such module.
+    """
     module, separator, name = path.partition(":")
     if not separator or module == "__main__":
         raise ValueError(

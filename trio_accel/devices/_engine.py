@@ -5,8 +5,9 @@ from __future__ import annotations
 import enum
 import gc
 import logging
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -19,11 +20,13 @@ from ..backends.base import (
     CompletionTimeoutError,
     ContextPoisonedError,
     DeviceLostError,
-    InputFailedError,
+    Hold,
     KernelLibrary,
     OutOfMemoryError,
+    PlacedBlock,
 )
 from ..backends.base.ops import ArraySpec
+from ._alarms import Alarms
 from ._completion import CompletionPort
 from ._errors import FailureClass, classify, locate
 from ._hazards import HazardTracker
@@ -31,6 +34,7 @@ from ._lane import InFlight, Lane
 from ._operation import Launch
 from ._options import DeviceOptions
 from ._order import SubmissionOrder, Turn
+from ._statistics import QueueStatistics
 
 __all__ = ["Engine", "EngineHook", "Phase"]
 
@@ -83,6 +87,7 @@ class Engine:
         hooks: list[EngineHook],
         lose: Callable[[Exception], None],
         drain: Callable[[], None],
+        adopted: Iterable[int] = (),
     ) -> None:
         self.device = device
         self.generation = generation
@@ -100,13 +105,13 @@ class Engine:
         self._streams = options.streams.open(device)
         self._lanes: list[Lane] = []
         self._writers: dict[int, InFlight] = {}
-        self._allocated: set[int] = set()
+        self._allocated: set[int] = set(adopted)
         self._pins: dict[int, int] = {}
         self._dropped: set[int] = set()
         self.completion: CompletionPort = options.completion.open(self.reap)
-        # Only while they are in flight: an operation holds on to its arrays.
-        self._grace: dict[InFlight, tuple[float, Lane]] = {}
-        self._grace_started = trio.Event()
+        # An operation's grace is dropped when it is done: the alarm holds on to its arrays.
+        self.alarms: Alarms = Alarms()
+        self._holds: list[Hold] = []
         self._busy = trio.Event()
         self.launched: int = 0
         self.completed: int = 0
@@ -161,11 +166,15 @@ class Engine:
         if self._is_lost:
             raise ActorStoppedError(f"{launch.name} was not started: the context is lost", path=lane.owner)
         turn = self._turns.get(launch)
-        blocks = reads, writes = (turn.reads, turn.writes) if turn is not None else _blocks_of(launch)
+        blocks = reads, writes = (turn.reads, turn.writes) if turn is not None else launch.blocks()
         has_staged = False
+        plan = launch.fault
         try:
             self._enter(launch)
-            self._check_inputs(launch)
+            launch.check_inputs()
+            if plan is not None:
+                plan.hit += 1
+                plan.fault.before(lane.stream, self.alarms, trio.current_time(), self._holds)
             # What the program has let go by now is there for this operation.
             self._drain()
             for block, nbytes in launch.allocations:
@@ -182,6 +191,8 @@ class Engine:
         finally:
             self.leave(launch)
         operation = self._fly(lane, launch, reads, writes)
+        if plan is not None:
+            plan.fault.after(self.device)
         for block in writes:
             self._writers[block] = operation
         for output in launch.outputs:
@@ -217,26 +228,36 @@ class Engine:
 
     def enter(self, launch: Launch) -> None:
         """Note that an operation is handed over: later ones that touch its memory are launched after it."""
-        self._turns[launch] = self._order.enter(*_blocks_of(launch))
+        self._turns[launch] = self._order.enter(*launch.blocks())
 
     @asynccontextmanager
     async def lease(self, spec: ArraySpec, *, write: bool) -> AsyncGenerator[npt.NDArray[Any], None]:
         """Hold an array for the host: as a reader or a writer, like an operation that runs so long."""
-        block = frozenset([spec.block])
-        turn = self._order.enter(frozenset() if write else block, block if write else frozenset())
+        async with self.lease_block(spec.block, write=write):
+            array = self.device.host_view(spec)
+            array.flags.writeable = write
+            yield array
+            array.flags.writeable = False
+
+    def lease_block(self, block: int, *, write: bool) -> AbstractAsyncContextManager[None]:
+        """Hold a block for the host; its turn is that of this call."""
+        blocks = frozenset([block])
+        turn = self._order.enter(frozenset() if write else blocks, blocks if write else frozenset())
+        return self._lease(turn, block, write=write)
+
+    @asynccontextmanager
+    async def _lease(self, turn: Turn, block: int, *, write: bool) -> AsyncGenerator[None, None]:
+        blocks = frozenset([block])
         try:
             await turn.wait()
             for lane in tuple(self._lanes):
-                while any(operation.touches(spec.block, write=write) for operation in lane.operations):
+                while any(operation.touches(block, write=write) for operation in lane.operations):
                     await lane.changed.wait()
-            self._pin(block)
+            self._pin(blocks)
             try:
-                array = self.device.host_view(spec)
-                array.flags.writeable = write
-                yield array
-                array.flags.writeable = False
+                yield
             finally:
-                self._unpin(block)
+                self._unpin(blocks)
         finally:
             self._order.leave(turn)
 
@@ -256,19 +277,6 @@ class Engine:
         turn = self._turns.get(launch)
         if turn is not None:
             await turn.wait()
-
-    def _check_inputs(self, launch: Launch) -> None:
-        """Refuse arrays that were spoiled or released while the operation was queued."""
-        for argument, used in launch.uses:
-            if used.damaged_by is None:
-                used.check(f"{launch.name}: {argument}")
-                continue
-            failed = InputFailedError(
-                f"{argument} was to be written by {used.damaged_by}, which failed; "
-                "make it again, then ask again"
-            )
-            failed.__cause__ = used.failure
-            raise failed
 
     def _abandon(
         self,
@@ -311,6 +319,20 @@ class Engine:
         if (launch.outputs or launch.uses or launch.keep) and not self.has(launch):
             launch.forget()
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the context is gone: nothing is launched any more, and replies are of no account."""
+        return self._is_lost
+
+    def queues(self) -> dict[str, QueueStatistics]:
+        """Count what waits and what is in flight, by the import path of the library."""
+        waiting = Counter(launch.library for launch in self._turns)
+        in_flight = Counter(operation.launch.library for lane in self._lanes for operation in lane.operations)
+        return {
+            library: QueueStatistics(waiting=waiting[library], in_flight=in_flight[library])
+            for library in waiting.keys() | in_flight.keys()
+        }
+
     def has(self, launch: Launch) -> bool:
         """Whether an operation is in flight."""
         return any(operation.launch is launch for lane in self._lanes for operation in lane.operations)
@@ -329,7 +351,7 @@ class Engine:
 
     def _finish(self, operation: InFlight) -> None:
         launch, reply, error = operation.launch, operation.reply, operation.failure()
-        self._grace.pop(operation, None)
+        self.alarms.drop(operation)
         if reply is not None and not operation.is_lost:
             self.completed += 1
             self._notify(Phase.COMPLETE, launch)
@@ -390,6 +412,15 @@ class Engine:
         self._hazards.forget(block)
         self.device.free(block)
 
+    def release_all(self, blocks: Iterable[int]) -> None:
+        """Free blocks, each as soon as nothing in flight uses it."""
+        for block in blocks:
+            self.release(block)
+
+    def placed(self, block: int) -> PlacedBlock | None:
+        """Where a block of a chunk that is kept lies; None if it is freed."""
+        return self.device.placement(block) if block in self._allocated else None
+
     def _pin(self, blocks: frozenset[int]) -> None:
         for block in blocks:
             self._pins[block] = self._pins.get(block, 0) + 1
@@ -448,28 +479,16 @@ class Engine:
             self.fail_all(cause)
             self._lose(cause)
 
-    async def run(self) -> None:
-        """Give up waiting for cancelled operations whose grace is over; runs beside the engine."""
-        while True:
-            if not self._grace:
-                self._grace_started = trio.Event()
-                await self._grace_started.wait()
-            await trio.sleep_until(min((deadline for deadline, _ in self._grace.values()), default=0.0))
-            self._give_up(trio.current_time())
-
-    def _give_up(self, now: float) -> None:
-        for operation, (deadline, lane) in tuple(self._grace.items()):
-            if deadline <= now:
-                # The operation stays in flight, and its buffers with it.
-                del self._grace[operation]
-                operation.is_given_up = True
-                if operation.reply is not None:
-                    operation.reply.cancelled()
-                lane.notify()
+    def _give_up(self, operation: InFlight, lane: Lane) -> None:
+        """Wait no more for a cancelled operation; it stays in flight, and its buffers with it."""
+        operation.is_given_up = True
+        if operation.reply is not None:
+            operation.reply.cancelled()
+        lane.notify()
 
     def _start_grace(self, lane: Lane, operation: InFlight) -> None:
-        self._grace[operation] = (trio.current_time() + self._options.cancel_grace, lane)
-        self._grace_started.set()
+        deadline = trio.current_time() + self._options.cancel_grace
+        self.alarms.set(operation, deadline, lambda: self._give_up(operation, lane))
 
     def expect_end(self) -> None:
         """Note that its actors are being stopped: unless the context is lost, the device closes."""
@@ -484,7 +503,7 @@ class Engine:
     def fail_all(self, cause: BaseException | None) -> None:
         """End everything in flight: the context is gone."""
         self._is_lost = True
-        self._grace.clear()
+        self.alarms.clear()
         for lane in self._lanes:
             for operation in lane.operations:
                 operation.is_given_up = True
@@ -528,14 +547,8 @@ class Engine:
             Whether all streams ended; memory that one still uses stays reserved.
         """
         self.completion.close()
+        for hold in self._holds:
+            hold.release()
         if not self.in_flight:
             self._memory.close()
         return await trio.to_thread.run_sync(self.device.close, self._grace_at_end)
-
-
-def _blocks_of(launch: Launch) -> tuple[frozenset[int], frozenset[int]]:
-    """Blocks that an operation reads, with what is staged for it, and blocks that it writes."""
-    reads = {array.block for array in launch.spec.inputs()}
-    for staged in launch.staged:
-        reads.update(array.block for array in staged.inputs())
-    return frozenset(reads), frozenset(array.block for array in launch.spec.outputs())

@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..actors import Request
-from ..backends.base import DType, NotSupportedError
+from ..backends.base import DType, InputFailedError, NotSupportedError
 from ..backends.base.ops import ArraySpec, CopyFromHostSpec, CopySpec, OperationSpec, contiguous_strides
 from ._blocks import Block
+from ._faults import FaultPlan
 from ._ref import AccelRef
 from ._views import overlaps
 
@@ -92,6 +93,9 @@ class Launch(Request["LibraryActor", None]):
         outputs: Blocks that `spec` writes; they are damaged if it does not finish.
         uses: Arguments that exist already, and their blocks: checked again at the launch.
         keep: What else must live until it is complete: new blocks and host arrays.
+        library: Import path of the library actor.
+        fault: What is to happen to it on purpose.
+        number: Place among the requests of the device; 0 where nobody counts.
     """
 
     name: str
@@ -101,6 +105,34 @@ class Launch(Request["LibraryActor", None]):
     outputs: list[Block]
     uses: list[tuple[str, Block]]
     keep: list[object]
+    library: str = ""
+    fault: FaultPlan | None = None
+    number: int = 0
+
+    def blocks(self) -> tuple[frozenset[int], frozenset[int]]:
+        """Blocks that it reads, with what is staged for it, and blocks that it writes."""
+        reads = {array.block for array in self.spec.inputs()}
+        for staged in self.staged:
+            reads.update(array.block for array in staged.inputs())
+        return frozenset(reads), frozenset(array.block for array in self.spec.outputs())
+
+    def check_inputs(self) -> None:
+        """Refuse arrays that were spoiled or released while the operation was queued.
+
+        Raises:
+            InputFailedError: An argument was to be written by an operation that failed.
+            StaleRefError: An argument was released or lost.
+        """
+        for argument, used in self.uses:
+            if used.damaged_by is None:
+                used.check(f"{self.name}: {argument}")
+                continue
+            failed = InputFailedError(
+                f"{argument} was to be written by {used.damaged_by}, which failed; "
+                "make it again, then ask again"
+            )
+            failed.__cause__ = used.failure
+            raise failed
 
     def forget(self) -> None:
         """Hold nothing any more: the operation is over.
@@ -138,11 +170,12 @@ def in_range(name: str, argument: str, value: complex, dtype: DType) -> None:
 class Planner:
     """Checks operands and names outputs while an operation is planned."""
 
-    __slots__ = ("_allocations", "_device", "_keep", "_outputs", "_staged", "_uses", "name")
+    __slots__ = ("_allocations", "_device", "_keep", "_library", "_outputs", "_staged", "_uses", "name")
 
-    def __init__(self, device: Device, name: str) -> None:
-        self.name: str = name
+    def __init__(self, device: Device, operation: Operation[Any, Any]) -> None:
+        self.name: str = operation.operation
         self._device = device
+        self._library = operation.library
         self._allocations: list[tuple[int, int]] = []
         self._staged: list[CopyFromHostSpec | CopySpec] = []
         self._outputs: list[Block] = []
@@ -231,6 +264,8 @@ class Planner:
             self._outputs,
             self._uses,
             self._keep,
+            self._library,
+            self._device.faults.take(self.name),
         )
 
     def _use(self, argument: str, ref: AccelRef) -> AccelRef:

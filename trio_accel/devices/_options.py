@@ -19,6 +19,20 @@ def _positive(instance: DeviceOptions, attribute: attrs.Attribute[int], value: i
         )
 
 
+def _count(instance: DeviceOptions, attribute: attrs.Attribute[int], value: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(
+            f"DeviceOptions: {attribute.name} must be a whole number of at least 0, got {value!r}"
+        )
+
+
+def _paths(instance: DeviceOptions, attribute: attrs.Attribute[tuple[str, ...]], value: object) -> None:
+    if not isinstance(value, tuple) or not all(isinstance(path, str) for path in value):
+        raise TypeError(
+            f"DeviceOptions: libraries must be a tuple of import paths 'package.module:Class', got {value!r}"
+        )
+
+
 def _seconds(instance: DeviceOptions, attribute: attrs.Attribute[float], value: float) -> None:
     if not isinstance(value, (int, float)) or not value >= 0:
         raise ValueError(f"DeviceOptions: {attribute.name} must be seconds of at least 0, got {value!r}")
@@ -74,22 +88,33 @@ class DeviceOptions:
             None takes the backend's default.
         completion: How completions are learned of.
         streams: Which stream a library actor works on.
+        spares: Workers that stand ready to take over, with everything loaded and all memory mapped.
         in_flight: The most launches that a library has on its stream; senders of more wait.
+        retry: How often an operation that was in flight when the context was lost runs again instead of
+            failing, if it changes no array that was there before. Inline, where memory is lost with the
+            context, only what uses no array at all can run again.
         intensity: Restarts that the device allows its context, and the context its libraries.
         backoff: Waiting before a context or library is started again.
         cancel_grace: Seconds that a cancelled asker waits for its running operation. Past it the
             asker gets its cancellation, and the buffers stay reserved until the device is done.
         stuck_after: Seconds after which a running operation counts as hung: its asker gets
             `CompletionTimeoutError`, and the context is replaced. None: never.
+        heartbeat_timeout: Seconds without a sign of life after which a worker counts as dead.
         memory_limit: The most bytes that arrays on the device may take; None for what there is.
+        libraries: Import paths ``"package.module:Class"`` of library actors that are to be ready with the
+            context; others start on first use.
     """
 
     isolation: Isolation | None = attrs.field(default=None, validator=_isolation)
     completion: CompletionStrategy = attrs.field(factory=HostCallbackCompletion, validator=_strategy)
     streams: StreamStrategy = attrs.field(factory=PerActorStreams, validator=_stream_strategy)
+    spares: int = attrs.field(default=0, validator=_count)
     in_flight: int = attrs.field(default=32, validator=_positive)
+    retry: int = attrs.field(default=0, validator=_count)
     intensity: Intensity = attrs.field(default=Intensity(3, 60.0), validator=_intensity)
     backoff: Backoff = attrs.field(factory=Backoff, validator=_backoff)
     cancel_grace: float = attrs.field(default=5.0, validator=_seconds)
     stuck_after: float | None = attrs.field(default=None, validator=attrs.validators.optional(_above_zero))
+    heartbeat_timeout: float = attrs.field(default=15.0, validator=_above_zero)
     memory_limit: int | None = attrs.field(default=None, validator=attrs.validators.optional(_positive))
+    libraries: tuple[str, ...] = attrs.field(default=(), validator=_paths)

@@ -39,7 +39,7 @@ class AccelRef:
             state = ", released"
         elif self._block.damaged_by is not None:
             state = f", damaged by {self._block.damaged_by}"
-        elif self._block.generation != self._device.generation:
+        elif self._block.is_lost:
             state = f", lost with generation {self._block.generation}"
         else:
             state = ""

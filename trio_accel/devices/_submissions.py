@@ -1,25 +1,25 @@
-"""Handing operations over without waiting for them."""
+"""Handing operations to library actors without waiting for them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 import outcome
 
-from ..actors import ActorError, ActorFailedError, ActorStoppedError, Ref, Request
-from ..backends.base import ContextPoisonedError, QueueFullError
+from ..actors import ActorError, ActorFailedError, ActorStoppedError, Posted, Ref, Request
+from ..backends.base import ContextPoisonedError
 from ._engine import Engine
 from ._library import LibraryActor
 from ._operation import Launch
-from ._pending import Pending
 
 if TYPE_CHECKING:
     from ._context import ContextActor
 
-__all__ = ["OpenLibrary", "Submissions"]
+__all__ = ["OnDone", "OpenLibrary", "Submissions"]
 
-ReplyT = TypeVar("ReplyT")
+OnDone: TypeAlias = "Callable[[BaseException | None], None]"
 
 
 @attrs.frozen
@@ -33,87 +33,109 @@ class OpenLibrary(Request["ContextActor", Ref[LibraryActor]]):
     library: str
 
 
+@attrs.define(eq=False)
+class _Submitted:
+    """One operation on its way.
+
+    Attributes:
+        launch: What is launched.
+        on_done: Called with what it failed with, or None.
+        spoils: Whether its outputs are spoiled also if it was never launched, because others count on it.
+        library: Who launches it.
+        posted: Its place in the mailbox.
+    """
+
+    launch: Launch
+    on_done: OnDone
+    spoils: bool
+    library: Ref[LibraryActor] | None = None
+    posted: Posted | None = None
+
+
 class Submissions:
     """The operations of one generation that were submitted and are not done.
 
     A library that is not open yet is opened; what is submitted meanwhile waits here, in order.
     """
 
-    __slots__ = ("_engine", "_libraries", "_opening", "_outstanding")
+    __slots__ = ("_engine", "_libraries", "_opening", "_submitted")
 
     def __init__(self, engine: Engine, libraries: dict[str, Ref[LibraryActor]]) -> None:
         self._engine = engine
         self._libraries = libraries
-        self._opening: dict[str, list[tuple[Launch, Pending[Any]]]] = {}
-        self._outstanding: dict[str, int] = {}
+        self._opening: dict[str, list[_Submitted]] = {}
+        self._submitted: dict[Launch, _Submitted] = {}
 
-    def check_room(self, path: str, limit: int, device: str) -> None:
-        """Refuse more than the window of a library holds.
-
-        Raises:
-            QueueFullError: So many are submitted and not done.
-        """
-        if self._outstanding.get(path, 0) >= limit:
-            raise QueueFullError(
-                f"{limit} submitted operations of {path.rpartition(':')[2]} are not done, the most that "
-                "in_flight allows; wait for one of them",
-                device=device,
-            )
-
-    def submit(self, context: Ref[ContextActor], path: str, launch: Launch, reply: ReplyT) -> Pending[ReplyT]:
+    def submit(
+        self, context: Ref[ContextActor], launch: Launch, on_done: OnDone, *, spoils: bool = True
+    ) -> None:
         """Hand an operation over, to the library's actor or to those that wait for it."""
-        pending = Pending(launch.name, reply)
-        self._outstanding[path] = self._outstanding.get(path, 0) + 1
+        submitted = self._submitted[launch] = _Submitted(launch, on_done, spoils)
+        path = launch.library
         self._engine.enter(launch)
         library = self._libraries.get(path)
         if path in self._opening:
-            self._opening[path].append((launch, pending))
+            self._opening[path].append(submitted)
         elif library is not None and not library.is_terminated:
-            self._post(path, library, launch, pending)
+            self._post(library, submitted)
         else:
-            self._opening[path] = [(launch, pending)]
+            self._opening[path] = [submitted]
             try:
                 context.post(OpenLibrary(path), lambda result: self._opened(path, result))
             except ActorError as error:
                 self._opened(path, outcome.Error(error))
-        return pending
+
+    def withdraw(self, launch: Launch) -> bool:
+        """Take an operation back that no library has begun with; `on_done` is not called then.
+
+        Returns:
+            Whether it was; otherwise it is being launched, in flight or over.
+        """
+        submitted = self._submitted.get(launch)
+        if submitted is None:
+            return False
+        waiting = self._opening.get(launch.library, [])
+        if submitted in waiting:
+            waiting.remove(submitted)
+        elif submitted.posted is None or not submitted.posted.withdraw():
+            return False
+        del self._submitted[launch]
+        self._engine.over(launch)
+        return True
 
     def _opened(self, path: str, result: outcome.Outcome[Ref[LibraryActor]]) -> None:
         waiting = self._opening.pop(path)
         if isinstance(result, outcome.Error):
-            for launch, pending in waiting:
-                self._done(path, None, launch, pending, result.error)
+            for submitted in waiting:
+                self._done(submitted, result.error)
             return
         library = result.unwrap()
-        for launch, pending in waiting:
-            self._post(path, library, launch, pending)
+        for submitted in waiting:
+            self._post(library, submitted)
 
-    def _post(self, path: str, library: Ref[LibraryActor], launch: Launch, pending: Pending[Any]) -> None:
+    def _post(self, library: Ref[LibraryActor], submitted: _Submitted) -> None:
         def done(result: outcome.Outcome[None]) -> None:
-            error = result.error if isinstance(result, outcome.Error) else None
-            self._done(path, library, launch, pending, error)
+            self._done(submitted, result.error if isinstance(result, outcome.Error) else None)
 
+        submitted.library = library
         try:
-            library.post(launch, done)
+            submitted.posted = library.post(submitted.launch, done)
         except ActorError as error:
             done(outcome.Error(error))
 
-    def _done(
-        self,
-        path: str,
-        library: Ref[LibraryActor] | None,
-        launch: Launch,
-        pending: Pending[Any],
-        error: BaseException | None,
-    ) -> None:
-        self._outstanding[path] -= 1
+    def _done(self, submitted: _Submitted, error: BaseException | None) -> None:
+        launch = submitted.launch
+        del self._submitted[launch]
         if error is not None:
-            error = self._what_happened(library, launch, error)
-            for output in launch.outputs:
-                # Also what it was only to change, and did not: the program goes on as if it had.
-                output.spoil(launch.name, error)
-        self._engine.over(launch)
-        pending.settle(error)
+            error = self._what_happened(submitted.library, launch, error)
+            if submitted.spoils:
+                for output in launch.outputs:
+                    # Also what it was only to change, and did not: the program goes on as if it had.
+                    output.spoil(launch.name, error)
+        try:
+            submitted.on_done(error)
+        finally:
+            self._engine.over(launch)
 
     def _what_happened(
         self, library: Ref[LibraryActor] | None, launch: Launch, error: BaseException

@@ -99,6 +99,6 @@ async def _open(system: System, spec: str | None, options: DeviceOptions) -> Dev
     taken = {child.name for child in system.tree().children}
     names = itertools.chain([info.name], (f"{info.name}#{number}" for number in itertools.count(2)))
     name = next(name for name in names if name not in taken)
-    device = Device(backend, info, options, f"{system.name}/{name}")
-    await device.start(system, name)
+    device = Device(backend, info, options, f"{system.name}/{name}", system)
+    await device.start(name)
     return device

@@ -2,50 +2,47 @@
 
 from __future__ import annotations
 
-import copy
-from typing import Any
+from typing import Any, cast
 
 import attrs
 
-from ..backends.base import AccelError
-from ..devices import Device, Launch, Operation, Phase, operation_name
+from ..devices import Device, Fault, FaultKind, FaultPlan, Operation, operation_name
+from ..devices import anew as _anew
 
 __all__ = ["FaultInjection", "inject_fault", "poison"]
 
+_MARKS = ("hang", "poison", "segfault", "kill")
 
-@attrs.define(eq=False)
+
+@attrs.frozen(eq=False)
 class FaultInjection:
     """A fault that waits for its operation. Made by `inject_fault`; ``remove()`` takes it away.
 
     Attributes:
-        operation: Name of the operation it hits, such as ``"linalg.Matmul"``.
-        remaining: How many more it hits.
-        hit: How many it has hit.
-        error: What the launches fail with.
         device: Whose operations it hits.
     """
 
-    operation: str
-    remaining: int
-    hit: int = attrs.field(default=0, init=False)
-    error: Exception = attrs.field(kw_only=True)
-    device: Device = attrs.field(kw_only=True, repr=False)
+    device: Device = attrs.field(repr=False)
+    _plan: FaultPlan
+
+    @property
+    def operation(self) -> str:
+        """Name of the operation it hits, such as ``"linalg.Matmul"``."""
+        return self._plan.operation
+
+    @property
+    def remaining(self) -> int:
+        """How many more launches it hits."""
+        return self._plan.remaining
+
+    @property
+    def hit(self) -> int:
+        """How many it has hit."""
+        return self._plan.hit
 
     def remove(self) -> None:
         """Inject no more."""
-        if self in self.device.hooks:
-            self.device.hooks.remove(self)
-
-    def __call__(self, phase: Phase, launch: Launch, /) -> None:
-        """Fail the launch, as an engine hook."""
-        if phase is not Phase.ENQUEUE or launch.name != self.operation or not self.remaining:
-            return
-        self.remaining -= 1
-        self.hit += 1
-        if not self.remaining:
-            self.remove()
-        # A new instance each time: an exception object must not be raised twice.
-        raise _anew(self.error)
+        self.device.faults.remove(self._plan)
 
 
 def poison(device: Device, reason: str = "poisoned by a test") -> None:
@@ -56,25 +53,41 @@ def poison(device: Device, reason: str = "poisoned by a test") -> None:
     Raises:
         DeviceLostError: The device has no context now.
     """
-    device.engine().device.poison(reason)
+    device.dispatch.poison(reason)
 
 
 def inject_fault(
-    device: Device, operation: type[Operation[Any, Any]], *, fail: Exception, count: int = 1
+    device: Device,
+    operation: type[Operation[Any, Any]],
+    *,
+    fail: Exception | None = None,
+    delay: float | None = None,
+    hang: bool = False,
+    poison: bool = False,
+    segfault: bool = False,
+    kill: bool = False,
+    count: int = 1,
 ) -> FaultInjection:
-    """Make the next launches of an operation fail, as if the backend had raised an error.
+    """Make something happen to the next requests for an operation. Exactly one of the faults is given.
 
-    What happens then follows the error's class: one that the error table does not know makes
-    the library suspect, so that its actor crashes and is restarted.
+    Each fault goes with one request, on whichever context that is launched. ``segfault`` and ``kill``
+    hit the process that has the context: with ``isolation="inline"`` that is the program itself.
 
     Args:
         device: Device whose operations are hit.
         operation: Message class, such as `trio_accel.linalg.Matmul`.
-        fail: What they fail with; each launch raises a copy of its own.
-        count: How many launches fail.
+        fail: The launch fails as if the backend had raised this; each launch raises a copy of its own.
+            What happens then follows the error's class: one that the error table does not know makes
+            the library suspect, so that its actor crashes and is restarted.
+        delay: The operation takes so many seconds longer.
+        hang: The operation never ends.
+        poison: The operation loses the context.
+        segfault: The process dies of a native fault when the device comes to the operation.
+        kill: The process is killed when the operation has been launched.
+        count: How many requests are hit.
 
     Raises:
-        ValueError: A count below 1.
+        ValueError: Not exactly one fault, a count below 1, or a delay that is no time.
         TypeError: An operation that is no message class, or an error that is none or cannot be copied.
     """
     if not (isinstance(operation, type) and issubclass(operation, Operation)):
@@ -83,19 +96,31 @@ def inject_fault(
         )
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise ValueError(f"inject_fault: count must be a whole number of at least 1, got {count!r}")
-    if not isinstance(fail, Exception):
-        raise TypeError(f"inject_fault: fail must be an exception, got {fail!r}")
+    marked = dict(zip(_MARKS, (hang, poison, segfault, kill), strict=True))
+    given = [name for name, is_given in marked.items() if is_given]
+    given += [name for name, value in (("fail", fail), ("delay", delay)) if value is not None]
+    if len(given) != 1:
+        raise ValueError(
+            "inject_fault: give exactly one of fail, delay, hang, poison, segfault and kill, got "
+            f"{' and '.join(given) or 'none'}"
+        )
+    if fail is not None:
+        _check_copies(fail)
+    seconds = 0.0 if delay is None else delay
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < float("inf"):
+        raise ValueError(f"inject_fault: delay must be seconds of at least 0, got {delay!r}")
+    fault = Fault(kind=cast("FaultKind", given[0]), error=fail, seconds=seconds)
+    plan = FaultPlan(operation_name(operation), fault, count)
+    device.faults.add(plan)
+    return FaultInjection(device, plan)
+
+
+def _check_copies(error: Exception) -> None:
+    if not isinstance(error, Exception):
+        raise TypeError(f"inject_fault: fail must be an exception, got {error!r}")
     try:
-        _anew(fail)
-    except Exception as error:
+        _anew(error)
+    except Exception as failure:
         raise TypeError(
-            f"inject_fault: fail must be an exception that can be copied, got {fail!r}"
-        ) from error
-    fault = FaultInjection(operation_name(operation), count, error=fail, device=device)
-    device.hooks.append(fault)
-    return fault
-
-
-def _anew(error: Exception) -> Exception:
-    # Errors of devices have fields that their `args` do not tell.
-    return attrs.evolve(error) if isinstance(error, AccelError) else copy.copy(error)
+            f"inject_fault: fail must be an exception that can be copied, got {error!r}"
+        ) from failure

@@ -162,11 +162,14 @@ class AccelStream(Protocol):
     def wait(self, event: AccelEvent) -> None:
         """Hold back what is enqueued from now on until an event (of any stream) is done."""
 
-    def hold(self) -> Hold:
+    def hold(self, waker: Waker | None = None) -> Hold:
         """Hold back what is enqueued from now on until the hold is released.
 
         A stream that is held is like one that is stuck: `close` does not wait for it, and a lost
         context is reported by `failure` all the same.
+
+        Args:
+            waker: Rung when the stream gets there: everything before is done.
 
         Raises:
             ContextPoisonedError: The context is lost.

@@ -89,9 +89,9 @@ class CpuStream:
         if not event.is_done:
             self._put(partial(_wait_until_done, event))
 
-    def hold(self) -> CpuHold:
+    def hold(self, waker: Waker | None = None) -> CpuHold:
         """Hold back what is enqueued from now on; see `AccelStream.hold`."""
-        hold = CpuHold()
+        hold = CpuHold(waker)
         self.enqueue(hold.wait)
         return hold
 
@@ -207,10 +207,11 @@ class CpuEvent:
 class CpuHold:
     """What holds a stream back: its thread waits for the release."""
 
-    __slots__ = ("_released",)
+    __slots__ = ("_released", "_waker")
 
-    def __init__(self) -> None:
+    def __init__(self, waker: Waker | None) -> None:
         self._released = threading.Event()
+        self._waker = waker
 
     def release(self) -> None:
         """Let the stream go on. From any thread; more than once does nothing."""
@@ -218,6 +219,8 @@ class CpuHold:
 
     def wait(self) -> None:
         """Block until the release; called in the stream's thread."""
+        if self._waker is not None:
+            self._waker.ring()
         self._released.wait()
 
 

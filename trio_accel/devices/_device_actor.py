@@ -1,0 +1,32 @@
+"""The supervised address of a device."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from ..actors import Actor, ActorContext
+
+if TYPE_CHECKING:
+    from ._device import Device
+
+__all__ = ["DeviceActor"]
+
+
+class DeviceActor(Actor):
+    """Restarts the context of a device, within the device's intensity."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    @asynccontextmanager
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        """Hold the context; when it is given up, so is the device."""
+        device = self._device
+        try:
+            async with device.dispatch.open(context):
+                await device.dispatch.start_context(context)
+                yield
+        finally:
+            device.end()

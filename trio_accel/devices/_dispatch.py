@@ -1,0 +1,62 @@
+"""Where the operations of a device go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from ..actors import ActorContext
+    from ._operation import Operation
+    from ._pending import Pending
+    from ._ref import AccelRef
+    from ._statistics import DeviceStatistics
+
+__all__ = ["Dispatch"]
+
+LibraryT = TypeVar("LibraryT")
+ReplyT = TypeVar("ReplyT")
+
+
+class Dispatch(Protocol):
+    """Serves a device's operations, over all its generations: in this process, or through workers."""
+
+    @property
+    def libraries(self) -> Sequence[str]:
+        """Names of the libraries that the current context has."""
+        ...
+
+    async def prepare(self) -> None:
+        """Start what must outlive the device's actor."""
+
+    def open(self, context: ActorContext) -> AbstractAsyncContextManager[None]:
+        """Hold what lasts longer than a context: the device's actor lives inside."""
+        ...
+
+    async def start_context(self, context: ActorContext) -> None:
+        """Start the context's actor as a child of the device's."""
+
+    async def ask(self, operation: Operation[LibraryT, ReplyT]) -> ReplyT:
+        """See `Device.ask`."""
+        ...
+
+    def submit(self, operation: Operation[LibraryT, ReplyT]) -> Pending[ReplyT]:
+        """See `Device.submit`."""
+        ...
+
+    def lease(self, ref: AccelRef, *, write: bool) -> AbstractAsyncContextManager[npt.NDArray[Any]]:
+        """See `AccelRef.lease`."""
+        ...
+
+    async def synchronize(self) -> None:
+        """See `Device.synchronize`."""
+
+    async def statistics(self) -> DeviceStatistics:
+        """See `Device.statistics`."""
+        ...
+
+    def poison(self, reason: str) -> None:
+        """See `trio_accel.testing.poison`."""

@@ -1,0 +1,117 @@
+"""What can be made to happen to an operation on purpose."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+from typing import Literal
+
+import attrs
+
+from ..backends.base import AccelDevice, AccelError, AccelStream, Hold
+from ._alarms import Alarms
+
+__all__ = ["Fault", "FaultKind", "FaultPlan", "Faults", "anew"]
+
+FaultKind = Literal["fail", "delay", "hang", "poison", "segfault", "kill"]
+
+
+@attrs.frozen(kw_only=True)
+class Fault:
+    """What happens to one launch; made by `trio_accel.testing.inject_fault`.
+
+    Attributes:
+        kind: ``"fail"``, the backend raises; ``"delay"``, the operation takes longer; ``"hang"``, it
+            never ends; ``"poison"``, it loses the context; ``"segfault"`` and ``"kill"``, the process
+            that has the context dies while it runs.
+        error: What the backend raises.
+        seconds: How much longer it takes.
+    """
+
+    kind: FaultKind
+    error: Exception | None = None
+    seconds: float = 0.0
+
+    def before(self, stream: AccelStream, alarms: Alarms, now: float, holds: list[Hold]) -> None:
+        """Act before the operation is enqueued.
+
+        Raises:
+            Exception: The error of kind ``"fail"``, a new instance each time.
+        """
+        if self.kind == "fail" and self.error is not None:
+            raise anew(self.error)
+        if self.kind == "segfault":
+            stream.crash()
+        elif self.kind in ("delay", "hang"):
+            hold = stream.hold()
+            holds.append(hold)
+            if self.kind == "delay":
+                alarms.set(hold, now + self.seconds, hold.release)
+
+    def after(self, device: AccelDevice) -> None:
+        """Act once it is enqueued."""
+        if self.kind == "poison":
+            device.poison("poisoned by an injected fault")
+        elif self.kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def anew(error: Exception) -> Exception:
+    """A copy of an error: an exception object must not be raised twice."""
+    # Errors of devices have fields that their `args` do not tell.
+    return attrs.evolve(error) if isinstance(error, AccelError) else copy.copy(error)
+
+
+@attrs.define(eq=False)
+class FaultPlan:
+    """A fault that waits for its operation.
+
+    Attributes:
+        operation: Name of the operation it hits, such as ``"linalg.Matmul"``.
+        fault: What happens to each launch that it hits.
+        remaining: How many more it hits.
+        hit: How many it has hit.
+    """
+
+    operation: str
+    fault: Fault
+    remaining: int
+    hit: int = attrs.field(default=0, init=False)
+
+
+class Faults:
+    """The faults that wait on one device. Each goes with one request, on whichever context that runs."""
+
+    __slots__ = ("_plans",)
+
+    def __init__(self) -> None:
+        self._plans: list[FaultPlan] = []
+
+    def __contains__(self, plan: FaultPlan) -> bool:
+        return plan in self._plans
+
+    def add(self, plan: FaultPlan) -> None:
+        """Hit the next launches of an operation."""
+        self._plans.append(plan)
+
+    def remove(self, plan: FaultPlan) -> None:
+        """Hit no more."""
+        if plan in self._plans:
+            self._plans.remove(plan)
+
+    def take(self, operation: str) -> FaultPlan | None:
+        """Take a hit for the next launch of an operation, if a fault waits for it."""
+        for plan in self._plans:
+            if plan.operation == operation:
+                plan.remaining -= 1
+                if not plan.remaining:
+                    self._plans.remove(plan)
+                return plan
+        return None
+
+    def give_back(self, plan: FaultPlan) -> None:
+        """The request that it was taken for was never launched: the next one is hit instead."""
+        plan.remaining += 1
+        if plan not in self._plans:
+            self._plans.insert(0, plan)

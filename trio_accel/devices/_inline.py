@@ -1,0 +1,252 @@
+"""Contexts in this process: operations go straight to the library actors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy.typing as npt
+import trio
+
+from ..actors import ActorContext, ActorFailedError, ActorStoppedError, Ref
+from ..backends.base import AccelDevice, ContextPoisonedError, DeviceLostError, QueueFullError
+from ._context import ContextActor, Session, context_policy
+from ._engine import Engine
+from ._library import LibraryActor
+from ._operation import Launch, Operation, Planner
+from ._pending import Pending
+from ._ref import AccelRef
+from ._statistics import DeviceStatistics
+from ._submissions import OpenLibrary
+
+if TYPE_CHECKING:
+    from ._blocks import BlockTable
+    from ._device import Device
+    from ._engine import EngineHook
+    from ._options import DeviceOptions
+
+__all__ = ["InlineDispatch"]
+
+LibraryT = TypeVar("LibraryT")
+ReplyT = TypeVar("ReplyT")
+
+
+class InlineDispatch:
+    """Serves a device from an engine in this process; each context has memory of its own."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._context_ref: Ref[ContextActor] | None = None
+        self._pending = 0
+        self.session: Session | None = None
+
+    @property
+    def options(self) -> DeviceOptions:
+        """Options of the device."""
+        return self._device.options
+
+    @property
+    def hooks(self) -> list[EngineHook]:
+        """Who sees every operation."""
+        return self._device.hooks
+
+    @property
+    def blocks(self) -> BlockTable:
+        """Where dropped blocks go."""
+        return self._device.blocks
+
+    @property
+    def next_generation(self) -> int:
+        """Number of the context that is being opened."""
+        return self._device.generation + 1
+
+    @property
+    def libraries(self) -> Sequence[str]:
+        """Names of the libraries of the current context."""
+        return tuple(self._engine().device.libraries)
+
+    async def prepare(self) -> None:
+        """Nothing must be there before the device's actor."""
+        await trio.lowlevel.checkpoint()
+
+    @asynccontextmanager
+    async def open(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        """Nothing lasts longer than a context."""
+        await trio.lowlevel.checkpoint()
+        yield
+
+    async def start_context(self, context: ActorContext) -> None:
+        """Start the context's actor."""
+        self._context_ref = await context.spawn(
+            ContextActor, self, name="context", policy=context_policy(self.options)
+        )
+
+    @property
+    def adopted(self) -> Sequence[int]:
+        """None: memory is lost with its context."""
+        return ()
+
+    def open_device(self) -> AccelDevice:
+        """Open the device; blocks."""
+        device = self._device
+        return device.backend.open_device(device.info.index, memory_limit=device.options.memory_limit)
+
+    def attach(self, session: Session) -> None:
+        """A context is ready: start its generation."""
+        self.session = session
+        blocks = self._device.blocks
+        blocks.valid_since = session.generation
+        blocks.release = session.engine.release_all
+        self._device.availability.begin(session.generation)
+
+    def detach(self, error: BaseException | None) -> None:
+        """The context is gone; requests wait for the next."""
+        self._device.blocks.drain()
+        self._device.blocks.lose()
+        self.session = None
+        self._device.availability.interrupt()
+
+    async def ask(self, operation: Operation[LibraryT, ReplyT]) -> ReplyT:
+        """See `Device.ask`."""
+        losses = 0
+        while True:
+            session = await self._ready()
+            planner = Planner(self._device, operation)
+            planned = operation.plan(planner)
+            launch = planner.launch(planned.spec)
+            has_refs = bool(launch.uses)
+            library = await self._library(session, operation.library)
+            if library is None or self.session is not session:
+                # Its blocks are those of a context that is gone: it is planned anew.
+                self._not_launched(launch)
+                continue
+            self._device.validated(launch)
+            session.engine.enter(launch)
+            try:
+                await _ask(library, launch, session.engine)
+            except ActorStoppedError:
+                # Never executed, because its context ends: it runs on the next one, if there is one.
+                self._not_launched(launch)
+                await library.wait_terminated()
+                continue
+            except ContextPoisonedError:
+                # Nothing that it needs was lost: it may run again.
+                losses += 1
+                if has_refs or losses > self.options.retry:
+                    raise
+                continue
+            finally:
+                session.engine.over(launch)
+            return planned.reply
+
+    def submit(self, operation: Operation[LibraryT, ReplyT]) -> Pending[ReplyT]:
+        """See `Device.submit`."""
+        session, context = self.session, self._context_ref
+        if session is None or context is None:
+            if self._device.availability.is_ended:
+                raise DeviceLostError("the device is closed, or was given up", device=self._device.name)
+            raise QueueFullError("the context is being rebuilt: ask() waits for it", device=self._device.name)
+        self._device.window.check_room(operation.library)
+        planner = Planner(self._device, operation)
+        planned = operation.plan(planner)
+        launch = planner.launch(planned.spec)
+        self._device.validated(launch)
+        pending = Pending(launch.name, planned.reply)
+        session.submissions.submit(context, launch, self._device.window.enter(operation.library, pending))
+        return pending
+
+    @asynccontextmanager
+    async def lease(self, ref: AccelRef, *, write: bool) -> AsyncGenerator[npt.NDArray[Any], None]:
+        """See `AccelRef.lease`."""
+        session = await self._ready()
+        ref.block.check("lease")
+        async with session.engine.lease(ref.spec, write=write) as array:
+            # While its turn was waited for, it may have been spoiled or released.
+            ref.block.check("lease")
+            yield array
+
+    async def synchronize(self) -> None:
+        """See `Device.synchronize`."""
+        session = await self._ready()
+        await session.engine.synchronize()
+        self._device.blocks.drain()
+        await trio.lowlevel.checkpoint()
+
+    async def statistics(self) -> DeviceStatistics:
+        """See `Device.statistics`."""
+        session = await self._ready()
+        await trio.lowlevel.checkpoint()
+        self._device.blocks.drain()
+        engine = session.engine
+        return DeviceStatistics(
+            generation=session.generation,
+            launched=engine.launched,
+            completed=engine.completed,
+            in_flight=engine.in_flight,
+            pending=self._pending,
+            queues=engine.queues(),
+            memory=engine.device.memory(),
+        )
+
+    def poison(self, reason: str) -> None:
+        """See `trio_accel.testing.poison`."""
+        self._engine().device.poison(reason)
+
+    def _engine(self) -> Engine:
+        if self.session is None:
+            raise DeviceLostError("the device has no context now", device=self._device.name)
+        return self.session.engine
+
+    def _not_launched(self, launch: Launch) -> None:
+        if launch.fault is not None:
+            self._device.faults.give_back(launch.fault)
+
+    async def _ready(self) -> Session:
+        """The current generation; waits while the context is being rebuilt."""
+        availability = self._device.availability
+        if self.session is None and not availability.is_ended:
+            self._device.check_pending(self._pending)
+            self._pending += 1
+            try:
+                while self.session is None and not availability.is_ended:
+                    await availability.wait_changed()
+            finally:
+                self._pending -= 1
+        if self.session is None:
+            raise await self._device.lost()
+        return self.session
+
+    async def _library(self, session: Session, path: str) -> Ref[LibraryActor] | None:
+        """The actor of a library, started on first use; None if the session ended meanwhile.
+
+        A library that is started may belong to the next session already.
+        """
+        library = session.libraries.get(path)
+        if library is not None and not library.is_terminated:
+            return library
+        assert self._context_ref is not None  # a session is a context's
+        try:
+            return await self._context_ref.ask(OpenLibrary(path))
+        except ActorStoppedError:
+            await self._end_of(session)
+        except ActorFailedError as error:
+            if not isinstance(error.__cause__, ActorStoppedError):
+                raise
+            # The context was ended while it served this, and not over it.
+            await self._end_of(session)
+        return None
+
+    async def _end_of(self, session: Session) -> None:
+        while self.session is session:
+            await self._device.availability.wait_changed()
+
+
+async def _ask(library: Ref[LibraryActor], launch: Launch, engine: Engine) -> None:
+    try:
+        await library.ask(launch)
+    except ActorFailedError as error:
+        if library.is_terminated and engine.has(launch):
+            # The library did not crash over this operation: it ended with its context, for good.
+            raise engine.lost(launch, error) from error
+        raise

@@ -1,0 +1,47 @@
+"""Counts of a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from ..backends.base import MemoryStatistics
+
+__all__ = ["DeviceStatistics", "QueueStatistics"]
+
+
+@attrs.frozen(kw_only=True)
+class QueueStatistics:
+    """Requests of one library.
+
+    Attributes:
+        waiting: Handed over and not launched.
+        in_flight: Launched and not complete.
+    """
+
+    waiting: int
+    in_flight: int
+
+
+@attrs.frozen(kw_only=True)
+class DeviceStatistics:
+    """Counts of one generation of a device.
+
+    Attributes:
+        generation: Number of the generation.
+        launched: Operations enqueued.
+        completed: Operations that completed, with or without an error.
+        in_flight: Operations that the backend has now.
+        pending: Requests that wait for a context.
+        queues: By the import path of the library (`Operation.library`): those that have requests now.
+        memory: Memory of the device's arrays.
+    """
+
+    generation: int
+    launched: int
+    completed: int
+    in_flight: int
+    pending: int
+    queues: Mapping[str, QueueStatistics]
+    memory: MemoryStatistics

@@ -1,0 +1,116 @@
+"""The memory of a device as the application holds it: chunks by their descriptors, and what lies in them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from ...backends.base import AccelBackend, PlacedBlock
+from ...backends.base.ops import ArraySpec
+
+if TYPE_CHECKING:
+    from ._launcher import Launcher
+
+__all__ = ["Chunk", "ChunkTable"]
+
+
+@attrs.define(eq=False)
+class Chunk:
+    """Memory that a worker has made.
+
+    Attributes:
+        number: Its id on the device.
+        nbytes: Its size.
+        descriptor: What it is mapped by.
+        kept: What the launcher calls it.
+    """
+
+    number: int
+    nbytes: int
+    descriptor: int
+    kept: int
+    mapped: npt.NDArray[np.uint8] | None = None
+
+
+class ChunkTable:
+    """Outlives every worker: from this the next one learns what memory there is and what lies where.
+
+    Attributes:
+        chunks: By id.
+        blocks: The blocks that arrays of the program live in, by id.
+        on_drop: Called with the id of a chunk that is gone.
+    """
+
+    def __init__(self, backend: AccelBackend, on_drop: Callable[[int], None]) -> None:
+        self.chunks: dict[int, Chunk] = {}
+        self.blocks: dict[int, PlacedBlock] = {}
+        self.on_drop: Callable[[int], None] = on_drop
+        self._backend = backend
+        self._launcher: Launcher | None = None
+
+    def open(self, launcher: Launcher) -> None:
+        """Have the launcher cut the memory to nothing if this process dies."""
+        self._launcher = launcher
+
+    @property
+    def used(self) -> int:
+        """Bytes of the blocks."""
+        return sum(block.nbytes for block in self.blocks.values())
+
+    def keep(self, number: int, nbytes: int, descriptor: int) -> Chunk:
+        """Take a chunk, and its descriptor."""
+        assert self._launcher is not None
+        kept = self._launcher.keep_chunk(descriptor)
+        chunk = self.chunks[number] = Chunk(number, nbytes, descriptor, kept)
+        return chunk
+
+    def drop(self, number: int) -> None:
+        """Give a chunk back; arrays over it that the program still has keep the mapping."""
+        chunk = self.chunks.pop(number)
+        if self._launcher is not None:
+            self._launcher.forget_chunk(chunk.kept)
+        os.close(chunk.descriptor)
+        self.on_drop(number)
+
+    def drop_empty(self) -> None:
+        """Give every chunk back in which nothing lies. Only while no worker places blocks."""
+        full = {block.chunk for block in self.blocks.values()}
+        for number in [number for number in self.chunks if number not in full]:
+            self.drop(number)
+
+    def view(self, chunk: int, offset: int, array: ArraySpec) -> npt.NDArray[Any]:
+        """A host array over an array of the device.
+
+        Args:
+            chunk: Where it lies.
+            offset: Bytes from the start of the chunk to that of the block.
+            array: What it looks like.
+
+        Raises:
+            NotSupportedError: The host cannot address the device's memory.
+        """
+        held = self.chunks[chunk]
+        if held.mapped is None:
+            held.mapped = self._backend.map_host(held.descriptor, held.nbytes)
+        return np.ndarray(
+            array.shape, array.dtype.dtype, held.mapped.data, offset + array.offset, array.strides
+        )
+
+    def place(self, blocks: Iterable[PlacedBlock]) -> None:
+        """Take note of where blocks lie."""
+        for block in blocks:
+            self.blocks[block.block] = block
+
+    def forget(self, block: int) -> None:
+        """The program has no array in a block any more."""
+        self.blocks.pop(block, None)
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.blocks.clear()
+        self.drop_empty()

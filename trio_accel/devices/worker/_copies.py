@@ -1,0 +1,54 @@
+"""Copies between host arrays of the application and memory that it shares with a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Copying"]
+
+# So much is copied in a row: an end that is asked for comes soon.
+_PIECE = 8 << 20
+_INTEGERS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
+
+
+class Copying:
+    """A copy that runs in a thread and can be ended between two pieces."""
+
+    def __init__(self, target: npt.NDArray[Any], source: npt.NDArray[Any]) -> None:
+        self._target = _bits(target)
+        self._source = _bits(source)
+        self._is_cancelled = False
+
+    def cancel(self) -> None:
+        """End it soon. Any thread."""
+        self._is_cancelled = True
+
+    def run(self) -> None:
+        """Copy; blocks."""
+        for target, source in _pieces(self._target, self._source):
+            if self._is_cancelled:
+                return
+            np.copyto(target, source)
+
+
+def _pieces(
+    target: npt.NDArray[Any], source: npt.NDArray[Any]
+) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+    if target.nbytes <= _PIECE:
+        yield target, source
+        return
+    if target.flags.c_contiguous and source.flags.c_contiguous:
+        target, source = target.reshape(-1), source.reshape(-1)
+    rows = max(1, _PIECE // (target.nbytes // len(target)))
+    for start in range(0, len(target), rows):
+        yield target[start : start + rows], source[start : start + rows]
+
+
+def _bits(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    # As integers every bit pattern survives, and all types are as fast as NumPy's own.
+    integer = _INTEGERS.get(array.itemsize)
+    return array if integer is None else array.view(integer)

@@ -1,0 +1,121 @@
+"""The messages between application and worker: tuples whose first item says which one it is.
+
+From the application:
+
+==========  ===========================================================================================
+config      the pickled `WorkerConfig`; first of all
+chunk       id, bytes; with its descriptor: memory that there is already, or another worker has made
+unchunk     id: that memory is gone
+start       generation, blocks as (block, bytes, chunk, offset): begin to serve
+request     number, word, operation, library, what is spoiled, specification, allocations, staged copies,
+            ids of outputs, uses, fault, ids of released blocks
+lease       number, block, whether it is written, ids of released blocks
+unlease     number
+cancel      number
+copied      transfer
+release     ids of blocks
+call        number, what: "memory" or "synchronize"
+poison      reason
+observe     whether somebody observes messages
+close       end in order
+==========  ===========================================================================================
+
+From the worker:
+
+==========  ===========================================================================================
+ready       names of the libraries: the device is open
+started     the context serves
+done        number, "done" or "withdrawn", whether it was launched, error, ids of damaged blocks, blocks
+            as in start, host arrays by value; exactly one for each request and lease
+granted     number, block as in start
+copy        transfer, number of the request, index of the host array, chunk, offset, array
+chunk       id, bytes; with its descriptor: before anything that lies in it is named
+unchunk     id
+result      number of the call, value
+event       an encoded event of the worker's actors
+log         logger, level, text
+lost        error: the context is gone, nothing more is launched
+closed      the context has ended in order
+==========  ===========================================================================================
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from ...backends.base import AccelError, ContextPoisonedError, DType, PlacedBlock
+from ...backends.base.ops import ArraySpec
+from .._options import DeviceOptions
+from ._channel import Message
+from ._wire_errors import encode_error
+
+__all__ = [
+    "SMALL",
+    "WorkerConfig",
+    "died",
+    "place_of",
+    "plain_array",
+    "plain_place",
+    "read_array",
+]
+
+SMALL = 64 << 10
+"""Host arrays up to so many bytes travel in messages; larger ones are copied to and from shared memory."""
+
+_DTYPES = {member.value: member for member in DType}
+
+
+@attrs.frozen(kw_only=True)
+class WorkerConfig:
+    """What a worker is told first.
+
+    Attributes:
+        device: Name of the device, such as ``"cpu:0"``.
+        options: Options of the device.
+        warm: Import paths of the libraries to load ahead.
+        is_observed: Whether somebody observes messages.
+    """
+
+    device: str
+    options: DeviceOptions
+    warm: tuple[str, ...]
+    is_observed: bool
+
+
+def plain_place(block: PlacedBlock) -> Message:
+    """A placed block as plain values."""
+    return block.block, block.nbytes, block.chunk, block.offset
+
+
+def place_of(data: Any) -> PlacedBlock:
+    """What `plain_place` made."""
+    return PlacedBlock(*data)
+
+
+def plain_array(array: ArraySpec) -> Message:
+    """An array as plain values."""
+    return array.block, array.offset, array.dtype.value, array.shape, array.strides
+
+
+def read_array(data: Any) -> ArraySpec:
+    """What `plain_array` made."""
+    block, offset, dtype, shape, strides = data
+    return ArraySpec(block, offset, _DTYPES[dtype], shape, strides)
+
+
+def died(how: str, device: str) -> ContextPoisonedError:
+    """The error of a context whose worker has ended."""
+    return ContextPoisonedError(f"the worker process {how}", device=device)
+
+
+def plain_error(error: BaseException | None, device: str, generation: int) -> Message | None:
+    """An error as plain values, with where it happened."""
+    if error is None:
+        return None
+    if isinstance(error, AccelError):
+        error.device = error.device or device
+        if error.generation is None:
+            error.generation = generation
+    return encode_error(error)

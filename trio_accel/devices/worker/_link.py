@@ -1,0 +1,164 @@
+"""The application's connection to one worker process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+import trio
+
+from ._channel import Channel, EndOfChannel, Message
+from ._chunks import Chunk
+from ._frames import WorkerConfig, died
+from ._launcher import WorkerProcess
+from ._page import SharedPage
+
+__all__ = ["MessageHandler", "WorkerLink"]
+
+MessageHandler: TypeAlias = Callable[["WorkerLink", Message, tuple[int, ...]], None]
+
+# The launcher reports a death within milliseconds; whoever waits for a request's outcome waits no longer.
+_REPORT = 0.05
+_BEATS = 10
+
+
+class WorkerLink:
+    """A worker from its start to its death: its process, its messages and the words it shares.
+
+    Attributes:
+        libraries: Names of the libraries that its device has.
+        is_ready: Whether its device is open.
+        how: In words how it ended, or why it is not to be used any more; None while it serves.
+        is_started: Whether it serves a generation.
+    """
+
+    def __init__(
+        self,
+        process: WorkerProcess,
+        channel: Channel,
+        page: SharedPage,
+        *,
+        device: str,
+        heartbeat_timeout: float,
+    ) -> None:
+        self.process: WorkerProcess = process
+        self.page: SharedPage = page
+        self.libraries: tuple[str, ...] = ()
+        self.is_ready: bool = False
+        self.how: str | None = None
+        self.is_started: bool = False
+        self._channel = channel
+        self._device = device
+        self._tick = heartbeat_timeout / _BEATS
+        self._timeout = heartbeat_timeout
+        self._words: dict[str, int] = {}
+        self._changed = trio.Event()
+        self._is_over = trio.Event()
+
+    def __repr__(self) -> str:
+        return f"<WorkerLink {self.process!r}, {self.how or 'open'}>"
+
+    def send(self, message: Message, descriptors: Sequence[int] = (), *, now: bool = False) -> None:
+        """Send a message; one to a worker that has ended is dropped."""
+        self._channel.send(message, descriptors, now=now)
+
+    def configure(self, config: WorkerConfig, chunks: Sequence[Chunk]) -> None:
+        """Tell a new worker what it is to be."""
+        self.send(("config", config))
+        for chunk in chunks:
+            self.send_chunk(chunk)
+
+    def send_chunk(self, chunk: Chunk) -> None:
+        """Have it map memory that is there."""
+        self.send(("chunk", chunk.number, chunk.nbytes), (chunk.descriptor,))
+
+    def word(self, library: str) -> int:
+        """The shared word of a library."""
+        return self._words.setdefault(library, len(self._words) + 1)
+
+    def started(self, library: str) -> int:
+        """Number of the last request of a library that it has begun to launch."""
+        word = self._words.get(library)
+        return 0 if word is None else self.page.started(word)
+
+    async def run(self, handle: MessageHandler, on_end: Callable[[WorkerLink], None]) -> None:
+        """Serve the connection until the worker has ended; the worker is dead and gone when this returns."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._channel.run)
+                nursery.start_soon(self._listen_to_heart)
+                with suppress(EndOfChannel):
+                    while True:
+                        for message, descriptors in await self._channel.receive():
+                            handle(self, message, descriptors)
+                # All its threads have ended, or it has closed its end by itself.
+                self.process.kill()
+                with trio.move_on_after(_REPORT):
+                    self._end(await self.process.wait())
+                self._end("ended")
+                on_end(self)
+                nursery.cancel_scope.cancel(reason="the worker has ended")
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._bury()
+
+    def _end(self, how: str) -> None:
+        if self.how is None:
+            self.how = how
+        self.notify()
+
+    def condemn(self, why: str) -> None:
+        """Kill it; what it has sent is still taken."""
+        if self.how is None:
+            self.how = why
+        self.process.kill()
+        self.notify()
+
+    async def wait(self, condition: Callable[[], Any]) -> None:
+        """Wait for something that a message tells.
+
+        Raises:
+            ContextPoisonedError: The worker ended before.
+        """
+        while not condition():
+            if self.how is not None:
+                raise died(self.how, self._device)
+            await self._changed.wait()
+
+    async def wait_gone(self) -> None:
+        """Wait until it is dead and nothing of it is left."""
+        await self._is_over.wait()
+
+    def notify(self) -> None:
+        """Have those look again that wait for something."""
+        changed, self._changed = self._changed, trio.Event()
+        changed.set()
+
+    async def _listen_to_heart(self) -> None:
+        last, silent = -1, 0
+        while True:
+            # Ticks are counted, and not seconds: if this process was stopped, time has passed for both.
+            await trio.sleep(self._tick)
+            beat = self.page.heartbeat
+            silent = silent + 1 if beat == last else 0
+            last = beat
+            if silent >= _BEATS:
+                self.condemn(f"gave no sign of life for {self._timeout:g} s and was killed")
+                return
+
+    async def _bury(self) -> None:
+        self.process.kill()
+        await self.process.wait()
+        self.process.close()
+        self._channel.close()
+        self.page.close()
+        self._end("was killed")
+        self._is_over.set()
+
+
+def close_all(descriptors: Sequence[int]) -> None:
+    """Close descriptors that came with a message that is of no use any more."""
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -1,0 +1,86 @@
+"""Words that a worker and the application share: what the worker has begun, and that it lives."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from typing import Self
+
+__all__ = ["Heartbeat", "SharedPage"]
+
+_WORDS = 512
+_BYTES = 8 * _WORDS
+_INTERVAL = 0.1
+
+
+class SharedPage:
+    """One page of words of 64 bits. Word 0 is the heartbeat; each library of a device has one of the others.
+
+    A word is written by the worker alone, as a whole, so that what the application reads after the
+    worker's death was written.
+    """
+
+    __slots__ = ("_map", "_words", "descriptor")
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor: int = descriptor
+        self._map = mmap.mmap(descriptor, _BYTES)
+        self._words = memoryview(self._map).cast("Q")
+
+    @classmethod
+    def create(cls) -> Self:
+        """Make a page of zeros; the descriptor is to be given to the worker."""
+        descriptor = os.memfd_create("trio_accel page", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, _BYTES)
+            return cls(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    @property
+    def heartbeat(self) -> int:
+        """How often the worker's heart has beaten."""
+        return self._words[0]
+
+    def beat(self) -> None:
+        """Show that the worker lives."""
+        self._words[0] += 1
+
+    def started(self, word: int) -> int:
+        """Number of the last operation that a library has begun to launch."""
+        return self._words[word]
+
+    def start(self, word: int, number: int) -> None:
+        """A library begins to launch an operation."""
+        self._words[word] = number
+
+    def close(self) -> None:
+        """Give the page back."""
+        self._words.release()
+        self._map.close()
+        os.close(self.descriptor)
+
+
+class Heartbeat:
+    """A thread that beats: an operation that keeps the worker's loop busy is no silence."""
+
+    def __init__(self, page: SharedPage) -> None:
+        self._page = page
+        self._is_over = threading.Event()
+        # A daemon: whatever else fails, the process must end.
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Beat no more."""
+        self._is_over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(_INTERVAL):
+            self._page.beat()

@@ -1,0 +1,195 @@
+"""The worker processes of a device: the one that serves, those that stand ready, those that are dying."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import socket
+import sys
+from collections.abc import Callable, Iterable
+
+import trio
+
+from ...backends.base import NotSupportedError
+from .._options import DeviceOptions
+from ._channel import Channel
+from ._chunks import Chunk, ChunkTable
+from ._frames import WorkerConfig
+from ._launcher import Launcher
+from ._link import MessageHandler, WorkerLink
+from ._page import SharedPage
+
+__all__ = ["WorkerPool", "check_options"]
+
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from trio_accel.devices.worker._process import main; main()"
+)
+
+
+def check_options(options: DeviceOptions) -> None:
+    """Refuse options that another process cannot have.
+
+    Raises:
+        NotSupportedError: A strategy that cannot be pickled, or whose class is one of __main__.
+    """
+    for name in ("completion", "streams"):
+        strategy = getattr(options, name)
+        why = None
+        if type(strategy).__module__ == "__main__":
+            why = "its class is defined in __main__; move it to a module"
+        else:
+            try:
+                pickle.dumps(strategy)
+            except Exception as error:  # noqa: BLE001  # whatever a stranger's class raises
+                why = str(error)
+        if why is not None:
+            raise NotSupportedError(
+                f"{name}={strategy!r} cannot be given to a worker process ({why}); "
+                "or open the device with isolation='inline'"
+            )
+
+
+class WorkerPool:
+    """Starts workers and hands them out; every one is gone when the pool is closed.
+
+    Args:
+        device: Name of the device.
+        options: Options of the device.
+        chunks: The memory that every worker maps.
+        handle: Takes what workers send.
+        on_end: Called when one has ended.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        options: DeviceOptions,
+        chunks: ChunkTable,
+        handle: MessageHandler,
+        on_end: Callable[[WorkerLink], None],
+    ) -> None:
+        self.warm: tuple[str, ...] = options.libraries
+        self.is_observed: bool = False
+        self._device = device
+        self._options = options
+        self._chunks = chunks
+        self._handle = handle
+        self._on_end = on_end
+        self._links: set[WorkerLink] = set()
+        self._spares: list[WorkerLink] = []
+        self._launcher: Launcher
+        self._nursery: trio.Nursery
+        self._is_refilling = False
+
+    @property
+    def links(self) -> Iterable[WorkerLink]:
+        """All workers that are not gone."""
+        return tuple(self._links)
+
+    @property
+    def spares(self) -> int:
+        """Workers that stand ready."""
+        return len(self._spares)
+
+    def open(self, launcher: Launcher, nursery: trio.Nursery) -> None:
+        """Begin; workers are served by tasks of the nursery."""
+        self._launcher = launcher
+        self._nursery = nursery
+
+    async def take(self) -> WorkerLink:
+        """A worker that is ready, alone: those before it are dead, and write to memory no more.
+
+        Raises:
+            ContextPoisonedError: It did not come up.
+            LauncherError: It could not be started.
+        """
+        # A spare whose death is known by now is none.
+        self._spares = [spare for spare in self._spares if spare.how is None]
+        link = self._spares.pop(0) if self._spares else await self._start()
+        try:
+            for other in self.links:
+                if other is not link and other not in self._spares and other.how is not None:
+                    await other.wait_gone()
+        except BaseException:
+            link.condemn("was not needed")
+            raise
+        return link
+
+    def refill(self) -> None:
+        """Have as many spares as the options say."""
+        if self._options.spares and not self._is_refilling:
+            self._is_refilling = True
+            self._nursery.start_soon(self._refill)
+
+    def share(self, chunk: Chunk, maker: WorkerLink) -> None:
+        """Have all workers but its maker map a chunk."""
+        for link in self._links:
+            if link is not maker:
+                link.send_chunk(chunk)
+
+    def unshare(self, number: int, *, but: WorkerLink | None) -> None:
+        """Have all workers but one unmap a chunk that is gone."""
+        for link in self._links:
+            if link is not but:
+                link.send(("unchunk", number))
+
+    async def close(self) -> None:
+        """End all workers that are left, and wait until they are gone."""
+        for link in self.links:
+            link.condemn("was ended with its device")
+        for link in self.links:
+            await link.wait_gone()
+
+    async def _refill(self) -> None:
+        try:
+            while len(self._spares) < self._options.spares:
+                link = await self._start()
+                self._spares.append(link)
+        finally:
+            self._is_refilling = False
+
+    async def _start(self) -> WorkerLink:
+        page = SharedPage.create()
+        try:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                try:
+                    process = await self._launcher.start_worker(
+                        ("-c", _BOOT, json.dumps(sys.path)), (theirs.fileno(), page.descriptor)
+                    )
+                except BaseException:
+                    ours.close()
+                    raise
+        except BaseException:
+            page.close()
+            raise
+        link = WorkerLink(
+            process,
+            Channel(ours),
+            page,
+            device=self._device,
+            heartbeat_timeout=self._options.heartbeat_timeout,
+        )
+        self._links.add(link)
+        self._nursery.start_soon(self._serve, link)
+        try:
+            link.configure(
+                WorkerConfig(
+                    device=self._device, options=self._options, warm=self.warm, is_observed=self.is_observed
+                ),
+                tuple(self._chunks.chunks.values()),
+            )
+            await link.wait(lambda: link.is_ready)
+        except BaseException:
+            link.condemn("was not needed")
+            raise
+        return link
+
+    async def _serve(self, link: WorkerLink) -> None:
+        try:
+            await link.run(self._handle, self._on_end)
+        finally:
+            self._links.discard(link)
+            if link in self._spares:
+                self._spares.remove(link)

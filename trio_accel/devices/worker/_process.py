@@ -1,0 +1,49 @@
+"""The program of a worker process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+
+import trio
+
+from .._system import System
+from ._channel import Channel, EndOfChannel
+from ._frames import WorkerConfig
+from ._logs import LogForwarder
+from ._page import Heartbeat, SharedPage
+from ._side import WorkerSide
+
+__all__ = ["main"]
+
+_SOCKET, _PAGE = 3, 4
+
+
+def main() -> None:
+    """Serve one device until the application says that it is enough, or is gone."""
+    page = SharedPage(_PAGE)
+    heartbeat = Heartbeat(page)
+    heartbeat.start()
+    trio.run(_main, page)
+    # Streams that are stuck are no reason to stay.
+    os._exit(0)
+
+
+async def _main(page: SharedPage) -> None:
+    channel = Channel(socket.socket(fileno=_SOCKET))
+    received = await channel.receive()
+    config = received[0][0][1]
+    assert isinstance(config, WorkerConfig)
+    logging.getLogger("trio_accel").addHandler(LogForwarder(channel.send))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(channel.run)
+        async with System.open("worker") as system:
+            side = WorkerSide(system, channel, page, config)
+            with system.subscribe(side.observe_life, messages=False):
+                try:
+                    await side.run(received[1:])
+                except EndOfChannel:
+                    # The application has ended, or wants nothing any more.
+                    os._exit(0)
+        nursery.cancel_scope.cancel(reason="the worker ends")

@@ -1,0 +1,168 @@
+"""The requests of a device that are not done: those that wait here, and those that the worker has."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from .._order import SubmissionOrder
+from .._statistics import QueueStatistics
+from ._request import RemoteRequest
+
+__all__ = ["RequestTable"]
+
+
+class RequestTable:
+    """Hands requests over in order, so many of each library at a time.
+
+    A request waits while its window is full, while one before it in the same library waits, and while
+    one that it must follow (because of the memory they touch) waits. So the worker gets those that
+    depend on each other in the order in which they were made, and puts them in order from there.
+
+    Args:
+        limit: The most of a library that the worker has at a time.
+        send: Hands a request over to the worker.
+    """
+
+    def __init__(self, limit: int, send: Callable[[RemoteRequest], None]) -> None:
+        self._limit = limit
+        self._send = send
+        self._numbers = itertools.count(1)
+        self._sent: dict[int, RemoteRequest] = {}
+        self._counts: dict[str, int] = {}
+        self._queues: dict[str, deque[RemoteRequest]] = {}
+        self._order = SubmissionOrder()
+        self._is_open = False
+        self.waiting: int = 0
+
+    def __len__(self) -> int:
+        return self.waiting + len(self._sent)
+
+    @property
+    def sent(self) -> int:
+        """How many the worker has."""
+        return len(self._sent)
+
+    def next_number(self) -> int:
+        """The place of the next request."""
+        return next(self._numbers)
+
+    def get(self, number: int) -> RemoteRequest | None:
+        """A request that the worker has."""
+        return self._sent.get(number)
+
+    def is_sent(self, request: RemoteRequest) -> bool:
+        """Whether the worker has it."""
+        return self._sent.get(request.number) is request
+
+    def add(self, request: RemoteRequest) -> None:
+        """Hand a request over, now or in its turn."""
+        if self._is_open and not self.waiting and self._has_room(request):
+            self._hand_over(request)
+            return
+        self._queue(request)
+        self.pump()
+
+    def open(self) -> None:
+        """There is a worker: hand over what waits."""
+        self._is_open = True
+        self.pump()
+
+    def pump(self) -> None:
+        """Hand over what may be handed over now."""
+        is_moving = self._is_open and self.waiting > 0
+        while is_moving:
+            is_moving = False
+            for queue in tuple(self._queues.values()):
+                while queue and self._is_open and self._may_go(queue[0]):
+                    self._unqueue(queue.popleft())
+                    is_moving = True
+
+    def done(self, number: int) -> RemoteRequest | None:
+        """The worker is done with a request; returns it, if it was known."""
+        request = self._sent.pop(number, None)
+        if request is not None:
+            self._counts[request.library] -= 1
+        return request
+
+    def withdraw(self, request: RemoteRequest) -> bool:
+        """Take a request back that the worker does not have; returns whether it was waiting."""
+        queue = self._queues.get(request.library, ())
+        if request not in queue:
+            return False
+        assert isinstance(queue, deque)
+        queue.remove(request)
+        self._leave(request)
+        self.pump()
+        return True
+
+    def close(self) -> list[RemoteRequest]:
+        """The worker is gone; returns what it had, in order."""
+        self._is_open = False
+        had = list(self._sent.values())
+        self._sent.clear()
+        self._counts.clear()
+        return sorted(had, key=lambda request: request.number)
+
+    def put_back(self, requests: Iterable[RemoteRequest]) -> None:
+        """Let requests wait that a worker had, each in its old place."""
+        again = {request.number: request for request in requests}
+        for queue in self._queues.values():
+            again.update((request.number, request) for request in queue)
+        self._queues.clear()
+        self._order = SubmissionOrder()
+        self.waiting = 0
+        for number in sorted(again):
+            self._queue(again[number])
+
+    def take_waiting(self) -> list[RemoteRequest]:
+        """Take everything back that waits, in order."""
+        waiting = [request for queue in self._queues.values() for request in queue]
+        self._queues.clear()
+        self._order = SubmissionOrder()
+        self.waiting = 0
+        return sorted(waiting, key=lambda request: request.number)
+
+    def queues(self, started: Callable[[str], int]) -> dict[str, QueueStatistics]:
+        """Count requests by library.
+
+        Args:
+            started: Number of the last that a library has begun to launch.
+        """
+        counts: dict[str, QueueStatistics] = {}
+        for library in {*self._queues, *self._counts} - {""}:
+            last = started(library)
+            sent = [request for request in self._sent.values() if request.library == library]
+            in_flight = sum(request.number <= last for request in sent)
+            waiting = len(sent) - in_flight + len(self._queues.get(library, ()))
+            if in_flight or waiting:
+                counts[library] = QueueStatistics(waiting=waiting, in_flight=in_flight)
+        return counts
+
+    def _has_room(self, request: RemoteRequest) -> bool:
+        # A lease launches nothing.
+        return not request.library or self._counts.get(request.library, 0) < self._limit
+
+    def _may_go(self, request: RemoteRequest) -> bool:
+        return self._has_room(request) and (request.turn is None or request.turn.is_ready)
+
+    def _queue(self, request: RemoteRequest) -> None:
+        request.turn = self._order.enter(request.reads, request.writes)
+        self._queues.setdefault(request.library, deque()).append(request)
+        self.waiting += 1
+
+    def _unqueue(self, request: RemoteRequest) -> None:
+        self._leave(request)
+        self._hand_over(request)
+
+    def _leave(self, request: RemoteRequest) -> None:
+        self.waiting -= 1
+        if request.turn is not None:
+            self._order.leave(request.turn)
+            request.turn = None
+
+    def _hand_over(self, request: RemoteRequest) -> None:
+        self._sent[request.number] = request
+        self._counts[request.library] = self._counts.get(request.library, 0) + 1
+        self._send(request)

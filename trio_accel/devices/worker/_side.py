@@ -1,0 +1,381 @@
+"""The worker's side: it takes requests and has them launched by the same engine as any other."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any, cast
+
+import attrs
+import trio
+
+from ...actors import ActorStarted, Event, MessageEvent, Ref, Restart, Subscription
+from ...backends import resolve
+from ...backends.base import AccelDevice, AccelError, DType
+from .._availability import Availability
+from .._blocks import Block, BlockTable
+from .._context import ContextActor, Session, context_policy, load_library
+from .._engine import EngineHook, Phase
+from .._faults import Fault, FaultPlan
+from .._operation import Launch
+from .._options import DeviceOptions
+from .._system import System
+from ._channel import Channel, Message, Received
+from ._frames import WorkerConfig, place_of, plain_place
+from ._mirror import encode_event
+from ._page import SharedPage
+from ._remote_copies import RemoteArray, RemoteCopies
+from ._wire import decode_array, decode_spec, encode_array
+from ._wire_errors import decode_error, encode_error
+
+__all__ = ["WorkerSide"]
+
+
+@attrs.define(eq=False)
+class _Serving:
+    """A request that is being served.
+
+    Attributes:
+        launch: What is launched.
+        word: Shared word of its library.
+        results: Host arrays that travel with the reply.
+        is_launched: Whether the library has begun.
+    """
+
+    launch: Launch
+    word: int
+    results: list[Any]
+    is_launched: bool = False
+
+
+class WorkerSide:
+    """Owner of the context in a worker; everything runs in the one task that reads, or by callbacks."""
+
+    def __init__(self, system: System, channel: Channel, page: SharedPage, config: WorkerConfig) -> None:
+        self.options: DeviceOptions = attrs.evolve(
+            # Whoever waits for an operation is in the application, which kills the worker past the grace.
+            config.options,
+            cancel_grace=_FOREVER,
+            libraries=(),
+        )
+        self.hooks: list[EngineHook] = [self._on_phase]
+        self.next_generation: int = 1
+        self.adopted: tuple[int, ...] = ()
+        self._grace = config.options.cancel_grace
+        self._system = system
+        self._channel = channel
+        self._page = page
+        self._config = config
+        self._availability = Availability()
+        self.blocks: BlockTable = BlockTable(config.device, self._availability)
+        self._table: dict[int, Block] = {}
+        self._serving: dict[int, _Serving] = {}
+        self._leases: dict[int, trio.Event] = {}
+        self._device: AccelDevice
+        self._copies = RemoteCopies(channel.send)
+        self._session: Session | None = None
+        self._context: Ref[ContextActor]
+        self._subscription: Subscription | None = None
+        self._is_closing = False
+        self._is_lost = False
+        self._nursery: trio.Nursery
+        self._handlers: dict[str, Callable[..., None]] = {
+            "request": self._on_request,
+            "lease": self._on_lease,
+            "unlease": self._on_unlease,
+            "cancel": self._on_cancel,
+            "copied": self._copies.copied,
+            "release": self._on_release,
+            "call": self._on_call,
+            "poison": self._on_poison,
+            "observe": self._on_observe,
+            "close": self._on_close,
+            "unchunk": self._on_unchunk,
+        }
+
+    # What the context asks of its owner.
+
+    def open_device(self) -> AccelDevice:
+        """The device is open already."""
+        return self._device
+
+    def attach(self, session: Session) -> None:
+        """The context is ready."""
+        self._session = session
+        self.blocks.release = session.engine.release_all
+        self._availability.begin(session.generation)
+
+    def detach(self, error: BaseException | None) -> None:
+        """It is gone; unless that was asked for, the application hears what it was lost to."""
+        self._session = None
+        if not (self._is_closing or self._is_lost):
+            self._is_lost = True
+            why = error or AccelError("the context ended by itself")
+            self._channel.send(("lost", encode_error(why)), now=True)
+
+    # Chunks, for the device: called while it allocates, on the Trio thread or in that of `adopt`.
+
+    def keep(self, chunk: int, nbytes: int, descriptor: int) -> None:
+        """Give memory that was made to the application, too."""
+        self._channel.send(("chunk", chunk, nbytes), (descriptor,))
+
+    def drop(self, chunk: int) -> None:
+        """Memory is gone."""
+        self._channel.send(("unchunk", chunk))
+
+    # The one task.
+
+    async def run(self, received: list[Received]) -> None:
+        """Open the device, then serve until the application closes the channel.
+
+        Args:
+            received: What has come by now.
+
+        Raises:
+            EndOfChannel: It has.
+        """
+        backend, info = await trio.to_thread.run_sync(resolve, self._config.device)
+        self._device = self._copies.wrap(
+            backend.open_device(info.index, memory_limit=self.options.memory_limit, keeper=self)
+        )
+        for path in self._config.warm:
+            # Its modules are loaded now, so that the first operation need not wait for them.
+            with suppress(Exception):
+                self._device.open_library(load_library(path).library).close()
+        gc.freeze()
+        self._on_observe(self._config.is_observed)
+        self._channel.send(("ready", tuple(self._device.libraries)), now=True)
+        async with trio.open_nursery() as self._nursery:
+            while True:
+                for message, descriptors in received:
+                    await self._take(message, descriptors)
+                received = await self._channel.receive()
+
+    async def _take(self, message: Message, descriptors: tuple[int, ...]) -> None:
+        """Act on a message."""
+        kind = message[0]
+        if kind == "start":
+            await self._start(*cast("Any", message[1:]))
+        elif kind == "chunk":
+            number, nbytes = cast("tuple[int, int]", message[1:])
+            self._device.map_chunk(number, nbytes, descriptors[0])
+        else:
+            self._handlers[str(kind)](*message[1:])
+
+    async def _start(self, generation: int, places: Iterable[Any]) -> None:
+        self.next_generation = generation
+        blocks = [place_of(place) for place in places]
+        self._device.adopt(blocks)
+        for block in blocks:
+            self._table[block.block] = self.blocks.new(block.nbytes, block.block)
+        self.adopted = tuple(self._table)
+        self._context = await self._system.spawn(
+            ContextActor,
+            self,
+            name="context",
+            restart=Restart.TEMPORARY,
+            policy=attrs.evolve(context_policy(self.options), grace=self._grace + 5.0),
+        )
+        self._channel.send(("started",), now=True)
+
+    def _on_request(
+        self,
+        number: int,
+        word: int,
+        name: str,
+        library: str,
+        spoils: bool,
+        spec: Any,
+        allocations: tuple[tuple[int, int], ...],
+        staged: tuple[Any, ...],
+        outputs: tuple[int, ...],
+        uses: tuple[tuple[str, int], ...],
+        fault: Any,
+        released: tuple[int, ...],
+    ) -> None:
+        session = self._session
+        if released:
+            self._on_release(released)
+        if session is None:
+            return
+        table = self._table
+        for block, nbytes in allocations:
+            table[block] = self.blocks.new(nbytes, block)
+        results: list[Any] = []
+
+        def host(data: Any) -> Any:
+            kind, *rest = data
+            if kind == "value":
+                return decode_array(rest[0])
+            if kind == "copy":
+                return RemoteArray(number, rest[0])
+            array = _empty(*rest)
+            results.append(array)
+            return array
+
+        launch = Launch(
+            name,
+            decode_spec(spec, host),
+            allocations,
+            cast("Any", tuple([decode_spec(copy, host) for copy in staged])),
+            [self._block(block) for block in outputs],
+            [(argument, self._block(block)) for argument, block in uses],
+            [],
+            library,
+            None if fault is None else _fault(*fault),
+            number,
+        )
+        serving = self._serving[number] = _Serving(launch, word, results)
+        session.submissions.submit(
+            self._context, launch, lambda error: self._done(serving, session, error), spoils=spoils
+        )
+
+    def _block(self, number: int) -> Block:
+        """A block by its id; one that is gone for one that the application has released."""
+        block = self._table.get(number)
+        if block is None:
+            block = self.blocks.new(0, number)
+            block.is_released = True
+        return block
+
+    def _done(self, serving: _Serving, session: Session, error: BaseException | None) -> None:
+        launch = serving.launch
+        del self._serving[launch.number]
+        engine = session.engine
+        if engine.is_lost and not self._is_closing:
+            # The application decides what becomes of it.
+            return
+        places = (engine.placed(block) for block, _ in launch.allocations)
+        self._channel.send(
+            (
+                "done",
+                launch.number,
+                "done",
+                serving.is_launched,
+                None if error is None else encode_error(error),
+                tuple([block.id for block in launch.outputs if block.damaged_by is not None]),
+                tuple([plain_place(place) for place in places if place is not None]),
+                tuple([encode_array(array) for array in serving.results]) if error is None else (),
+            ),
+            now=not self._serving,
+        )
+
+    def _on_phase(self, phase: Phase, launch: Launch) -> None:
+        if phase is Phase.ENQUEUE:
+            serving = self._serving[launch.number]
+            serving.is_launched = True
+            self._page.start(serving.word, launch.number)
+
+    def _on_cancel(self, number: int) -> None:
+        serving, session = self._serving.get(number), self._session
+        if serving is None or session is None or not session.submissions.withdraw(serving.launch):
+            return
+        del self._serving[number]
+        self._channel.send(("done", number, "withdrawn", False, None, (), (), ()), now=True)
+
+    def _on_release(self, released: Iterable[int]) -> None:
+        for number in released:
+            block = self._table.pop(number, None)
+            if block is not None:
+                block.release()
+        self.blocks.drain()
+
+    def _on_lease(self, number: int, block: int, write: bool, released: tuple[int, ...]) -> None:
+        self._on_release(released)
+        if self._session is not None:
+            over = self._leases[number] = trio.Event()
+            # The order is that of the messages, so its turn is taken before the next one is read.
+            lease = self._session.engine.lease_block(block, write=write)
+            self._nursery.start_soon(self._lease, number, block, lease, over)
+
+    async def _lease(self, number: int, block: int, lease: Any, over: trio.Event) -> None:
+        session = self._session
+        async with lease:
+            place = None if session is None else session.engine.placed(block)
+            if place is not None and not over.is_set():
+                self._channel.send(("granted", number, plain_place(place)), now=True)
+                await over.wait()
+        del self._leases[number]
+        self._channel.send(("done", number, "done", False, None, (), (), ()), now=True)
+
+    def _on_unlease(self, number: int) -> None:
+        if number in self._leases:
+            self._leases[number].set()
+
+    def _on_call(self, number: int, what: str) -> None:
+        session = self._session
+        if session is None:
+            return
+        if what == "synchronize":
+            self._nursery.start_soon(self._synchronize, number, session)
+            return
+        self.blocks.drain()
+        memory = self._device.memory()
+        value = (memory.used, memory.reserved, memory.peak, memory.blocks, memory.limit)
+        self._channel.send(("result", number, value), now=True)
+
+    async def _synchronize(self, number: int, session: Session) -> None:
+        await session.engine.synchronize()
+        self.blocks.drain()
+        self._channel.send(("result", number, None), now=True)
+
+    def _on_poison(self, reason: str) -> None:
+        self._device.poison(reason)
+
+    def _on_unchunk(self, number: int) -> None:
+        # It may have been given back by this worker itself.
+        with suppress(KeyError, ValueError):
+            self._device.unmap_chunk(number)
+
+    def _on_close(self) -> None:
+        self._is_closing = True
+        for over in self._leases.values():
+            over.set()
+        self._nursery.start_soon(self._close)
+
+    async def _close(self) -> None:
+        await self._context.stop()
+        self._channel.send(("closed",), now=True)
+
+    # Events.
+
+    def observe_life(self, event: Event) -> None:
+        """Tell the application of the actors below the context."""
+        self._tell(event)
+
+    def _on_observe(self, is_observed: bool) -> None:
+        if is_observed and self._subscription is None:
+            self._subscription = self._system.subscribe(self._observe_message)
+        elif not is_observed and self._subscription is not None:
+            self._subscription.close()
+            self._subscription = None
+
+    def _observe_message(self, event: Event) -> None:
+        if isinstance(event, MessageEvent):
+            self._tell(event)
+
+    def _tell(self, event: Event) -> None:
+        path = event.path
+        if not path.startswith(_BELOW):
+            return
+        actor_class = ""
+        if isinstance(event, ActorStarted):
+            with suppress(KeyError):
+                actor_class = self._system.tree().find(path).actor_class
+        self._channel.send(("event", encode_event(event), actor_class))
+
+
+_FOREVER = 1e9
+_BELOW = "worker/context/"
+
+
+def _fault(operation: str, kind: Any, seconds: float, error: Any) -> FaultPlan:
+    fault = Fault(kind=kind, seconds=seconds, error=None if error is None else decode_error(error))
+    return FaultPlan(operation, fault, 1)
+
+
+def _empty(dtype: str, shape: tuple[int, ...]) -> Any:
+    import numpy as np
+
+    return np.empty(shape, DType(dtype).dtype)
