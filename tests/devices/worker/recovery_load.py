@@ -1,0 +1,348 @@
+"""A load of which every request's fate is known, whatever the worker that serves it dies of.
+
+The first operation on each stream is held back, so that at the moment of the death each library has
+begun with exactly as many as its window admits, and with none of those after them.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import trio
+from processes import wait_dead
+
+import trio_accel as ta
+from trio_accel.devices import Copy, Operation, Put, ToHost
+
+AT_ONCE = ta.Backoff(initial=0.0, base=0.0, jitter=0.0)
+MANY = ta.Intensity(100, 60.0)
+IN_FLIGHT = 20
+SIZE = 220
+
+BLAS = "trio_accel.linalg:BlasActor"
+FFT = "trio_accel.fft:FftActor"
+MEMORY = "trio_accel.devices:MemoryActor"
+
+# What each library has begun with when the worker dies.
+BEGUN = {BLAS: 20, MEMORY: 20, FFT: 12}
+
+_SMALL = 16
+_LARGE = 1 << 17  # of float64: 1 MiB, which the application copies through shared memory
+_WIDTH = 256
+
+
+class Fate(enum.Enum):
+    """What must become of a request."""
+
+    RIGHT = "runs, once, and its result is right"
+    IN_FLIGHT = "was in flight"
+    INPUT_FAILED = "uses what was to be made by one in flight"
+
+
+@attrs.define(eq=False)
+class Sent:
+    """A request, and what became of it.
+
+    Attributes:
+        kind: Which of the five.
+        operation: Its name.
+        fate: What must become of it.
+        expected: Its result.
+        producer: The operation in flight whose output it uses.
+        outcome: Its reply or its error.
+        at: When it came.
+    """
+
+    kind: str
+    operation: str
+    fate: Fate
+    expected: npt.NDArray[Any] | None = None
+    producer: str = ""
+    outcome: object = None
+    at: float = 0.0
+
+    async def check(self, *, stuck: bool) -> None:
+        """Compare with what must have become of it; `stuck`: it may be the one that was hung."""
+        outcome = self.outcome
+        if self.fate is Fate.RIGHT:
+            assert not isinstance(outcome, BaseException), (self, outcome)
+            found = await outcome.to_host() if isinstance(outcome, ta.AccelRef) else outcome
+            if self.expected is not None:
+                np.testing.assert_array_equal(found, self.expected)
+        elif self.fate is Fate.IN_FLIGHT:
+            wanted = ta.CompletionTimeoutError if stuck else ta.ContextPoisonedError
+            assert type(outcome) is wanted, (self, outcome)
+            assert outcome.operation == self.operation
+        else:
+            assert type(outcome) is ta.InputFailedError, (self, outcome)
+            assert self.producer in str(outcome)
+            cause = outcome.__cause__
+            assert type(cause) in (ta.ContextPoisonedError, ta.CompletionTimeoutError), (self, cause)
+            assert cause.operation == self.producer
+
+
+@attrs.define(eq=False)
+class Base:
+    """What every round uses and none writes.
+
+    Attributes:
+        device: Where.
+        bystander: Memory that nothing uses.
+        digest: What was in it.
+        hosts: What is in `refs`.
+        refs: Arrays that are read.
+    """
+
+    device: ta.Device
+    bystander: ta.AccelRef
+    digest: str
+    hosts: dict[str, npt.NDArray[Any]]
+    refs: dict[str, ta.AccelRef]
+
+    @classmethod
+    async def make(cls, device: ta.Device, nbytes: int) -> Base:
+        rng = np.random.default_rng(3)
+        bystander = await device.ask(ta.random.Bits(7, 0, (nbytes // 4,)))
+        hosts = {
+            "ones": np.ones(_SMALL),
+            "left": rng.integers(-9, 9, (_SMALL, _SMALL)).astype(complex),
+            "right": rng.integers(-9, 9, (_SMALL, _SMALL)).astype(complex),
+            "signal": rng.standard_normal(_SMALL) + 1j,
+            "small": rng.standard_normal(_SMALL),
+            "large": rng.standard_normal(_LARGE),
+            "a": rng.integers(-9, 9, (_WIDTH, _WIDTH)).astype(np.float32),
+            "b": rng.integers(-9, 9, (_WIDTH, _WIDTH)).astype(np.float32),
+        }
+        refs = {name: await device.put(host) for name, host in hosts.items()}
+        return cls(device, bystander, await _digest(bystander), hosts, refs)
+
+    async def gemm(self) -> None:
+        """Multiply, and see that the product is right."""
+        product = await self.device.ask(ta.linalg.Matmul(self.refs["a"], self.refs["b"]))
+        np.testing.assert_array_equal(await product.to_host(), self.hosts["a"] @ self.hosts["b"])
+
+    async def check(self) -> None:
+        """Nothing of it has changed."""
+        assert await _digest(self.bystander) == self.digest
+        for name, ref in self.refs.items():
+            np.testing.assert_array_equal(await ref.to_host(), self.hosts[name])
+
+
+async def _digest(ref: ta.AccelRef) -> str:
+    async with ref.lease() as array:
+        return await trio.to_thread.run_sync(lambda: hashlib.sha1(array).hexdigest())
+
+
+@attrs.define(eq=False)
+class Load:
+    """One round: 220 requests of five kinds.
+
+    Attributes:
+        base: What they read.
+        nursery: Where they are asked.
+        heads: How the first of each stream is held.
+        sent: All of them.
+    """
+
+    base: Base
+    nursery: trio.Nursery
+    heads: dict[str, Any]
+    sent: list[Sent] = attrs.field(factory=list)
+    damaged: list[ta.AccelRef] = attrs.field(factory=list)
+    _waiting: int = 0
+    _done: trio.Event = attrs.field(factory=trio.Event)
+
+    @property
+    def device(self) -> ta.Device:
+        return self.base.device
+
+    async def send(self) -> None:
+        """Hand everything over, and wait until all that fits the windows has been begun."""
+        ahead = [await self.device.put(np.ones(_SMALL)) for _ in range(8)]
+        counters = [await self.device.put(np.full(_SMALL, float(number))) for number in range(15)]
+        self.damaged = ahead
+        ta.testing.inject_fault(self.device, ta.linalg.Scal, **self.heads)
+        await self._blas(ahead, counters)
+        ta.testing.inject_fault(self.device, Put, **self.heads)
+        await self._memory()
+        ta.testing.inject_fault(self.device, ta.fft.Fft, **self.heads)
+        self._chains()
+        assert len(self.sent) == SIZE
+        await self.wait_begun()
+
+    async def wait_begun(self) -> None:
+        while True:
+            queues = (await self.device.statistics()).queues
+            if {name: queue.in_flight for name, queue in queues.items()} == BEGUN:
+                return
+            await trio.sleep(0.001)
+
+    async def _blas(self, ahead: list[ta.AccelRef], counters: list[ta.AccelRef]) -> None:
+        """44 in place and 44 of fresh output; the first 20 are in flight."""
+        refs, hosts = self.base.refs, self.base.hosts
+        for ref in ahead:
+            await self._ask("in place", ta.linalg.Scal(2.0, ref), Fate.IN_FLIGHT)
+        for _ in range(12):
+            await self._fresh(Fate.IN_FLIGHT)
+        for ref in ahead[:6]:
+            operation = ta.linalg.Axpy(1.0, refs["ones"], ref)
+            await self._ask("in place", operation, Fate.INPUT_FAILED, producer="linalg.Scal")
+        for ref in counters:
+            await self._ask("in place", ta.linalg.Scal(2.0, ref), Fate.RIGHT)
+        for ref in ahead[6:]:
+            operation = ta.linalg.Dot(ref, refs["ones"])
+            await self._ask("fresh output", operation, Fate.INPUT_FAILED, producer="linalg.Scal")
+        for number, ref in enumerate(counters):
+            # Lost or run twice, the update or the one before would show.
+            expected = np.full(_SMALL, 2.0 * number + 1.0)
+            operation = ta.linalg.Axpy(1.0, hosts["ones"] if number % 2 else refs["ones"], ref)
+            await self._ask("in place", operation, Fate.RIGHT, expected)
+        for _ in range(30):
+            await self._fresh(Fate.RIGHT)
+
+    async def _fresh(self, fate: Fate) -> None:
+        refs, hosts = self.base.refs, self.base.hosts
+        expected = hosts["left"] @ hosts["right"]
+        await self._ask("fresh output", ta.linalg.Matmul(refs["left"], refs["right"]), fate, expected)
+
+    async def _memory(self) -> None:
+        """44 to the device and 44 from it; the first 20 are in flight."""
+        for number in range(10):
+            await self._copies(number, Fate.IN_FLIGHT)
+        for number in range(34):
+            await self._copies(number, Fate.RIGHT)
+
+    async def _copies(self, number: int, fate: Fate) -> None:
+        name = "small" if number % 8 else "large"
+        host, ref = self.base.hosts[name], self.base.refs[name]
+        out = np.zeros_like(host) if number % 2 else None
+        await self._ask("put", Put(host.copy()), fate, host)
+        await self._ask("to_host", ToHost(ref, out), fate, host)
+
+    def _chains(self) -> None:
+        """44 that were submitted: of two whose first is in flight or is not, and of three."""
+        refs, hosts = self.base.refs, self.base.hosts
+        for number in range(12):
+            first = self._submit(ta.fft.Fft(refs["signal"]), Fate.IN_FLIGHT)
+            self._submit(ta.linalg.Scal(2.0, first), Fate.INPUT_FAILED, producer="fft.Fft")
+            if number >= 8:
+                self._submit(Copy(first), Fate.INPUT_FAILED, producer="fft.Fft")
+        product = hosts["left"] @ hosts["right"]
+        for _ in range(8):
+            first = self._submit(ta.linalg.Matmul(refs["left"], refs["right"]), Fate.RIGHT, product)
+            self._submit(ta.fft.Fft(first), Fate.RIGHT, np.fft.fft(product))
+
+    async def _ask(
+        self,
+        kind: str,
+        operation: Operation[Any, Any],
+        fate: Fate,
+        expected: npt.NDArray[Any] | None = None,
+        producer: str = "",
+    ) -> None:
+        sent = self._note(kind, operation, fate, expected, producer)
+        self.nursery.start_soon(self._run, sent, lambda: self.device.ask(operation))
+        # It is handed over by the time that the next is: so the order is known.
+        await trio.lowlevel.checkpoint()
+
+    def _submit(
+        self,
+        operation: Operation[Any, ta.AccelRef],
+        fate: Fate,
+        expected: npt.NDArray[Any] | None = None,
+        producer: str = "",
+    ) -> ta.AccelRef:
+        sent = self._note("submitted", operation, fate, expected, producer)
+        pending = self.device.submit(operation)
+        self.nursery.start_soon(self._run, sent, pending.wait)
+        return pending.value
+
+    def _note(
+        self,
+        kind: str,
+        operation: Operation[Any, Any],
+        fate: Fate,
+        expected: npt.NDArray[Any] | None,
+        producer: str,
+    ) -> Sent:
+        sent = Sent(kind, operation.operation, fate, expected, producer)
+        self.sent.append(sent)
+        self._waiting += 1
+        return sent
+
+    async def _run(self, sent: Sent, wait: Callable[[], Any]) -> None:
+        try:
+            outcome = await wait()
+        except Exception as error:  # noqa: BLE001  # looked at when all have ended
+            outcome = error
+        assert sent.outcome is None
+        sent.outcome, sent.at = outcome, trio.current_time()
+        self._waiting -= 1
+        if not self._waiting:
+            self._done.set()
+
+    async def check(self, *, is_hang: bool) -> None:
+        """Wait for all, and look what became of them."""
+        await self._done.wait()
+        for number, sent in enumerate(self.sent):
+            # The first of all is the one that the others are stuck behind.
+            await sent.check(stuck=is_hang and number == 0)
+        for ref in self.damaged:
+            assert "damaged by linalg.Scal" in repr(ref)
+        try:
+            await self.damaged[0].to_host()
+        except ta.StaleRefError as error:
+            assert "linalg.Scal" in str(error)
+        else:
+            raise AssertionError("a damaged array can be read")
+
+    def last_failure(self) -> float:
+        """When the last of those in flight heard of it."""
+        return max(sent.at for sent in self.sent if sent.fate is Fate.IN_FLIGHT)
+
+
+@attrs.define
+class Times:
+    """What rounds took, in seconds."""
+
+    errors: list[float] = attrs.field(factory=list)
+    gemms: list[float] = attrs.field(factory=list)
+
+
+async def play(base: Base, times: Times, *, is_hang: bool, strike: Callable[[Load], Any]) -> None:
+    """One round: hand over, strike, see who survives.
+
+    Args:
+        base: What is read.
+        times: Where to note them.
+        is_hang: The first operation never ends.
+        strike: Makes the worker die, or do nothing any more.
+    """
+    device = base.device
+    generation = device.generation
+    pidfd = os.pidfd_open(device.dispatch.process.pid)
+    died: list[float] = []
+
+    async def watch() -> None:
+        await wait_dead(pidfd)
+        os.close(pidfd)
+        died.append(trio.current_time())
+        await base.gemm()
+        times.gemms.append(trio.current_time() - died[0])
+
+    async with trio.open_nursery() as nursery:
+        load = Load(base, nursery, {"hang": True} if is_hang else {"delay": 60.0})
+        await load.send()
+        nursery.start_soon(watch)
+        await strike(load)
+        await load.check(is_hang=is_hang)
+    assert device.generation == generation + 1
+    times.errors.append(max(0.0, load.last_failure() - died[0]))
+    await base.check()

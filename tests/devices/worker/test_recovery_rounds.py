@@ -1,0 +1,72 @@
+"""Every way that a worker can be lost, twenty times each, under a load of which every fate is known."""
+
+from __future__ import annotations
+
+import signal
+import statistics
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+from recovery_load import AT_ONCE, IN_FLIGHT, MANY, Base, Load, Times, play
+
+import trio_accel as ta
+
+ROUNDS = 20
+MIB = 1 << 20
+TRIGGER = ta.random.Bits(1, 0, (4,))
+
+
+async def kill(load: Load) -> None:
+    load.device.dispatch.process.kill()
+
+
+async def segfault(load: Load) -> None:
+    ta.testing.inject_fault(load.device, ta.random.Bits, segfault=True)
+    with pytest.raises(ta.ContextPoisonedError, match="SIGSEGV|SIGBUS") as caught:
+        await load.device.ask(TRIGGER)
+    assert caught.value.operation == "random.Bits"
+
+
+async def poison(load: Load) -> None:
+    ta.testing.inject_fault(load.device, ta.random.Bits, poison=True)
+    with pytest.raises(ta.ContextPoisonedError):
+        await load.device.ask(TRIGGER)
+
+
+async def stop(load: Load) -> None:
+    load.device.dispatch.process.send_signal(signal.SIGSTOP)
+
+
+async def hang(load: Load) -> None:
+    """It does already."""
+    await trio.lowlevel.checkpoint()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strike", "spares"),
+    [(kill, 0), (segfault, 0), (poison, 0), (stop, 0), (hang, 0), (kill, 1), (poison, 1)],
+)
+async def test_each_request_has_the_fate_of_its_class(
+    system: ta.System, strike: Callable[[Load], Awaitable[None]], spares: int
+) -> None:
+    options = ta.DeviceOptions(
+        isolation="process",
+        in_flight=IN_FLIGHT,
+        spares=spares,
+        intensity=MANY,
+        backoff=AT_ONCE,
+        heartbeat_timeout=0.3 if strike is stop else 15.0,
+        stuck_after=0.2 if strike is hang else None,
+    )
+    times = Times()
+    async with system.open_device("cpu", options=options) as device:
+        base = await Base.make(device, 64 * MIB)
+        for _ in range(ROUNDS):
+            while device.dispatch.spares < spares:
+                await trio.sleep(0.01)
+            await play(base, times, is_hang=strike is hang, strike=strike)
+    print(f"errors {max(times.errors):.3f} gemm {statistics.median(times.gemms):.3f}")
+    assert statistics.median(times.errors) <= 0.1
+    assert statistics.median(times.gemms) <= (0.15 if spares else 0.6)
