@@ -42,7 +42,7 @@ from ._options import (
     SystemOptions,
 )
 from ._ref import Posted, Ref
-from ._system import SupervisorScope, System, open_system
+from ._system import SupervisorScope, System, check_name, open_system
 from ._tasks import actor_path_of
 from ._tree import ActorSnapshot
 
@@ -89,6 +89,7 @@ __all__ = [
     "SystemOptions",
     "Terminated",
     "actor_path_of",
+    "check_name",
     "handles",
     "message_target",
     "open_system",

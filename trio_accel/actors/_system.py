@@ -19,7 +19,7 @@ from ._tree import ActorSnapshot, snapshot_children
 if TYPE_CHECKING:
     from ._ref import Ref
 
-__all__ = ["SupervisorScope", "System", "open_system"]
+__all__ = ["SupervisorScope", "System", "check_name", "open_system"]
 
 ActorT = TypeVar("ActorT", bound=Actor)
 Ts = TypeVarTuple("Ts")
@@ -117,9 +117,10 @@ class System(_Spawner):
     @asynccontextmanager
     @enable_ki_protection
     async def open(cls, name: str, options: SystemOptions | None = None) -> AsyncGenerator[Self, None]:
-        """Open a system of this class; see `open_system`."""
-        if not isinstance(name, str) or not name or "/" in name:
-            raise ValueError(f"open_system: name must be a non-empty string without '/', got {name!r}")
+        """Open a system of this class; see `open_system`.
+
+        A system that serves a part of another's tree from another process has a path for a name.
+        """
         check_options("open_system", options=(options, SystemOptions, None))
         async with trio.open_nursery() as nursery:
             system = cls(name, options or SystemOptions(), nursery)
@@ -230,5 +231,16 @@ async def open_system(name: str, *, options: SystemOptions | None = None) -> Asy
         ValueError: The name is empty or has a slash in it.
         ExceptionGroup: What the body raised, and what a failed actor escalated to the top.
     """
+    check_name(name)
     async with System.open(name, options) as system:
         yield system
+
+
+def check_name(name: str) -> None:
+    """Refuse what is no name of a system.
+
+    Raises:
+        ValueError: It is empty, or has a slash in it.
+    """
+    if not isinstance(name, str) or not name or "/" in name:
+        raise ValueError(f"open_system: name must be a non-empty string without '/', got {name!r}")

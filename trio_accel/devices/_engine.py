@@ -510,7 +510,11 @@ class Engine:
                 if not operation.is_lost:
                     operation.is_lost = True
                     self._fail_lost(operation, cause)
+            lane.is_lost = True
             lane.notify()
+        # Whoever waits to launch hears that it is too late.
+        for turn in self._turns.values():
+            turn.release()
 
     def _fail_lost(self, operation: InFlight, cause: BaseException | None) -> None:
         launch, reply = operation.launch, operation.reply

@@ -47,7 +47,7 @@ class Fault:
             hold = stream.hold()
             holds.append(hold)
             if self.kind == "delay":
-                alarms.set(hold, now + self.seconds, hold.release)
+                alarms.set(id(hold), now + self.seconds, hold.release)
 
     def after(self, device: AccelDevice) -> None:
         """Act once it is enqueued."""

@@ -70,12 +70,14 @@ class Lane:
     last_done: float = 0.0
     """When an operation was last seen to be complete, on Trio's clock."""
     changed: trio.Event = attrs.field(factory=trio.Event)
+    is_lost: bool = False
+    """The context is gone: nothing is launched here any more."""
     on_idle: Callable[[], None] | None = None
     """Set when the stream takes no more work: called when the last operation is done."""
 
     async def admit(self) -> None:
-        """Wait until there is room in the window."""
-        while len(self.operations) >= self.limit:
+        """Wait until there is room in the window, or never will be any."""
+        while len(self.operations) >= self.limit and not self.is_lost:
             await self.changed.wait()
 
     async def drain(self) -> None:

@@ -134,6 +134,10 @@ class Launch(Request["LibraryActor", None]):
             failed.__cause__ = used.failure
             raise failed
 
+    def without_fault(self) -> Launch:
+        """The same, with nothing happening to it on purpose; it shares what is held."""
+        return self if self.fault is None else attrs.evolve(self, fault=None)
+
     def forget(self) -> None:
         """Hold nothing any more: the operation is over.
 

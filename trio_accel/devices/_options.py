@@ -26,7 +26,9 @@ def _count(instance: DeviceOptions, attribute: attrs.Attribute[int], value: int)
         )
 
 
-def _paths(instance: DeviceOptions, attribute: attrs.Attribute[tuple[str, ...]], value: object) -> None:
+def _paths(
+    instance: DeviceOptions, attribute: attrs.Attribute[tuple[str, ...]], value: tuple[str, ...]
+) -> None:
     if not isinstance(value, tuple) or not all(isinstance(path, str) for path in value):
         raise TypeError(
             f"DeviceOptions: libraries must be a tuple of import paths 'package.module:Class', got {value!r}"

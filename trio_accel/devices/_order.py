@@ -37,13 +37,19 @@ class Turn:
     @property
     def is_ready(self) -> bool:
         """Whether everything that must be launched before has been, or never will be."""
-        return not self.waits_for
+        return self.waits_for <= 0
 
     async def wait(self) -> None:
         """Wait until it is."""
-        while self.waits_for:
+        while not self.is_ready:
             self.ready = trio.Event()
             await self.ready.wait()
+
+    def release(self) -> None:
+        """Wait for nothing more: the order is of no account."""
+        self.waits_for = 0
+        if self.ready is not None:
+            self.ready.set()
 
     def follow(self, other: Turn) -> None:
         """Come after another, unless that is over."""
@@ -58,7 +64,7 @@ class Turn:
         self._is_over = True
         for turn in self.followers:
             turn.waits_for -= 1
-            if not turn.waits_for and turn.ready is not None:
+            if turn.is_ready and turn.ready is not None:
                 turn.ready.set()
         self.followers.clear()
         return True

@@ -83,6 +83,7 @@ async def open_system(name: str, *, options: SystemOptions | None = None) -> Asy
     Raises:
         ExceptionGroup: What the body raised, and what a failed actor escalated to the top.
     """
+    actors.check_name(name)
     async with System.open(name, options) as system:
         yield system
 

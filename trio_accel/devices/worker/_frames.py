@@ -6,9 +6,10 @@ From the application:
 config      the pickled `WorkerConfig`; first of all
 chunk       id, bytes; with its descriptor: memory that there is already, or another worker has made
 unchunk     id: that memory is gone
+warm        import path of a library: load it ahead
 start       generation, blocks as (block, bytes, chunk, offset): begin to serve
-request     number, word, operation, library, what is spoiled, specification, allocations, staged copies,
-            ids of outputs, uses, fault, ids of released blocks
+request     number, word, whether outputs are spoiled although it was not launched, the launch, ids of
+            released blocks
 lease       number, block, whether it is written, ids of released blocks
 unlease     number
 cancel      number
@@ -45,11 +46,10 @@ from typing import Any
 
 import attrs
 
-from ...backends.base import AccelError, ContextPoisonedError, DType, PlacedBlock
+from ...backends.base import ContextPoisonedError, DType, PlacedBlock
 from ...backends.base.ops import ArraySpec
 from .._options import DeviceOptions
 from ._channel import Message
-from ._wire_errors import encode_error
 
 __all__ = [
     "SMALL",
@@ -73,12 +73,14 @@ class WorkerConfig:
 
     Attributes:
         device: Name of the device, such as ``"cpu:0"``.
+        path: Path of the device's actor; the actors of the worker have the paths that the tree shows.
         options: Options of the device.
         warm: Import paths of the libraries to load ahead.
         is_observed: Whether somebody observes messages.
     """
 
     device: str
+    path: str
     options: DeviceOptions
     warm: tuple[str, ...]
     is_observed: bool
@@ -108,14 +110,3 @@ def read_array(data: Any) -> ArraySpec:
 def died(how: str, device: str) -> ContextPoisonedError:
     """The error of a context whose worker has ended."""
     return ContextPoisonedError(f"the worker process {how}", device=device)
-
-
-def plain_error(error: BaseException | None, device: str, generation: int) -> Message | None:
-    """An error as plain values, with where it happened."""
-    if error is None:
-        return None
-    if isinstance(error, AccelError):
-        error.device = error.device or device
-        if error.generation is None:
-            error.generation = generation
-    return encode_error(error)

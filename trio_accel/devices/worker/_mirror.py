@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -46,23 +45,23 @@ def encode_event(event: Event) -> Message:
     """An event as plain values; the message of a dead letter travels as its name alone."""
     fields: dict[str, object] = {}
     for field in attrs.fields(type(event)):
-        value = getattr(event, field.name)
+        value: object = getattr(event, field.name)
         if isinstance(value, BaseException):
-            value = ("error", encode_error(value))
+            value = encode_error(value)
         elif field.name == "message":
             value = None
         fields[field.name] = value
     return type(event).__name__, fields
 
 
-def decode_event(data: Any, path: Callable[[str], str]) -> Event:
-    """What `encode_event` made, with the path that the actor has here."""
+def decode_event(data: Any) -> Event:
+    """What `encode_event` made."""
     name, fields = data
-    values = {
-        field: decode_error(value[1]) if isinstance(value, tuple) else value
-        for field, value in fields.items()
-    }
-    event: Event = _CLASSES[name](**{**values, "path": path(values["path"])})
+    values: dict[str, object] = dict(fields)
+    error: Any = fields.get("error")
+    if error is not None:
+        values["error"] = decode_error(error)
+    event: Event = _CLASSES[name](**values)
     return event
 
 
@@ -101,8 +100,9 @@ class Mirror:
             if event.error is not None:
                 node.last_error = f"{type(event.error).__name__}: {event.error}"
 
-    def done(self, actor_class: str, *, is_failed: bool) -> None:
-        """A request was served."""
+    def done(self, library: str, *, is_failed: bool) -> None:
+        """A request was served by the library at an import path."""
+        actor_class = library.rpartition(":")[2]
         for node in self._nodes.values():
             if node.actor_class == actor_class:
                 node.handled += 1

@@ -7,6 +7,7 @@ import pickle
 import socket
 import sys
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -18,6 +19,9 @@ from ._frames import WorkerConfig
 from ._launcher import Launcher
 from ._link import MessageHandler, WorkerLink
 from ._page import SharedPage
+
+if TYPE_CHECKING:
+    from .._device import Device
 
 __all__ = ["WorkerPool", "check_options"]
 
@@ -54,8 +58,7 @@ class WorkerPool:
     """Starts workers and hands them out; every one is gone when the pool is closed.
 
     Args:
-        device: Name of the device.
-        options: Options of the device.
+        device: Whose they are.
         chunks: The memory that every worker maps.
         handle: Takes what workers send.
         on_end: Called when one has ended.
@@ -63,21 +66,22 @@ class WorkerPool:
 
     def __init__(
         self,
-        device: str,
-        options: DeviceOptions,
+        device: Device,
         chunks: ChunkTable,
         handle: MessageHandler,
         on_end: Callable[[WorkerLink], None],
     ) -> None:
-        self.warm: tuple[str, ...] = options.libraries
-        self.is_observed: bool = False
-        self._device = device
-        self._options = options
+        self._is_observed = False
+        self._device = device.name
+        self._path = device.path
+        self._options = options = device.options
         self._chunks = chunks
         self._handle = handle
         self._on_end = on_end
         self._links: set[WorkerLink] = set()
         self._spares: list[WorkerLink] = []
+        # What the program has used: the next worker is to have it loaded.
+        self._warm: list[str] = list(options.libraries)
         self._launcher: Launcher
         self._nursery: trio.Nursery
         self._is_refilling = False
@@ -122,6 +126,20 @@ class WorkerPool:
             self._is_refilling = True
             self._nursery.start_soon(self._refill)
 
+    def observe(self, *, is_observed: bool) -> None:
+        """Tell the workers whether somebody observes messages."""
+        if is_observed is not self._is_observed:
+            self._is_observed = is_observed
+            for link in self._links:
+                link.send(("observe", is_observed))
+
+    def warm(self, library: str) -> None:
+        """Have the workers that come, and those that stand ready, load a library ahead."""
+        if library not in self._warm:
+            self._warm.append(library)
+            for link in self._spares:
+                link.send(("warm", library))
+
     def share(self, chunk: Chunk, maker: WorkerLink) -> None:
         """Have all workers but its maker map a chunk."""
         for link in self._links:
@@ -144,8 +162,11 @@ class WorkerPool:
     async def _refill(self) -> None:
         try:
             while len(self._spares) < self._options.spares:
+                known = len(self._warm)
                 link = await self._start()
                 self._spares.append(link)
+                for library in self._warm[known:]:
+                    link.send(("warm", library))
         finally:
             self._is_refilling = False
 
@@ -176,7 +197,11 @@ class WorkerPool:
         try:
             link.configure(
                 WorkerConfig(
-                    device=self._device, options=self._options, warm=self.warm, is_observed=self.is_observed
+                    device=self._device,
+                    path=self._path,
+                    options=self._options,
+                    warm=tuple(self._warm),
+                    is_observed=self._is_observed,
                 ),
                 tuple(self._chunks.chunks.values()),
             )

@@ -38,7 +38,7 @@ async def _main(page: SharedPage) -> None:
     logging.getLogger("trio_accel").addHandler(LogForwarder(channel.send))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(channel.run)
-        async with System.open("worker") as system:
+        async with System.open(config.path) as system:
             side = WorkerSide(system, channel, page, config)
             with system.subscribe(side.observe_life, messages=False):
                 try:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import attrs
+import numpy as np
 
 from ...backends.base import AccelDevice, AccelStream, Hold, KernelLibrary
 from ...backends.base.ops import CopyFromHostSpec, CopyToHostSpec, OperationSpec
@@ -105,7 +106,8 @@ class _Memory:
         return self._library.operations
 
     def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
-        if isinstance(spec, (CopyFromHostSpec, CopyToHostSpec)) and isinstance(spec.host, RemoteArray):
+        # Of the array types a specification knows only NumPy's.
+        if isinstance(spec, (CopyFromHostSpec, CopyToHostSpec)) and type(spec.host) is not np.ndarray:
             self._copies.enqueue(spec, self._device, stream)
         else:
             self._library.enqueue(spec, stream)

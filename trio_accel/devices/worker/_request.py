@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import numpy as np
-import numpy.typing as npt
 import outcome
 import trio
 
-from ...backends.base.ops import ArraySpec, CopyToHostSpec
+from ...backends.base.ops import ArraySpec
 from .._operation import Launch
 from .._order import Turn
 from ._channel import Message
-from ._frames import SMALL
-from ._wire import decode_array, encode_array, encode_spec
-from ._wire_errors import encode_error
+from ._launches import HostArrays, encode_launch
 
 __all__ = ["LeaseRequest", "OperationRequest", "RemoteRequest"]
 
@@ -33,10 +29,10 @@ class RemoteRequest:
         turn: Its place behind those that it must follow, while it waits in the application.
         copies: Copies from or to host arrays that run for it now.
         failure: Why one of these failed.
-        outcome_of_copies: The error, or None, to finish with when none of them runs any more.
     """
 
     __slots__ = (
+        "_after_copies",
         "_on_done",
         "_raise_cancel",
         "_result",
@@ -47,7 +43,6 @@ class RemoteRequest:
         "library",
         "losses",
         "number",
-        "outcome_of_copies",
         "reads",
         "turn",
         "writes",
@@ -63,7 +58,8 @@ class RemoteRequest:
         self.copies: int = 0
         self.failure: Exception | None = None
         self.is_over: bool = False
-        self.outcome_of_copies: tuple[BaseException | None] | None = None
+        # What to finish with when no copy runs any more.
+        self._after_copies: tuple[BaseException | None] | None = None
         self._result: outcome.Outcome[None] | None = None
         self._task: trio.lowlevel.Task | None = None
         self._raise_cancel: Callable[[], NoReturn] | None = None
@@ -91,7 +87,8 @@ class RemoteRequest:
         """
         if self._result is not None:
             await trio.lowlevel.cancel_shielded_checkpoint()
-            return self._result.unwrap()
+            self._result.unwrap()
+            return
         self._task = trio.lowlevel.current_task()
 
         def abort(raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
@@ -107,6 +104,19 @@ class RemoteRequest:
     def finish(self, error: BaseException | None) -> bool:
         """Give the outcome; a second one does nothing and returns False."""
         return self._settle(outcome.Value(None) if error is None else outcome.Error(error), error)
+
+    def finish_after_copies(self, error: BaseException | None) -> None:
+        """Give the outcome when no copy uses the program's arrays any more."""
+        if self.copies:
+            self._after_copies = (error,)
+        else:
+            self.finish(error)
+
+    def copy_over(self) -> None:
+        """One of its copies has ended."""
+        self.copies -= 1
+        if not self.copies and self._after_copies is not None:
+            self.finish(*self._after_copies)
 
     def unwind(self) -> bool:
         """Give a cancelled asker its cancellation."""
@@ -134,11 +144,10 @@ class OperationRequest(RemoteRequest):
     Attributes:
         launch: What is launched.
         spoils: Whether its outputs are spoiled also if it was never launched.
-        hosts: Host arrays that are copied to or from shared memory, by index.
-        results: Host arrays that are filled from the reply.
+        hosts: Its host arrays.
     """
 
-    __slots__ = ("hosts", "launch", "results", "spoils")
+    __slots__ = ("hosts", "launch", "spoils")
 
     def __init__(
         self, number: int, launch: Launch, reads: frozenset[int], writes: frozenset[int], *, spoils: bool
@@ -146,8 +155,7 @@ class OperationRequest(RemoteRequest):
         super().__init__(number, launch.library, reads, writes)
         self.launch: Launch = launch
         self.spoils: bool = spoils
-        self.hosts: list[npt.NDArray[Any]] = []
-        self.results: list[npt.NDArray[Any]] = []
+        self.hosts: HostArrays = HostArrays()
 
     @property
     def makes_all_it_writes(self) -> bool:
@@ -158,58 +166,13 @@ class OperationRequest(RemoteRequest):
         """What is sent to the worker.
 
         Raises:
+            InputFailedError, StaleRefError: An array of it must not be used any more.
             TypeError: The specification holds what cannot cross.
         """
-        self.hosts, self.results = [], []
-        launch = self.launch
-        is_read = isinstance(launch.spec, CopyToHostSpec)
-        plan = launch.fault
-        fault = None
-        if plan is not None:
-            error = plan.fault.error
-            fault = (
-                launch.name,
-                plan.fault.kind,
-                plan.fault.seconds,
-                None if error is None else encode_error(error),
-            )
-        return (
-            "request",
-            self.number,
-            word,
-            launch.name,
-            self.library,
-            self.spoils,
-            encode_spec(launch.spec, self._filled if is_read else self._read),
-            launch.allocations,
-            tuple([encode_spec(staged, self._read) for staged in launch.staged]),
-            tuple([block.id for block in launch.outputs]),
-            tuple([(argument, block.id) for argument, block in launch.uses]),
-            fault,
-            released,
-        )
-
-    def fill(self, results: Any) -> None:
-        """Fill host arrays from the reply."""
-        for host, data in zip(self.results, results, strict=True):
-            np.copyto(host, decode_array(data))
-
-    def _read(self, host: npt.NDArray[Any]) -> object:
-        """How the worker gets a host array: by value, or by a copy that it asks for."""
-        if host.nbytes <= SMALL:
-            return "value", encode_array(host)
-        return self._copied(host)
-
-    def _filled(self, host: npt.NDArray[Any]) -> object:
-        """How a host array is filled: from the reply, or by a copy that the worker asks for."""
-        if host.nbytes <= SMALL:
-            self.results.append(host)
-            return "result", encode_array(np.empty_like(host, shape=()))[0], host.shape
-        return self._copied(host)
-
-    def _copied(self, host: npt.NDArray[Any]) -> object:
-        self.hosts.append(host)
-        return "copy", len(self.hosts) - 1
+        self.launch.check_inputs()
+        self.hosts = HostArrays()
+        launch = encode_launch(self.launch, self.hosts)
+        return "request", self.number, word, self.spoils, launch, released
 
 
 class LeaseRequest(RemoteRequest):

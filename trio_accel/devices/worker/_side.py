@@ -8,26 +8,27 @@ from contextlib import suppress
 from typing import Any, cast
 
 import attrs
+import numpy.typing as npt
 import trio
 
 from ...actors import ActorStarted, Event, MessageEvent, Ref, Restart, Subscription
 from ...backends import resolve
-from ...backends.base import AccelDevice, AccelError, DType
+from ...backends.base import AccelDevice, AccelError
 from .._availability import Availability
 from .._blocks import Block, BlockTable
 from .._context import ContextActor, Session, context_policy, load_library
 from .._engine import EngineHook, Phase
-from .._faults import Fault, FaultPlan
 from .._operation import Launch
 from .._options import DeviceOptions
 from .._system import System
 from ._channel import Channel, Message, Received
 from ._frames import WorkerConfig, place_of, plain_place
+from ._launches import ALLOCATIONS, decode_launch
 from ._mirror import encode_event
 from ._page import SharedPage
-from ._remote_copies import RemoteArray, RemoteCopies
-from ._wire import decode_array, decode_spec, encode_array
-from ._wire_errors import decode_error, encode_error
+from ._remote_copies import RemoteCopies
+from ._wire import encode_array
+from ._wire_errors import encode_error
 
 __all__ = ["WorkerSide"]
 
@@ -45,7 +46,7 @@ class _Serving:
 
     launch: Launch
     word: int
-    results: list[Any]
+    results: list[npt.NDArray[Any]]
     is_launched: bool = False
 
 
@@ -62,6 +63,7 @@ class WorkerSide:
         self.hooks: list[EngineHook] = [self._on_phase]
         self.next_generation: int = 1
         self.adopted: tuple[int, ...] = ()
+        self._below = f"{config.path}/context/"
         self._grace = config.options.cancel_grace
         self._system = system
         self._channel = channel
@@ -92,6 +94,7 @@ class WorkerSide:
             "observe": self._on_observe,
             "close": self._on_close,
             "unchunk": self._on_unchunk,
+            "warm": self._warm,
         }
 
     # What the context asks of its owner.
@@ -109,6 +112,8 @@ class WorkerSide:
     def detach(self, error: BaseException | None) -> None:
         """It is gone; unless that was asked for, the application hears what it was lost to."""
         self._session = None
+        # What is dropped from now on is gone with the device.
+        self.blocks.lose()
         if not (self._is_closing or self._is_lost):
             self._is_lost = True
             why = error or AccelError("the context ended by itself")
@@ -140,9 +145,7 @@ class WorkerSide:
             backend.open_device(info.index, memory_limit=self.options.memory_limit, keeper=self)
         )
         for path in self._config.warm:
-            # Its modules are loaded now, so that the first operation need not wait for them.
-            with suppress(Exception):
-                self._device.open_library(load_library(path).library).close()
+            self._warm(path)
         gc.freeze()
         self._on_observe(self._config.is_observed)
         self._channel.send(("ready", tuple(self._device.libraries)), now=True)
@@ -151,6 +154,12 @@ class WorkerSide:
                 for message, descriptors in received:
                     await self._take(message, descriptors)
                 received = await self._channel.receive()
+
+    def _warm(self, path: str) -> None:
+        """Load a library now, so that its first operation need not wait for it."""
+        # If it cannot be loaded, whoever uses it hears of it.
+        with suppress(Exception):
+            self._device.open_library(load_library(path).library).close()
 
     async def _take(self, message: Message, descriptors: tuple[int, ...]) -> None:
         """Act on a message."""
@@ -179,53 +188,15 @@ class WorkerSide:
         )
         self._channel.send(("started",), now=True)
 
-    def _on_request(
-        self,
-        number: int,
-        word: int,
-        name: str,
-        library: str,
-        spoils: bool,
-        spec: Any,
-        allocations: tuple[tuple[int, int], ...],
-        staged: tuple[Any, ...],
-        outputs: tuple[int, ...],
-        uses: tuple[tuple[str, int], ...],
-        fault: Any,
-        released: tuple[int, ...],
-    ) -> None:
+    def _on_request(self, number: int, word: int, spoils: bool, data: Any, released: tuple[int, ...]) -> None:
         session = self._session
-        if released:
-            self._on_release(released)
+        self._on_release(released)
         if session is None:
             return
-        table = self._table
-        for block, nbytes in allocations:
-            table[block] = self.blocks.new(nbytes, block)
-        results: list[Any] = []
-
-        def host(data: Any) -> Any:
-            kind, *rest = data
-            if kind == "value":
-                return decode_array(rest[0])
-            if kind == "copy":
-                return RemoteArray(number, rest[0])
-            array = _empty(*rest)
-            results.append(array)
-            return array
-
-        launch = Launch(
-            name,
-            decode_spec(spec, host),
-            allocations,
-            cast("Any", tuple([decode_spec(copy, host) for copy in staged])),
-            [self._block(block) for block in outputs],
-            [(argument, self._block(block)) for argument, block in uses],
-            [],
-            library,
-            None if fault is None else _fault(*fault),
-            number,
-        )
+        for block, nbytes in data[ALLOCATIONS]:
+            self._table[block] = self.blocks.new(nbytes, block)
+        results: list[npt.NDArray[Any]] = []
+        launch = decode_launch(data, number, self._block, results)
         serving = self._serving[number] = _Serving(launch, word, results)
         session.submissions.submit(
             self._context, launch, lambda error: self._done(serving, session, error), spoils=spoils
@@ -274,7 +245,9 @@ class WorkerSide:
         del self._serving[number]
         self._channel.send(("done", number, "withdrawn", False, None, (), (), ()), now=True)
 
-    def _on_release(self, released: Iterable[int]) -> None:
+    def _on_release(self, released: tuple[int, ...]) -> None:
+        if not released:
+            return
         for number in released:
             block = self._table.pop(number, None)
             if block is not None:
@@ -357,7 +330,7 @@ class WorkerSide:
 
     def _tell(self, event: Event) -> None:
         path = event.path
-        if not path.startswith(_BELOW):
+        if not path.startswith(self._below):
             return
         actor_class = ""
         if isinstance(event, ActorStarted):
@@ -367,15 +340,3 @@ class WorkerSide:
 
 
 _FOREVER = 1e9
-_BELOW = "worker/context/"
-
-
-def _fault(operation: str, kind: Any, seconds: float, error: Any) -> FaultPlan:
-    fault = Fault(kind=kind, seconds=seconds, error=None if error is None else decode_error(error))
-    return FaultPlan(operation, fault, 1)
-
-
-def _empty(dtype: str, shape: tuple[int, ...]) -> Any:
-    import numpy as np
-
-    return np.empty(shape, DType(dtype).dtype)

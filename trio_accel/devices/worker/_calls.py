@@ -1,0 +1,64 @@
+"""What the worker is asked beside requests: a memory count, or to say when nothing is in flight."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import attrs
+import trio
+
+__all__ = ["CallLostError", "Calls"]
+
+
+class CallLostError(Exception):
+    """The worker is gone and has not answered; the next one can be asked."""
+
+
+@attrs.define(eq=False)
+class _Call:
+    done: trio.Event = attrs.field(factory=trio.Event)
+    value: Any = None
+    is_lost: bool = False
+
+
+class Calls:
+    """The calls that are not answered."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._calls: dict[int, _Call] = {}
+
+    def begin(self) -> int:
+        """Number of a new call."""
+        number = next(self._numbers)
+        self._calls[number] = _Call()
+        return number
+
+    async def wait(self, number: int) -> Any:
+        """Wait for the answer.
+
+        Raises:
+            CallLostError: There will be none.
+        """
+        call = self._calls[number]
+        try:
+            await call.done.wait()
+        finally:
+            self._calls.pop(number, None)
+        if call.is_lost:
+            raise CallLostError
+        return call.value
+
+    def answer(self, number: int, value: Any) -> None:
+        """The worker has answered; perhaps nobody waits any more."""
+        call = self._calls.get(number)
+        if call is not None:
+            call.value = value
+            call.done.set()
+
+    def lose(self) -> None:
+        """The worker is gone."""
+        for call in self._calls.values():
+            call.is_lost = True
+            call.done.set()

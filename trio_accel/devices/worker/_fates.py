@@ -1,0 +1,153 @@
+"""What becomes of requests, and of the arrays that they write."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from ...backends.base import ContextPoisonedError, DeviceLostError, PlacedBlock
+from .._blocks import Block
+from .._engine import Phase
+from .._operation import Launch
+from ._frames import place_of
+from ._link import WorkerLink
+from ._request import LeaseRequest, OperationRequest, RemoteRequest
+from ._wire_errors import decode_error
+
+if TYPE_CHECKING:
+    from .._device import Device
+
+__all__ = ["Fates"]
+
+_PHASES = (Phase.ENQUEUE, Phase.COMPLETE, Phase.REPLY, Phase.RELEASE)
+_logger = logging.getLogger("trio_accel.devices")
+
+
+class Fates:
+    """Gives every request its one outcome.
+
+    Attributes:
+        launched: Operations of this generation that were launched and are over.
+        is_closing: Whether the device is being closed, so that nothing runs again.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.launched: int = 0
+        self.is_closing: bool = False
+        self._device = device
+
+    def done(self, request: OperationRequest, outcome: Any) -> tuple[list[PlacedBlock], BaseException | None]:
+        """The worker is done with an operation.
+
+        Args:
+            request: Whose it is.
+            outcome: What came from the worker, behind the number.
+
+        Returns:
+            The blocks that arrays of the program live in now, and what the operation failed with.
+        """
+        launch = request.launch
+        fate, is_launched, plain, damaged, places, results = outcome
+        if fate == "withdrawn":
+            self.not_launched(request)
+            request.unwind()
+            return [], None
+        error: BaseException | None = request.failure if plain is None else decode_error(plain)
+        if is_launched:
+            self.launched += 1
+            self._hit(launch)
+        elif error is not None and self.is_closing:
+            error = self.closed()
+        if error is None:
+            request.hosts.fill(results)
+        # Of an asker that has gone, nobody has the arrays, and they are released already.
+        alive = {block.id for block in launch.keep if isinstance(block, Block) and not block.is_released}
+        blocks = [place for place in map(place_of, places) if place.block in alive]
+        for output in launch.outputs:
+            if output.id in damaged or request.failure is not None:
+                output.spoil(launch.name, error)
+        if is_launched:
+            self._notify(launch)
+        request.finish(error)
+        return blocks, error
+
+    def sort(
+        self, requests: Iterable[RemoteRequest], link: WorkerLink, cause: Exception, *, retry: int
+    ) -> list[RemoteRequest]:
+        """Decide about the requests that a lost worker had, in their order.
+
+        Returns:
+            Those that the next worker gets.
+        """
+        return [request for request in requests if self._runs_again(request, link, cause, retry)]
+
+    def _runs_again(self, request: RemoteRequest, link: WorkerLink, cause: Exception, retry: int) -> bool:
+        if isinstance(request, LeaseRequest):
+            # The memory is still there, and so is the program's view of it.
+            return not request.is_given_back
+        assert isinstance(request, OperationRequest)
+        if request.number <= link.started(request.library):
+            request.losses += 1
+            self._hit(request.launch)
+            if request.losses > retry or not request.makes_all_it_writes:
+                self._fail_in_flight(request, cause)
+                return False
+            request.launch = request.launch.without_fault()
+        if request.is_cancelled and not request.is_over:
+            self.not_launched(request)
+            request.unwind()
+        return not request.is_over
+
+    def _fail_in_flight(self, request: OperationRequest, cause: Exception) -> None:
+        launch, device = request.launch, self._device
+        error: DeviceLostError | ContextPoisonedError
+        if self.is_closing:
+            error = DeviceLostError("the device was closed while this operation was in flight")
+        else:
+            error = ContextPoisonedError(
+                "the device's context was lost while this operation was in flight; make its outputs again"
+            )
+            error.__cause__ = cause
+        error.device, error.operation, error.generation = device.name, launch.name, device.generation
+        self.launched += 1
+        for output in launch.outputs:
+            output.spoil(launch.name, error)
+        self._notify(launch)
+        request.finish_after_copies(error)
+
+    def refuse(self, request: RemoteRequest, error: Exception) -> None:
+        """A request ends that no worker has begun with."""
+        if isinstance(request, LeaseRequest):
+            request.failure = error
+            request.granted.set()
+            return
+        assert isinstance(request, OperationRequest)
+        if request.spoils:
+            for output in request.launch.outputs:
+                output.spoil(request.launch.name, error)
+        if request.is_cancelled:
+            request.unwind()
+        else:
+            request.finish(error)
+
+    def not_launched(self, request: RemoteRequest) -> None:
+        """A request is taken back: the fault that was meant for it hits the next."""
+        if isinstance(request, OperationRequest) and request.launch.fault is not None:
+            self._device.faults.give_back(request.launch.fault)
+
+    def closed(self) -> DeviceLostError:
+        """The error of a request that came too late."""
+        return DeviceLostError("the device is closed", device=self._device.name)
+
+    def _hit(self, launch: Launch) -> None:
+        if launch.fault is not None:
+            launch.fault.hit += 1
+
+    def _notify(self, launch: Launch) -> None:
+        for hook in tuple(self._device.hooks):
+            for phase in _PHASES:
+                try:
+                    hook(phase, launch)
+                except Exception:
+                    _logger.exception("a hook failed in phase %s of %s", phase.value, launch.name)

@@ -1,0 +1,154 @@
+"""Completions that are noticed when the test says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+import trio
+
+from ..backends.base import AccelEvent, AccelStream
+from ..devices import CompletionPort
+from ..devices._bridge import LoopWaker
+from ..devices._engine import Engine
+
+__all__ = ["ManualCompletion"]
+
+
+class ManualCompletion:
+    """A completion strategy that holds operations in flight until the test lets them go.
+
+    For ``DeviceOptions(isolation="inline", completion=...)``: the device computes as always, but the
+    program does not learn of it. So a test can look at its own cancellation, back-pressure and time
+    limits while operations run for exactly as long as it wants. What is held counts as running: for
+    `stuck_after`, for the window of `in_flight`, for a lease, for `Device.synchronize` and for the end
+    of the device, which waits for `cancel_grace` seconds at most. A context that is lost ends what is
+    held, as it ends everything in flight.
+
+    One object may serve several devices; they are held together.
+
+    Args:
+        is_holding: Whether it holds from the start, also the copies of `Device.put`; else from `hold` on.
+    """
+
+    def __init__(self, *, is_holding: bool = True) -> None:
+        self._is_holding = is_holding
+        self._held: list[_HeldEvent] = []
+        self._changed = trio.Event()
+
+    def __repr__(self) -> str:
+        return f"<ManualCompletion, {len(self._held)} held>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("the test moves it by hand, in its own process")
+
+    @property
+    def held(self) -> int:
+        """How many operations are held now."""
+        return len(self._held)
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """Names of the operations that are held, such as ``"linalg.Matmul"``, in the order of launch."""
+        return tuple(event.operation for event in self._held)
+
+    async def wait_held(self, count: int = 1) -> None:
+        """Wait until at least so many operations are held."""
+        await trio.lowlevel.checkpoint()
+        while len(self._held) < count:
+            await self._changed.wait()
+
+    def release(self, count: int = 1) -> None:
+        """Let go of those that were launched first. Each is noticed soon, once the device is done with it.
+
+        Raises:
+            ValueError: So many are not held, or it is no count.
+        """
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= len(self._held):
+            raise ValueError(f"release: count must be from 0 to the {len(self._held)} held, got {count!r}")
+        going, self._held = self._held[:count], self._held[count:]
+        for event in going:
+            event.let_go()
+
+    def release_all(self) -> None:
+        """Let go of all that are held now; later ones are held again."""
+        self.release(len(self._held))
+
+    def hold(self) -> None:
+        """Hold what is launched from now on."""
+        self._is_holding = True
+
+    def pass_all(self) -> None:
+        """Let go of all that are held, and hold no more until `hold`."""
+        self._is_holding = False
+        self.release_all()
+
+    def open(self, reap: Callable[[], None]) -> CompletionPort:
+        """Start for one engine.
+
+        Raises:
+            TypeError: `reap` is not that of an engine.
+        """
+        engine = getattr(reap, "__self__", None)
+        if not isinstance(engine, Engine):
+            raise TypeError(f"ManualCompletion: it holds the operations of an engine, not of {reap!r}")
+        return _ManualPort(self, engine, LoopWaker(reap))
+
+    def take(self, event: _HeldEvent) -> None:
+        """Hold an operation, or let it pass; for the ports."""
+        if not self._is_holding:
+            event.let_go()
+            return
+        self._held.append(event)
+        changed, self._changed = self._changed, trio.Event()
+        changed.set()
+
+    def forget(self, port: object) -> None:
+        """Hold nothing more for an engine that has ended; for the ports."""
+        self._held = [event for event in self._held if event.port is not port]
+
+
+class _ManualPort:
+    def __init__(self, strategy: ManualCompletion, engine: Engine, waker: LoopWaker) -> None:
+        self.waker = waker
+        self._strategy = strategy
+        self._engine = engine
+
+    def watch(self, stream: AccelStream, event: AccelEvent) -> None:
+        # When the engine looks, it takes everything that is done: so what it looks at is exchanged.
+        for lane in self._engine._lanes:  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            for operation in lane.operations:
+                if operation.event is event:
+                    held = _HeldEvent(self, stream, event, operation.launch.name)
+                    operation.event = held
+                    self._strategy.take(held)
+
+    async def run(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    def close(self) -> None:
+        self._strategy.forget(self)
+        self.waker.close()
+
+
+class _HeldEvent:
+    """An event that is not done before it is let go, whatever the device says."""
+
+    def __init__(self, port: _ManualPort, stream: AccelStream, event: AccelEvent, operation: str) -> None:
+        self.port = port
+        self.operation = operation
+        self._stream = stream
+        self._event = event
+        self._is_held = True
+
+    @property
+    def is_done(self) -> bool:
+        return not self._is_held and self._event.is_done
+
+    @property
+    def error(self) -> Exception | None:
+        return self._event.error
+
+    def let_go(self) -> None:
+        self._is_held = False
+        self._stream.notify(self._event, self.port.waker)
