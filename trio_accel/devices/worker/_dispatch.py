@@ -58,9 +58,7 @@ class WorkerDispatch:
         self._copies = CopyService(self._chunks)
         self._requests = RequestTable(device.options.in_flight, self._send)
         self._fates = Fates(device)
-        self._pool = WorkerPool(
-            device.name, device.path, device.options, self._chunks, self._handle, self._ended
-        )
+        self._pool = WorkerPool(device, self._chunks, self._handle, self._ended)
         self._alarms = Alarms()
         self._mirror = Mirror()
         self._calls = Calls()
@@ -372,6 +370,8 @@ class WorkerDispatch:
                 if availability.is_ended:
                     raise await self._device.lost()
                 await availability.wait_changed()
+            # What the program has let go by now counts.
+            self._send_released()
             number = self._calls.begin()
             self._link.send(("call", number, what), now=True)
             with suppress(CallLostError):
@@ -406,7 +406,7 @@ class WorkerDispatch:
     def _on_lost(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
         error = decode_error(message[0])
         self._lose(link, error)
-        link.condemn(f"lost its context: {error}")
+        link.condemn(f"lost its context: {error}", error)
 
     def _on_done(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
         request = self._requests.done(message[0])

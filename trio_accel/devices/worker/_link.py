@@ -53,6 +53,7 @@ class WorkerLink:
         self._device = device
         self._tick = heartbeat_timeout / _BEATS
         self._timeout = heartbeat_timeout
+        self._error: Exception | None = None
         self._words: dict[str, int] = {}
         self._changed = trio.Event()
         self._is_over = trio.Event()
@@ -109,10 +110,11 @@ class WorkerLink:
             self.how = how
         self.notify()
 
-    def condemn(self, why: str) -> None:
+    def condemn(self, why: str, error: Exception | None = None) -> None:
         """Kill it; what it has sent is still taken."""
         if self.how is None:
             self.how = why
+            self._error = error
         self.process.kill()
         self.notify()
 
@@ -121,10 +123,11 @@ class WorkerLink:
 
         Raises:
             ContextPoisonedError: The worker ended before.
+            Exception: What the worker gave up over.
         """
         while not condition():
             if self.how is not None:
-                raise died(self.how, self._device)
+                raise self._error or died(self.how, self._device)
             await self._changed.wait()
 
     async def wait_gone(self) -> None:

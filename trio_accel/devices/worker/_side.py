@@ -13,7 +13,7 @@ import trio
 
 from ...actors import ActorStarted, Event, MessageEvent, Ref, Restart, Subscription
 from ...backends import resolve
-from ...backends.base import AccelDevice, AccelError
+from ...backends.base import AccelDevice, AccelError, PlacedBlock
 from .._availability import Availability
 from .._blocks import Block, BlockTable
 from .._context import ContextActor, Session, context_policy, load_library
@@ -58,7 +58,6 @@ class WorkerSide:
             # Whoever waits for an operation is in the application, which kills the worker past the grace.
             config.options,
             cancel_grace=_FOREVER,
-            libraries=(),
         )
         self.hooks: list[EngineHook] = [self._on_phase]
         self.next_generation: int = 1
@@ -114,10 +113,8 @@ class WorkerSide:
         self._session = None
         # What is dropped from now on is gone with the device.
         self.blocks.lose()
-        if not (self._is_closing or self._is_lost):
-            self._is_lost = True
-            why = error or AccelError("the context ended by itself")
-            self._channel.send(("lost", encode_error(why)), now=True)
+        if not self._is_closing:
+            self._give_up(error or AccelError("the context ended by itself"))
 
     # Chunks, for the device: called while it allocates, on the Trio thread or in that of `adopt`.
 
@@ -140,10 +137,11 @@ class WorkerSide:
         Raises:
             EndOfChannel: It has.
         """
-        backend, info = await trio.to_thread.run_sync(resolve, self._config.device)
-        self._device = self._copies.wrap(
-            backend.open_device(info.index, memory_limit=self.options.memory_limit, keeper=self)
-        )
+        try:
+            self._device = await trio.to_thread.run_sync(self._open)
+        except Exception as error:  # noqa: BLE001  # the application decides
+            self._give_up(error)
+            await trio.sleep_forever()
         for path in self._config.warm:
             self._warm(path)
         gc.freeze()
@@ -154,6 +152,17 @@ class WorkerSide:
                 for message, descriptors in received:
                     await self._take(message, descriptors)
                 received = await self._channel.receive()
+
+    def _open(self) -> AccelDevice:
+        backend, info = resolve(self._config.device)
+        limit = self.options.memory_limit
+        return self._copies.wrap(backend.open_device(info.index, memory_limit=limit, keeper=self))
+
+    def _give_up(self, error: BaseException) -> None:
+        """Tell the application what the context is lost to; it ends this process."""
+        if not self._is_lost:
+            self._is_lost = True
+            self._channel.send(("lost", encode_error(error)), now=True)
 
     def _warm(self, path: str) -> None:
         """Load a library now, so that its first operation need not wait for it."""
@@ -173,8 +182,15 @@ class WorkerSide:
             self._handlers[str(kind)](*message[1:])
 
     async def _start(self, generation: int, places: Iterable[Any]) -> None:
+        try:
+            await self._begin(generation, [place_of(place) for place in places])
+        except Exception as error:  # noqa: BLE001  # the application decides
+            self._give_up(error)
+        else:
+            self._channel.send(("started",), now=True)
+
+    async def _begin(self, generation: int, blocks: list[PlacedBlock]) -> None:
         self.next_generation = generation
-        blocks = [place_of(place) for place in places]
         self._device.adopt(blocks)
         for block in blocks:
             self._table[block.block] = self.blocks.new(block.nbytes, block.block)
@@ -186,7 +202,6 @@ class WorkerSide:
             restart=Restart.TEMPORARY,
             policy=attrs.evolve(context_policy(self.options), grace=self._grace + 5.0),
         )
-        self._channel.send(("started",), now=True)
 
     def _on_request(self, number: int, word: int, spoils: bool, data: Any, released: tuple[int, ...]) -> None:
         session = self._session
