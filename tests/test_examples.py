@@ -15,6 +15,9 @@ from scipy.io import wavfile
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 
+# Programs that need worker processes, which only Linux has.
+ISOLATED = ("surviving_worker.py", "own_library.py")
+
 # Program, arguments, and the whole output as a pattern.
 RUNS = [
     (
@@ -59,6 +62,22 @@ every request has its fate
 """,
     ),
     (
+        "surviving_worker.py",
+        "--kills 2 --clients 3 --mebibytes 4 --backend cpu",
+        """
+generation 3, 4 MiB intact
+[0-9]+ lost, [0-9]+ right
+""",
+    ),
+    (
+        "own_library.py",
+        "--rows 300 --columns 5 --isolation process --backend cpu",
+        """
+blas [(]StatisticsActor[)] running, 1 handled
+largest relative error [0-9.e+-]+: right
+""",
+    ),
+    (
         "counter.py",
         "--count 4",
         """
@@ -88,6 +107,8 @@ def run(arguments: Sequence[str], folder: Path) -> str:
 
 @pytest.mark.parametrize(("name", "arguments", "output"), RUNS, ids=[name for name, _, _ in RUNS])
 def test_output(name: str, arguments: str, output: str, tmp_path: Path) -> None:
+    if name in ISOLATED and sys.platform != "linux":
+        pytest.skip("the CPU backend has worker processes on Linux only")
     printed = run([name, *arguments.split()], tmp_path)
     assert re.fullmatch(output, f"\n{printed}"), printed
 

@@ -1,0 +1,73 @@
+"""An operation and a library actor of one's own: the Gram matrix of what was measured, counts or numbers.
+
+Run it with: python own_library.py --rows 1000 --columns 8 --isolation process
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from typing import ClassVar, Literal
+
+import attrs
+import numpy as np
+import trio
+
+import trio_accel as ta
+from trio_accel.backends.base.ops import GemmSpec
+from trio_accel.devices import LibraryActor, Operand, Operation, Planned, Planner
+
+FLOATS = (ta.DType.float32, ta.DType.float64)
+
+
+class StatisticsActor(LibraryActor):
+    """Serves the operations of this module, on a stream of its own beside those of the other libraries."""
+
+    library = "blas"  # what of the backend it launches with
+
+
+@attrs.frozen(eq=False)
+class Gram(Operation[StatisticsActor, ta.AccelRef]):
+    """``a.T @ a``; replies with a new array of the columns' products."""
+
+    a: Operand
+    library: ClassVar[str] = "own_library:StatisticsActor"
+
+    def plan(self, planner: Planner) -> Planned[ta.AccelRef]:
+        """Runs in the caller's task: what is raised here launches nothing."""
+        a = planner.read("a", self.a)
+        if a.ndim != 2:
+            raise ValueError(f"{planner.name}: a must have two axes, got shape {a.shape}")
+        if a.dtype not in FLOATS:
+            a = planner.convert(a, ta.DType.float64)
+        columns = a.shape[1]
+        out = planner.output((columns, columns), a.dtype)
+        return Planned(GemmSpec(1.0, 0.0, "T", "N", a, a, out.spec), out)
+
+
+async def run(rows: int, columns: int, isolation: Literal["inline", "process"], backend: str | None) -> float:
+    """Returns the largest relative error."""
+    counts = np.random.default_rng(0).integers(0, 100, (rows, columns))
+    options = ta.DeviceOptions(isolation=isolation)
+    async with ta.open_system("own") as system, system.open_device(backend, options=options) as device:
+        gram = await device.ask(Gram(await device.put(counts)))
+        result = await gram.to_host()
+        print(next(node for node in system.tree().walk() if node.actor_class == "StatisticsActor"))
+    reference = counts.T.astype(np.float64) @ counts.astype(np.float64)
+    return float(np.abs(result - reference).max() / reference.max())
+
+
+def main() -> int:
+    """Returns the exit code: 0 if the result is right."""
+    parser = argparse.ArgumentParser(description="An operation of one's own.")
+    parser.add_argument("--rows", type=int, default=1000, help="samples")
+    parser.add_argument("--columns", type=int, default=8, help="what was measured of each")
+    parser.add_argument("--isolation", choices=("inline", "process"), default="inline")
+    parser.add_argument("--backend", help="device to use, such as cpu or cuda:1")
+    error = trio.run(partial(run, **vars(parser.parse_args())))
+    print(f"largest relative error {error:.1e}: {'right' if error < 1e-12 else 'WRONG'}")
+    return 0 if error < 1e-12 else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,79 @@
+"""Worker processes are killed under load; their arrays outlive them, and every right answer is checked.
+
+Run it with: python surviving_worker.py --kills 3 --mebibytes 64
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from collections import Counter
+from contextlib import aclosing
+from functools import partial
+
+import numpy as np
+import trio
+
+import trio_accel as ta
+
+
+async def client(device: ta.Device, array: ta.AccelRef, kills: int, fates: Counter[str]) -> None:
+    """Ask for products until the last worker serves; write down what became of each."""
+    left = np.random.default_rng().standard_normal((64, 1024), np.float32)
+    right = array[:1024]
+    expected = left.astype(np.float64) @ (await right.to_host()).astype(np.float64)
+    while device.generation <= kills:
+        try:
+            product = await (await ta.linalg.matmul(left, right)).to_host()
+        except ta.ContextPoisonedError:
+            fates["lost"] += 1  # it was in flight when a worker died; `retry=1` would run it again
+        else:
+            fates["right" if np.allclose(product, expected, rtol=1e-3, atol=1e-3) else "WRONG"] += 1
+
+
+async def kill(device: ta.Device, kills: int) -> None:
+    """Kill one worker after the other, each while it serves."""
+    async with aclosing(device.watch_generation()) as generations:
+        async for generation in generations:
+            if generation > kills:
+                break
+            await trio.sleep(0.1)  # let it serve for a while
+            ta.testing.inject_fault(device, ta.linalg.Matmul, kill=True)
+
+
+async def digest(array: ta.AccelRef) -> str:
+    """What is in an array, in short."""
+    return hashlib.sha256((await array.to_host()).data).hexdigest()
+
+
+async def run(kills: int, clients: int, mebibytes: int, backend: str | None) -> bool:
+    """Returns whether the arrays are what they were, every answer was right, and every kill was survived."""
+    options = ta.DeviceOptions(isolation="process", intensity=ta.Intensity(kills, 60.0))
+    fates = Counter[str]()
+    async with ta.open_system("survive") as system, system.open_device(backend, options=options) as device:
+        host = np.random.default_rng(0).standard_normal((mebibytes * 1024, 256), np.float32)
+        array = await device.put(host)
+        before = await digest(array)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(kill, device, kills)
+            for _ in range(clients):
+                nursery.start_soon(client, device, array, kills, fates)
+        is_intact = await digest(array) == before
+        print(f"generation {device.generation}, {mebibytes} MiB {'intact' if is_intact else 'CHANGED'}")
+    print(", ".join(f"{count} {fate}" for fate, count in sorted(fates.items())))
+    return is_intact and device.generation == kills + 1 and fates["lost"] >= kills and not fates["WRONG"]
+
+
+def main() -> int:
+    """Returns the exit code: 0 if everything survived."""
+    parser = argparse.ArgumentParser(description="Worker processes are killed under load.")
+    parser.add_argument("--kills", type=int, default=3, help="workers that are killed")
+    parser.add_argument("--clients", type=int, default=4, help="tasks that ask at the same time")
+    parser.add_argument("--mebibytes", type=int, default=64, help="size of the array that must survive")
+    parser.add_argument("--backend", help="device to use, such as cpu or cuda:1")
+    arguments = parser.parse_args()
+    return 0 if trio.run(partial(run, **vars(arguments))) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
