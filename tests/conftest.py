@@ -3,39 +3,106 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
 
+import attrs
 import pytest
 
 import trio_accel as ta
 from trio_accel.actors._cell import Cell
-from trio_accel.backends.base import ChunkKeeper
+from trio_accel.backends.base import ChunkKeeper, Isolation
 from trio_accel.backends.cpu import CpuBackend
 from trio_accel.backends.cpu._device import CpuDevice
+from trio_accel.devices.worker._launcher import Launcher, WorkerProcess
 
 # Trio keeps the threads of `to_thread.run_sync` for a while, to use them again.
 _CACHED = "Trio thread "
 _JOIN = 2.0
+_SELF = Path("/proc/self")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--isolation",
+        choices=["inline", "process"],
+        default=os.environ.get("TRIO_ACCEL_TEST_ISOLATION", "inline"),
+        help="where the contexts of devices live, in tests that do not choose themselves",
+    )
+
+
+@attrs.frozen
+class Remains:
+    """What the kernel says that a test could leave in this process and below it."""
+
+    children: frozenset[int]
+    descriptors: frozenset[tuple[str, str]]
+    mapped: frozenset[str]
+
+    @classmethod
+    def now(cls) -> Remains:
+        if not _SELF.exists():
+            return cls(frozenset(), frozenset(), frozenset())
+        return cls(_children(), _descriptors(), _shared_memory())
+
+    def check(self, before: Remains) -> None:
+        left = self.children - before.children
+        assert not left, f"processes are alive, or were not reaped: {left}"
+        left_open = self.descriptors - before.descriptors
+        assert not left_open, f"descriptors are open: {sorted(left_open)}"
+        left_mapped = self.mapped - before.mapped
+        assert not left_mapped, f"shared memory is mapped: {sorted(left_mapped)}"
+
+
+def _children() -> frozenset[int]:
+    try:
+        # Says at once that there is none, as nearly always.
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return frozenset()
+    found: set[int] = set()
+    for task in (_SELF / "task").iterdir():
+        found.update(map(int, (task / "children").read_text().split()))
+    return frozenset(found)
+
+
+def _descriptors() -> frozenset[tuple[str, str]]:
+    """Sockets, pipes, shared memory and the like; files are what libraries and pytest open once."""
+    found: set[tuple[str, str]] = set()
+    for number in os.listdir(_SELF / "fd"):
+        try:
+            target = os.readlink(_SELF / "fd" / number)
+        except FileNotFoundError:
+            # The one of the listing itself.
+            continue
+        if not target.startswith("/") or target.startswith("/memfd:"):
+            found.add((number, target))
+    return frozenset(found)
+
+
+def _shared_memory() -> frozenset[str]:
+    maps = (_SELF / "maps").read_bytes()
+    if b"memfd:" not in maps:
+        return frozenset()
+    return frozenset(line for line in maps.decode().splitlines() if "memfd:" in line)
+
+
+# As of the end of the test before: what that one has left, it was blamed for.
+_remains = Remains.now()
 
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None]:
-    """Fail a test that leaves a thread, an open device, a block of memory or a live actor."""
+    """Fail a test that leaves a thread, process, descriptor, open device, block of memory or live actor."""
+    global _remains  # one reading a test is slow enough
     # What is alive by now is no business of this test, and need not be looked through again.
     gc.freeze()
     threads = set(threading.enumerate())
     opened: list[CpuDevice] = []
-    open_device = CpuBackend.open_device
-
-    def remember(
-        self: CpuBackend, index: int, *, memory_limit: int | None, keeper: ChunkKeeper | None = None
-    ) -> CpuDevice:
-        device = open_device(self, index, memory_limit=memory_limit, keeper=keeper)
-        opened.append(device)
-        return device
-
-    monkeypatch.setattr(CpuBackend, "open_device", remember)
+    workers: list[WorkerProcess] = []
+    _remember(monkeypatch, opened, workers)
     yield
     for thread in set(threading.enumerate()) - threads:
         if not thread.name.startswith(_CACHED):
@@ -46,10 +113,36 @@ def nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None
         assert device._is_closed, f"device {device.info.name} is open"
         assert device.memory().blocks == 0, f"device {device.info.name} holds {device.memory()}"
     opened.clear()
+    assert all(worker.is_dead for worker in workers), f"workers are alive: {workers}"
+    workers.clear()
     gc.collect()
     # `type`, not `isinstance`: proxies among the objects must not be woken.
     alive = [item.path for item in gc.get_objects() if type(item) is Cell and item.terminated is None]
     assert not alive, f"actors are alive: {alive}"
+    before, _remains = _remains, Remains.now()
+    _remains.check(before)
+
+
+def _remember(monkeypatch: pytest.MonkeyPatch, opened: list[CpuDevice], workers: list[WorkerProcess]) -> None:
+    """Have all that is opened noted down."""
+    open_device, start_worker = CpuBackend.open_device, Launcher.start_worker
+
+    def remember(
+        self: CpuBackend, index: int, *, memory_limit: int | None, keeper: ChunkKeeper | None = None
+    ) -> CpuDevice:
+        device = open_device(self, index, memory_limit=memory_limit, keeper=keeper)
+        opened.append(device)
+        return device
+
+    async def remember_worker(
+        self: Launcher, arguments: tuple[str, ...], descriptors: tuple[int, ...] = ()
+    ) -> WorkerProcess:
+        worker = await start_worker(self, arguments, descriptors)
+        workers.append(worker)
+        return worker
+
+    monkeypatch.setattr(CpuBackend, "open_device", remember)
+    monkeypatch.setattr(Launcher, "start_worker", remember_worker)
 
 
 @pytest.fixture
@@ -60,7 +153,14 @@ async def system() -> AsyncGenerator[ta.System, None]:
 
 
 @pytest.fixture
-async def device(system: ta.System) -> AsyncGenerator[ta.Device, None]:
+def isolation(request: pytest.FixtureRequest) -> Isolation:
+    """Where the context of the `device` lives."""
+    chosen: Isolation = request.config.getoption("--isolation")
+    return chosen
+
+
+@pytest.fixture
+async def device(system: ta.System, isolation: Isolation) -> AsyncGenerator[ta.Device, None]:
     """The CPU device, open."""
-    async with system.open_device("cpu") as device:
+    async with system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation)) as device:
         yield device

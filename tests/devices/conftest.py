@@ -16,6 +16,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from manual_backend import ManualBackend
 
+from trio_accel.backends.base import Isolation
+
+
+@pytest.fixture(params=["inline", "process"])
+def isolation(request: pytest.FixtureRequest) -> Isolation:
+    """Tests of this folder that use it, or the `device`, run with both."""
+    chosen: Isolation = request.param
+    return chosen
+
 
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> Generator[ManualBackend, None, None]:

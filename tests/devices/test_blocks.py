@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Sequence
 
 import pytest
 import trio
+from isolations import inline
 from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
@@ -17,6 +19,7 @@ from trio_accel.devices._bridge import LoopWaker
 LARGE = 1 << 20
 
 
+@inline
 async def test_small_blocks_wait_for_the_next_operation_unless_there_are_many(device: ta.Device) -> None:
     kept = [await device.zeros(8) for _ in range(3)]
     del kept
@@ -58,9 +61,9 @@ async def test_a_block_added_by_another_thread_at_the_worst_moment_is_freed() ->
     first, second = table.new(LARGE), table.new(LARGE)
     ids = [first.id, second.id]
 
-    def release(block: int) -> None:
-        freed.append(block)
-        if block == ids[0]:
+    def release(blocks: Sequence[int]) -> None:
+        freed.extend(blocks)
+        if ids[0] in blocks:
             # In the midst of the drain, when the queue is empty already.
             thread = threading.Thread(target=second.release)
             thread.start()

@@ -75,8 +75,9 @@ async def test_a_poisoned_context_hangs_no_wait(
 async def test_the_next_launch_on_a_poisoned_context_is_refused_and_replaces_it(device: ta.Device) -> None:
     ref = await device.put(np.ones(3))
     ta.testing.poison(device, "a stray write")
-    with pytest.raises(ta.ContextPoisonedError, match="a stray write"):
+    with pytest.raises(ta.ContextPoisonedError) as caught:
         await ta.linalg.scal(2.0, ref)
+    assert "a stray write" in f"{caught.value} {caught.value.__cause__}"
     assert (await device.put(np.ones(3))).generation == 2
 
 

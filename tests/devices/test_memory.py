@@ -13,10 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import trio
+from isolations import inline, isolated
 from manual_backend import ManualBackend
 from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
+from trio_accel.backends.base import Isolation
+from trio_accel.devices._inline import InlineDispatch
+from trio_accel.devices.worker import WorkerDispatch
 
 DTYPES = tuple(ta.DType)
 
@@ -32,11 +36,27 @@ def same_bits(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
     return first.dtype == second.dtype and first.shape == second.shape and first.tobytes() == second.tobytes()
 
 
+SHAPES: list[tuple[int, ...]] = [(), (1,), (0,), (5,), (3, 0, 2), (2, 3, 4)]
+
+
+@inline
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(), (1,), (0,), (5,), (3, 0, 2), (2, 3, 4)], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 async def test_every_dtype_and_shape_comes_back_bit_for_bit(
     device: ta.Device, dtype: ta.DType, shape: tuple[int, ...]
 ) -> None:
+    await _check_copies(device, dtype, shape)
+
+
+@isolated
+async def test_every_dtype_and_shape_comes_back_from_a_worker(device: ta.Device) -> None:
+    # Small ones travel with the messages, large ones lie in memory that both sides see.
+    for shape in (*SHAPES, (333, 257)):
+        for dtype in DTYPES:
+            await _check_copies(device, dtype, shape)
+
+
+async def _check_copies(device: ta.Device, dtype: ta.DType, shape: tuple[int, ...]) -> None:
     host = bits(dtype, shape)
     ref = await device.put(host)
     assert (ref.dtype, ref.shape, ref.size, ref.ndim) == (dtype, shape, host.size, host.ndim)
@@ -72,12 +92,24 @@ LAYOUTS: dict[str, Callable[[npt.NDArray[Any]], npt.NDArray[Any]]] = {
 }
 
 
+@inline
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
 @pytest.mark.parametrize("dtype", ["float64", "complex64", "bfloat16", "int8"])
 async def test_host_arrays_of_any_layout(
     device: ta.Device, layout: Callable[[npt.NDArray[Any]], npt.NDArray[Any]], dtype: str
 ) -> None:
-    host = layout(bits(ta.DType.of(dtype), (6, 8)))
+    await _check_layout(device, layout(bits(ta.DType.of(dtype), (6, 8))))
+
+
+@isolated
+async def test_host_arrays_of_any_layout_cross_to_a_worker_and_back(device: ta.Device) -> None:
+    for layout in LAYOUTS.values():
+        for dtype in ("float64", "complex64", "bfloat16", "int8"):
+            for shape in ((6, 8), (601, 901)):
+                await _check_layout(device, layout(bits(ta.DType.of(dtype), shape)))
+
+
+async def _check_layout(device: ta.Device, host: npt.NDArray[Any]) -> None:
     ref = await device.put(host)
     back = await ref.to_host()
     assert same_bits(back, np.ascontiguousarray(host))
@@ -110,14 +142,26 @@ async def test_making_arrays(device: ta.Device) -> None:
     assert await big.item() == 2**63 - 1
 
 
+@inline
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 async def test_fill_and_item(device: ta.Device, dtype: ta.DType) -> None:
+    await _check_fill(device, dtype)
+
+
+@isolated
+async def test_fill_and_item_of_every_dtype_in_a_worker(device: ta.Device) -> None:
+    for dtype in DTYPES:
+        await _check_fill(device, dtype)
+
+
+async def _check_fill(device: ta.Device, dtype: ta.DType) -> None:
     ref = await device.zeros((2, 2), dtype)
     assert await ref.fill(1) is ref
     np.testing.assert_array_equal(await ref.to_host(), np.ones((2, 2), dtype.dtype))
     assert await (await device.full((), 1, dtype)).item() == 1
 
 
+@inline
 @pytest.mark.parametrize("value", [np.float32(2.0), np.int8(2), 2, 2.0, True])
 async def test_what_fill_takes(device: ta.Device, value: float) -> None:
     assert await (await device.full((), value, "int16")).item() == int(value)
@@ -140,8 +184,19 @@ CASTS = [
 ]
 
 
+@inline
 @pytest.mark.parametrize(("source", "target"), CASTS, ids=str)
 async def test_casts_are_those_of_numpy(device: ta.Device, source: str, target: str) -> None:
+    await _check_cast(device, source, target)
+
+
+@isolated
+async def test_casts_in_a_worker_are_those_of_numpy(device: ta.Device) -> None:
+    for source, target in CASTS:
+        await _check_cast(device, source, target)
+
+
+async def _check_cast(device: ta.Device, source: str, target: str) -> None:
     host = np.arange(6).reshape(2, 3).astype(ta.DType.of(source).dtype)
     ref = await (await device.put(host)).cast(target)
     assert ref.dtype == target
@@ -231,10 +286,20 @@ async def _cast_complex(device: ta.Device) -> ta.AccelRef:
     return await ref.cast("float32")
 
 
-@pytest.mark.parametrize(("wrong", "error", "message"), WRONG.values(), ids=WRONG.keys())
-async def test_wrong_arguments_are_refused_before_anything_is_launched(
-    device: ta.Device, wrong: Wrong, error: type[Exception], message: str
-) -> None:
+@inline
+@pytest.mark.parametrize("case", WRONG)
+async def test_wrong_arguments_are_refused_before_anything_is_launched(device: ta.Device, case: str) -> None:
+    await _check_refusal(device, case)
+
+
+@isolated
+async def test_wrong_arguments_are_refused_before_a_worker_hears_of_them(device: ta.Device) -> None:
+    for case in WRONG:
+        await _check_refusal(device, case)
+
+
+async def _check_refusal(device: ta.Device, case: str) -> None:
+    wrong, error, message = WRONG[case]
     x = await device.put(np.ones(3))
     await device.synchronize()
     before = await device.statistics()
@@ -242,7 +307,7 @@ async def test_wrong_arguments_are_refused_before_anything_is_launched(
         await wrong(device, x)
     await device.synchronize()
     after = await device.statistics()
-    extra = 1 if wrong is WRONG["cast to real"][0] else 0  # what it makes itself
+    extra = 1 if case == "cast to real" else 0  # what it makes itself
     assert after.launched == before.launched + extra
     assert after.generation == 1
     np.testing.assert_array_equal(await x.to_host(), np.ones(3))
@@ -322,9 +387,10 @@ class TestRelease:
 
 
 @pytest.fixture
-async def small(system: ta.System) -> AsyncGenerator[ta.Device, None]:
+async def small(system: ta.System, isolation: Isolation) -> AsyncGenerator[ta.Device, None]:
     """A device with a limit of 1000 bytes."""
-    async with system.open_device("cpu", options=ta.DeviceOptions(memory_limit=1000)) as device:
+    options = ta.DeviceOptions(memory_limit=1000, isolation=isolation)
+    async with system.open_device("cpu", options=options) as device:
         yield device
 
 
@@ -358,7 +424,7 @@ async def test_memory_that_is_dropped_is_there_for_the_next(small: ta.Device) ->
         del ref
 
 
-async def test_two_thousand_operations_leave_nothing(device: ta.Device) -> None:
+async def test_ten_thousand_operations_leave_nothing(device: ta.Device) -> None:
     x = await device.put(np.ones(16))
     matrix = await device.put(np.eye(16))
     await device.synchronize()
@@ -380,18 +446,24 @@ async def test_two_thousand_operations_leave_nothing(device: ta.Device) -> None:
 
     async with trio.open_nursery() as nursery:
         for _ in range(8):
-            nursery.start_soon(work, 250)
+            nursery.start_soon(work, 1250)
     gc.collect()
     await device.synchronize()
     statistics = await device.statistics()
-    assert statistics.launched == statistics.completed == 2 + 8 * (4 * 50 + 50)
+    assert statistics.launched == statistics.completed == 2 + 8 * (4 * 250 + 250)
     assert statistics.in_flight == 0
     assert (statistics.memory.used, statistics.memory.blocks) == (128 + 2048, 2)
-    assert device.dispatch.session is not None
-    engine = device.dispatch.session.engine
-    assert set(engine._hazards._blocks) <= engine._allocated
-    assert (engine._pins, engine._dropped, engine._writers, len(engine.alarms)) == ({}, set(), {}, 0)
-    assert len(engine._lanes) == 3
+    assert statistics.queues == {}
+    if isinstance(device.dispatch, WorkerDispatch):
+        assert set(device.dispatch._chunks.blocks) == {x.block.id, matrix.block.id}
+        assert len(device.dispatch._requests) == len(device.dispatch._alarms) == 0
+    else:
+        assert isinstance(device.dispatch, InlineDispatch)
+        assert device.dispatch.session is not None
+        engine = device.dispatch.session.engine
+        assert set(engine._hazards._blocks) <= engine._allocated
+        assert (engine._pins, engine._dropped, engine._writers, len(engine.alarms)) == ({}, set(), {}, 0)
+        assert len(engine._lanes) == 3
     np.testing.assert_array_equal(await x.to_host(), np.ones(16))
 
 
@@ -410,9 +482,10 @@ async def test_statistics_are_the_truth(manual: ta.Device, backend: ManualBacken
 
 
 async def test_arrays_in_reference_cycles_are_collected_before_memory_is_said_to_be_out(
-    system: ta.System,
+    system: ta.System, isolation: Isolation
 ) -> None:
-    async with system.open_device("cpu", options=ta.DeviceOptions(memory_limit=8000)) as device:
+    options = ta.DeviceOptions(memory_limit=8000, isolation=isolation)
+    async with system.open_device("cpu", options=options) as device:
         gc.disable()
         try:
             for _ in range(5):

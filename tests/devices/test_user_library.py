@@ -9,6 +9,7 @@ from typing import ClassVar
 import attrs
 import numpy as np
 import pytest
+from isolations import inline, isolated
 
 import trio_accel as ta
 from trio_accel.backends.base.ops import MatmulSpec, ScalSpec
@@ -113,7 +114,7 @@ async def test_paths_that_lead_nowhere_cost_nothing(
         with pytest.raises(error, match=text):
             await device.ask(message(path))
     assert device.generation == 1
-    assert [node.restarts for node in system.tree().walk()] == [0] * 4
+    assert {node.restarts for node in system.tree().walk()} == {0}
     assert (await x.to_host()).tolist() == [1.0, 1.0]
 
 
@@ -136,6 +137,7 @@ async def test_a_message_without_a_plan(device: ta.Device) -> None:
         await device.ask(Planless())
 
 
+@inline
 async def test_a_library_by_the_path_of_a_module_made_on_the_fly(
     device: ta.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +146,21 @@ async def test_a_library_by_the_path_of_a_module_made_on_the_fly(
     monkeypatch.setitem(sys.modules, "made_on_the_fly", module)
     ref = await device.ask(message("made_on_the_fly:Actor"))
     np.testing.assert_array_equal(await ref.to_host(), np.eye(2))
+
+
+@isolated
+async def test_a_module_that_the_worker_does_not_find_is_named(
+    device: ta.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = types.ModuleType("made_on_the_fly")
+    module.Actor = type("Actor", (LibraryActor,), {"library": "blas"})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "made_on_the_fly", module)
+    x = await device.put(np.ones(3))
+    for _ in range(5):
+        with pytest.raises(ModuleNotFoundError, match="made_on_the_fly"):
+            await device.ask(message("made_on_the_fly:Actor"))
+    assert device.generation == 1
+    np.testing.assert_array_equal(await x.to_host(), np.ones(3))
 
 
 def test_names_of_operations() -> None:
