@@ -194,7 +194,8 @@ class Incarnation:
             cell.observe_start(envelope)
         reply: object = None
         try:
-            if envelope.is_told:
+            if envelope.is_told or envelope.on_done is not None:
+                # Nobody can cancel it.
                 reply = await handler.function(self.actor, envelope.message)
             else:
                 with trio.CancelScope() as scope:

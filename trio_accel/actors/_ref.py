@@ -18,6 +18,7 @@ from ._tasks import cell_of_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextvars import Context
 
     from ._cell import Cell, Terminated
 
@@ -94,6 +95,8 @@ class Ref(Generic[ActorT_co]):
         request: Request[ActorT_co, ReplyT],
         on_done: Callable[[outcome.Outcome[ReplyT]], None],
         /,
+        *,
+        context: Context | None = None,
     ) -> Posted:
         """Send a request without waiting; its outcome comes to a callback.
 
@@ -104,6 +107,8 @@ class Ref(Generic[ActorT_co]):
             request: What to ask.
             on_done: Called once, on the Trio thread, from the middle of the runtime: it must be quick
                 and must not raise.
+            context: Context variables that it is served with; by default a copy of the caller's. Many
+                requests with the same one are served faster.
 
         Returns:
             The request, which can be withdrawn while it is queued.
@@ -113,7 +118,9 @@ class Ref(Generic[ActorT_co]):
         """
         cell = self._cell
         cell.check(request, Request, "post")
-        envelope = Envelope(request, context=copy_context(), sender=None, deadline=math.inf, is_told=False)
+        envelope = Envelope(
+            request, context=context or copy_context(), sender=None, deadline=math.inf, is_told=False
+        )
         envelope.on_done = cast("Callable[[outcome.Outcome[object]], None]", on_done)
         cell.mailbox.put(envelope)
         return Posted(cell, envelope)

@@ -6,6 +6,7 @@ import importlib
 import itertools
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
+from contextvars import Context
 from typing import Protocol
 
 import attrs
@@ -49,16 +50,18 @@ class Session:
         context: The context actor.
         libraries: Library actors that were started, by import path.
         submissions: Operations that nobody waits for.
+        variables: Context variables that they are served with; None for those of whoever submits.
     """
 
     generation: int
     engine: Engine
     context: ActorContext
+    variables: Context | None = None
     libraries: dict[str, Ref[LibraryActor]] = attrs.field(factory=dict[str, Ref[LibraryActor]])
     submissions: Submissions = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.submissions = Submissions(self.engine, self.libraries)
+        self.submissions = Submissions(self.engine, self.libraries, self.variables)
 
 
 class ContextOwner(Protocol):
@@ -82,6 +85,11 @@ class ContextOwner(Protocol):
     @property
     def next_generation(self) -> int:
         """Number of the context that is being opened."""
+        ...
+
+    @property
+    def variables(self) -> Context | None:
+        """Context variables of submitted operations; None for those of whoever submits."""
         ...
 
     @property
@@ -122,7 +130,7 @@ class ContextActor(Actor):
             drain=owner.blocks.drain,
             adopted=owner.adopted,
         )
-        self._session = Session(engine.generation, engine, context)
+        self._session = Session(engine.generation, engine, context, owner.variables)
         cause: BaseException | None = None
         try:
             async with trio.open_nursery() as nursery:

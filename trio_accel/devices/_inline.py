@@ -83,6 +83,11 @@ class InlineDispatch:
         )
 
     @property
+    def variables(self) -> None:
+        """Those of whoever submits."""
+        return
+
+    @property
     def adopted(self) -> Sequence[int]:
         """None: memory is lost with its context."""
         return ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import Context
 from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
@@ -58,9 +59,13 @@ class Submissions:
     A library that is not open yet is opened; what is submitted meanwhile waits here, in order.
     """
 
-    __slots__ = ("_engine", "_libraries", "_opening", "_submitted")
+    __slots__ = ("_context", "_engine", "_libraries", "_opening", "_submitted")
 
-    def __init__(self, engine: Engine, libraries: dict[str, Ref[LibraryActor]]) -> None:
+    def __init__(
+        self, engine: Engine, libraries: dict[str, Ref[LibraryActor]], context: Context | None = None
+    ) -> None:
+        # In a worker, where requests bring no context variables, all share one.
+        self._context = context
         self._engine = engine
         self._libraries = libraries
         self._opening: dict[str, list[_Submitted]] = {}
@@ -119,7 +124,7 @@ class Submissions:
 
         submitted.library = library
         try:
-            submitted.posted = library.post(submitted.launch, done)
+            submitted.posted = library.post(submitted.launch, done, context=self._context)
         except ActorError as error:
             done(outcome.Error(error))
 

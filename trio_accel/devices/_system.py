@@ -49,7 +49,15 @@ class DeviceOpening:
 
 
 class System(actors.System):
-    """A tree of actors, devices among them. Made by `open_system`."""
+    """A tree of actors, devices among them. Made by `open_system`.
+
+    Attributes:
+        opening: Names of devices that are being opened.
+    """
+
+    def __init__(self, name: str, options: SystemOptions, nursery: trio.Nursery) -> None:
+        super().__init__(name, options, nursery)
+        self.opening: set[str] = set()
 
     def open_device(self, spec: str | None = None, *, options: DeviceOptions | None = None) -> DeviceOpening:
         """Open a device: ``await system.open_device("cpu")``, or ``async with``, which closes it.
@@ -97,9 +105,14 @@ async def _open(system: System, spec: str | None, options: DeviceOptions) -> Dev
             device=info.name,
             backend=info.backend,
         )
-    taken = {child.name for child in system.tree().children}
+    # Others may be on their way to the tree.
+    taken = {child.name for child in system.tree().children} | system.opening
     names = itertools.chain([info.name], (f"{info.name}#{number}" for number in itertools.count(2)))
     name = next(name for name in names if name not in taken)
-    device = Device(backend, info, options, f"{system.name}/{name}", system)
-    await device.start(name)
+    system.opening.add(name)
+    try:
+        device = Device(backend, info, options, f"{system.name}/{name}", system)
+        await device.start(name)
+    finally:
+        system.opening.discard(name)
     return device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
@@ -26,7 +27,7 @@ from ._channel import Message
 from ._chunks import ChunkTable
 from ._context import WorkerContextActor
 from ._copy_service import CopyService
-from ._fates import Fates
+from ._fates import Fates, TryAgainError
 from ._frames import died, plain_place
 from ._launcher import Launcher, WorkerProcess, open_launcher
 from ._link import WorkerLink
@@ -413,10 +414,22 @@ class WorkerDispatch:
         if request is not None:
             self._alarms.drop(request)
             if isinstance(request, OperationRequest):
-                blocks, error = self._fates.done(request, message[1:])
-                self._chunks.place(blocks)
-                self._mirror.done(request.library, is_failed=error is not None)
+                try:
+                    blocks, error = self._fates.done(request, message[1:])
+                except TryAgainError:
+                    self._collect(request)
+                else:
+                    self._chunks.place(blocks)
+                    self._mirror.done(request.library, is_failed=error is not None)
         self._requests.pump()
+
+    def _collect(self, request: OperationRequest) -> None:
+        """There is no memory for a request: arrays in reference cycles may hold some."""
+        request.may_collect = False
+        gc.collect()
+        # Behind all others, so that its number says whether it was begun.
+        request.number = self._requests.next_number()
+        self._requests.add(request)
 
     def _on_granted(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
         request = self._requests.get(message[0])

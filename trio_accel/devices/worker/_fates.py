@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ...backends.base import ContextPoisonedError, DeviceLostError, PlacedBlock
+from ...backends.base import ContextPoisonedError, DeviceLostError, OutOfMemoryError, PlacedBlock
 from .._blocks import Block
 from .._engine import Phase
 from .._operation import Launch
@@ -18,10 +18,14 @@ from ._wire_errors import decode_error
 if TYPE_CHECKING:
     from .._device import Device
 
-__all__ = ["Fates"]
+__all__ = ["Fates", "TryAgainError"]
 
 _PHASES = (Phase.ENQUEUE, Phase.COMPLETE, Phase.REPLY, Phase.RELEASE)
 _logger = logging.getLogger("trio_accel.devices")
+
+
+class TryAgainError(Exception):
+    """A request is to be made once more."""
 
 
 class Fates:
@@ -46,6 +50,9 @@ class Fates:
 
         Returns:
             The blocks that arrays of the program live in now, and what the operation failed with.
+
+        Raises:
+            TryAgainError: There was not enough memory, and garbage may hold some: nothing has become of it.
         """
         launch = request.launch
         fate, is_launched, plain, damaged, places, results = outcome
@@ -54,6 +61,8 @@ class Fates:
             request.unwind()
             return [], None
         error: BaseException | None = request.failure if plain is None else decode_error(plain)
+        if isinstance(error, OutOfMemoryError) and request.may_collect and not self.is_closing:
+            raise TryAgainError
         if is_launched:
             self.launched += 1
             self._hit(launch)
@@ -62,8 +71,13 @@ class Fates:
         if error is None:
             request.hosts.fill(results)
         # Of an asker that has gone, nobody has the arrays, and they are released already.
-        alive = {block.id for block in launch.keep if isinstance(block, Block) and not block.is_released}
-        blocks = [place for place in map(place_of, places) if place.block in alive]
+        made = {
+            block.id: block for block in launch.keep if isinstance(block, Block) and not block.is_released
+        }
+        for block in made.values():
+            # It may have been planned while there was no context.
+            block.generation = self._device.generation
+        blocks = [place for place in map(place_of, places) if place.block in made]
         for output in launch.outputs:
             if output.id in damaged or request.failure is not None:
                 output.spoil(launch.name, error)

@@ -22,6 +22,8 @@ MessageHandler: TypeAlias = Callable[["WorkerLink", Message, tuple[int, ...]], N
 # The launcher reports a death within milliseconds; whoever waits for a request's outcome waits no longer.
 _REPORT = 0.05
 _BEATS = 10
+# It imports its libraries, on a machine that may be busy.
+_START = 60.0
 
 
 class WorkerLink:
@@ -140,8 +142,13 @@ class WorkerLink:
         changed.set()
 
     async def _listen_to_heart(self) -> None:
+        with trio.move_on_after(_START), suppress(Exception):
+            # If it ends before, there is nothing to listen to.
+            await self.wait(lambda: self.is_ready)
+        if not self.is_ready:
+            self.condemn(f"was not ready after {_START:g} s and was killed")
         last, silent = -1, 0
-        while True:
+        while self.how is None:
             # Ticks are counted, and not seconds: if this process was stopped, time has passed for both.
             await trio.sleep(self._tick)
             beat = self.page.heartbeat
@@ -149,7 +156,6 @@ class WorkerLink:
             last = beat
             if silent >= _BEATS:
                 self.condemn(f"gave no sign of life for {self._timeout:g} s and was killed")
-                return
 
     async def _bury(self) -> None:
         self.process.kill()

@@ -145,9 +145,11 @@ class OperationRequest(RemoteRequest):
         launch: What is launched.
         spoils: Whether its outputs are spoiled also if it was never launched.
         hosts: Its host arrays.
+        may_collect: Whether garbage is to be collected, once, before it fails for want of memory. Not if
+            others may have been refused because of it by then.
     """
 
-    __slots__ = ("hosts", "launch", "spoils")
+    __slots__ = ("hosts", "launch", "may_collect", "spoils")
 
     def __init__(
         self, number: int, launch: Launch, reads: frozenset[int], writes: frozenset[int], *, spoils: bool
@@ -156,6 +158,7 @@ class OperationRequest(RemoteRequest):
         self.launch: Launch = launch
         self.spoils: bool = spoils
         self.hosts: HostArrays = HostArrays()
+        self.may_collect: bool = not spoils
 
     @property
     def makes_all_it_writes(self) -> bool:

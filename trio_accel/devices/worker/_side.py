@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from contextvars import Context, copy_context
 from typing import Any, cast
 
 import attrs
@@ -62,6 +63,7 @@ class WorkerSide:
         self.hooks: list[EngineHook] = [self._on_phase]
         self.next_generation: int = 1
         self.adopted: tuple[int, ...] = ()
+        self.variables: Context = copy_context()
         self._below = f"{config.path}/context/"
         self._grace = config.options.cancel_grace
         self._system = system
@@ -209,6 +211,9 @@ class WorkerSide:
         if session is None:
             return
         for block, nbytes in data[ALLOCATIONS]:
+            if block in self._table:
+                # The request was made before, and there was no memory.
+                self._table[block].is_released = True
             self._table[block] = self.blocks.new(nbytes, block)
         results: list[npt.NDArray[Any]] = []
         launch = decode_launch(data, number, self._block, results)
