@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -201,13 +202,22 @@ class Device:
             ValueError, TypeError: A negative size, or a value that the dtype cannot hold.
             OutOfMemoryError: There is not enough device memory.
         """
-        if isinstance(shape, (int, np.integer)):
-            extents: tuple[int, ...] = (int(shape),)
-        elif isinstance(shape, Iterable):
-            extents = tuple(shape)
-        else:
-            raise TypeError(f"shape must be a size or a sequence of sizes, got {shape!r}")
-        return await self.ask(Empty(extents, DType.of(dtype), value))
+        return await self.ask(Empty(_extents(shape), DType.of(dtype), value))
+
+    def host_empty(self, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> npt.NDArray[Any]:
+        """Make a host array, not initialised, that travels to and from the device without a copy in between.
+
+        With `put` and ``to_host(out=)`` it is copied once, by the device itself or to where the device
+        has it. On the CPU backend that is so of any host array; a device of its own memory needs such.
+
+        Raises:
+            ValueError, TypeError: A negative size, or no element type.
+            MemoryError: The machine has not so much.
+        """
+        extents = _extents(shape)
+        if any(isinstance(extent, bool) or operator.index(extent) < 0 for extent in extents):
+            raise ValueError(f"host_empty: shape must hold sizes of at least 0, got {shape!r}")
+        return np.empty(extents, DType.of(dtype).dtype)
 
     @asynccontextmanager
     async def lease(self, ref: AccelRef, *, write: bool = False) -> AsyncGenerator[npt.NDArray[Any], None]:
@@ -304,6 +314,14 @@ class Device:
                 f"{verb}: device {self.path} belongs to another thread or Trio run; from a thread that "
                 "the run has started, use trio.from_thread.run"
             )
+
+
+def _extents(shape: int | Sequence[int]) -> tuple[int, ...]:
+    if isinstance(shape, (int, np.integer)):
+        return (int(shape),)
+    if isinstance(shape, Iterable):
+        return tuple(shape)
+    raise TypeError(f"shape must be a size or a sequence of sizes, got {shape!r}")
 
 
 def _check_operation(operation: object, verb: str = "ask") -> None:
