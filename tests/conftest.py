@@ -90,7 +90,7 @@ def _shared_memory() -> frozenset[str]:
 
 
 # As of the end of the test before: what that one has left, it was blamed for.
-_remains = Remains.now()
+_remains: Remains | None = None
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +99,7 @@ def nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None
     global _remains  # one reading a test is slow enough
     # What is alive by now is no business of this test, and need not be looked through again.
     gc.freeze()
+    before = Remains.now() if _remains is None else _remains
     threads = set(threading.enumerate())
     opened: list[CpuDevice] = []
     workers: list[WorkerProcess] = []
@@ -119,7 +120,7 @@ def nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None
     # `type`, not `isinstance`: proxies among the objects must not be woken.
     alive = [item.path for item in gc.get_objects() if type(item) is Cell and item.terminated is None]
     assert not alive, f"actors are alive: {alive}"
-    before, _remains = _remains, Remains.now()
+    _remains = Remains.now()
     _remains.check(before)
 
 
