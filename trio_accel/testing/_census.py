@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, Self, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal, Self, TypeVar, cast
 
 import attrs
 
-from ..devices import AccelRef, Device
-from ._kernel import Descriptor, Process, descendants, descriptors, lone_mappings
+from ..devices import AccelRef, Device, System
+from ._kernel import Descriptor, Process, descendants, descriptors, shared_memory
 
-__all__ = ["Census", "Leak", "LeakKind"]
+__all__ = ["Census", "Leak", "LeakKind", "everything", "open_devices"]
 
 ItemT = TypeVar("ItemT")
 
-LeakKind = Literal[
-    "device", "array", "memory", "chunk", "descriptor", "shared memory", "thread", "process"
-]
+LeakKind = Literal["device", "array", "memory", "chunk", "descriptor", "shared memory", "thread", "process"]
 
 # Trio keeps the threads of `to_thread.run_sync` for a while, to use them again.
 _CACHED_THREAD = "Trio thread "
@@ -28,9 +27,8 @@ _LAUNCHER_CLASS = "LauncherActor"
 # Memory of isolated devices on the CPU backend; elsewhere its descriptors go by the driver's names.
 _CHUNK = "/memfd:trio_accel"
 _PAGE = "/memfd:trio_accel page"
-# What the application holds of a worker, and of the launcher.
-_OF_WORKER = (_PAGE, "socket", "anon_inode:[pidfd]")
-_OF_LAUNCHER = ("socket", "anon_inode:[pidfd]")
+# What the application holds of a launcher; and of a worker, besides a page.
+_OF_EACH = ("socket", "anon_inode:[pidfd]")
 
 
 @attrs.frozen
@@ -39,8 +37,8 @@ class Leak:
 
     Attributes:
         kind: ``"device"``, one that is open; ``"array"``, a reference to one; ``"memory"``, blocks of a
-            device; ``"chunk"``, memory of an isolated device; ``"descriptor"``; ``"shared memory"``,
-            which is mapped; ``"thread"``; ``"process"``.
+            device; ``"chunk"``, shared memory that was made for an isolated device; ``"shared memory"``
+            of another kind; ``"descriptor"``; ``"thread"``; ``"process"``.
         what: Which one, with all that is known of it.
     """
 
@@ -53,132 +51,154 @@ class Leak:
 
 @attrs.frozen(kw_only=True)
 class Census:
-    """What there was at one moment.
+    """What there was at one moment. It keeps nothing of that alive.
 
     Attributes:
-        open_devices: Devices of the process that are open, by `id`.
-        arrays: References to arrays, by the id of their block.
+        devices: Those that were open.
+        arrays: References to arrays, in words, by the id of their block.
         memory: Blocks and bytes in use, by the path of the device.
+        streams: What the names of threads begin with that belong to open devices.
         threads: Names by number; without those that Trio keeps in reserve.
         processes: Children, and theirs.
-        opened: Descriptors.
-        mappings: Shared memory that is mapped and has no descriptor, by inode.
+        workers: How many worker processes belong to open devices.
+        launchers: How many launchers of them belong to open systems.
+        chunks: How many chunks may have been kept, though nothing lies in them.
+        opened: Descriptors, but for shared memory.
+        shared: Names of shared memory that is mapped or open, by inode.
     """
 
-    open_devices: Mapping[int, Device]
-    arrays: Mapping[int, AccelRef] = attrs.field(repr=False)
+    devices: weakref.WeakSet[Device]
+    arrays: Mapping[int, str]
     memory: Mapping[str, tuple[int, int]]
+    streams: tuple[str, ...]
     threads: Mapping[int, str]
     processes: tuple[Process, ...]
+    workers: int
+    launchers: int
+    chunks: int
     opened: tuple[Descriptor, ...]
-    mappings: Mapping[int, str]
+    shared: Mapping[int, str]
 
     @classmethod
-    def take(cls, memory: Mapping[str, tuple[int, int]] | None = None) -> Self:
-        """Look at everything; `memory` is what devices have said of theirs."""
-        gc.collect()
-        opened = descriptors()
-        return cls(
-            open_devices={id(device): device for device in live(Device) if not device.availability.is_ended},
-            arrays={ref.block.id: ref for ref in live(AccelRef) if not ref.block.is_released},
-            memory=memory or {},
-            threads={
-                thread.ident or 0: thread.name
-                for thread in threading.enumerate()
-                if not thread.name.startswith(_CACHED_THREAD)
-            },
-            processes=descendants(),
-            opened=opened,
-            mappings=lone_mappings(opened),
-        )
-
-    def settled(self) -> Self:
-        """The same without objects: what is remembered must keep nothing alive."""
-        return attrs.evolve(self, open_devices=dict.fromkeys(self.open_devices), arrays=dict.fromkeys(self.arrays))
-
-    def leaks_since(self, before: Census, belongs: Callable[[Device], bool]) -> list[Leak]:
-        """Name everything that there is more than before and that belongs to no open device.
+    def take(
+        cls, belongs: Callable[[Device], bool], memory: Mapping[str, tuple[int, int]] | None = None
+    ) -> Self:
+        """Look at everything.
 
         Args:
-            before: What there was before.
-            belongs: Whether the arrays of a device are looked at.
+            belongs: Whether a device and its arrays are looked at.
+            memory: What devices have said of theirs.
         """
-        leaks = [
-            Leak("array", f"{ref!r}, {ref.nbytes} bytes")
-            for block, ref in self.arrays.items()
-            if block not in before.arrays and belongs(ref.device)
-        ]
-        left = [device for key, device in self.open_devices.items() if key not in before.open_devices]
+        # Arrays in reference cycles, such as those of an error's frames, wait to be collected.
+        gc.collect()
+        gc.collect()
+        devices = open_devices(everything)
+        isolated = [device for device in devices if device.isolation == "process"]
+        return cls(
+            devices=weakref.WeakSet(device for device in devices if belongs(device)),
+            arrays={
+                ref.block.id: f"{ref!r}, {ref.nbytes} bytes"
+                for ref in _living(AccelRef)
+                if not ref.block.is_released and belongs(ref.device)
+            },
+            memory=memory or {},
+            streams=tuple(f"{device.name} " for device in devices if device.isolation == "inline"),
+            threads={thread.ident or 0: thread.name for thread in threading.enumerate()},
+            processes=descendants(),
+            workers=sum(1 + device.options.spares for device in isolated),
+            launchers=sum(_has_launcher(system) for system in _living(System)),
+            chunks=len(isolated),
+            opened=descriptors(),
+            shared=shared_memory(),
+        )
+
+    def leaks_since(self, before: Census) -> list[Leak]:
+        """Name everything that there is more than before and that belongs to no open device."""
+        arrays = [Leak("array", what) for block, what in self.arrays.items() if block not in before.arrays]
+        left = [Leak("device", f"{device.path} is open") for device in self.devices - before.devices]
         if left:
-            # Its memory, threads, descriptors and processes are explained by that.
-            return [*(Leak("device", f"{device.path} is open") for device in left if belongs(device)), *leaks]
+            # That explains its memory, threads, descriptors and processes.
+            return left + arrays
         return [
-            *leaks,
+            *arrays,
             *self._memory_since(before),
             *self._threads_since(before),
             *self._processes_since(before),
             *self._opened_since(before),
-            *(
-                Leak("shared memory", f"{name} is mapped, inode {inode}")
-                for inode, name in self.mappings.items()
-                if inode not in before.mappings
-            ),
+            *self._shared_since(before),
         ]
 
-    def _memory_since(self, before: Census) -> Iterable[Leak]:
+    def _memory_since(self, before: Census) -> Iterator[Leak]:
         for path, (blocks, used) in self.memory.items():
             blocks_before, used_before = before.memory.get(path, (0, 0))
             if blocks > blocks_before:
-                yield Leak(
-                    "memory",
-                    f"of {path}: {blocks - blocks_before} blocks more, {used - used_before} bytes more",
-                )
+                more = f"{blocks - blocks_before} more blocks, {used - used_before} more bytes"
+                yield Leak("memory", f"of {path}: {more}")
 
-    def _threads_since(self, before: Census) -> Iterable[Leak]:
-        # Streams of inline devices come with the first use of a library and stay as long as it does.
-        streams = tuple(
-            f"{device.name} " for device in self.open_devices.values() if device.isolation == "inline"
-        )
+    def _threads_since(self, before: Census) -> Iterator[Leak]:
+        # Streams of a device come with the first use of a library and stay as long as that.
         for number, name in self.threads.items():
-            if number not in before.threads and not name.startswith(streams):
-                yield Leak("thread", f"{name!r}")
+            if number not in before.threads and not name.startswith((_CACHED_THREAD, *self.streams)):
+                yield Leak("thread", repr(name))
 
-    def _processes_since(self, before: Census) -> Iterable[Leak]:
-        known = {(process.pid, process.started) for process in before.processes}
+    def _processes_since(self, before: Census) -> Iterator[Leak]:
+        old = {process.key for process in before.processes}
+        new = [process for process in self.processes if process.key not in old]
+        launchers, workers = self._launching()
+        # One that was replaced has another number: so these are counted.
+        left = _last([item for item in new if item in launchers], len(launchers) - self.launchers)
+        left += _last([item for item in new if item in workers], len(workers) - self.workers)
+        left += [item for item in new if item not in launchers and item not in workers]
+        yield from (Leak("process", str(process)) for process in left)
+
+    def _opened_since(self, before: Census) -> Iterator[Leak]:
+        may_be = Counter(descriptor.kind for descriptor in before.opened)
+        # Open devices and systems may have got them since.
+        launchers, workers = before._launching()
+        more = max(0, self.workers - len(workers)) + max(0, self.launchers - len(launchers))
+        may_be.update(_OF_EACH * more)
+        old = set(before.opened)
+        for kind, number in Counter(descriptor.kind for descriptor in self.opened).items():
+            new = [item for item in self.opened if item.kind == kind and item not in old]
+            yield from (Leak("descriptor", str(item)) for item in _last(new, number - may_be[kind]))
+
+    def _shared_since(self, before: Census) -> Iterator[Leak]:
+        may_be = Counter(before.shared.values())
+        may_be[_CHUNK] += self.chunks
+        may_be[_PAGE] += max(0, self.workers - len(before._launching()[1]))
+        for name, number in Counter(self.shared.values()).items():
+            new = [
+                inode for inode, other in self.shared.items() if other == name and inode not in before.shared
+            ]
+            for inode in _last(new, number - may_be[name]):
+                yield Leak("chunk" if name == _CHUNK else "shared memory", f"{name} (inode {inode})")
+
+    def _launching(self) -> tuple[list[Process], list[Process]]:
+        """Launchers, and workers."""
         launchers = [process for process in self.processes if _LAUNCHER in process.command]
         pids = {process.pid for process in launchers}
-        workers = [process for process in self.processes if process.parent in pids]
-        others = [process for process in self.processes if process not in launchers + workers]
-        # A worker that was replaced has another number.
-        new_workers = [worker for worker in workers if (worker.pid, worker.started) not in known]
-        excess = max(0, len(workers) - self._workers_wanted())
-        new_launchers = [launcher for launcher in launchers if (launcher.pid, launcher.started) not in known]
-        spare = max(0, len(launchers) - self._launchers_wanted())
-        left = _last(new_workers, excess) + _last(new_launchers, spare)
-        left += [process for process in others if (process.pid, process.started) not in known]
-        return [Leak("process", str(process)) for process in left]
+        return launchers, [process for process in self.processes if process.parent in pids]
 
-    def _opened_since(self, before: Census) -> Iterable[Leak]:
-        counts = Counter(descriptor.kind for descriptor in before.opened)
-        # What open devices and their launchers have may have been made since, and grown.
-        isolated = [device for device in self.open_devices.values() if device.isolation == "process"]
-        counts += Counter(dict.fromkeys([_CHUNK], len(isolated)))
-        more_workers = max(0, self._workers_wanted() - before.count_workers())
-        counts += Counter(dict.fromkeys(_OF_WORKER, more_workers))
-        more_launchers = max(0, self._launchers_wanted() - before.count_launchers())
-        counts += Counter(dict.fromkeys(_OF_LAUNCHER, more_launchers))
-        for kind, number in Counter(descriptor.kind for descriptor in self.opened).items():
-            of_kind = [descriptor for descriptor in self.opened if descriptor.kind == kind]
-            known = {(descriptor.number, descriptor.target) for descriptor in before.opened}
-            new = [item for item in of_kind if (item.number, item.target) not in known]
-            for descriptor in _last(new, max(0, number - counts[kind])):
-                yield Leak("chunk" if kind == _CHUNK else "descriptor", str(descriptor))
 
-    def count_launchers(self) -> int:
-        """Launchers of worker processes that live."""
-        return sum(_LAUNCHER in process.command for process in self.processes)
+def everything(device: Device) -> bool:
+    """Every device is looked at."""
+    return True
 
-    def count_workers(self) -> int:
-        """Workers that live."""
-        launchers = {process.pid for process in self.processes if _LAUNCHER in process.command}
-        return sum(process.parent in launchers for process in self.processes)
+
+def open_devices(belongs: Callable[[Device], bool]) -> list[Device]:
+    """Devices of this process that are open."""
+    return [device for device in _living(Device) if not device.availability.is_ended and belongs(device)]
+
+
+def _living(cls: type[ItemT]) -> list[ItemT]:
+    # `type`, not `isinstance`: proxies among the objects must not be woken.
+    return [cast("ItemT", item) for item in gc.get_objects() if type(item) is cls]
+
+
+def _has_launcher(system: System) -> bool:
+    return any(child.actor_class == _LAUNCHER_CLASS for child in system.tree().children)
+
+
+def _last(items: Sequence[ItemT], count: int) -> list[ItemT]:
+    """The last of them, so many if there are."""
+    return list(items[-count:]) if count > 0 else []

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
 
-__all__ = ["Descriptor", "Process", "descendants", "descriptors", "lone_mappings"]
+__all__ = ["Descriptor", "Process", "descendants", "descriptors", "shared_memory"]
 
 _PROC = Path("/proc")
 _SHARED = ("/memfd:", "/dev/shm/")  # noqa: S108  # where shared memory shows, no file that is made
+_GONE = " (deleted)"
 _INODE = re.compile(r":\[\d+\]")
 
 
@@ -35,6 +37,11 @@ class Process:
     def __str__(self) -> str:
         return f"{self.pid} ({self.command or 'dead, not reaped'})"
 
+    @property
+    def key(self) -> tuple[int, int]:
+        """What no other process has."""
+        return self.pid, self.started
+
 
 @attrs.frozen
 class Descriptor:
@@ -43,12 +50,10 @@ class Descriptor:
     Attributes:
         number: Its number.
         target: What it is open on, such as ``"/tmp/x"`` or ``"socket:[123]"``.
-        inode: Of shared memory.
     """
 
     number: int
     target: str
-    inode: int | None = None
 
     def __str__(self) -> str:
         return f"{self.number} ({self.target})"
@@ -56,12 +61,7 @@ class Descriptor:
     @property
     def kind(self) -> str:
         """What it is open on, without numbers that differ each time."""
-        return _INODE.sub("", self.target).removesuffix(" (deleted)")
-
-    @property
-    def is_shared_memory(self) -> bool:
-        """Whether it is memory."""
-        return self.target.startswith(_SHARED)
+        return _INODE.sub("", self.target).removesuffix(_GONE)
 
 
 def descendants() -> tuple[Process, ...]:
@@ -81,29 +81,29 @@ def descendants() -> tuple[Process, ...]:
 
 
 def descriptors() -> tuple[Descriptor, ...]:
-    """What this process has open."""
-    found: list[Descriptor] = []
-    for number in _names(_PROC / "self" / "fd"):
-        path = _PROC / "self" / "fd" / number
-        try:
-            target = os.readlink(path)
-            inode = path.stat().st_ino if target.startswith(_SHARED) else None
-        except OSError:
-            # The one of the listing itself.
-            continue
-        found.append(Descriptor(int(number), target, inode))
-    return tuple(found)
+    """What this process has open, but for shared memory."""
+    return tuple(Descriptor(number, target) for number, target in _opened() if not target.startswith(_SHARED))
 
 
-def lone_mappings(opened: tuple[Descriptor, ...]) -> dict[int, str]:
-    """Shared memory that is mapped and has no open descriptor here: its name by inode."""
-    known = {descriptor.inode for descriptor in opened}
+def shared_memory() -> dict[int, str]:
+    """Shared memory that this process has mapped or open: its name by inode."""
     found: dict[int, str] = {}
+    for number, target in _opened():
+        if target.startswith(_SHARED):
+            with suppress(OSError):
+                found[os.fstat(number).st_ino] = target.removesuffix(_GONE)
     for line in _read(_PROC / "self" / "maps").decode(errors="replace").splitlines():
         fields = line.split(maxsplit=5)
-        if len(fields) == 6 and fields[5].startswith(_SHARED) and int(fields[4]) not in known:
-            found[int(fields[4])] = fields[5].removesuffix(" (deleted)")
+        if len(fields) == 6 and fields[5].startswith(_SHARED):
+            found[int(fields[4])] = fields[5].removesuffix(_GONE)
     return found
+
+
+def _opened() -> Iterator[tuple[int, str]]:
+    for number in _names(_PROC / "self" / "fd"):
+        # The one of the listing itself has gone.
+        with suppress(OSError):
+            yield int(number), os.readlink(_PROC / "self" / "fd" / number)
 
 
 def _everyone() -> Iterator[tuple[int, int, int]]:
