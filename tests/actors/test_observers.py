@@ -174,6 +174,20 @@ async def test_a_subscription_is_closed_while_a_message_runs(system: System, pup
     assert seen.names == ["MessageStarted"]
 
 
+async def test_who_wants_no_messages_hears_of_actors_only_and_messages_cost_nothing(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[object] = []
+    monkeypatch.setattr("trio_accel.actors._cell.MessageStarted", None)
+    with system.subscribe(heard.append, messages=False):
+        ref = await system.spawn(Puppet, name="life")
+        assert await ref.ask(Echo(5)) == 5
+        await ref.stop()
+    assert [type(event).__name__ for event in heard] == ["ActorStarted", "ActorTerminated"]
+    await system.spawn(Puppet, name="later")
+    assert len(heard) == 2
+
+
 async def test_the_same_observer_twice_hears_twice(system: System, puppet: Ref[Puppet]) -> None:
     seen = Events()
     with system.subscribe(seen.append):

@@ -201,3 +201,20 @@ async def test_a_system_prints_its_name_and_how_many_actors_it_has(
         await started(nursery, puppet, DoGrouped(gate))
         assert repr(system) == "<System s, 1 actors>"
         gate.open.set()
+
+
+async def test_actors_that_live_elsewhere_are_shown_below_the_incarnation_that_shows_them(
+    system: System,
+) -> None:
+    elsewhere = ActorSnapshot(path="s/here/there", actor_class="Remote", state="running", deferred=2)
+    ref = await system.spawn(Puppet, name="here", policy=AT_ONCE)
+
+    async def show(actor: Puppet) -> None:
+        actor.context.show(lambda: (elsewhere,))
+
+    await ref.ask(Do(show))
+    assert system.tree().find("s/here/there") is elsewhere
+    assert str(system.tree()).endswith("└─ there (Remote) running, 2 in flight")
+    await crash(ref)
+    assert await ref.ask(Echo(1)) == 1
+    assert [below.path for below in system.tree().walk()] == ["s", "s/here"]

@@ -358,7 +358,8 @@ class Cell:
         if not self.is_quarantined:
             self.state = CellState.RUNNING if self.stop_reason is None else CellState.STOPPING
         self.mailbox.resume()
-        self.system.observers.emit_life(ActorStarted(path=self.path, incarnation=self.number))
+        if self.system.observers.is_anyone:
+            self.system.observers.emit_life(ActorStarted(path=self.path, incarnation=self.number))
         self._has_begun = True
         self._set_begun()
 
@@ -386,7 +387,8 @@ class Cell:
         watchers, self._watchers = self._watchers, None
         for notify in tuple((watchers or {}).values()):
             notify(terminated)
-        self.system.observers.emit_life(ActorTerminated(path=self.path, reason=reason, error=error))
+        if self.system.observers.is_anyone:
+            self.system.observers.emit_life(ActorTerminated(path=self.path, reason=reason, error=error))
 
     def settle(self, envelope: Envelope) -> None:
         """A deferred request has its reply, or does not wait for one any more."""

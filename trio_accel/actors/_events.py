@@ -192,6 +192,11 @@ class Observers:
     def __bool__(self) -> bool:
         return bool(self._observers)
 
+    @property
+    def is_anyone(self) -> bool:
+        """Whether anyone listens at all."""
+        return bool(self._for_life)
+
     def add(self, observer: Observer, *, messages: bool = True) -> Subscription:
         """Call an observer with every event from now on, or with those of actors alone."""
         subscription = Subscription(self, observer)

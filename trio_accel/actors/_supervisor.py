@@ -224,9 +224,10 @@ class Supervisor:
         return delay
 
     def _observe_restart(self, cell: Cell, error: BaseException | None, delay: float) -> None:
-        self.system.observers.emit_life(
-            ActorRestarted(path=cell.path, error=error, incarnation=cell.number + 1, delay=delay)
-        )
+        if self.system.observers.is_anyone:
+            self.system.observers.emit_life(
+                ActorRestarted(path=cell.path, error=error, incarnation=cell.number + 1, delay=delay)
+            )
 
     def _failed(self, cell: Cell, error: BaseException | None, why: str) -> ActorFailedError:
         what = "ended by itself" if error is None else f"failed with {describe(error)}"
@@ -236,7 +237,8 @@ class Supervisor:
         failed.__cause__ = error
         # Failures that were on their way to a decision need none any more.
         self.stopping = True
-        self.system.observers.emit_life(SupervisorFailed(path=self._path, error=failed))
+        if self.system.observers.is_anyone:
+            self.system.observers.emit_life(SupervisorFailed(path=self._path, error=failed))
         return failed
 
     async def stop_child(self, cell: Cell, reason: str, *, drain: bool = False) -> None:

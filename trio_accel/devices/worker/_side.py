@@ -111,12 +111,12 @@ class WorkerSide:
         self._availability.begin(session.generation)
 
     def detach(self, error: BaseException | None) -> None:
-        """It is gone; unless that was asked for, the application hears what it was lost to."""
+        """It is gone; the application hears what it was lost to, if that is known by now."""
         self._session = None
         # What is dropped from now on is gone with the device.
         self.blocks.lose()
-        if not self._is_closing:
-            self._give_up(error or AccelError("the context ended by itself"))
+        if isinstance(error, Exception) and not self._is_closing:
+            self._give_up(error)
 
     # Chunks, for the device: called while it allocates, on the Trio thread or in that of `adopt`.
 
@@ -204,6 +204,13 @@ class WorkerSide:
             restart=Restart.TEMPORARY,
             policy=attrs.evolve(context_policy(self.options), grace=self._grace + 5.0),
         )
+        self._nursery.start_soon(self._watch_context)
+
+    async def _watch_context(self) -> None:
+        """See the context's actor fail over its libraries: what it failed with is known at its end."""
+        error = (await self._context.wait_terminated()).error
+        if not self._is_closing:
+            self._give_up(error or AccelError("the context ended by itself"))
 
     def _on_request(self, number: int, word: int, spoils: bool, data: Any, released: tuple[int, ...]) -> None:
         session = self._session
