@@ -90,16 +90,18 @@ def _shared_memory() -> frozenset[str]:
 
 
 # As of the end of the test before: what that one has left, it was blamed for.
-_remains: Remains | None = None
+_REMAINS = pytest.StashKey[Remains]()
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None]:
+def nothing_left_behind(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Generator[None, None, None]:
     """Fail a test that leaves a thread, process, descriptor, open device, block of memory or live actor."""
-    global _remains  # one reading a test is slow enough
     # What is alive by now is no business of this test, and need not be looked through again.
     gc.freeze()
-    before = Remains.now() if _remains is None else _remains
+    stash = request.config.stash
+    before = stash[_REMAINS] if _REMAINS in stash else Remains.now()
     threads = set(threading.enumerate())
     opened: list[CpuDevice] = []
     workers: list[WorkerProcess] = []
@@ -120,8 +122,8 @@ def nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None
     # `type`, not `isinstance`: proxies among the objects must not be woken.
     alive = [item.path for item in gc.get_objects() if type(item) is Cell and item.terminated is None]
     assert not alive, f"actors are alive: {alive}"
-    _remains = Remains.now()
-    _remains.check(before)
+    stash[_REMAINS] = Remains.now()
+    stash[_REMAINS].check(before)
 
 
 def _remember(monkeypatch: pytest.MonkeyPatch, opened: list[CpuDevice], workers: list[WorkerProcess]) -> None:

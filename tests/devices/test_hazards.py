@@ -18,6 +18,7 @@ from manual_backend import ManualBackend, ManualEvent, ManualStream
 from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
+from trio_accel.backends.base import Isolation
 from trio_accel.devices._hazards import HazardTracker
 
 LENGTH = 8
@@ -141,17 +142,27 @@ def test_random_programs_equal_the_serial_result_in_any_order_of_the_streams(
     trio.run(run_by_hand, program, random.Random(seed))
 
 
-@pytest.mark.parametrize("seed", range(4))
-async def test_random_programs_on_threads(device: ta.Device, seed: int) -> None:
-    source = random.Random(seed)
-    kinds = ["fill", "scal", "axpy", "fft", "spmv", "to_host"]
+STREAMS = [ta.SingleStream(), ta.StreamPool(2), ta.StreamPool(3), ta.PerActorStreams()]
 
-    def step() -> Step:
-        i, j = source.sample(range(ARRAYS), 2)
-        return Step(source.choice(kinds), i, j, source.choice([-1.0, 0.5, 2.0]))
 
-    program = [step() for _ in range(40)]
-    await run(device, program, hold=lambda: None, move=lambda: None)
+@pytest.mark.parametrize("streams", STREAMS, ids=["1 stream", "2 streams", "3 streams", "4 streams"])
+async def test_random_programs_on_real_streams(
+    system: ta.System, isolation: Isolation, streams: ta.StreamPool
+) -> None:
+    options = ta.DeviceOptions(isolation=isolation, streams=streams)
+    async with system.open_device("cpu", options=options) as device:
+
+        async def run_here(program: list[Step]) -> None:
+            await run(device, program, hold=lambda: None, move=lambda: None)
+
+        # All examples use the one device: each is run from the thread of the search for them.
+        @given(program=st.lists(steps(), min_size=1, max_size=25))
+        @settings(max_examples=60, deadline=None, derandomize=True)
+        def search(program: list[Step]) -> None:
+            trio.from_thread.run(run_here, program)
+
+        await trio.to_thread.run_sync(search)
+        assert device.generation == 1
 
 
 async def test_readers_do_not_wait_for_each_other(

@@ -101,6 +101,7 @@ async def test_an_array_released_while_leased_is_freed_afterwards(device: ta.Dev
         ref.release()
         assert (await device.statistics()).memory.blocks == 1
         assert array.sum() == 3.0
+    await device.synchronize()
     assert (await device.statistics()).memory.blocks == 0
 
 

@@ -14,6 +14,7 @@ from manual_backend import ManualBackend
 from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
+from trio_accel.backends.base import Isolation
 from trio_accel.devices import Copy, Fill, Put, ToHost
 from trio_accel.devices._order import SubmissionOrder
 
@@ -170,38 +171,60 @@ STEPS: list[Callable[..., Any]] = [
 ]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(
-    program=st.lists(st.tuples(st.integers(0, 6), st.permutations(range(4))), min_size=1, max_size=40),
-    seed=st.integers(0, 1000),
-)
-async def test_random_graphs_equal_the_serial_result(program: list[Any], seed: int) -> None:
+STREAMS = [ta.SingleStream(), ta.StreamPool(2), ta.StreamPool(3), ta.PerActorStreams()]
+
+
+@pytest.mark.parametrize("streams", STREAMS, ids=["1 stream", "2 streams", "3 streams", "own streams"])
+async def test_random_graphs_equal_the_serial_result(
+    system: ta.System, isolation: Isolation, streams: ta.StreamPool
+) -> None:
+    options = ta.DeviceOptions(in_flight=64, isolation=isolation, streams=streams)
+    async with system.open_device("cpu", options=options) as device:
+
+        async def run_here(program: list[Any], seed: int) -> None:
+            await run_graph(device, program, seed)
+
+        # All graphs use the one device: each is run from the thread of the search for them.
+        @settings(max_examples=250, deadline=None, derandomize=True)
+        @given(
+            program=st.lists(
+                st.tuples(st.integers(0, 6), st.permutations(range(4))), min_size=1, max_size=40
+            ),
+            seed=st.integers(0, 1000),
+        )
+        def search(program: list[Any], seed: int) -> None:
+            trio.from_thread.run(run_here, program, seed)
+
+        await trio.to_thread.run_sync(search)
+        statistics = await device.statistics()
+        assert (statistics.generation, statistics.in_flight, statistics.memory.blocks) == (1, 0, 0)
+
+
+async def run_graph(device: ta.Device, program: list[Any], seed: int) -> None:
+    """Submit all of it, wait for nothing in between, and compare with the serial result."""
     rng = np.random.default_rng(seed)
     hosts = [rng.uniform(-1, 1, (4, 4)) for _ in range(4)]
     expected = [host.copy() for host in hosts]
-    async with ta.open_system("graphs") as system:
-        options = ta.DeviceOptions(in_flight=64)
-        async with system.open_device("cpu", options=options) as device:
-            refs = [device.submit(Put(host)).value for host in hosts]
-            for kind, order in program:
-                numbers = dict(zip("abc", order, strict=False))
-                if kind < len(STEPS):
-                    message, [target], compute = STEPS[kind](*(refs[numbers[name]] for name in "abc"))
-                    device.submit(message)
-                    expected[numbers[target]] = compute(*(expected[numbers[name]] for name in "abc"))
-                elif kind == 5:
-                    refs[numbers["b"]] = device.submit(Copy(refs[numbers["a"]])).value
-                    expected[numbers["b"]] = expected[numbers["a"]].copy()
-                else:
-                    spectrum = device.submit(ta.fft.Rfft(refs[numbers["a"]], axis=0)).value
-                    refs[numbers["c"]] = device.submit(ta.fft.Irfft(spectrum, 4, axis=0)).value
-                    expected[numbers["c"]] = np.fft.irfft(
-                        np.fft.rfft(expected[numbers["a"]], axis=0), 4, axis=0
-                    )
-            results = [device.submit(ToHost(ref)) for ref in refs]
-            for result, right in zip(results, expected, strict=True):
-                np.testing.assert_allclose(await result.wait(), right, rtol=1e-9, atol=1e-9)
-            assert (await device.statistics()).in_flight == 0
+    refs = [device.submit(Put(host)).value for host in hosts]
+    for kind, order in program:
+        numbers = dict(zip("abc", order, strict=False))
+        if kind < len(STEPS):
+            message, [target], compute = STEPS[kind](*(refs[numbers[name]] for name in "abc"))
+            device.submit(message)
+            expected[numbers[target]] = compute(*(expected[numbers[name]] for name in "abc"))
+        elif kind == 5:
+            refs[numbers["b"]] = device.submit(Copy(refs[numbers["a"]])).value
+            expected[numbers["b"]] = expected[numbers["a"]].copy()
+        else:
+            spectrum = device.submit(ta.fft.Rfft(refs[numbers["a"]], axis=0)).value
+            refs[numbers["c"]] = device.submit(ta.fft.Irfft(spectrum, 4, axis=0)).value
+            expected[numbers["c"]] = np.fft.irfft(np.fft.rfft(expected[numbers["a"]], axis=0), 4, axis=0)
+    results = [device.submit(ToHost(ref)) for ref in refs]
+    for result, right in zip(results, expected, strict=True):
+        np.testing.assert_allclose(await result.wait(), right, rtol=1e-9, atol=1e-9)
+    # What nothing has read may still run.
+    await device.synchronize()
+    assert (await device.statistics()).in_flight == 0
 
 
 def test_the_order_forgets_what_is_over() -> None:
