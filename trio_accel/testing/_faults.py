@@ -32,12 +32,12 @@ class FaultInjection:
 
     @property
     def remaining(self) -> int:
-        """How many more launches it hits."""
-        return self._plan.remaining
+        """How many more requests it hits; one that is on its way to the device is none of them."""
+        return self._plan.remaining if self._plan in self.device.faults else 0
 
     @property
     def hit(self) -> int:
-        """How many it has hit."""
+        """How many launches it has hit."""
         return self._plan.hit
 
     def remove(self) -> None:
@@ -48,7 +48,8 @@ class FaultInjection:
 def poison(device: Device, reason: str = "poisoned by a test") -> None:
     """Make the device's context unusable, as a fault on the hardware would, while it works.
 
-    What is in flight ends with `ContextPoisonedError`, and the context is replaced.
+    What is in flight ends with `ContextPoisonedError`, and the context is replaced. If nothing is, the
+    next operation finds out, and ends so.
 
     Raises:
         DeviceLostError: The device has no context now.
@@ -70,8 +71,10 @@ def inject_fault(
 ) -> FaultInjection:
     """Make something happen to the next requests for an operation. Exactly one of the faults is given.
 
-    Each fault goes with one request, on whichever context that is launched. ``segfault`` and ``kill``
-    hit the process that has the context: with ``isolation="inline"`` that is the program itself.
+    Each fault goes with one request, on whichever context that is launched, asked or submitted; a request
+    that is cancelled before its launch gives it back for the next. Faults for the same operation are used
+    in the order in which they were injected. ``segfault`` and ``kill`` hit the process that has the context:
+    with ``isolation="inline"`` that is the program itself.
 
     Args:
         device: Device whose operations are hit.
@@ -79,8 +82,9 @@ def inject_fault(
         fail: The launch fails as if the backend had raised this; each launch raises a copy of its own.
             What happens then follows the error's class: one that the error table does not know makes
             the library suspect, so that its actor crashes and is restarted.
-        delay: The operation takes so many seconds longer.
-        hang: The operation never ends.
+        delay: The operation takes so many seconds longer, and what comes after it on its stream waits.
+        hang: The operation never ends, until its context does: by `stuck_after` of `DeviceOptions`, by
+            `poison`, or with the device.
         poison: The operation loses the context.
         segfault: The process dies of a native fault when the device comes to the operation.
         kill: The process is killed when the operation has been launched.
