@@ -1,0 +1,156 @@
+"""Counts that are true at every moment, and memory that is where the program left it."""
+
+from __future__ import annotations
+
+import gc
+from functools import partial
+
+import numpy as np
+import pytest
+import trio
+
+import trio_accel as ta
+from trio_accel.backends.base import Isolation
+from trio_accel.devices import QueueStatistics
+
+BLAS = "trio_accel.linalg:BlasActor"
+FFT = "trio_accel.fft:FftActor"
+NONE = QueueStatistics(waiting=0, in_flight=0)
+
+
+async def test_counts_are_true_at_every_moment(system: ta.System, isolation: Isolation) -> None:
+    """Ten slow operations of one library and two of another, in windows of two."""
+    options = ta.DeviceOptions(isolation=isolation, in_flight=2)
+    async with system.open_device("cpu", options=options) as device:
+        x, y = await device.put(np.ones(4)), await device.put(np.ones(4))
+        # Libraries are opened, so that nothing but the operations takes time.
+        await ta.linalg.scal(1.0, x)
+        await ta.fft.fft(y, out=await device.zeros(4, complex))
+        await device.synchronize()
+        base = await device.statistics()
+        assert (base.launched, base.completed, base.in_flight, base.queues) == (5, 5, 0, {})
+        ta.testing.inject_fault(device, ta.linalg.Scal, delay=0.04, count=10)
+        ta.testing.inject_fault(device, ta.fft.Fft, delay=0.1, count=2)
+        seen: list[tuple[QueueStatistics, QueueStatistics]] = []
+        completed = 0
+        async with trio.open_nursery() as nursery:
+            for _ in range(10):
+                nursery.start_soon(ta.linalg.scal, 2.0, x)
+            for _ in range(2):
+                nursery.start_soon(ta.fft.fft, y)
+            with trio.fail_after(10):
+                while completed < 12:
+                    now = await device.statistics()
+                    blas, fft = now.queues.get(BLAS, NONE), now.queues.get(FFT, NONE)
+                    assert completed <= now.completed - base.completed
+                    completed = now.completed - base.completed
+                    assert now.in_flight == blas.in_flight + fft.in_flight
+                    assert now.launched - base.launched == completed + now.in_flight
+                    assert max(blas.in_flight, fft.in_flight) <= 2
+                    assert completed + now.in_flight + blas.waiting + fft.waiting <= 12
+                    if not seen or seen[-1] != (blas, fft):
+                        seen.append((blas, fft))
+        full = [blas.waiting for blas, _ in seen if blas.in_flight == 2]
+        assert full == sorted(full, reverse=True)
+        # The delays of two that are in flight run at the same time, so they may end together.
+        assert {0, 2, 4, 6, 8} <= set(full)
+        assert any(fft == QueueStatistics(waiting=0, in_flight=2) for _, fft in seen)
+        assert seen[-1] == (NONE, NONE)
+        np.testing.assert_array_equal(await x.to_host(), np.full(4, 1024.0))
+
+
+async def test_senders_wait_for_room_and_are_not_refused(system: ta.System, isolation: Isolation) -> None:
+    options = ta.DeviceOptions(isolation=isolation, in_flight=1)
+    async with system.open_device("cpu", options=options) as device:
+        x = await device.put(np.ones(3))
+        ta.testing.inject_fault(device, ta.linalg.Scal, delay=0.1)
+        async with trio.open_nursery() as nursery:
+            for _ in range(200):
+                nursery.start_soon(ta.linalg.scal, -1.0, x)
+            with trio.fail_after(5):
+                while (await device.statistics()).queues.get(BLAS, NONE).waiting < 199:
+                    await trio.lowlevel.checkpoint()
+            # A library that is full holds up no other.
+            assert (
+                await (await ta.fft.fft(np.ones(3), out=await device.zeros(3, complex))).to_host() is not None
+            )
+            # What is submitted does not wait: it is refused.
+            first = device.submit(ta.linalg.Scal(1.0, x))
+            with pytest.raises(ta.QueueFullError, match="1 submitted operations of BlasActor are not done"):
+                device.submit(ta.linalg.Scal(1.0, x))
+        await first.wait()
+        np.testing.assert_array_equal(await x.to_host(), np.ones(3))
+
+
+async def test_memory_is_counted_and_comes_back(device: ta.Device) -> None:
+    async def memory() -> tuple[int, int]:
+        await device.synchronize()
+        counted = (await device.statistics()).memory
+        assert counted.used <= counted.peak
+        assert counted.used <= counted.reserved
+        return counted.used, counted.blocks
+
+    assert await memory() == (0, 0)
+    x = await device.put(np.ones((100, 10)))
+    view = x[10:20].T
+    assert await memory() == (8000, 1)  # a view shares the memory of its base
+    del x
+    gc.collect()
+    assert await memory() == (8000, 1)
+    again = await view.copy()
+    assert await memory() == (8800, 2)
+    view.release()
+    assert await memory() == (800, 1)
+    del again, view
+    gc.collect()
+    assert await memory() == (0, 0)
+    assert (await device.statistics()).memory.peak == 8800
+
+
+async def test_arrays_that_are_dropped_at_once_do_not_pile_up(device: ta.Device) -> None:
+    for _ in range(50):
+        await device.zeros(1 << 17)  # 1 MiB each
+    memory = (await device.statistics()).memory
+    assert memory.blocks == 0
+    assert memory.peak <= 4 << 20
+
+
+async def test_synchronize_waits_for_all_that_was_launched(device: ta.Device) -> None:
+    x = await device.put(np.ones(4))
+    ta.testing.inject_fault(device, ta.linalg.Scal, delay=0.3)
+    pending = [device.submit(ta.linalg.Scal(2.0, x)), device.submit(ta.fft.Fft(x))]
+    with trio.fail_after(5):
+        while (await device.statistics()).in_flight < 2:
+            await trio.lowlevel.checkpoint()
+        await device.synchronize()
+    assert (await device.statistics()).in_flight == 0
+    for operation in pending:
+        await operation.wait()
+
+
+async def test_too_little_memory_in_many_tasks_harms_nothing(system: ta.System, isolation: Isolation) -> None:
+    options = ta.DeviceOptions(isolation=isolation, memory_limit=100_000)
+    async with system.open_device("cpu", options=options) as device:
+        kept = await device.put(np.arange(1000.0))
+        outcomes: list[tuple[int, int] | None] = []
+
+        async def work(number: int) -> None:
+            try:
+                ref = await device.full(2000, number)
+                assert (await ref.to_host())[-1] == number
+            except ta.OutOfMemoryError as error:
+                outcomes.append((error.requested, error.total))
+            else:
+                outcomes.append(None)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(40):
+                nursery.start_soon(partial(work, number))
+        assert len(outcomes) == 40
+        assert None in outcomes
+        assert set(outcomes) <= {None, (16_000, 100_000)}
+        np.testing.assert_array_equal(await kept.to_host(), np.arange(1000.0))
+        await device.synchronize()
+        statistics = await device.statistics()
+        assert (statistics.memory.used, statistics.memory.blocks) == (8000, 1)
+        assert statistics.generation == 1
