@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, Self, TypeVar, cast
+from typing import Literal, Self, TypeVar
 
 import attrs
 
@@ -192,7 +192,7 @@ def open_devices(belongs: Callable[[Device], bool]) -> list[Device]:
 
 def _living(cls: type[ItemT]) -> list[ItemT]:
     # `type`, not `isinstance`: proxies among the objects must not be woken.
-    return [cast("ItemT", item) for item in gc.get_objects() if type(item) is cls]
+    return [item for item in gc.get_objects() if type(item) is cls]
 
 
 def _has_launcher(system: System) -> bool:
