@@ -109,7 +109,7 @@ class Base:
     @classmethod
     async def make(cls, device: ta.Device, nbytes: int) -> Base:
         rng = np.random.default_rng(3)
-        bystander = await device.ask(ta.random.Bits(7, 0, (nbytes // 4,)))
+        bystander = await device.put(rng.integers(1 << 32, size=nbytes // 8, dtype=np.uint64))
         hosts = {
             "ones": np.ones(_SMALL),
             "left": rng.integers(-9, 9, (_SMALL, _SMALL)).astype(complex),
@@ -291,9 +291,13 @@ class Load:
     async def check(self, *, is_hang: bool) -> None:
         """Wait for all, and look what became of them."""
         await self._done.wait()
-        for number, sent in enumerate(self.sent):
-            # The first of all is the one that the others are stuck behind.
-            await sent.check(stuck=is_hang and number == 0)
+        hung = [sent for sent in self.sent if isinstance(sent.outcome, ta.CompletionTimeoutError)]
+        assert len(hung) == is_hang
+        for sent in self.sent:
+            await sent.check(stuck=sent in hung)
+        heads = {sent.operation: sent for sent in reversed(self.sent) if sent.fate is Fate.IN_FLIGHT}
+        # On each stream one hangs, and which of them is seen first is chance.
+        assert all(sent is heads[sent.operation] for sent in hung)
         for ref in self.damaged:
             assert "damaged by linalg.Scal" in repr(ref)
         try:

@@ -23,9 +23,10 @@ async def kill(load: Load) -> None:
 
 async def segfault(load: Load) -> None:
     ta.testing.inject_fault(load.device, ta.random.Bits, segfault=True)
-    with pytest.raises(ta.ContextPoisonedError, match="SIGSEGV|SIGBUS") as caught:
+    with pytest.raises(ta.ContextPoisonedError) as caught:
         await load.device.ask(TRIGGER)
     assert caught.value.operation == "random.Bits"
+    assert "was killed by SIGSEGV" in str(caught.value.__cause__)
 
 
 async def poison(load: Load) -> None:
@@ -43,22 +44,27 @@ async def hang(load: Load) -> None:
     await trio.lowlevel.checkpoint()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
+KINDS = pytest.mark.parametrize(
     ("strike", "spares"),
     [(kill, 0), (segfault, 0), (poison, 0), (stop, 0), (hang, 0), (kill, 1), (poison, 1)],
 )
-async def test_each_request_has_the_fate_of_its_class(
-    system: ta.System, strike: Callable[[Load], Awaitable[None]], spares: int
-) -> None:
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[object, Times]:
+    """What the rounds took, by what happened in them."""
+    return {}
+
+
+async def rounds(system: ta.System, strike: Callable[[Load], Awaitable[None]], spares: int) -> Times:
     options = ta.DeviceOptions(
         isolation="process",
         in_flight=IN_FLIGHT,
         spares=spares,
         intensity=MANY,
         backoff=AT_ONCE,
-        heartbeat_timeout=0.3 if strike is stop else 15.0,
-        stuck_after=0.2 if strike is hang else None,
+        heartbeat_timeout=0.5 if strike is stop else 15.0,
+        stuck_after=0.5 if strike is hang else None,
     )
     times = Times()
     async with system.open_device("cpu", options=options) as device:
@@ -67,6 +73,34 @@ async def test_each_request_has_the_fate_of_its_class(
             while device.dispatch.spares < spares:
                 await trio.sleep(0.01)
             await play(base, times, is_hang=strike is hang, strike=strike)
-    print(f"errors {max(times.errors):.3f} gemm {statistics.median(times.gemms):.3f}")
+    return times
+
+
+@pytest.mark.slow
+@KINDS
+async def test_each_request_has_the_fate_of_its_class(
+    system: ta.System,
+    measured: dict[object, Times],
+    strike: Callable[[Load], Awaitable[None]],
+    spares: int,
+) -> None:
+    measured[strike, spares] = await rounds(system, strike, spares)
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@KINDS
+async def test_the_device_is_back_in_time(
+    system: ta.System,
+    measured: dict[object, Times],
+    strike: Callable[[Load], Awaitable[None]],
+    spares: int,
+) -> None:
+    times = measured.get((strike, spares)) or await rounds(system, strike, spares)
+    gemm = statistics.median(times.gemms)
+    print(
+        f"in flight {statistics.median(times.errors):.3f} (at most {max(times.errors):.3f}), gemm {gemm:.3f}"
+    )
+    assert len(times.gemms) == ROUNDS
     assert statistics.median(times.errors) <= 0.1
-    assert statistics.median(times.gemms) <= (0.15 if spares else 0.6)
+    assert gemm <= (0.15 if spares else 0.6)

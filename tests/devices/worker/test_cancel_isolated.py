@@ -1,0 +1,335 @@
+"""Cancelled askers of a device in a worker: withdrawn, awaited, or let go after the grace."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from recovery_load import AT_ONCE, MANY
+from trio.testing import wait_all_tasks_blocked
+
+import trio_accel as ta
+from trio_accel.devices import ToHost
+from trio_accel.devices.worker import _copy_service
+from trio_accel.devices.worker._copies import Copying
+
+BLAS = "trio_accel.linalg:BlasActor"
+
+
+def options(**changes: Any) -> ta.DeviceOptions:
+    return ta.DeviceOptions(isolation="process", intensity=MANY, backoff=AT_ONCE, **changes)
+
+
+async def wait_in_flight(device: ta.Device, count: int, library: str = BLAS) -> None:
+    while True:
+        queue = (await device.statistics()).queues.get(library)
+        if queue is not None and queue.in_flight == count:
+            return
+        await trio.sleep(0.001)
+
+
+async def balanced(device: ta.Device, blocks: int) -> None:
+    """Nothing is under way, and only so many arrays are there."""
+    await device.synchronize()
+    found = await device.statistics()
+    assert (found.in_flight, found.pending, found.queues) == (0, 0, {})
+    assert found.memory.blocks == blocks
+
+
+class Cut:
+    """Copies that stay in their midst until they are let go or cancelled."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.entered = threading.Event()
+        self.leave = threading.Event()
+        cut = self
+
+        class Halting(Copying):
+            def run(self) -> None:
+                cut.entered.set()
+                while not (cut.leave.wait(0.002) or self._is_cancelled):
+                    pass
+                super().run()
+
+        monkeypatch.setattr(_copy_service, "Copying", Halting)
+
+    async def wait_entered(self) -> None:
+        await trio.to_thread.run_sync(self.entered.wait)
+
+
+@pytest.mark.parametrize("isolation", ["inline", "process"])
+async def test_a_loop_of_asks_ends_when_it_is_cancelled(system: ta.System, isolation: Any) -> None:
+    """Each of them may be over by the time that the worker hears of the cancellation."""
+    async with system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation)) as device:
+        host = np.ones(1 << 16)
+        ended = trio.Event()
+
+        async def ask() -> None:
+            while not ended.is_set():
+                ref = await device.put(host)
+                await ref.to_host()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await trio.sleep(0.05)
+            nursery.cancel_scope.cancel()
+            nursery.cancel_scope.shield = True
+            with trio.CancelScope(shield=True), trio.move_on_after(2):
+                while nursery.child_tasks:
+                    await trio.sleep(0.01)
+            is_over = not nursery.child_tasks
+            ended.set()
+        assert is_over
+
+
+async def test_a_cancelled_asker_gets_nothing_before_it_begins(system: ta.System) -> None:
+    async with system.open_device("cpu", options=options()) as device:
+        ref = await device.put(np.ones(3))
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await ta.linalg.scal(2.0, ref)
+        assert scope.cancelled_caught
+        assert (await ref.to_host()).tolist() == [1.0] * 3
+
+
+async def test_a_queued_request_is_withdrawn_and_never_runs(system: ta.System) -> None:
+    """One is with the worker, the others wait in the application."""
+    async with system.open_device("cpu", options=options(in_flight=1)) as device:
+        x, y = await device.put(np.ones(3)), await device.put(np.ones(3))
+        delay = ta.testing.inject_fault(device, ta.linalg.Scal, delay=0.4)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ta.linalg.scal, 2.0, x)
+            await wait_in_flight(device, 1)
+            start = trio.current_time()
+            with trio.move_on_after(0.05) as scope:
+                async with trio.open_nursery() as inner:
+                    inner.start_soon(ta.linalg.scal, 5.0, y)
+                    inner.start_soon(ta.linalg.scal, 7.0, y)
+            assert scope.cancelled_caught
+            assert trio.current_time() - start < 0.3
+        assert delay.hit == 1
+        assert (await x.to_host()).tolist() == [2.0] * 3
+        assert (await y.to_host()).tolist() == [1.0] * 3
+        assert device.generation == 1
+        await balanced(device, 2)
+
+
+async def test_a_request_that_waits_in_the_worker_is_withdrawn(system: ta.System) -> None:
+    """It waits behind one of another library that it depends on."""
+    async with system.open_device("cpu", options=options()) as device:
+        x = await device.put(np.ones(3))
+        await ta.linalg.nrm2(x)
+        async with x.lease(write=True) as array:
+            with trio.move_on_after(0.1) as scope:
+                await ta.linalg.scal(5.0, x)
+            assert scope.cancelled_caught
+            array[:] = 3.0
+        assert (await x.to_host()).tolist() == [3.0] * 3
+        assert device.generation == 1
+        await balanced(device, 1)
+
+
+async def test_a_running_operation_is_awaited(system: ta.System) -> None:
+    async with system.open_device("cpu", options=options()) as device:
+        x = await device.put(np.ones(3))
+        await ta.linalg.nrm2(x)  # the library is open from now on
+        ta.testing.inject_fault(device, ta.linalg.Scal, delay=0.3)
+        start = trio.current_time()
+        with trio.move_on_after(0.05) as scope:
+            # It is complete by the time that the asker hears anything: the array is in a known state.
+            await ta.linalg.scal(2.0, x)
+        assert trio.current_time() - start >= 0.3
+        assert not scope.cancelled_caught
+        assert (await x.to_host()).tolist() == [2.0] * 3
+        assert device.generation == 1
+
+
+async def test_past_the_grace_the_asker_is_let_go_and_the_worker_killed(system: ta.System) -> None:
+    async with system.open_device("cpu", options=options(cancel_grace=0.2)) as device:
+        x, y = await device.put(np.ones(3)), await device.put(np.ones(3))
+        await ta.linalg.nrm2(x)  # the library is open from now on
+        process = device.dispatch.process
+        ta.testing.inject_fault(device, ta.linalg.Scal, hang=True)
+        start = trio.current_time()
+        with trio.move_on_after(0.05) as scope:
+            await ta.linalg.scal(2.0, x)
+        assert scope.cancelled_caught
+        assert 0.2 <= trio.current_time() - start < 1.0
+        # The next one runs on the next worker.
+        await ta.linalg.scal(2.0, y)
+        assert (await y.to_host()).tolist() == [2.0] * 3
+        assert device.generation == 2
+        assert process.is_dead
+        with pytest.raises(ta.StaleRefError, match=r"spoiled by linalg\.Scal"):
+            await x.to_host()
+        del x
+        await balanced(device, 1)
+
+
+async def test_to_move_on_in_a_loop_leaves_nothing(system: ta.System) -> None:
+    async with system.open_device("cpu", options=options()) as device:
+        x = await device.put(np.ones((64, 64)))
+        large = np.ones(1 << 16)
+        for number in range(60):
+            with trio.move_on_after(number * 1e-4):
+                await ta.linalg.matmul(x, x)
+            with trio.move_on_after(number * 1e-4):
+                await (await device.put(large)).to_host()
+            with trio.move_on_after(number * 1e-4):
+                async with x.lease(write=True):
+                    await device.ask(ta.linalg.Matmul(np.eye(64), np.eye(64)))
+        assert device.generation == 1
+        await balanced(device, 1)
+
+
+async def test_cancelled_while_the_worker_is_replaced(system: ta.System) -> None:
+    async with system.open_device("cpu", options=options(cancel_grace=0.0)) as device:
+        x = await device.put(np.ones(3))
+        device.dispatch.process.kill()
+        await wait_all_tasks_blocked()
+        while device.dispatch.process is not None:
+            await trio.sleep(0.001)
+        for _ in range(5):
+            with trio.move_on_after(0.005) as scope:
+                await ta.linalg.scal(5.0, x)
+            assert scope.cancelled_caught
+        with trio.move_on_after(0.005) as scope:
+            async with x.lease():
+                pass
+        assert scope.cancelled_caught
+        with trio.move_on_after(0.005) as scope:
+            await device.synchronize()
+        assert scope.cancelled_caught
+        assert (await x.to_host()).tolist() == [1.0] * 3
+        assert device.generation == 2
+        await balanced(device, 1)
+
+
+@pytest.mark.parametrize("is_read", [False, True], ids=["put", "to_host"])
+async def test_cancelled_while_the_application_copies(
+    system: ta.System, monkeypatch: pytest.MonkeyPatch, is_read: bool
+) -> None:
+    """Within the grace the copy ends: the asker is let go only when nobody uses its array any more."""
+    async with system.open_device("cpu", options=options()) as device:
+        host = np.arange(1 << 16, dtype=float)
+        ref = await device.put(host)
+        cut = Cut(monkeypatch)
+        out = np.zeros_like(host)
+        is_over = False
+
+        async def ask(scope: trio.CancelScope) -> None:
+            nonlocal is_over
+            with scope:
+                await (ref.to_host(out=out) if is_read else device.put(host))
+            is_over = True
+
+        async with trio.open_nursery() as nursery:
+            scope = trio.CancelScope()
+            nursery.start_soon(ask, scope)
+            await cut.wait_entered()
+            scope.cancel()
+            await wait_all_tasks_blocked()
+            assert not is_over
+            cut.leave.set()
+        assert device.generation == 1
+        if is_read:
+            np.testing.assert_array_equal(out, host)
+        np.testing.assert_array_equal(await ref.to_host(), host)
+        await balanced(device, 1)
+
+
+@pytest.mark.parametrize("is_read", [False, True], ids=["put", "to_host"])
+async def test_the_worker_dies_while_the_application_copies(
+    system: ta.System, monkeypatch: pytest.MonkeyPatch, is_read: bool
+) -> None:
+    """The copy is cut; when the asker hears of the loss, nothing touches its array any more."""
+    async with system.open_device("cpu", options=options()) as device:
+        host = np.arange(1 << 16, dtype=float)
+        ref, other = await device.put(host), await device.put(host)
+        cut = Cut(monkeypatch)
+        out = np.zeros_like(host)
+        found: list[BaseException] = []
+
+        async def ask() -> None:
+            with pytest.raises(ta.ContextPoisonedError) as caught:
+                await (ref.to_host(out=out) if is_read else device.put(host))
+            assert not device.dispatch._copies._running
+            found.append(caught.value)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await cut.wait_entered()
+            device.dispatch.process.kill()
+        assert found[0].operation == ("devices.ToHost" if is_read else "devices.Put")
+        cut.leave.set()
+        np.testing.assert_array_equal(await ref.to_host(), host)
+        np.testing.assert_array_equal(await other.to_host(), host)
+        assert device.generation == 2
+        await balanced(device, 2)
+
+
+async def test_past_the_grace_of_a_copy_nothing_uses_the_array(
+    system: ta.System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with system.open_device("cpu", options=options(cancel_grace=0.1)) as device:
+        ref = await device.put(np.arange(1 << 16, dtype=float))
+        out = np.zeros(1 << 16)
+        cut = Cut(monkeypatch)
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(device.ask, ToHost(ref, out))
+                await cut.wait_entered()
+                scope.cancel()
+        assert scope.cancelled_caught
+        assert not device.dispatch._copies._running
+        cut.leave.set()
+        assert (await ref.to_host())[-1] == (1 << 16) - 1
+        assert device.generation == 2
+        await balanced(device, 1)
+
+
+async def test_a_lease_that_is_cancelled_in_its_turn(system: ta.System) -> None:
+    async with system.open_device("cpu", options=options()) as device:
+        x = await device.put(np.ones(3))
+        async with x.lease(write=True):
+            for _ in range(3):
+                with trio.move_on_after(0.02) as scope:
+                    async with x.lease():
+                        raise AssertionError("it is not its turn")
+                assert scope.cancelled_caught
+        async with x.lease() as array:
+            assert array.tolist() == [1.0] * 3
+        await balanced(device, 1)
+
+
+@pytest.mark.parametrize("finish", [2, 0.5])
+async def test_a_device_that_closes_lets_what_runs_finish_within_the_grace(
+    system: ta.System, finish: float
+) -> None:
+    device = await system.open_device("cpu", options=options(cancel_grace=1.0))
+    x = await device.put(np.ones(3))
+    ta.testing.inject_fault(device, ta.linalg.Scal, delay=finish)
+    found: list[object] = []
+
+    async def ask(wait: Callable[..., Any], *arguments: Any) -> None:
+        try:
+            found.append(await wait(*arguments))
+        except ta.AccelError as error:
+            found.append(error)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask, device.ask, ta.linalg.Scal(2.0, x))
+        await wait_in_flight(device, 1)
+        start = trio.current_time()
+        await device.close()
+        took = trio.current_time() - start
+    if finish < 1:
+        assert found == [x]
+        assert took < 1.0
+    else:
+        assert [type(outcome) for outcome in found] == [ta.DeviceLostError]
+        assert took < 3.0

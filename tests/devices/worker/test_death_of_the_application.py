@@ -1,0 +1,167 @@
+"""The end of a program that has devices in workers, by SIGKILL or by Ctrl-C: nothing is left of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import attrs
+import pytest
+import trio
+from processes import descriptors, launcher, wait_dead, workers
+
+APPLICATION = Path(__file__).with_name("device_application.py")
+ROOT = Path(__file__).parents[3]
+PAGE = 4096
+# What the program has set, and what it is to be over within besides.
+GRACE = 0.5
+MARGIN = 2.0
+
+
+@attrs.define(eq=False)
+class Application:
+    """A program in a session of its own.
+
+    Attributes:
+        process: It.
+        facts: What it has said last.
+    """
+
+    process: trio.Process
+    facts: dict[str, object] = attrs.field(factory=dict)
+    _said: bytes = b""
+
+    async def wait_said(self, at: str) -> None:
+        """Wait until it says where it is."""
+        while self.facts.get("at") != at:
+            line, found, rest = self._said.partition(b"\n")
+            if found:
+                self.facts, self._said = json.loads(line), rest
+                continue
+            more = await self.process.stdout.receive_some()
+            assert more, await self.errors()
+            self._said += more
+
+    async def errors(self) -> str:
+        """What it has written of its end."""
+        found = b""
+        async for part in self.process.stderr:
+            found += part
+        return found.decode()
+
+    def interrupt(self) -> None:
+        """Ctrl-C at its terminal: all of its process group hear of it."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+
+@asynccontextmanager
+async def application(*words: str) -> AsyncGenerator[Application, None]:
+    """A program that works; it, and what it has forked, is over in the end."""
+    process = await trio.lowlevel.open_process(
+        [sys.executable, str(APPLICATION), *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
+    )
+    found = Application(process)
+    try:
+        with trio.fail_after(30):
+            yield found
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with trio.CancelScope(shield=True):
+            await process.wait()
+        await process.stdout.aclose()
+        await process.stderr.aclose()
+
+
+def shared(pid: int) -> dict[str, int]:
+    """Bytes of the shared memory that a process holds, by descriptor; pages of words do not count."""
+    found = {}
+    for number, target in descriptors(pid).items():
+        size = os.stat(f"/proc/{pid}/fd/{number}").st_size if "memfd:" in target else 0
+        if size > PAGE:
+            found[target] = found.get(target, 0) + size
+    return found
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("fork",), ("fork", "stop"), ("fork", "spare"), ("hang",)], ids="+".join
+)
+async def test_nothing_is_left_when_the_application_is_killed(words: tuple[str, ...]) -> None:
+    async with application(*words) as app:
+        await app.wait_said("working")
+        pid = app.process.pid
+        first = launcher(pid)
+        pidfds = [os.pidfd_open(process) for process in (first, *workers(first))]
+        assert len(pidfds) >= 2
+        child = int(str(app.facts["child"]))
+        if child:
+            assert sum(shared(child).values()) > 0
+        app.process.kill()
+        with trio.fail_after(MARGIN):
+            await wait_dead(*pidfds)
+            while child and shared(child):
+                await trio.sleep(0.01)
+        for pidfd in pidfds:
+            os.close(pidfd)
+
+
+async def interrupted(app: Application) -> None:
+    """See that the terminal is back in time, and that nothing is left."""
+    start = trio.current_time()
+    with trio.move_on_after(GRACE + MARGIN) as late:
+        await app.process.wait()
+    assert not late.cancelled_caught, f"it is still there: {app.facts}"
+    print(f"the terminal was back after {trio.current_time() - start:.3f} s")
+    errors = await app.errors()
+    # Of nothing but the interrupt.
+    assert app.process.returncode == 128 + signal.SIGINT, errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("words", [(), ("lose",), ("spare",)], ids=["working", "losing", "spare"])
+async def test_ctrl_c_in_the_middle_of_work(words: tuple[str, ...], seed: int) -> None:
+    async with application(*words) as app:
+        await app.wait_said("working")
+        await trio.sleep(random.Random(seed).uniform(0.0, 0.3))
+        app.interrupt()
+        await interrupted(app)
+
+
+@pytest.mark.parametrize("words", [("hang",), ("stop",)], ids="+".join)
+async def test_ctrl_c_while_the_worker_does_not_answer(words: tuple[str, ...]) -> None:
+    async with application(*words) as app:
+        await app.wait_said("working")
+        await trio.sleep(0.1)
+        app.interrupt()
+        await interrupted(app)
+
+
+@pytest.mark.parametrize("words", [(), ("stop",)], ids=["working", "stop"])
+async def test_ctrl_c_twice(words: tuple[str, ...]) -> None:
+    async with application(*words) as app:
+        await app.wait_said("working")
+        app.interrupt()
+        await trio.sleep(0.05)
+        app.interrupt()
+        await interrupted(app)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_ctrl_c_while_the_device_opens(seed: int) -> None:
+    async with application() as app:
+        await app.wait_said("opening")
+        await trio.sleep(random.Random(seed).uniform(0.0, 0.4))
+        app.interrupt()
+        await interrupted(app)

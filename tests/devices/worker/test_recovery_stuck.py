@@ -1,0 +1,125 @@
+"""Work that does not end, workers that do not answer, and what is taken for neither."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import slow_library
+import trio
+from recovery_load import AT_ONCE, MANY
+
+import trio_accel as ta
+from trio_accel.devices import ToHost
+
+
+def options(**changes: Any) -> ta.DeviceOptions:
+    return ta.DeviceOptions(isolation="process", intensity=MANY, backoff=AT_ONCE, **changes)
+
+
+async def outcome(wait: Callable[..., Any], *arguments: Any) -> object:
+    try:
+        return await wait(*arguments)
+    except ta.AccelError as error:
+        return error
+
+
+async def test_the_asker_of_what_is_stuck_hears_so_and_others_by_their_class(system: ta.System) -> None:
+    found: dict[str, object] = {}
+
+    async def ask(name: str, wait: Callable[..., Any], *arguments: Any) -> None:
+        found[name] = await outcome(wait, *arguments)
+
+    async with system.open_device("cpu", options=options(stuck_after=0.4, in_flight=2)) as device:
+        x, y, z = [await device.put(np.ones(3)) for _ in range(3)]
+        ta.testing.inject_fault(device, ta.linalg.Scal, hang=True)
+        async with trio.open_nursery() as nursery:
+            for name, operation in {
+                "stuck": ta.linalg.Scal(2.0, x),
+                "behind it": ta.linalg.Scal(2.0, y),
+                "not begun": ta.linalg.Scal(3.0, z),
+                "uses it": ta.linalg.Nrm2(x),
+            }.items():
+                nursery.start_soon(ask, name, device.ask, operation)
+                await trio.lowlevel.checkpoint()
+        stuck, behind, failed = found["stuck"], found["behind it"], found["uses it"]
+        assert type(stuck) is ta.CompletionTimeoutError
+        assert (stuck.operation, stuck.device, stuck.generation) == ("linalg.Scal", "cpu:0", 1)
+        assert "stuck_after = 0.4 s" in str(stuck)
+        assert type(behind) is ta.ContextPoisonedError
+        assert type(behind.__cause__) is ta.CompletionTimeoutError
+        assert found["not begun"] is z
+        assert (await z.to_host()).tolist() == [3.0] * 3
+        assert type(failed) is ta.InputFailedError
+        assert type(failed.__cause__) is ta.CompletionTimeoutError
+        for ref in (x, y):
+            with pytest.raises(ta.StaleRefError, match=r"spoiled by linalg\.Scal"):
+                await ref.to_host()
+        assert device.generation == 2
+
+
+async def test_what_waits_for_another_stream_is_not_what_is_stuck(system: ta.System) -> None:
+    """The copy waits for the operation that hangs, on a stream that was there before its stream."""
+    found: dict[str, object] = {}
+
+    async def ask(name: str, wait: Callable[..., Any], *arguments: Any) -> None:
+        found[name] = await outcome(wait, *arguments)
+
+    async with system.open_device("cpu", options=options(stuck_after=0.4)) as device:
+        x = await device.put(np.ones(3))
+        ta.testing.inject_fault(device, ta.linalg.Scal, hang=True)
+        async with trio.open_nursery() as nursery:
+            for name, operation in {"stuck": ta.linalg.Scal(2.0, x), "waits": ToHost(x)}.items():
+                nursery.start_soon(ask, name, device.ask, operation)
+                await trio.lowlevel.checkpoint()
+        assert type(found["stuck"]) is ta.CompletionTimeoutError
+        assert type(found["waits"]) is ta.ContextPoisonedError
+
+
+async def test_a_submitted_operation_that_is_stuck(system: ta.System) -> None:
+    async with system.open_device("cpu", options=options(stuck_after=0.3)) as device:
+        ta.testing.inject_fault(device, ta.linalg.Matmul, hang=True)
+        pending = device.submit(ta.linalg.Matmul(np.eye(2), np.eye(2)))
+        after = device.submit(ta.fft.Fft(np.ones(4)))
+        with pytest.raises(ta.CompletionTimeoutError):
+            await pending.wait()
+        assert (await (await after.wait()).to_host()).tolist() == [4.0, 0.0, 0.0, 0.0]
+        with pytest.raises(ta.StaleRefError, match=r"spoiled by linalg\.Matmul"):
+            await pending.value.to_host()
+
+
+@pytest.mark.slow
+async def test_a_long_enqueue_is_no_silence(system: ta.System) -> None:
+    """The worker's loop is busy with it for longer than the heart may be silent."""
+    async with system.open_device("cpu", options=options(heartbeat_timeout=1.0)) as device:
+        ref = await device.put(np.ones(3))
+        assert await device.ask(slow_library.Sleep(ref, 2.0)) is ref
+        assert (await ref.to_host()).tolist() == [-1.0] * 3
+        assert device.generation == 1
+
+
+@pytest.mark.slow
+async def test_a_worker_that_holds_the_interpreter_gives_no_sign_of_life(system: ta.System) -> None:
+    async with system.open_device("cpu", options=options(heartbeat_timeout=1.0)) as device:
+        ref = await device.put(np.ones(3))
+        with trio.fail_after(3.5), pytest.raises(ta.ContextPoisonedError) as caught:
+            await device.ask(slow_library.Hold(ref, 4))
+        assert "gave no sign of life for 1 s" in str(caught.value.__cause__)
+        await device.put(np.ones(3))
+        assert device.generation == 2
+
+
+async def test_a_worker_that_is_stopped_for_a_moment_goes_on(system: ta.System) -> None:
+    async with system.open_device("cpu", options=options(heartbeat_timeout=2.0)) as device:
+        process = device.dispatch.process
+        process.send_signal(signal.SIGSTOP)
+        with trio.move_on_after(0.3):
+            # Cancelled in the midst: within the grace the worker is back.
+            await trio.sleep_forever()
+        process.send_signal(signal.SIGCONT)
+        ref = await device.put(np.arange(3.0))
+        assert (await ref.to_host()).tolist() == [0.0, 1.0, 2.0]
+        assert device.generation == 1

@@ -1,0 +1,267 @@
+"""Workers that cannot start, spares, and the end of a device's patience."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from processes import descriptors, launcher, wait_dead, workers
+from recovery_load import AT_ONCE, MANY
+
+import trio_accel as ta
+from trio_accel.actors import ActorRestarted, ActorStarted
+
+
+def options(**changes: Any) -> ta.DeviceOptions:
+    return ta.DeviceOptions(**{"isolation": "process", "intensity": MANY, "backoff": AT_ONCE, **changes})
+
+
+async def wait_spares(device: ta.Device, count: int) -> None:
+    with trio.fail_after(10):
+        while device.dispatch.spares != count:
+            await trio.sleep(0.005)
+
+
+async def kill(device: ta.Device) -> None:
+    """Lose the worker, and wait for the next."""
+    generation = device.generation
+    device.dispatch.process.kill()
+    with trio.fail_after(10):
+        while device.generation == generation:
+            await trio.sleep(0.001)
+
+
+async def test_the_fourth_loss_in_a_minute_is_the_last(system: ta.System) -> None:
+    device = await system.open_device("cpu", options=ta.DeviceOptions(isolation="process", backoff=AT_ONCE))
+    x = await device.put(np.ones(3))
+    pid = launcher()
+    for _ in range(3):
+        await kill(device)
+        assert (await x.to_host()).tolist() == [1.0] * 3
+    assert device.generation == 4
+    found: list[BaseException] = []
+
+    async def ask(operation: Any) -> None:
+        with pytest.raises(ta.AccelError) as caught:
+            await device.ask(operation)
+        found.append(caught.value)
+
+    ta.testing.inject_fault(device, ta.linalg.Scal, kill=True)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask, ta.linalg.Scal(2.0, x))
+        await trio.lowlevel.checkpoint()
+        for _ in range(40):
+            nursery.start_soon(ask, ta.linalg.Matmul(np.eye(2), np.eye(2)))
+    kinds = {type(error) for error in found}
+    assert kinds <= {ta.ContextPoisonedError, ta.DeviceLostError}
+    assert ta.DeviceLostError in kinds
+    with pytest.raises(ta.DeviceLostError) as caught:
+        await x.to_host()
+    assert "given up" in str(caught.value)
+    assert "3 restarts within 60 s" in str(caught.value)
+    assert "SIGKILL" in str(caught.value.__cause__) or "SIGKILL" in str(caught.value)
+    with pytest.raises(ta.DeviceLostError):
+        device.submit(ta.linalg.Scal(2.0, x))
+    assert workers(pid) == set()
+    await device.close()
+    async with system.open_device("cpu", options=options()) as other:
+        assert (await (await other.put(np.ones(2))).to_host()).tolist() == [1.0, 1.0]
+
+
+async def test_a_spare_takes_over_and_is_replaced(system: ta.System) -> None:
+    async with system.open_device("cpu", options=options(spares=1)) as device:
+        x = await device.put(np.arange(1 << 20, dtype=float))
+        for generation in range(2, 5):
+            await wait_spares(device, 1)
+            (spare,) = workers(launcher()) - {device.dispatch.process.pid}
+            await kill(device)
+            assert device.generation == generation
+            assert device.dispatch.process.pid == spare
+            assert await (await ta.linalg.nrm2(x)).item() == pytest.approx(np.linalg.norm(np.arange(1 << 20)))
+        await wait_spares(device, 1)
+        assert len(workers(launcher())) == 2
+
+
+async def test_a_spare_has_what_was_made_after_it(system: ta.System) -> None:
+    """Chunks that are made, given back and made again while it stands ready."""
+    async with system.open_device("cpu", options=options(spares=1)) as device:
+        await wait_spares(device, 1)
+        kept = []
+        for number in range(4):
+            kept.append(await device.put(np.full(10 << 20, float(number))))
+            dropped = await device.put(np.zeros(12 << 20))
+            dropped.release()
+            await device.synchronize()
+        await kill(device)
+        for number, ref in enumerate(kept):
+            async with ref.lease() as array:
+                assert (array == float(number)).all()
+            assert float((await ref[:1].to_host())[0]) == number
+
+
+async def test_a_dead_spare_is_not_handed_out(system: ta.System) -> None:
+    async with system.open_device("cpu", options=options(spares=2)) as device:
+        await wait_spares(device, 2)
+        serving = device.dispatch.process
+        for pid in workers(launcher()) - {serving.pid}:
+            os.kill(pid, signal.SIGKILL)
+        # All at once: whether its death is known by then must not matter.
+        serving.kill()
+        x = await device.put(np.ones(3))
+        assert (await x.to_host()).tolist() == [1.0] * 3
+        await wait_spares(device, 2)
+        assert len(workers(launcher())) == 3
+
+
+async def test_a_spare_that_is_stopped_does_not_hold_up_the_device(system: ta.System) -> None:
+    changes = options(spares=1, heartbeat_timeout=1.0)
+    async with system.open_device("cpu", options=changes) as device:
+        await wait_spares(device, 1)
+        (spare,) = workers(launcher()) - {device.dispatch.process.pid}
+        os.kill(spare, signal.SIGSTOP)
+        await kill(device)
+        with trio.fail_after(5):
+            x = await device.put(np.ones(3))
+        assert (await x.to_host()).tolist() == [1.0] * 3
+
+
+async def test_a_spare_that_dies_in_peace_is_replaced(system: ta.System) -> None:
+    async with system.open_device("cpu", options=options(spares=1)) as device:
+        await wait_spares(device, 1)
+        (spare,) = workers(launcher()) - {device.dispatch.process.pid}
+        os.kill(spare, signal.SIGKILL)
+        with trio.fail_after(5):
+            while workers(launcher()) - {device.dispatch.process.pid} in ({spare}, set()):
+                await trio.sleep(0.01)
+            await wait_spares(device, 1)
+        assert device.generation == 1
+
+
+async def test_a_spare_that_dies_while_it_starts(system: ta.System) -> None:
+    async with system.open_device("cpu", options=options(spares=1)) as device:
+        x = await device.put(np.ones(3))
+        (serving,) = {device.dispatch.process.pid}
+        with trio.fail_after(5):
+            while not (spares := workers(launcher()) - {serving}):
+                await trio.sleep(0.001)
+            for spare in spares:
+                os.kill(spare, signal.SIGKILL)
+            while workers(launcher()) & spares:
+                await trio.sleep(0.001)
+        await ta.linalg.scal(2.0, x)
+        assert device.generation == 1
+        await kill(device)
+        assert (await x.to_host()).tolist() == [2.0] * 3
+
+
+async def test_the_spares_of_a_closed_device_are_gone(system: ta.System) -> None:
+    for ready in (False, True):
+        device = await system.open_device("cpu", options=options(spares=2))
+        if ready:
+            await wait_spares(device, 2)
+        await device.close()
+        assert workers(launcher()) == set()
+
+
+async def test_the_death_of_the_launcher_is_one_loss(system: ta.System) -> None:
+    """All its workers die with it, spares too; a new one starts others."""
+    async with system.open_device("cpu", options=options(spares=1)) as device:
+        await wait_spares(device, 1)
+        x = await device.put(np.arange(1 << 20, dtype=float))
+        y = await device.put(np.ones(3))
+        ta.testing.inject_fault(device, ta.linalg.Scal, hang=True)
+        pid = launcher()
+        pidfds = [os.pidfd_open(worker) for worker in workers(pid)]
+        pending = device.submit(ta.linalg.Scal(2.0, y))
+        while not (await device.statistics()).in_flight:
+            await trio.sleep(0.001)
+        os.kill(pid, signal.SIGKILL)
+        with trio.fail_after(10):
+            await wait_dead(*pidfds)
+            with pytest.raises(ta.ContextPoisonedError):
+                await pending.wait()
+            np.testing.assert_array_equal(await x.to_host(), np.arange(1 << 20))
+            assert launcher() != pid
+            await wait_spares(device, 1)
+        for pidfd in pidfds:
+            os.close(pidfd)
+        assert device.generation == 2
+
+
+async def opened_in_vain(system: ta.System, **changes: Any) -> BaseException:
+    """What opening a device fails with; it leaves nothing, and is bounded."""
+    before = descriptors()
+    with trio.fail_after(15), pytest.raises(BaseException) as caught:  # noqa: PT011  # see the caller
+        await system.open_device("cpu", options=options(**changes))
+    assert [node.name for node in system.tree().children if node.name != "launcher"] == []
+    left = set(descriptors().items()) - set(before.items())
+    assert not [target for _, target in left if "memfd" in target], left
+    return caught.value
+
+
+async def test_a_library_that_only_the_worker_cannot_import(
+    system: ta.System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRIO_ACCEL_TEST_BROKEN", "1")
+    changes = {"libraries": ("broken_library:BrokenActor",), "intensity": ta.Intensity(3, 60.0)}
+    error = await opened_in_vain(system, **changes)
+    assert "this module is broken on purpose" in f"{error} {error.__cause__}"
+    assert workers(launcher()) == set()
+
+
+async def test_a_library_that_ends_every_worker(system: ta.System) -> None:
+    starts = 0
+
+    def count(event: object) -> None:
+        nonlocal starts
+        starts += isinstance(event, (ActorStarted, ActorRestarted))
+
+    with system.subscribe(count):
+        changes = {"libraries": ("broken_library:ExitingActor",), "intensity": ta.Intensity(3, 60.0)}
+        error = await opened_in_vain(system, **changes)
+    assert "exited with code 3" in f"{error} {error.__cause__}"
+    assert workers(launcher()) == set()
+    assert starts < 12
+
+
+async def test_an_interpreter_that_does_not_exist(system: ta.System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    error = await opened_in_vain(system, intensity=ta.Intensity(3, 60.0))
+    assert "/no/such/python" in f"{error} {error.__cause__}"
+
+
+async def test_an_interpreter_that_ends_at_once(
+    system: ta.System, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    async with system.open_device("cpu", options=options()) as device:
+        await device.put(np.ones(3))
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexit 7\n")
+    program.chmod(0o755)
+    # The launcher runs by now.
+    monkeypatch.setattr(sys, "executable", str(program))
+    error = await opened_in_vain(system, intensity=ta.Intensity(3, 60.0))
+    assert "exited with code 7" in f"{error} {error.__cause__}"
+    assert workers(launcher()) == set()
+
+
+async def test_a_device_whose_next_worker_cannot_start_is_given_up(
+    system: ta.System, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    device = await system.open_device("cpu", options=options(intensity=ta.Intensity(3, 60.0)))
+    x = await device.put(np.ones(3))
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexit 7\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    device.dispatch.process.kill()
+    with trio.fail_after(10), pytest.raises(ta.DeviceLostError, match="given up"):
+        await ta.linalg.scal(2.0, x)
+        await ta.linalg.scal(2.0, x)
+    await device.close()
+    assert workers(launcher()) == set()

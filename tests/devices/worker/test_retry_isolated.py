@@ -1,0 +1,177 @@
+"""Operations that were in flight and run again: those that write no array that was there before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from recovery_load import AT_ONCE, MANY
+
+import trio_accel as ta
+from trio_accel.devices import Put, ToHost
+
+BLAS = "trio_accel.linalg:BlasActor"
+EYE = np.eye(3)
+
+
+def options(**changes: Any) -> ta.DeviceOptions:
+    return ta.DeviceOptions(isolation="process", intensity=MANY, backoff=AT_ONCE, **changes)
+
+
+async def outcome(wait: Callable[..., Any], *arguments: Any) -> object:
+    try:
+        return await wait(*arguments)
+    except ta.AccelError as error:
+        return error
+
+
+async def lose(device: ta.Device, blas: int = 1) -> None:
+    """Kill the worker when it has begun with so many of the BLAS, and wait for the next."""
+    while True:
+        queue = (await device.statistics()).queues.get(BLAS)
+        if queue is not None and queue.in_flight == blas:
+            break
+        await trio.sleep(0.001)
+    generation = device.generation
+    device.dispatch.process.kill()
+    with trio.fail_after(10):
+        while device.generation == generation:
+            await trio.sleep(0.001)
+
+
+@pytest.mark.parametrize("fault", ["kill", "poison", "segfault"])
+async def test_one_that_writes_no_input_runs_again(system: ta.System, fault: str) -> None:
+    async with system.open_device("cpu", options=options(retry=1)) as device:
+        x = await device.put(2.0 * EYE)
+        injected = ta.testing.inject_fault(device, ta.linalg.Matmul, **{fault: True})
+        product = await ta.linalg.matmul(x, x)
+        np.testing.assert_array_equal(await product.to_host(), 4.0 * EYE)
+        assert device.generation == 2
+        assert injected.hit == 1
+        # With an output of the caller's it writes what was there before.
+        ta.testing.inject_fault(device, ta.linalg.Matmul, **{fault: True})
+        with pytest.raises(ta.ContextPoisonedError):
+            await ta.linalg.matmul(x, x, out=product)
+        with pytest.raises(ta.StaleRefError, match=r"spoiled by linalg\.Matmul"):
+            await product.to_host()
+        np.testing.assert_array_equal(await x.to_host(), 2.0 * EYE)
+        assert device.generation == 3
+
+
+@pytest.mark.parametrize("losses", [2, 3])
+async def test_so_many_losses_it_survives_and_no_more(system: ta.System, losses: int) -> None:
+    async with system.open_device("cpu", options=options(retry=2)) as device:
+        # It takes long enough to be caught in flight in each generation.
+        x = await device.put(2.0 * np.eye(2500))
+        pending = device.submit(ta.linalg.Matmul(x, x))
+        for _ in range(losses):
+            await lose(device)
+        found = await outcome(pending.wait)
+        if losses > 2:
+            assert type(found) is ta.ContextPoisonedError
+            assert found.operation == "linalg.Matmul"
+            with pytest.raises(ta.StaleRefError, match=r"spoiled by linalg\.Matmul"):
+                await pending.value.to_host()
+        else:
+            assert found is pending.value
+            np.testing.assert_array_equal(await pending.value.to_host(), 4.0 * np.eye(2500))
+        assert device.generation == 1 + losses
+
+
+async def test_what_is_updated_in_place_never_runs_again(system: ta.System) -> None:
+    async with system.open_device("cpu", options=options(retry=5)) as device:
+        x = await device.put(np.ones(3))
+        ta.testing.inject_fault(device, ta.linalg.Scal, kill=True)
+        with pytest.raises(ta.ContextPoisonedError):
+            await ta.linalg.scal(2.0, x)
+        with pytest.raises(ta.StaleRefError, match=r"spoiled by linalg\.Scal"):
+            await x.to_host()
+        await device.put(np.ones(3))
+        assert device.generation == 2
+
+
+@pytest.mark.parametrize("size", [3, 1 << 16], ids=["small", "large"])
+async def test_copies_run_again(system: ta.System, size: int) -> None:
+    async with system.open_device("cpu", options=options(retry=1)) as device:
+        host = np.arange(size, dtype=float)
+        ta.testing.inject_fault(device, Put, kill=True)
+        ref = await device.put(host)
+        assert device.generation == 2
+        ta.testing.inject_fault(device, ToHost, kill=True)
+        np.testing.assert_array_equal(await ref.to_host(), host)
+        ta.testing.inject_fault(device, ToHost, kill=True)
+        out = np.zeros(size)
+        await ref.to_host(out=out)
+        np.testing.assert_array_equal(out, host)
+        assert device.generation == 4
+
+
+async def test_what_was_submitted_behind_one_that_runs_again_is_right(system: ta.System) -> None:
+    async with system.open_device("cpu", options=options(retry=1)) as device:
+        a = await device.put(2.0 * EYE + 0j)
+        ta.testing.inject_fault(device, ta.linalg.Matmul, delay=60.0)
+        product = device.submit(ta.linalg.Matmul(a, a))
+        transform = device.submit(ta.fft.Fft(product.value))
+        scaled = device.submit(ta.linalg.Scal(2.0, transform.value))
+        apart = device.submit(ta.linalg.Matmul(a, EYE + 0j))
+        await lose(device, 3)
+        # The product and what reads it make their outputs again; the update in place was in flight, too.
+        for pending in (product, transform, apart):
+            await pending.wait()
+        np.testing.assert_array_equal(await product.value.to_host(), 4.0 * EYE)
+        np.testing.assert_array_equal(await apart.value.to_host(), 2.0 * EYE)
+        with pytest.raises(ta.ContextPoisonedError):
+            await scaled.wait()
+        with pytest.raises(ta.StaleRefError, match=r"spoiled by linalg\.Scal"):
+            await transform.value.to_host()
+        assert device.generation == 2
+
+
+async def test_a_chain_behind_one_that_runs_again_that_was_not_begun(system: ta.System) -> None:
+    async with system.open_device("cpu", options=options(retry=1, in_flight=4)) as device:
+        a = await device.put(2.0 * EYE)
+        ta.testing.inject_fault(device, ta.linalg.Matmul, delay=60.0)
+        product = device.submit(ta.linalg.Matmul(a, a))
+        others = [device.submit(ta.linalg.Matmul(a, a)) for _ in range(3)]
+        found: list[object] = []
+
+        async def ask(operation: Any) -> None:
+            found.append(await outcome(device.ask, operation))
+
+        async with trio.open_nursery() as nursery:
+            # The window is full: it waits in the application.
+            nursery.start_soon(ask, ta.linalg.Scal(3.0, product.value))
+            while True:
+                queue = (await device.statistics()).queues.get(BLAS)
+                if queue is not None and (queue.in_flight, queue.waiting) == (4, 1):
+                    break
+                await trio.sleep(0.001)
+            await lose(device, 4)
+        assert found == [product.value]
+        for pending in others:
+            np.testing.assert_array_equal(await (await pending.wait()).to_host(), 4.0 * EYE)
+        np.testing.assert_array_equal(await product.value.to_host(), 12.0 * EYE)
+
+
+async def test_inline_only_what_uses_no_array_runs_again(system: ta.System) -> None:
+    changes = ta.DeviceOptions(isolation="inline", retry=1, intensity=MANY, backoff=AT_ONCE)
+    async with system.open_device("cpu", options=changes) as device:
+        x = await device.put(EYE)
+        ta.testing.inject_fault(device, ta.linalg.Matmul, poison=True)
+        product = await device.ask(ta.linalg.Matmul(EYE, 2.0 * EYE))
+        np.testing.assert_array_equal(await product.to_host(), 2.0 * EYE)
+        assert device.generation == 2
+        y = await device.put(EYE)
+        ta.testing.inject_fault(device, ta.linalg.Matmul, poison=True)
+        with pytest.raises(ta.ContextPoisonedError):
+            await device.ask(ta.linalg.Matmul(y, 2.0 * EYE))
+        for ref in (x, y, product):
+            with pytest.raises(ta.StaleRefError, match="lost with generation"):
+                await ref.to_host()
+        # Its own memory would be lost a second time.
+        ta.testing.inject_fault(device, ta.linalg.Matmul, poison=True, count=2)
+        with pytest.raises(ta.ContextPoisonedError):
+            await device.ask(ta.linalg.Matmul(EYE, 2.0 * EYE))
