@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import trio
+from isolations import isolated
 from manual_backend import ManualBackend
 from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
+from trio_accel.backends.base import Isolation
+from trio_accel.devices.worker import WorkerDispatch
 
 
 async def test_what_is_written_is_seen_by_operations_and_the_other_way_round(device: ta.Device) -> None:
@@ -111,3 +114,86 @@ async def test_an_array_can_be_copied_to_another_device(system: ta.System, devic
         there = await (await device.put(host)).T.copy_to(other)
         assert there.device is other
         np.testing.assert_array_equal(await there.to_host(), host.T)
+
+
+async def test_it_waits_for_its_turn_and_holds_later_writers_back(
+    system: ta.System, isolation: Isolation
+) -> None:
+    async with system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation)) as device:
+        ref = await device.put(np.ones(3))
+        await ta.linalg.scal(1.0, ref)
+        ta.testing.inject_fault(device, ta.linalg.Scal, delay=0.1)
+        async with trio.open_nursery() as nursery:
+            first = device.submit(ta.linalg.Scal(10.0, ref))
+            async with ref.lease(write=True) as array:
+                assert array.tolist() == [10, 10, 10]
+                assert first.is_done
+                later = device.submit(ta.linalg.Scal(2.0, ref))
+                seen: list[float] = []
+
+                async def read() -> None:
+                    async with ref.lease() as other:
+                        seen.append(float(other[0]))
+
+                nursery.start_soon(read)
+                # Neither the reader nor the writer begins, however much is done elsewhere.
+                elsewhere = await device.put(np.ones(3))
+                for _ in range(20):
+                    await ta.fft.fft(elsewhere)
+                assert not later.is_done
+                assert not seen
+                array[:] = 7.0
+            await later.wait()
+        assert seen == [14.0]
+        np.testing.assert_array_equal(await ref.to_host(), [14, 14, 14])
+
+
+@isolated
+async def test_it_survives_the_death_of_the_worker(device: ta.Device) -> None:
+    """Who holds it goes on, and whoever waits for it goes on waiting, for another worker."""
+    written = await device.put(np.arange(4.0))
+    read = await device.put(np.arange(20_000.0))
+    async with written.lease(write=True) as mine, read.lease() as shown:
+        mine[0] = 5.0
+        later = device.submit(ta.linalg.Scal(2.0, written))
+        assert isinstance(device.dispatch, WorkerDispatch)
+        assert device.dispatch.process is not None
+        device.dispatch.process.kill()
+        other = await device.put(np.ones(2))  # by the next worker
+        assert device.generation == 2
+        np.testing.assert_allclose(await (await ta.fft.fft(other)).to_host(), [2, 0], atol=1e-12)
+        assert mine.tolist() == [5, 1, 2, 3]
+        mine[1] = 6.0
+        assert not later.is_done
+        np.testing.assert_array_equal(await (await read.copy()).to_host(), shown)
+    await later.wait()
+    np.testing.assert_array_equal(await written.to_host(), [10, 12, 4, 6])
+    np.testing.assert_array_equal(await read.to_host(), np.arange(20_000.0))
+
+
+@isolated
+async def test_one_that_waits_when_the_worker_dies_is_granted_by_the_next(device: ta.Device) -> None:
+    ref = await device.put(np.ones(3))
+    other = await device.put(np.ones(3))
+    ta.testing.inject_fault(device, ta.fft.Fft, hang=True)
+    pending = device.submit(ta.fft.Fft(ref))
+    granted: list[float] = []
+
+    async def lease() -> None:
+        async with ref.lease(write=True) as array:
+            granted.append(float(array[0]))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lease)
+        with trio.fail_after(5):
+            while (await device.statistics()).in_flight < 1:
+                await trio.lowlevel.checkpoint()
+        await ta.linalg.scal(3.0, other)
+        assert not granted
+        assert isinstance(device.dispatch, WorkerDispatch)
+        assert device.dispatch.process is not None
+        device.dispatch.process.kill()
+    assert granted == [1.0]
+    with pytest.raises(ta.ContextPoisonedError):
+        await pending.wait()
+    np.testing.assert_array_equal(await other.to_host(), [3, 3, 3])
