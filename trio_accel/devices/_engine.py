@@ -28,7 +28,7 @@ from ..backends.base import (
 from ..backends.base.ops import ArraySpec
 from ._alarms import Alarms
 from ._completion import CompletionPort
-from ._errors import FailureClass, classify, locate
+from ._errors import FailureClass, WithdrawnError, classify, locate
 from ._hazards import HazardTracker
 from ._lane import InFlight, Lane
 from ._operation import Launch
@@ -105,6 +105,10 @@ class Engine:
         self._streams = options.streams.open(device)
         self._lanes: list[Lane] = []
         self._writers: dict[int, InFlight] = {}
+        self._flying: set[Launch] = set()
+        # Those whose library actor has begun with them, and those of them that are taken back.
+        self._waiting: dict[Launch, Lane] = {}
+        self._withdrawn: set[Launch] = set()
         self._allocated: set[int] = set(adopted)
         self._pins: dict[int, int] = {}
         self._dropped: set[int] = set()
@@ -168,13 +172,13 @@ class Engine:
         turn = self._turns.get(launch)
         blocks = reads, writes = (turn.reads, turn.writes) if turn is not None else launch.blocks()
         has_staged = False
-        plan = launch.fault
+        hit = launch.fault
         try:
             self._enter(launch)
             launch.check_inputs()
-            if plan is not None:
-                plan.hit += 1
-                plan.fault.before(lane.stream, self.alarms, trio.current_time(), self._holds)
+            if hit is not None:
+                hit.strike()
+                hit.fault.before(lane.stream, self.alarms, trio.current_time(), self._holds)
             # What the program has let go by now is there for this operation.
             self._drain()
             for block, nbytes in launch.allocations:
@@ -191,10 +195,11 @@ class Engine:
         finally:
             self.leave(launch)
         operation = self._fly(lane, launch, reads, writes)
-        if plan is not None:
-            plan.fault.after(self.device)
+        if hit is not None:
+            hit.fault.after(self.device)
         for block in writes:
             self._writers[block] = operation
+        self.completion.watch(lane.stream, operation.event)
         for output in launch.outputs:
             if output.is_released:
                 # Before it was there: it goes when the operation is complete.
@@ -222,8 +227,8 @@ class Engine:
         operation = InFlight(launch, event, reads | writes, writes, after, launched_at=trio.current_time())
         self._pin(operation.blocks)
         lane.operations.append(operation)
+        self._flying.add(launch)
         self._busy.set()
-        self.completion.watch(lane.stream, event)
         return operation
 
     def enter(self, launch: Launch) -> None:
@@ -267,16 +272,39 @@ class Engine:
         if turn is not None:
             self._order.leave(turn)
 
-    def is_turn_of(self, launch: Launch) -> bool:
-        """Whether everything that must be launched before an operation has been."""
+    def may_launch(self, launch: Launch, lane: Lane) -> bool:
+        """Whether there is room in the window, and everything that must be launched before has been."""
         turn = self._turns.get(launch)
-        return turn is None or turn.is_ready
+        return not lane.is_full and (turn is None or turn.is_ready)
 
-    async def wait_turn_of(self, launch: Launch) -> None:
-        """Wait until it has."""
-        turn = self._turns.get(launch)
-        if turn is not None:
-            await turn.wait()
+    async def wait_to_launch(self, launch: Launch, lane: Lane) -> None:
+        """Wait until an operation may be launched.
+
+        Raises:
+            WithdrawnError: It was taken back.
+        """
+        self._waiting[launch] = lane
+        try:
+            while lane.is_full and launch not in self._withdrawn:
+                await lane.changed.wait()
+            turn = self._turns.get(launch)
+            if turn is not None and launch not in self._withdrawn:
+                await turn.wait()
+            if launch in self._withdrawn:
+                raise WithdrawnError
+        finally:
+            del self._waiting[launch]
+            self._withdrawn.discard(launch)
+
+    def withdraw(self, launch: Launch) -> None:
+        """Take an operation back that waits to be launched; others are launched."""
+        lane = self._waiting.get(launch)
+        if lane is not None:
+            self._withdrawn.add(launch)
+            turn = self._turns.get(launch)
+            if turn is not None:
+                turn.release()
+            lane.notify()
 
     def _abandon(
         self,
@@ -297,7 +325,7 @@ class Engine:
         self._notify(Phase.REPLY, launch)
         if staged is not None:
             # The copies run all the same: what they use is held until they have.
-            self._fly(lane, launch, *staged)
+            self.completion.watch(lane.stream, self._fly(lane, launch, *staged).event)
         else:
             self._notify(Phase.RELEASE, launch)
         made = {block for block, _ in launch.allocations}
@@ -316,7 +344,7 @@ class Engine:
     def over(self, launch: Launch) -> None:
         """Note that nobody waits for an operation any more: unless it is in flight, it holds nothing now."""
         self.leave(launch)
-        if (launch.outputs or launch.uses or launch.keep) and not self.has(launch):
+        if not self.has(launch):
             launch.forget()
 
     @property
@@ -335,7 +363,7 @@ class Engine:
 
     def has(self, launch: Launch) -> bool:
         """Whether an operation is in flight."""
-        return any(operation.launch is launch for lane in self._lanes for operation in lane.operations)
+        return launch in self._flying
 
     def reap(self) -> None:
         """Reply to everything that is done. Called on the Trio thread after a wake-up."""
@@ -351,6 +379,7 @@ class Engine:
 
     def _finish(self, operation: InFlight) -> None:
         launch, reply, error = operation.launch, operation.reply, operation.failure()
+        self._flying.discard(launch)
         self.alarms.drop(operation)
         if reply is not None and not operation.is_lost:
             self.completed += 1
@@ -463,6 +492,8 @@ class Engine:
                     operation=first.launch.name,
                     generation=self.generation,
                 )
+                for output in first.launch.outputs:
+                    output.spoil(first.launch.name, stuck)
                 if first.reply is not None:
                     first.reply.fail(stuck)
                 self.lose_context(stuck)

@@ -16,7 +16,11 @@ from ..backends.base import (
     StaleRefError,
 )
 
-__all__ = ["FailureClass", "classify", "locate"]
+__all__ = ["FailureClass", "WithdrawnError", "classify", "locate"]
+
+
+class WithdrawnError(Exception):
+    """An operation was taken back before its launch; whoever took it back expects this."""
 
 
 class FailureClass(enum.Enum):
@@ -42,6 +46,7 @@ _TABLE: tuple[tuple[type[Exception], FailureClass], ...] = (
     (InputFailedError, FailureClass.REFUSED),
     # Not started: the asker sends it to whoever comes next.
     (ActorStoppedError, FailureClass.REFUSED),
+    (WithdrawnError, FailureClass.REFUSED),
 )
 
 

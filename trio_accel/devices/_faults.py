@@ -12,7 +12,7 @@ import attrs
 from ..backends.base import AccelDevice, AccelError, AccelStream, Hold
 from ._alarms import Alarms
 
-__all__ = ["Fault", "FaultKind", "FaultPlan", "Faults", "anew"]
+__all__ = ["Fault", "FaultHit", "FaultKind", "FaultPlan", "Faults", "anew"]
 
 FaultKind = Literal["fail", "delay", "hang", "poison", "segfault", "kill"]
 
@@ -72,12 +72,43 @@ class FaultPlan:
         fault: What happens to each launch that it hits.
         remaining: How many more it hits.
         hit: How many it has hit.
+        is_removed: Whether it is to hit no more.
     """
 
     operation: str
     fault: Fault
     remaining: int
     hit: int = attrs.field(default=0, init=False)
+    is_removed: bool = attrs.field(default=False, init=False)
+
+
+class FaultHit:
+    """A fault that goes with one request. Made by `Faults.take`.
+
+    Attributes:
+        fault: What is to happen to it.
+        is_struck: Whether it has happened, or was given back.
+    """
+
+    __slots__ = ("_faults", "_plan", "fault", "is_struck")
+
+    def __init__(self, plan: FaultPlan, faults: Faults) -> None:
+        self.fault: Fault = plan.fault
+        self.is_struck: bool = False
+        self._plan = plan
+        self._faults = faults
+
+    def strike(self) -> None:
+        """It happens now."""
+        if not self.is_struck:
+            self.is_struck = True
+            self._plan.hit += 1
+
+    def give_back(self) -> None:
+        """The request is over: unless it has happened, it hits the next one."""
+        if not self.is_struck:
+            self.is_struck = True
+            self._faults.put_back(self._plan)
 
 
 class Faults:
@@ -97,21 +128,22 @@ class Faults:
 
     def remove(self, plan: FaultPlan) -> None:
         """Hit no more."""
+        plan.is_removed = True
         if plan in self._plans:
             self._plans.remove(plan)
 
-    def take(self, operation: str) -> FaultPlan | None:
-        """Take a hit for the next launch of an operation, if a fault waits for it."""
+    def take(self, operation: str) -> FaultHit | None:
+        """Take a hit for the next request for an operation, if a fault waits for it."""
         for plan in self._plans:
             if plan.operation == operation:
                 plan.remaining -= 1
                 if not plan.remaining:
                     self._plans.remove(plan)
-                return plan
+                return FaultHit(plan, self)
         return None
 
-    def give_back(self, plan: FaultPlan) -> None:
-        """The request that it was taken for was never launched: the next one is hit instead."""
+    def put_back(self, plan: FaultPlan) -> None:
+        """The request that a hit was taken for was never launched."""
         plan.remaining += 1
-        if plan not in self._plans:
+        if not plan.is_removed and plan not in self._plans:
             self._plans.insert(0, plan)

@@ -124,15 +124,14 @@ class InlineDispatch:
             library = await self._library(session, operation.library)
             if library is None or self.session is not session:
                 # Its blocks are those of a context that is gone: it is planned anew.
-                self._not_launched(launch)
+                launch.forget()
                 continue
-            self._device.validated(launch)
-            session.engine.enter(launch)
             try:
+                self._device.validated(launch)
+                session.engine.enter(launch)
                 await _ask(library, launch, session.engine)
             except ActorStoppedError:
                 # Never executed, because its context ends: it runs on the next one, if there is one.
-                self._not_launched(launch)
                 await library.wait_terminated()
                 continue
             except ContextPoisonedError:
@@ -202,10 +201,6 @@ class InlineDispatch:
         if self.session is None:
             raise DeviceLostError("the device has no context now", device=self._device.name)
         return self.session.engine
-
-    def _not_launched(self, launch: Launch) -> None:
-        if launch.fault is not None:
-            self._device.faults.give_back(launch.fault)
 
     async def _ready(self) -> Session:
         """The current generation; waits while the context is being rebuilt."""

@@ -75,10 +75,10 @@ class Lane:
     on_idle: Callable[[], None] | None = None
     """Set when the stream takes no more work: called when the last operation is done."""
 
-    async def admit(self) -> None:
-        """Wait until there is room in the window, or never will be any."""
-        while len(self.operations) >= self.limit and not self.is_lost:
-            await self.changed.wait()
+    @property
+    def is_full(self) -> bool:
+        """Whether an operation has to wait for room in the window."""
+        return len(self.operations) >= self.limit and not self.is_lost
 
     async def drain(self) -> None:
         """Wait until nothing is in flight but what was given up."""

@@ -60,11 +60,10 @@ class LibraryActor(Actor):
     @handles(Launch)
     async def launch(self, message: Launch) -> DeferredReply[None]:
         """Enqueue an operation, when the window has room and those before it are launched."""
-        await self._lane.admit()
-        if not self._engine.is_turn_of(message):
-            await self._engine.wait_turn_of(message)
         context = self.context
         try:
+            if not self._engine.may_launch(message, self._lane):
+                await self._engine.wait_to_launch(message, self._lane)
             return self._engine.launch(
                 message,
                 self._kernels,

@@ -16,7 +16,7 @@ from ..actors import Request
 from ..backends.base import DType, InputFailedError, NotSupportedError
 from ..backends.base.ops import ArraySpec, CopyFromHostSpec, CopySpec, OperationSpec, contiguous_strides
 from ._blocks import Block
-from ._faults import FaultPlan
+from ._faults import FaultHit
 from ._ref import AccelRef
 from ._views import overlaps
 
@@ -106,7 +106,7 @@ class Launch(Request["LibraryActor", None]):
     uses: list[tuple[str, Block]]
     keep: list[object]
     library: str = ""
-    fault: FaultPlan | None = None
+    fault: FaultHit | None = None
     number: int = 0
 
     def blocks(self) -> tuple[frozenset[int], frozenset[int]]:
@@ -147,6 +147,8 @@ class Launch(Request["LibraryActor", None]):
         self.outputs.clear()
         self.uses.clear()
         self.keep.clear()
+        if self.fault is not None:
+            self.fault.give_back()
 
     @property
     def operation(self) -> str:

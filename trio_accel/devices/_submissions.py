@@ -91,10 +91,11 @@ class Submissions:
                 self._opened(path, outcome.Error(error))
 
     def withdraw(self, launch: Launch) -> bool:
-        """Take an operation back that no library has begun with; `on_done` is not called then.
+        """Take an operation back that is not launched; `on_done` is not called then.
 
         Returns:
-            Whether it was; otherwise it is being launched, in flight or over.
+            Whether it was; otherwise it is in flight or over, or its library has begun with it: then its
+            outcome is `WithdrawnError`, unless it is launched after all.
         """
         submitted = self._submitted.get(launch)
         if submitted is None:
@@ -103,6 +104,7 @@ class Submissions:
         if submitted in waiting:
             waiting.remove(submitted)
         elif submitted.posted is None or not submitted.posted.withdraw():
+            self._engine.withdraw(launch)
             return False
         del self._submitted[launch]
         self._engine.over(launch)

@@ -29,7 +29,7 @@ class CopyService:
 
     def __init__(self, chunks: ChunkTable) -> None:
         self._chunks = chunks
-        self._running: set[Copying] = set()
+        self._running: dict[Copying, OperationRequest] = {}
         self._changed = trio.Event()
         self._limiter = trio.CapacityLimiter(_AT_ONCE)
 
@@ -52,8 +52,14 @@ class CopyService:
             copied()
             return
         request.copies += 1
-        self._running.add(copying)
+        self._running[copying] = request
         nursery.start_soon(self._copy, request, copying, copied)
+
+    def cancel(self, request: OperationRequest) -> None:
+        """End the copies of one request soon."""
+        for copying, owner in self._running.items():
+            if owner is request:
+                copying.cancel()
 
     def cancel_all(self) -> None:
         """End all copies soon: what they were for is lost."""
@@ -76,7 +82,7 @@ class CopyService:
         except Exception as error:  # noqa: BLE001  # the system has no thread
             request.failure = error
         finally:
-            self._running.discard(copying)
+            del self._running[copying]
             changed, self._changed = self._changed, trio.Event()
             changed.set()
             copied()

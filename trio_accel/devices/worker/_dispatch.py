@@ -342,7 +342,6 @@ class WorkerDispatch:
     def _cancel(self, request: RemoteRequest) -> bool:
         """An asker is cancelled: take its request back, or give it the grace to end."""
         if self._requests.withdraw(request):
-            self._fates.not_launched(request)
             return True
         if self._link is not None:
             self._link.send(("cancel", request.number), now=True)
@@ -351,7 +350,10 @@ class WorkerDispatch:
         return False
 
     def _grace_over(self, request: RemoteRequest) -> None:
-        request.unwind()
+        if isinstance(request, OperationRequest):
+            self._copies.cancel(request)
+            self._fates.give_up(request)
+        request.unwind_after_copies()
         if self._link is not None:
             self._link.condemn(
                 "was killed: a cancelled operation did not end within cancel_grace = "
@@ -420,7 +422,7 @@ class WorkerDispatch:
                     self._collect(request)
                 else:
                     self._chunks.place(blocks)
-                    self._mirror.done(request.library, is_failed=error is not None)
+                    self._mirror.done(request.library, error)
         self._requests.pump()
 
     def _collect(self, request: OperationRequest) -> None:

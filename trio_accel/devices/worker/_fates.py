@@ -6,7 +6,13 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ...backends.base import ContextPoisonedError, DeviceLostError, OutOfMemoryError, PlacedBlock
+from ...backends.base import (
+    CompletionTimeoutError,
+    ContextPoisonedError,
+    DeviceLostError,
+    OutOfMemoryError,
+    PlacedBlock,
+)
 from .._blocks import Block
 from .._engine import Phase
 from .._operation import Launch
@@ -55,19 +61,13 @@ class Fates:
             TryAgainError: There was not enough memory, and garbage may hold some: nothing has become of it.
         """
         launch = request.launch
-        fate, is_launched, plain, damaged, places, results = outcome
+        fate, is_launched, is_hit, plain, damaged, places, results = outcome
         if fate == "withdrawn":
-            self.not_launched(request)
             request.unwind()
             return [], None
-        error: BaseException | None = request.failure if plain is None else decode_error(plain)
-        if isinstance(error, OutOfMemoryError) and request.may_collect and not self.is_closing:
-            raise TryAgainError
-        if is_launched:
-            self.launched += 1
-            self._hit(launch)
-        elif error is not None and self.is_closing:
-            error = self.closed()
+        error = self._error_of(request, plain, is_launched=is_launched)
+        if is_hit:
+            _strike(launch)
         if error is None:
             request.hosts.fill(results)
         # Of an asker that has gone, nobody has the arrays, and they are released already.
@@ -86,6 +86,16 @@ class Fates:
         request.finish(error)
         return blocks, error
 
+    def _error_of(self, request: OperationRequest, plain: Any, *, is_launched: bool) -> BaseException | None:
+        error: BaseException | None = request.failure if plain is None else decode_error(plain)
+        if isinstance(error, OutOfMemoryError) and request.may_collect and not self.is_closing:
+            raise TryAgainError
+        if is_launched:
+            self.launched += 1
+        elif error is not None and self.is_closing:
+            return self.closed()
+        return error
+
     def sort(
         self, requests: Iterable[RemoteRequest], link: WorkerLink, cause: Exception, *, retry: int
     ) -> list[RemoteRequest]:
@@ -103,13 +113,12 @@ class Fates:
         assert isinstance(request, OperationRequest)
         if request.number <= link.started(request.library):
             request.losses += 1
-            self._hit(request.launch)
+            _strike(request.launch)
             if request.losses > retry or not request.makes_all_it_writes:
                 self._fail_in_flight(request, cause)
                 return False
             request.launch = request.launch.without_fault()
         if request.is_cancelled and not request.is_over:
-            self.not_launched(request)
             request.unwind()
         return not request.is_over
 
@@ -130,6 +139,18 @@ class Fates:
         self._notify(launch)
         request.finish_after_copies(error)
 
+    def give_up(self, request: OperationRequest) -> None:
+        """An asker waits no longer for its operation, which may still write."""
+        launch, device = request.launch, self._device
+        error = CompletionTimeoutError(
+            "its asker was cancelled, and it did not end within cancel_grace",
+            device=device.name,
+            operation=launch.name,
+            generation=device.generation,
+        )
+        for output in launch.outputs:
+            output.spoil(launch.name, error)
+
     def refuse(self, request: RemoteRequest, error: Exception) -> None:
         """A request ends that no worker has begun with."""
         if isinstance(request, LeaseRequest):
@@ -145,18 +166,9 @@ class Fates:
         else:
             request.finish(error)
 
-    def not_launched(self, request: RemoteRequest) -> None:
-        """A request is taken back: the fault that was meant for it hits the next."""
-        if isinstance(request, OperationRequest) and request.launch.fault is not None:
-            self._device.faults.give_back(request.launch.fault)
-
     def closed(self) -> DeviceLostError:
         """The error of a request that came too late."""
         return DeviceLostError("the device is closed", device=self._device.name)
-
-    def _hit(self, launch: Launch) -> None:
-        if launch.fault is not None:
-            launch.fault.hit += 1
 
     def _notify(self, launch: Launch) -> None:
         for hook in tuple(self._device.hooks):
@@ -165,3 +177,8 @@ class Fates:
                     hook(phase, launch)
                 except Exception:
                     _logger.exception("a hook failed in phase %s of %s", phase.value, launch.name)
+
+
+def _strike(launch: Launch) -> None:
+    if launch.fault is not None:
+        launch.fault.strike()

@@ -26,8 +26,9 @@ From the worker:
 ==========  ===========================================================================================
 ready       names of the libraries: the device is open
 started     the context serves
-done        number, "done" or "withdrawn", whether it was launched, error, ids of damaged blocks, blocks
-            as in start, host arrays by value; exactly one for each request and lease
+done        number, "done" or "withdrawn", whether it was launched, whether its fault has struck, error,
+            ids of damaged blocks, blocks as in start, host arrays by value; exactly one for each request
+            and lease
 granted     number, block as in start
 copy        transfer, number of the request, index of the host array, chunk, offset, array
 chunk       id, bytes; with its descriptor: before anything that lies in it is named

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ...backends.base import DType
 from ...backends.base.ops import CopyToHostSpec
 from .._blocks import Block
-from .._faults import Fault, FaultPlan
+from .._faults import Fault, FaultHit, FaultPlan, Faults
 from .._operation import Launch
 from ._channel import Message
 from ._frames import SMALL
@@ -113,7 +113,7 @@ def decode_launch(
         [(argument, block(used)) for argument, used in uses],
         [],
         library,
-        None if fault is None else FaultPlan(name, _decode_fault(fault), 1),
+        None if fault is None else FaultHit(FaultPlan(name, _decode_fault(fault), 1), Faults()),
         number,
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 
 from ...actors import (
+    ActorFailedError,
     ActorRestarted,
     ActorSnapshot,
     ActorStarted,
@@ -100,13 +101,14 @@ class Mirror:
             if event.error is not None:
                 node.last_error = f"{type(event.error).__name__}: {event.error}"
 
-    def done(self, library: str, *, is_failed: bool) -> None:
-        """A request was served by the library at an import path."""
+    def done(self, library: str, error: BaseException | None) -> None:
+        """A request was served by the library at an import path, or crashed it."""
+        is_crash = isinstance(error, ActorFailedError)
         actor_class = library.rpartition(":")[2]
         for node in self._nodes.values():
             if node.actor_class == actor_class:
-                node.handled += 1
-                node.failed += is_failed
+                node.failed += is_crash
+                node.handled += not is_crash
 
     def snapshots(self, queues: dict[str, QueueStatistics]) -> tuple[ActorSnapshot, ...]:
         """The actors now.

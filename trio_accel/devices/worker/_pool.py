@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import pickle
 import socket
 import sys
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ["WorkerPool", "check_options"]
 
+# Between attempts to have a spare.
+_LEAST_PAUSE = 0.05
+_LONGEST_PAUSE = 10.0
+_logger = logging.getLogger("trio_accel.devices")
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from trio_accel.devices.worker._process import main; main()"
@@ -85,6 +90,9 @@ class WorkerPool:
         self._launcher: Launcher
         self._nursery: trio.Nursery
         self._is_refilling = False
+        # Spares in a row that died before they were used.
+        self._failures = 0
+        self._is_closed = False
 
     @property
     def links(self) -> Iterable[WorkerLink]:
@@ -110,7 +118,11 @@ class WorkerPool:
         """
         # A spare whose death is known by now is none.
         self._spares = [spare for spare in self._spares if spare.how is None]
-        link = self._spares.pop(0) if self._spares else await self._start()
+        if self._spares:
+            self._failures = 0
+            link = self._spares.pop(0)
+        else:
+            link = await self._start()
         try:
             for other in self.links:
                 if other is not link and other not in self._spares and other.how is not None:
@@ -154,6 +166,7 @@ class WorkerPool:
 
     async def close(self) -> None:
         """End all workers that are left, and wait until they are gone."""
+        self._is_closed = True
         for link in self.links:
             link.condemn("was ended with its device")
         for link in self.links:
@@ -162,13 +175,23 @@ class WorkerPool:
     async def _refill(self) -> None:
         try:
             while len(self._spares) < self._options.spares:
-                known = len(self._warm)
-                link = await self._start()
-                self._spares.append(link)
-                for library in self._warm[known:]:
-                    link.send(("warm", library))
+                if self._failures:
+                    await trio.sleep(min(_LEAST_PAUSE * 2**self._failures, _LONGEST_PAUSE))
+                try:
+                    await self._add_spare()
+                except Exception as error:
+                    # The device goes on without; what ails it will show when it is needed.
+                    self._failures += 1
+                    _logger.warning("device %s: a spare worker did not come up: %r", self._device, error)
         finally:
             self._is_refilling = False
+
+    async def _add_spare(self) -> None:
+        known = len(self._warm)
+        link = await self._start()
+        self._spares.append(link)
+        for library in self._warm[known:]:
+            link.send(("warm", library))
 
     async def _start(self) -> WorkerLink:
         page = SharedPage.create()
@@ -218,3 +241,6 @@ class WorkerPool:
             self._links.discard(link)
             if link in self._spares:
                 self._spares.remove(link)
+                if not self._is_closed:
+                    self._failures += 1
+                    self.refill()

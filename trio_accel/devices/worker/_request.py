@@ -32,7 +32,7 @@ class RemoteRequest:
     """
 
     __slots__ = (
-        "_after_copies",
+        "_end",
         "_on_done",
         "_raise_cancel",
         "_result",
@@ -58,8 +58,8 @@ class RemoteRequest:
         self.copies: int = 0
         self.failure: Exception | None = None
         self.is_over: bool = False
-        # What to finish with when no copy runs any more.
-        self._after_copies: tuple[BaseException | None] | None = None
+        # How it ends when no copy runs any more.
+        self._end: Callable[[], bool] | None = None
         self._result: outcome.Outcome[None] | None = None
         self._task: trio.lowlevel.Task | None = None
         self._raise_cancel: Callable[[], NoReturn] | None = None
@@ -107,16 +107,24 @@ class RemoteRequest:
 
     def finish_after_copies(self, error: BaseException | None) -> None:
         """Give the outcome when no copy uses the program's arrays any more."""
-        if self.copies:
-            self._after_copies = (error,)
-        else:
-            self.finish(error)
+        self._after_copies(lambda: self.finish(error))
+
+    def unwind_after_copies(self) -> None:
+        """Let a cancelled asker go when no copy uses the program's arrays any more."""
+        self._after_copies(self.unwind)
 
     def copy_over(self) -> None:
         """One of its copies has ended."""
         self.copies -= 1
-        if not self.copies and self._after_copies is not None:
-            self.finish(*self._after_copies)
+        end, self._end = self._end, None
+        if end is not None:
+            self._after_copies(end)
+
+    def _after_copies(self, end: Callable[[], bool]) -> None:
+        if not self.copies:
+            end()
+        elif self._end is None:
+            self._end = end
 
     def unwind(self) -> bool:
         """Give a cancelled asker its cancellation."""

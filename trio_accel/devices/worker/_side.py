@@ -19,6 +19,7 @@ from .._availability import Availability
 from .._blocks import Block, BlockTable
 from .._context import ContextActor, Session, context_policy, load_library
 from .._engine import EngineHook, Phase
+from .._errors import WithdrawnError
 from .._operation import Launch
 from .._options import DeviceOptions
 from .._system import System
@@ -244,6 +245,9 @@ class WorkerSide:
         if engine.is_lost and not self._is_closing:
             # The application decides what becomes of it.
             return
+        if isinstance(error, WithdrawnError):
+            self._withdrawn(launch.number)
+            return
         places = (engine.placed(block) for block, _ in launch.allocations)
         self._channel.send(
             (
@@ -251,6 +255,7 @@ class WorkerSide:
                 launch.number,
                 "done",
                 serving.is_launched,
+                launch.fault is not None and launch.fault.is_struck,
                 None if error is None else encode_error(error),
                 tuple([block.id for block in launch.outputs if block.damaged_by is not None]),
                 tuple([plain_place(place) for place in places if place is not None]),
@@ -270,7 +275,10 @@ class WorkerSide:
         if serving is None or session is None or not session.submissions.withdraw(serving.launch):
             return
         del self._serving[number]
-        self._channel.send(("done", number, "withdrawn", False, None, (), (), ()), now=True)
+        self._withdrawn(number)
+
+    def _withdrawn(self, number: int) -> None:
+        self._channel.send(("done", number, "withdrawn", False, False, None, (), (), ()), now=True)
 
     def _on_release(self, released: tuple[int, ...]) -> None:
         if not released:
@@ -297,7 +305,7 @@ class WorkerSide:
                 self._channel.send(("granted", number, plain_place(place)), now=True)
                 await over.wait()
         del self._leases[number]
-        self._channel.send(("done", number, "done", False, None, (), (), ()), now=True)
+        self._channel.send(("done", number, "done", False, False, None, (), (), ()), now=True)
 
     def _on_unlease(self, number: int) -> None:
         if number in self._leases:
