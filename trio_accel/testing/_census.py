@@ -131,9 +131,10 @@ class Census:
     def _memory_since(self, before: Census) -> Iterator[Leak]:
         for path, (blocks, used) in self.memory.items():
             blocks_before, used_before = before.memory.get(path, (0, 0))
-            if blocks > blocks_before:
-                more = f"{blocks - blocks_before} more blocks, {used - used_before} more bytes"
-                yield Leak("memory", f"of {path}: {more}")
+            more = blocks - blocks_before
+            if more > 0:
+                count = "1 block" if more == 1 else f"{more} blocks"
+                yield Leak("memory", f"of {path}: {count} more, {used - used_before} bytes more")
 
     def _threads_since(self, before: Census) -> Iterator[Leak]:
         # Streams of a device come with the first use of a library and stay as long as that.
