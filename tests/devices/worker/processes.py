@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import trio
@@ -70,6 +70,13 @@ async def wait_dead(*pidfds: int) -> None:
     """Wait for the deaths of processes that need not be children."""
     for pidfd in pidfds:
         await trio.lowlevel.wait_readable(pidfd)
+
+
+async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    """Wait for what other processes bring about and tell nobody."""
+    with trio.fail_after(seconds):
+        while not condition():  # noqa: ASYNC110  # there is nothing to wait for
+            await trio.sleep(0.001)
 
 
 def _read(path: Path) -> bytes:

@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 import pytest
 import trio
-from processes import descriptors, launcher, wait_dead, workers
+from processes import descriptors, launcher, until, wait_dead, workers
 
 APPLICATION = Path(__file__).with_name("device_application.py")
 ROOT = Path(__file__).parents[3]
@@ -110,8 +110,7 @@ async def test_nothing_is_left_when_the_application_is_killed(words: tuple[str, 
         app.process.kill()
         with trio.fail_after(MARGIN):
             await wait_dead(*pidfds)
-            while child and shared(child):
-                await trio.sleep(0.01)
+            await until(lambda: not (child and shared(child)))
         for pidfd in pidfds:
             os.close(pidfd)
 

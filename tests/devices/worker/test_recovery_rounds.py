@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
+from processes import until
 from recovery_load import AT_ONCE, IN_FLIGHT, MANY, Base, Load, Times, play
 
 import trio_accel as ta
@@ -70,8 +71,7 @@ async def rounds(system: ta.System, strike: Callable[[Load], Awaitable[None]], s
     async with system.open_device("cpu", options=options) as device:
         base = await Base.make(device, 64 * MIB)
         for _ in range(ROUNDS):
-            while device.dispatch.spares < spares:
-                await trio.sleep(0.01)
+            await until(lambda: device.dispatch.spares == spares)
             await play(base, times, is_hang=strike is hang, strike=strike)
     return times
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from processes import descriptors, launcher, wait_dead, workers
+from processes import descriptors, launcher, until, wait_dead, workers
 from recovery_load import AT_ONCE, MANY
 
 import trio_accel as ta
@@ -22,18 +22,20 @@ def options(**changes: Any) -> ta.DeviceOptions:
 
 
 async def wait_spares(device: ta.Device, count: int) -> None:
+    await until(lambda: device.dispatch.spares == count)
+
+
+async def wait_in_flight(device: ta.Device) -> None:
     with trio.fail_after(10):
-        while device.dispatch.spares != count:
-            await trio.sleep(0.005)
+        while not (await device.statistics()).in_flight:
+            await trio.lowlevel.checkpoint()
 
 
 async def kill(device: ta.Device) -> None:
     """Lose the worker, and wait for the next."""
     generation = device.generation
     device.dispatch.process.kill()
-    with trio.fail_after(10):
-        while device.generation == generation:
-            await trio.sleep(0.001)
+    await until(lambda: device.generation > generation)
 
 
 async def test_the_fourth_loss_in_a_minute_is_the_last(system: ta.System) -> None:
@@ -135,24 +137,20 @@ async def test_a_spare_that_dies_in_peace_is_replaced(system: ta.System) -> None
         await wait_spares(device, 1)
         (spare,) = workers(launcher()) - {device.dispatch.process.pid}
         os.kill(spare, signal.SIGKILL)
-        with trio.fail_after(5):
-            while workers(launcher()) - {device.dispatch.process.pid} in ({spare}, set()):
-                await trio.sleep(0.01)
-            await wait_spares(device, 1)
+        others = {spare, device.dispatch.process.pid}
+        await until(lambda: workers(launcher()) - others)
+        await wait_spares(device, 1)
         assert device.generation == 1
 
 
 async def test_a_spare_that_dies_while_it_starts(system: ta.System) -> None:
     async with system.open_device("cpu", options=options(spares=1)) as device:
         x = await device.put(np.ones(3))
-        (serving,) = {device.dispatch.process.pid}
-        with trio.fail_after(5):
-            while not (spares := workers(launcher()) - {serving}):
-                await trio.sleep(0.001)
-            for spare in spares:
-                os.kill(spare, signal.SIGKILL)
-            while workers(launcher()) & spares:
-                await trio.sleep(0.001)
+        serving = {device.dispatch.process.pid}
+        await until(lambda: workers(launcher()) - serving)
+        (spare,) = workers(launcher()) - serving
+        os.kill(spare, signal.SIGKILL)
+        await until(lambda: spare not in workers(launcher()))
         await ta.linalg.scal(2.0, x)
         assert device.generation == 1
         await kill(device)
@@ -178,8 +176,7 @@ async def test_the_death_of_the_launcher_is_one_loss(system: ta.System) -> None:
         pid = launcher()
         pidfds = [os.pidfd_open(worker) for worker in workers(pid)]
         pending = device.submit(ta.linalg.Scal(2.0, y))
-        while not (await device.statistics()).in_flight:
-            await trio.sleep(0.001)
+        await wait_in_flight(device)
         os.kill(pid, signal.SIGKILL)
         with trio.fail_after(10):
             await wait_dead(*pidfds)
@@ -260,8 +257,8 @@ async def test_a_device_whose_next_worker_cannot_start_is_given_up(
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     device.dispatch.process.kill()
+    await until(lambda: device.dispatch.process is None)
     with trio.fail_after(10), pytest.raises(ta.DeviceLostError, match="given up"):
-        await ta.linalg.scal(2.0, x)
         await ta.linalg.scal(2.0, x)
     await device.close()
     assert workers(launcher()) == set()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from processes import until
 from recovery_load import AT_ONCE, MANY
 
 import trio_accel as ta
@@ -37,9 +38,7 @@ async def lose(device: ta.Device, blas: int = 1) -> None:
         await trio.sleep(0.001)
     generation = device.generation
     device.dispatch.process.kill()
-    with trio.fail_after(10):
-        while device.generation == generation:
-            await trio.sleep(0.001)
+    await until(lambda: device.generation > generation)
 
 
 @pytest.mark.parametrize("fault", ["kill", "poison", "segfault"])
