@@ -482,22 +482,30 @@ class Engine:
         limit = self._options.stuck_after
         if limit is None:
             return
-        for lane in self._lanes:
-            # A stream runs in order, so only its first operation can be the one that is stuck.
-            first = lane.operations[0] if lane.operations else None
-            if first is not None and now - max(first.launched_at, self._last_done(lane.stream)) > limit:
-                stuck = CompletionTimeoutError(
-                    f"it did not complete within stuck_after = {limit:g} s",
-                    device=self.device.info.name,
-                    operation=first.launch.name,
-                    generation=self.generation,
-                )
-                for output in first.launch.outputs:
-                    output.spoil(first.launch.name, stuck)
-                if first.reply is not None:
-                    first.reply.fail(stuck)
-                self.lose_context(stuck)
-                return
+        # A stream runs in order, so only its first operation can be the one that is stuck; and of those of
+        # several streams, which may wait for one another, the one that was launched first.
+        firsts = [
+            lane.operations[0]
+            for lane in self._lanes
+            if lane.operations
+            and now - max(lane.operations[0].launched_at, self._last_done(lane.stream)) > limit
+        ]
+        if firsts:
+            self._stuck(min(firsts, key=lambda operation: operation.launched_at), limit)
+
+    def _stuck(self, operation: InFlight, limit: float) -> None:
+        launch = operation.launch
+        stuck = CompletionTimeoutError(
+            f"it did not complete within stuck_after = {limit:g} s",
+            device=self.device.info.name,
+            operation=launch.name,
+            generation=self.generation,
+        )
+        for output in launch.outputs:
+            output.spoil(launch.name, stuck)
+        if operation.reply is not None:
+            operation.reply.fail(stuck)
+        self.lose_context(stuck)
 
     def _last_done(self, stream: AccelStream) -> float:
         """When anything on a stream was last seen to be complete: several actors may share it."""

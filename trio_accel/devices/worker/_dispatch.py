@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,6 +18,7 @@ from trio.lowlevel import enable_ki_protection
 from ...actors import ActorContext, ActorSnapshot, MessageEvent
 from ...backends.base import DeviceLostError, MemoryStatistics
 from .._alarms import Alarms
+from .._completion import SyncCompletion
 from .._context import context_policy
 from .._operation import Operation, Planner
 from .._pending import Pending
@@ -28,7 +30,7 @@ from ._chunks import ChunkTable
 from ._context import WorkerContextActor
 from ._copy_service import CopyService
 from ._fates import Fates, TryAgainError
-from ._frames import died, plain_place
+from ._frames import SMALL, died, plain_place
 from ._launcher import Launcher, WorkerProcess, open_launcher
 from ._link import WorkerLink
 from ._mirror import Mirror, decode_event
@@ -67,6 +69,8 @@ class WorkerDispatch:
         self._context: ActorContext | None = None
         self._released: list[int] = []
         self._last_error: BaseException | None = None
+        # A worker whose loop blocks cannot be told that something was copied.
+        self._by_value = sys.maxsize if isinstance(self._options.completion, SyncCompletion) else SMALL
         self._token = trio.lowlevel.current_trio_token()
         self._launcher: Launcher
         self._nursery: trio.Nursery
@@ -140,6 +144,8 @@ class WorkerDispatch:
     @enable_ki_protection
     async def ask(self, operation: Operation[LibraryT, ReplyT]) -> ReplyT:
         """See `Device.ask`."""
+        # One that is done by the time of a cancellation returns: a loop of these must end all the same.
+        await trio.lowlevel.checkpoint_if_cancelled()
         if self._device.availability.is_ended:
             raise await self._device.lost()
         request, reply = self._plan(operation, spoils=False)
@@ -172,6 +178,7 @@ class WorkerDispatch:
     @asynccontextmanager
     async def lease(self, ref: AccelRef, *, write: bool) -> AsyncGenerator[npt.NDArray[Any], None]:
         """See `AccelRef.lease`."""
+        await trio.lowlevel.checkpoint_if_cancelled()
         if self._device.availability.is_ended:
             raise await self._device.lost()
         ref.block.check("lease")
@@ -224,7 +231,11 @@ class WorkerDispatch:
     @asynccontextmanager
     async def generation(self, context: ActorContext) -> AsyncGenerator[None, None]:
         """Serve with one worker, until it is lost or the context's actor ends."""
-        link = await self._pool.take()
+        try:
+            link = await self._pool.take()
+        except Exception as error:
+            self._last_error = error
+            raise
         try:
             # Nothing runs on the memory while a copy of before may still write.
             await self._copies.wait_idle()
@@ -306,7 +317,9 @@ class WorkerDispatch:
         launch = planner.launch(planned.spec)
         device.validated(launch)
         number = self._requests.next_number()
-        return OperationRequest(number, launch, *launch.blocks(), spoils=spoils), planned.reply
+        request = OperationRequest(number, launch, *launch.blocks(), spoils=spoils)
+        request.by_value = self._by_value
+        return request, planned.reply
 
     def _send(self, request: RemoteRequest) -> None:
         """Hand a request over; the table has seen to it that it may go."""
@@ -367,6 +380,7 @@ class WorkerDispatch:
 
     async def _call(self, what: str) -> Any:
         """Ask the worker that serves for something, and the next one if it is lost meanwhile."""
+        await trio.lowlevel.checkpoint_if_cancelled()
         availability = self._device.availability
         while True:
             while self._link is None:

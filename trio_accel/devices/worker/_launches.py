@@ -14,7 +14,6 @@ from .._blocks import Block
 from .._faults import Fault, FaultHit, FaultPlan, Faults
 from .._operation import Launch
 from ._channel import Message
-from ._frames import SMALL
 from ._remote_copies import RemoteArray
 from ._wire import decode_array, decode_spec, encode_array, encode_spec
 from ._wire_errors import decode_error, encode_error
@@ -28,24 +27,28 @@ ALLOCATIONS = 3
 class HostArrays:
     """The host arrays of one request, on the application's side.
 
+    Args:
+        by_value: Those up to so many bytes travel with the messages.
+
     Attributes:
         copied: Those that are copied to or from shared memory, by index.
         filled: Those that are filled from the reply.
     """
 
-    __slots__ = ("copied", "filled")
+    __slots__ = ("_by_value", "copied", "filled")
 
-    def __init__(self) -> None:
+    def __init__(self, by_value: int) -> None:
+        self._by_value = by_value
         self.copied: list[npt.NDArray[Any]] = []
         self.filled: list[npt.NDArray[Any]] = []
 
     def read(self, host: npt.NDArray[Any]) -> Message:
         """How the worker gets a host array: by value, or by a copy that it asks for."""
-        return ("value", encode_array(host)) if host.nbytes <= SMALL else self._copy(host)
+        return ("value", encode_array(host)) if host.nbytes <= self._by_value else self._copy(host)
 
     def write(self, host: npt.NDArray[Any]) -> Message:
         """How a host array is filled: from the reply, or by a copy that the worker asks for."""
-        if host.nbytes > SMALL:
+        if host.nbytes > self._by_value:
             return self._copy(host)
         self.filled.append(host)
         return "result", DType.of(host.dtype).value, host.shape

@@ -179,8 +179,8 @@ class WorkerPool:
                     await trio.sleep(min(_LEAST_PAUSE * 2**self._failures, _LONGEST_PAUSE))
                 try:
                     await self._add_spare()
-                except Exception as error:
-                    # The device goes on without; what ails it will show when it is needed.
+                except Exception as error:  # noqa: BLE001  # whatever it is, the device goes on without
+                    # What ails it will show when it is needed.
                     self._failures += 1
                     _logger.warning("device %s: a spare worker did not come up: %r", self._device, error)
         finally:

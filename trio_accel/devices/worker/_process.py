@@ -32,7 +32,10 @@ def main() -> None:
 
 async def _main(page: SharedPage) -> None:
     channel = Channel(socket.socket(fileno=_SOCKET))
-    received = await channel.receive()
+    try:
+        received = await channel.receive()
+    except EndOfChannel:
+        os._exit(0)
     config = received[0][0][1]
     assert isinstance(config, WorkerConfig)
     logging.getLogger("trio_accel").addHandler(LogForwarder(channel.send))
@@ -41,9 +44,5 @@ async def _main(page: SharedPage) -> None:
         async with System.open(config.path) as system:
             side = WorkerSide(system, channel, page, config)
             with system.subscribe(side.observe_life, messages=False):
-                try:
-                    await side.run(received[1:])
-                except EndOfChannel:
-                    # The application has ended, or wants nothing any more.
-                    os._exit(0)
+                await side.run(received[1:])
         nursery.cancel_scope.cancel(reason="the worker ends")

@@ -12,6 +12,7 @@ from ...backends.base.ops import ArraySpec
 from .._operation import Launch
 from .._order import Turn
 from ._channel import Message
+from ._frames import SMALL
 from ._launches import HostArrays, encode_launch
 
 __all__ = ["LeaseRequest", "OperationRequest", "RemoteRequest"]
@@ -153,11 +154,12 @@ class OperationRequest(RemoteRequest):
         launch: What is launched.
         spoils: Whether its outputs are spoiled also if it was never launched.
         hosts: Its host arrays.
+        by_value: Those up to so many bytes travel with its messages.
         may_collect: Whether garbage is to be collected, once, before it fails for want of memory. Not if
             others may have been refused because of it by then.
     """
 
-    __slots__ = ("hosts", "launch", "may_collect", "spoils")
+    __slots__ = ("by_value", "hosts", "launch", "may_collect", "spoils")
 
     def __init__(
         self, number: int, launch: Launch, reads: frozenset[int], writes: frozenset[int], *, spoils: bool
@@ -165,7 +167,8 @@ class OperationRequest(RemoteRequest):
         super().__init__(number, launch.library, reads, writes)
         self.launch: Launch = launch
         self.spoils: bool = spoils
-        self.hosts: HostArrays = HostArrays()
+        self.by_value: int = SMALL
+        self.hosts: HostArrays = HostArrays(SMALL)
         self.may_collect: bool = not spoils
 
     @property
@@ -181,7 +184,7 @@ class OperationRequest(RemoteRequest):
             TypeError: The specification holds what cannot cross.
         """
         self.launch.check_inputs()
-        self.hosts = HostArrays()
+        self.hosts = HostArrays(self.by_value)
         launch = encode_launch(self.launch, self.hosts)
         return "request", self.number, word, self.spoils, launch, released
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from contextvars import Context, copy_context
@@ -23,7 +24,7 @@ from .._errors import WithdrawnError
 from .._operation import Launch
 from .._options import DeviceOptions
 from .._system import System
-from ._channel import Channel, Message, Received
+from ._channel import Channel, EndOfChannel, Message, Received
 from ._frames import WorkerConfig, place_of, plain_place
 from ._launches import ALLOCATIONS, decode_launch
 from ._mirror import encode_event
@@ -132,13 +133,10 @@ class WorkerSide:
     # The one task.
 
     async def run(self, received: list[Received]) -> None:
-        """Open the device, then serve until the application closes the channel.
+        """Open the device, then serve until the application closes the channel, which ends the process.
 
         Args:
             received: What has come by now.
-
-        Raises:
-            EndOfChannel: It has.
         """
         try:
             self._device = await trio.to_thread.run_sync(self._open)
@@ -154,7 +152,11 @@ class WorkerSide:
             while True:
                 for message, descriptors in received:
                     await self._take(message, descriptors)
-                received = await self._channel.receive()
+                try:
+                    received = await self._channel.receive()
+                except EndOfChannel:
+                    # The application is gone, or has no more use for this process.
+                    os._exit(0)
 
     def _open(self) -> AccelDevice:
         backend, info = resolve(self._config.device)
