@@ -29,12 +29,6 @@ LOST = (
     ta.InputFailedError,
     ta.StaleRefError,
 )
-    ta.ActorFailedError,
-    ta.ContextPoisonedError,
-    ta.CompletionTimeoutError,
-    ta.InputFailedError,
-    ta.StaleRefError,
-)
 OPERATIONS = [ta.linalg.Matmul, ta.linalg.Scal, ta.fft.Rfft, Put, ToHost]
 SIGNALS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
 FAULTS: dict[str, dict[str, Any]] = {
