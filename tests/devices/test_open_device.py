@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import threading
-
 import os
+import threading
 
 import numpy as np
 import pytest
 import trio
+from isolations import isolated
 from manual_backend import ManualBackend
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
+from trio_accel.backends.base import Isolation
 
 
 def stream_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("cpu:")]
 
 
-async def test_awaited(system: ta.System) -> None:
-    device = await system.open_device("cpu")
+def devices(system: ta.System) -> list[str]:
+    # The launcher of workers stays for the next device.
+    return [child.name for child in system.tree().children if child.name != "launcher"]
+
+
+async def test_awaited(system: ta.System, isolation: Isolation) -> None:
+    device = await system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation))
     assert (device.name, device.path, device.generation) == ("cpu:0", "test/cpu:0", 1)
     assert device.info.backend == "cpu"
     assert {"blas", "fft", "memory", "sparse"} <= set(device.libraries)
@@ -39,8 +45,8 @@ async def test_in_a_block_that_closes_it(system: ta.System) -> None:
         await device.put(np.ones(2))
 
 
-async def test_a_device_is_a_block_too(system: ta.System) -> None:
-    device = await system.open_device("cpu")
+async def test_a_device_is_a_block_too(system: ta.System, isolation: Isolation) -> None:
+    device = await system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation))
     async with device as same:
         assert same is device
     with pytest.raises(ta.DeviceLostError):
@@ -113,8 +119,11 @@ def test_options_are_checked_when_they_are_made(
         ta.DeviceOptions(**options)  # type: ignore[arg-type]  # wrong on purpose
 
 
-async def test_two_devices_are_apart(system: ta.System) -> None:
-    async with system.open_device("cpu") as first, system.open_device("cpu") as second:
+async def test_two_devices_are_apart(system: ta.System, isolation: Isolation) -> None:
+    async with (
+        system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation)) as first,
+        system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation)) as second,
+    ):
         assert (first.path, second.path) == ("test/cpu:0", "test/cpu:0#2")
         x, y = await first.put(np.ones((2, 2))), await second.put(np.ones((2, 2)))
         with pytest.raises(ValueError, match=r"b is on test/cpu:0#2, this runs on test/cpu:0; copy it there"):
@@ -124,15 +133,15 @@ async def test_two_devices_are_apart(system: ta.System) -> None:
             await (await ta.linalg.matmul(moved, y)).to_host(), np.full((2, 2), 2.0)
         )
         assert (await first.statistics()).memory.used == 32
-    async with system.open_device("cpu") as third:
+    async with system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation)) as third:
         assert third.path == "test/cpu:0"
 
 
-async def test_several_opened_at_once(system: ta.System) -> None:
+async def test_several_opened_at_once(system: ta.System, isolation: Isolation) -> None:
     devices: list[ta.Device] = []
 
     async def open_one() -> None:
-        devices.append(await system.open_device("cpu"))
+        devices.append(await system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation)))
 
     async with trio.open_nursery() as nursery:
         for _ in range(3):
@@ -224,17 +233,17 @@ async def test_work_that_never_ends_is_given_up_when_the_device_closes(
     assert backend.device.is_closed
 
 
-async def test_closing_twice_and_at_once(system: ta.System) -> None:
-    device = await system.open_device("cpu")
+async def test_closing_twice_and_at_once(system: ta.System, isolation: Isolation) -> None:
+    device = await system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(device.close)
         nursery.start_soon(device.close)
     await device.close()
-    assert system.tree().children == ()
+    assert devices(system) == []
 
 
-async def test_after_the_end_everything_says_so(system: ta.System) -> None:
-    device = await system.open_device("cpu")
+async def test_after_the_end_everything_says_so(system: ta.System, isolation: Isolation) -> None:
+    device = await system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation))
     x = await device.put(np.ones(2))
     await device.close()
     for use in (
@@ -253,20 +262,23 @@ async def test_after_the_end_everything_says_so(system: ta.System) -> None:
     assert "released" in repr(x)
 
 
-async def test_a_system_that_ends_closes_its_devices() -> None:
+async def test_a_system_that_ends_closes_its_devices(isolation: Isolation) -> None:
     async with ta.open_system("test") as system:
-        device = await system.open_device("cpu")
+        device = await system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation))
         await device.put(np.ones(2))
-        other = await system.open_device("cpu")
+        other = await system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation))
     for ended in (device, other):
         with pytest.raises(ta.DeviceLostError, match="the device is closed"):
             await ended.zeros(1)
     assert stream_threads() == []
 
 
-async def test_a_body_that_fails_closes_them_too() -> None:
+async def test_a_body_that_fails_closes_them_too(isolation: Isolation) -> None:
     with pytest.RaisesGroup(pytest.RaisesExc(KeyError, match="mine")):
-        async with ta.open_system("test") as system, system.open_device("cpu") as device:
+        async with (
+            ta.open_system("test") as system,
+            system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation)) as device,
+        ):
             await device.put(np.ones(2))
             raise KeyError("mine")
     assert stream_threads() == []
@@ -304,7 +316,7 @@ async def test_opening_that_fails_leaves_nothing(system: ta.System, backend: Man
         assert await (await device.put(1.0)).item() == 1.0
 
 
-async def test_a_real_opening_that_is_cancelled(system: ta.System) -> None:
+async def test_a_real_opening_that_is_cancelled(system: ta.System, isolation: Isolation) -> None:
     for delay in range(6):
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
@@ -315,11 +327,24 @@ async def test_a_real_opening_that_is_cancelled(system: ta.System) -> None:
                     scope.cancel()
 
                 nursery.start_soon(cancel, delay, scope)
-                device = await system.open_device("cpu")
+                device = await system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation))
                 await device.close()
-        assert system.tree().children == ()
+        assert devices(system) == []
 
 
-async def test_the_limit_is_the_devices(system: ta.System) -> None:
-    async with system.open_device("cpu", options=ta.DeviceOptions(memory_limit=64)) as device:
+@isolated
+async def test_an_opening_of_a_worker_is_cancelled_at_any_moment(
+    system: ta.System, isolation: Isolation
+) -> None:
+    for milliseconds in (0, 5, 20, 50, 100, 150, 200, 250, 300):
+        with trio.move_on_after(milliseconds / 1000):
+            async with system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation)) as device:
+                await device.put(np.ones(2))
+        assert devices(system) == []
+
+
+async def test_the_limit_is_the_devices(system: ta.System, isolation: Isolation) -> None:
+    async with system.open_device(
+        "cpu", options=ta.DeviceOptions(memory_limit=64, isolation=isolation)
+    ) as device:
         assert (await device.statistics()).memory.limit == 64
