@@ -322,7 +322,7 @@ async def test_a_lease_that_is_cancelled_in_its_turn(system: ta.System) -> None:
         await balanced(device, 1)
 
 
-@pytest.mark.parametrize("finish", [2, 0.5])
+@pytest.mark.parametrize("finish", [60.0, 0.5])
 async def test_a_device_that_closes_lets_what_runs_finish_within_the_grace(
     system: ta.System, finish: float
 ) -> None:
@@ -348,4 +348,4 @@ async def test_a_device_that_closes_lets_what_runs_finish_within_the_grace(
         assert took < 1.0
     else:
         assert [type(outcome) for outcome in found] == [ta.DeviceLostError]
-        assert took < 3.0
+        assert took < 4.0
