@@ -210,14 +210,15 @@ class WorkerDispatch:
     async def statistics(self) -> DeviceStatistics:
         """See `Device.statistics`."""
         self._device.blocks.drain()
-        used, reserved, peak, blocks, limit = await self._call("memory")
+        launched, completed, *memory = await self._call("count")
+        used, reserved, peak, blocks, limit = memory
         link = self._link
         queues = self._requests.queues((lambda _: 0) if link is None else link.started)
         in_flight = sum(queue.in_flight for queue in queues.values())
         return DeviceStatistics(
             generation=self._device.generation,
-            launched=self._fates.launched + in_flight,
-            completed=self._fates.launched,
+            launched=launched,
+            completed=completed,
             in_flight=in_flight,
             pending=0 if link is not None else self._requests.waiting,
             queues=queues,
@@ -255,7 +256,6 @@ class WorkerDispatch:
 
     def _begin(self, link: WorkerLink, number: int) -> None:
         self._link = link
-        self._fates.launched = 0
         self._released.clear()
         self._device.blocks.release = self._release
         self._device.availability.begin(number)
@@ -365,7 +365,7 @@ class WorkerDispatch:
     def _grace_over(self, request: RemoteRequest) -> None:
         if isinstance(request, OperationRequest):
             self._copies.cancel(request)
-            self._fates.give_up(request)
+            self._fates.give_up(request, self._link)
         request.unwind_after_copies()
         if self._link is not None:
             self._link.condemn(

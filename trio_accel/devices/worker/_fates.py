@@ -38,12 +38,10 @@ class Fates:
     """Gives every request its one outcome.
 
     Attributes:
-        launched: Operations of this generation that were launched and are over.
         is_closing: Whether the device is being closed, so that nothing runs again.
     """
 
     def __init__(self, device: Device) -> None:
-        self.launched: int = 0
         self.is_closing: bool = False
         self._device = device
 
@@ -91,8 +89,7 @@ class Fates:
         if isinstance(error, OutOfMemoryError) and request.may_collect and not self.is_closing:
             raise TryAgainError
         if is_launched:
-            self.launched += 1
-        elif error is not None and self.is_closing:
+            elif error is not None and self.is_closing:
             return self.closed()
         return error
 
@@ -133,14 +130,15 @@ class Fates:
             )
             error.__cause__ = cause
         error.device, error.operation, error.generation = device.name, launch.name, device.generation
-        self.launched += 1
         for output in launch.outputs:
             output.spoil(launch.name, error)
         self._notify(launch)
         request.finish_after_copies(error)
 
-    def give_up(self, request: OperationRequest) -> None:
+    def give_up(self, request: OperationRequest, link: WorkerLink | None) -> None:
         """An asker waits no longer for its operation, which may still write."""
+        if link is not None and request.number <= link.started(request.library):
+            _strike(request.launch)
         launch, device = request.launch, self._device
         error = CompletionTimeoutError(
             "its asker was cancelled, and it did not end within cancel_grace",

@@ -15,7 +15,7 @@ unlease     number
 cancel      number
 copied      transfer
 release     ids of blocks
-call        number, what: "memory" or "synchronize"
+call        number, what: "count" or "synchronize"
 poison      reason
 observe     whether somebody observes messages
 close       end in order

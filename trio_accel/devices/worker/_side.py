@@ -322,7 +322,15 @@ class WorkerSide:
             return
         self.blocks.drain()
         memory = self._device.memory()
-        value = (memory.used, memory.reserved, memory.peak, memory.blocks, memory.limit)
+        value = (
+            session.engine.launched,
+            session.engine.completed,
+            memory.used,
+            memory.reserved,
+            memory.peak,
+            memory.blocks,
+            memory.limit,
+        )
         self._channel.send(("result", number, value), now=True)
 
     async def _synchronize(self, number: int, session: Session) -> None:
