@@ -88,8 +88,7 @@ class Fates:
         error: BaseException | None = request.failure if plain is None else decode_error(plain)
         if isinstance(error, OutOfMemoryError) and request.may_collect and not self.is_closing:
             raise TryAgainError
-        if is_launched:
-            elif error is not None and self.is_closing:
+        if error is not None and self.is_closing and not is_launched:
             return self.closed()
         return error
 
