@@ -241,11 +241,12 @@ async def test_a_request_that_is_cancelled_in_the_queue_gives_its_fault_back(dev
     x = await device.put(np.ones(3))
     inject_fault(device, ta.linalg.Scal, delay=0.1)
     fault = inject_fault(device, ta.linalg.Nrm2, fail=ta.LibraryError("no", library="blas", code=7))
+    scope = trio.CancelScope()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ta.linalg.scal, 2.0, x)
         await trio.testing.wait_all_tasks_blocked()
-        with trio.CancelScope() as scope:
-            nursery.start_soon(_cancel_when_blocked, scope)
+        nursery.start_soon(_cancel_when_blocked, scope)
+        with scope:
             # The window is full, so it waits.
             await norm(device)
         assert scope.cancelled_caught
@@ -316,12 +317,13 @@ async def test_a_fault_that_was_removed_stays_so_when_a_request_gives_it_back(de
     x = await device.put(np.ones(3))
     inject_fault(device, ta.linalg.Scal, delay=0.1)
     fault = inject_fault(device, ta.linalg.Nrm2, fail=RuntimeError("no"))
+    scope = trio.CancelScope()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ta.linalg.scal, 2.0, x)
         await trio.testing.wait_all_tasks_blocked()
-        with trio.CancelScope() as scope:
-            nursery.start_soon(_cancel_when_blocked, scope)
-            nursery.start_soon(_remove, fault)
+        nursery.start_soon(_cancel_when_blocked, scope)
+        nursery.start_soon(_remove, fault)
+        with scope:
             await norm(device)
     assert counts(fault) == (0, 0)
     assert await norm(device) == 2.0

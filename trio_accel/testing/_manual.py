@@ -53,7 +53,10 @@ class ManualCompletion:
         return tuple(event.operation for event in self._held)
 
     async def wait_held(self, count: int = 1) -> None:
-        """Wait until at least so many operations are held."""
+        """Wait until at least so many operations are held.
+
+        One that fails at its launch never is: where that may be, give the wait a time limit.
+        """
         await trio.lowlevel.checkpoint()
         while len(self._held) < count:
             await self._changed.wait()
@@ -92,10 +95,9 @@ class ManualCompletion:
         engine = getattr(reap, "__self__", None)
         if not isinstance(engine, Engine):
             raise TypeError(f"ManualCompletion: it holds the operations of an engine, not of {reap!r}")
-        return _ManualPort(self, engine, LoopWaker(reap))
+        return _ManualPort(engine, LoopWaker(reap), self._take, self._forget)
 
-    def take(self, event: _HeldEvent) -> None:
-        """Hold an operation, or let it pass; for the ports."""
+    def _take(self, event: _HeldEvent) -> None:
         if not self._is_holding:
             event.let_go()
             return
@@ -103,16 +105,23 @@ class ManualCompletion:
         changed, self._changed = self._changed, trio.Event()
         changed.set()
 
-    def forget(self, port: object) -> None:
-        """Hold nothing more for an engine that has ended; for the ports."""
+    def _forget(self, port: _ManualPort) -> None:
+        """Hold nothing more for an engine that has ended."""
         self._held = [event for event in self._held if event.port is not port]
 
 
 class _ManualPort:
-    def __init__(self, strategy: ManualCompletion, engine: Engine, waker: LoopWaker) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        waker: LoopWaker,
+        take: Callable[[_HeldEvent], None],
+        forget: Callable[[_ManualPort], None],
+    ) -> None:
         self.waker = waker
-        self._strategy = strategy
         self._engine = engine
+        self._take = take
+        self._forget = forget
 
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
         # When the engine looks, it takes everything that is done: so what it looks at is exchanged.
@@ -121,13 +130,13 @@ class _ManualPort:
                 if operation.event is event:
                     held = _HeldEvent(self, stream, event, operation.launch.name)
                     operation.event = held
-                    self._strategy.take(held)
+                    self._take(held)
 
     async def run(self) -> None:
         await trio.lowlevel.checkpoint()
 
     def close(self) -> None:
-        self._strategy.forget(self)
+        self._forget(self)
         self.waker.close()
 
 

@@ -45,7 +45,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 async def accel_system() -> AsyncGenerator[System, None]:
     """An open system, named ``test``; with the test it ends, and all that lives in it."""
     async with open_system("test") as system:
-        yield system
+        yield system  # noqa: ASYNC119  # pytest-trio ends it
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ async def device(accel_system: System, _marked_options: DeviceOptions) -> AsyncG
     test is skipped if the device cannot have it there.
     """
     async with accel_system.open_device(_spec(), options=_marked_options) as device:
-        yield device
+        yield device  # noqa: ASYNC119  # the same
 
 
 @pytest.fixture
