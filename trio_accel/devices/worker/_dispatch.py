@@ -210,18 +210,21 @@ class WorkerDispatch:
     async def statistics(self) -> DeviceStatistics:
         """See `Device.statistics`."""
         self._device.blocks.drain()
-        launched, completed, *memory = await self._call("count")
+        statistics: DeviceStatistics = await self._call("count")
+        return statistics
+
+    def _count(
+        self, launched: int, completed: int, in_flight: dict[str, int], memory: tuple[int, ...]
+    ) -> DeviceStatistics:
+        """Add what the worker counts to what waits here: whatever it had done by then is known here."""
         used, reserved, peak, blocks, limit = memory
-        link = self._link
-        queues = self._requests.queues((lambda _: 0) if link is None else link.started)
-        in_flight = sum(queue.in_flight for queue in queues.values())
         return DeviceStatistics(
             generation=self._device.generation,
             launched=launched,
             completed=completed,
-            in_flight=in_flight,
-            pending=0 if link is not None else self._requests.waiting,
-            queues=queues,
+            in_flight=sum(in_flight.values()),
+            pending=0,
+            queues=self._requests.queues(in_flight),
             memory=MemoryStatistics(used=used, reserved=reserved, peak=peak, blocks=blocks, limit=limit),
         )
 
@@ -396,7 +399,7 @@ class WorkerDispatch:
 
     def _snapshots(self) -> tuple[ActorSnapshot, ...]:
         link = self._link
-        return self._mirror.snapshots({} if link is None else self._requests.queues(link.started))
+        return self._mirror.snapshots({} if link is None else self._requests.queues_by(link.started))
 
     def _observe(self) -> None:
         self._pool.observe(is_observed=bool(self._device.system.observers))
@@ -474,7 +477,9 @@ class WorkerDispatch:
             self._chunks.drop(message[0])
 
     def _on_result(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
-        self._calls.answer(*message)
+        number, value = message
+        # Now, and not when its asker runs: more may have happened by then.
+        self._calls.answer(number, None if value is None else self._count(*value))
 
     def _on_event(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
         if link.how is not None:

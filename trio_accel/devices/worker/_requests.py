@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
 
 from .._order import SubmissionOrder
 from .._statistics import QueueStatistics
@@ -124,21 +124,30 @@ class RequestTable:
         self.waiting = 0
         return sorted(waiting, key=lambda request: request.number)
 
-    def queues(self, started: Callable[[str], int]) -> dict[str, QueueStatistics]:
+    def queues(self, in_flight: Mapping[str, int]) -> dict[str, QueueStatistics]:
+        """Count requests by library.
+
+        Args:
+            in_flight: How many the worker has launched; the others that it has wait there.
+        """
+        counts: dict[str, QueueStatistics] = {}
+        for library in {*self._queues, *self._counts} - {""}:
+            launched = in_flight.get(library, 0)
+            waiting = self._counts.get(library, 0) + len(self._queues.get(library, ())) - launched
+            if launched or waiting:
+                counts[library] = QueueStatistics(waiting=waiting, in_flight=launched)
+        return counts
+
+    def queues_by(self, started: Callable[[str], int]) -> dict[str, QueueStatistics]:
         """Count requests by library.
 
         Args:
             started: Number of the last that a library has begun to launch.
         """
-        counts: dict[str, QueueStatistics] = {}
-        for library in {*self._queues, *self._counts} - {""}:
-            last = started(library)
-            sent = [request for request in self._sent.values() if request.library == library]
-            in_flight = sum(request.number <= last for request in sent)
-            waiting = len(sent) - in_flight + len(self._queues.get(library, ()))
-            if in_flight or waiting:
-                counts[library] = QueueStatistics(waiting=waiting, in_flight=in_flight)
-        return counts
+        in_flight = Counter(
+            request.library for request in self._sent.values() if request.number <= started(request.library)
+        )
+        return self.queues(in_flight)
 
     def _has_room(self, request: RemoteRequest) -> bool:
         # A lease launches nothing.

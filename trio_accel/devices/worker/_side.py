@@ -322,14 +322,13 @@ class WorkerSide:
             return
         self.blocks.drain()
         memory = self._device.memory()
+        engine = session.engine
+        in_flight = {library: queue.in_flight for library, queue in engine.queues().items()}
         value = (
-            session.engine.launched,
-            session.engine.completed,
-            memory.used,
-            memory.reserved,
-            memory.peak,
-            memory.blocks,
-            memory.limit,
+            engine.launched,
+            engine.completed,
+            in_flight,
+            (memory.used, memory.reserved, memory.peak, memory.blocks, memory.limit),
         )
         self._channel.send(("result", number, value), now=True)
 
