@@ -110,7 +110,7 @@ class Base:
     @classmethod
     async def make(cls, device: ta.Device, nbytes: int) -> Base:
         rng = np.random.default_rng(3)
-        bystander = await device.put(rng.integers(1 << 32, size=nbytes // 8, dtype=np.uint64))
+        bystander = await device.put(np.arange(nbytes // 8, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
         hosts = {
             "ones": np.ones(_SMALL),
             "left": rng.integers(-9, 9, (_SMALL, _SMALL)).astype(complex),
@@ -179,11 +179,12 @@ class Load:
         await self.wait_begun()
 
     async def wait_begun(self) -> None:
-        while True:
-            queues = (await self.device.statistics()).queues
-            if {name: queue.in_flight for name, queue in queues.items()} == BEGUN:
-                return
-            await trio.sleep(0.001)
+        with trio.fail_after(10):
+            while True:
+                queues = (await self.device.statistics()).queues
+                if {name: queue.in_flight for name, queue in queues.items()} == BEGUN:
+                    return
+                await trio.sleep(0.001)
 
     async def _blas(self, ahead: list[ta.AccelRef], counters: list[ta.AccelRef]) -> None:
         """44 in place and 44 of fresh output; the first 20 are in flight."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import statistics
 from collections.abc import Awaitable, Callable
@@ -57,7 +58,13 @@ def measured() -> dict[object, Times]:
     return {}
 
 
-async def rounds(system: ta.System, strike: Callable[[Load], Awaitable[None]], spares: int) -> Times:
+async def rounds(
+    system: ta.System,
+    strike: Callable[[Load], Awaitable[None]],
+    spares: int,
+    count: int = ROUNDS,
+    nbytes: int = 64 * MIB,
+) -> Times:
     options = ta.DeviceOptions(
         isolation="process",
         in_flight=IN_FLIGHT,
@@ -69,8 +76,8 @@ async def rounds(system: ta.System, strike: Callable[[Load], Awaitable[None]], s
     )
     times = Times()
     async with system.open_device("cpu", options=options) as device:
-        base = await Base.make(device, 64 * MIB)
-        for _ in range(ROUNDS):
+        base = await Base.make(device, nbytes)
+        for _ in range(count):
             await until(lambda: device.dispatch.spares == spares)
             await play(base, times, is_hang=strike is hang, strike=strike)
     return times
@@ -85,6 +92,14 @@ async def test_each_request_has_the_fate_of_its_class(
     spares: int,
 ) -> None:
     measured[strike, spares] = await rounds(system, strike, spares)
+
+
+@pytest.mark.slow
+async def test_a_large_array_survives(system: ta.System) -> None:
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if free < 4 << 30:
+        pytest.skip(f"needs 4 GiB of free memory, there are {free / 2**30:.1f} GiB")
+    await rounds(system, kill, 0, count=2, nbytes=1 << 30)
 
 
 @pytest.mark.slow
