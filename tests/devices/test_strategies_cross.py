@@ -91,14 +91,24 @@ async def _use_and_lose(device: ta.Device, completion: Any) -> None:
     with pytest.raises(ta.ActorFailedError):
         await ta.linalg.scal(2.0, ref)
     if isinstance(completion, ta.SyncCompletion):
-        # It blocks what would have to inject a fault.
-        return
+        return  # see below
     # A poisoned context hangs no wait.
     ta.testing.inject_fault(device, ta.linalg.Scal, poison=True)
     with pytest.raises(ta.ContextPoisonedError):
         await ta.linalg.scal(2.0, await device.put(np.ones(3)))
     await _use_four_libraries(device)
     assert device.generation == 2
+
+
+async def test_a_poisoned_context_is_seen_by_who_blocks(system: ta.System, isolation: Isolation) -> None:
+    options = ta.DeviceOptions(isolation=isolation, completion=ta.SyncCompletion(), cancel_grace=0.5)
+    with trio.fail_after(5):
+        async with system.open_device("cpu", options=options) as device:
+            ta.testing.inject_fault(device, ta.linalg.Scal, poison=True)
+            with pytest.raises(ta.ContextPoisonedError):
+                await ta.linalg.scal(2.0, await device.put(np.ones(3)))
+            await _use_four_libraries(device)
+            assert device.generation == 2
 
 
 def _of_main(base: type[Any]) -> Any:
