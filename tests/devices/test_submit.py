@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -225,6 +226,103 @@ async def run_graph(device: ta.Device, program: list[Any], seed: int) -> None:
     # What nothing has read may still run.
     await device.synchronize()
     assert (await device.statistics()).in_flight == 0
+
+
+@pytest.mark.parametrize(
+    "streams", [ta.SingleStream(), ta.PerActorStreams()], ids=["1 stream", "own streams"]
+)
+async def test_in_random_graphs_with_failures_only_what_depends_on_them_fails(
+    system: ta.System, isolation: Isolation, streams: ta.SingleStream
+) -> None:
+    options = ta.DeviceOptions(in_flight=64, isolation=isolation, streams=streams)
+    async with system.open_device("cpu", options=options) as device:
+
+        async def run_here(program: list[Any], seed: int) -> None:
+            await FailingGraph(device, seed).run(program)
+
+        @settings(max_examples=100, deadline=None, derandomize=True)
+        @given(
+            program=st.lists(
+                st.tuples(
+                    st.integers(0, 5), st.permutations(range(4)), st.sampled_from([False] * 4 + [True])
+                ),
+                min_size=1,
+                max_size=30,
+            ),
+            seed=st.integers(0, 1000),
+        )
+        def search(program: list[Any], seed: int) -> None:
+            trio.from_thread.run(run_here, program, seed)
+
+        await trio.to_thread.run_sync(search)
+        # Errors hold frames, and these their errors.
+        gc.collect()
+        statistics = await device.statistics()
+        assert (statistics.generation, statistics.in_flight, statistics.memory.blocks) == (1, 0, 0)
+
+
+class FailingGraph:
+    """A graph in which some operations are refused by their library, beside what is right."""
+
+    def __init__(self, device: ta.Device, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.device = device
+        self.expected = [rng.uniform(-1, 1, (4, 4)) for _ in range(4)]
+        self.refs = [device.submit(Put(host)).value for host in self.expected]
+        # Those that hold what an operation that failed was to write, or what depends on it.
+        self.spoiled: set[int] = set()
+        self.good: list[ta.Pending[Any]] = []
+        self.failed: list[ta.Pending[Any]] = []
+
+    async def run(self, program: list[Any]) -> None:
+        for kind, order, is_refused in program:
+            self.step(kind, order[:3], is_refused=is_refused)
+        for pending in self.good:
+            await pending.wait()
+        for pending in self.failed:
+            with pytest.raises((ta.LibraryError, ta.InputFailedError, ta.StaleRefError)):
+                await pending.wait()
+        for index, (ref, right) in enumerate(zip(self.refs, self.expected, strict=True)):
+            if index in self.spoiled:
+                with pytest.raises(ta.StaleRefError, match="spoiled by"):
+                    await ref.to_host()
+            else:
+                np.testing.assert_allclose(await ref.to_host(), right, rtol=1e-9, atol=1e-9)
+
+    def step(self, kind: int, order: list[int], *, is_refused: bool) -> None:
+        names = dict(zip("abc", order, strict=True))
+        is_copy = kind == len(STEPS)
+        if is_copy:
+            message, target = Copy(self.refs[order[0]]), names["b"]
+            used, result = {names["a"]}, self.expected[order[0]].copy()
+        else:
+            message, [name], compute = STEPS[kind](*(self.refs[index] for index in order))
+            target, result = names[name], compute(*(self.expected[index] for index in order))
+            used = (
+                set(order)
+                if kind in (0, 4)
+                else {order[2]}
+                if kind == 3
+                else set(order[: 2 if kind == 1 else 1])
+            )
+        will_fail = bool(used & self.spoiled)
+        if is_refused and not will_fail:
+            refusal = ta.LibraryError("no", library="any", code=7)
+            ta.testing.inject_fault(self.device, type(message), fail=refusal)
+            will_fail = True
+        try:
+            pending = self.device.submit(message)
+        except ta.StaleRefError:
+            assert used & self.spoiled
+            return
+        (self.failed if will_fail else self.good).append(pending)
+        if is_copy:
+            self.refs[target] = pending.value
+            self.spoiled.discard(target)
+        if will_fail:
+            self.spoiled.add(target)
+        else:
+            self.expected[target] = result
 
 
 def test_the_order_forgets_what_is_over() -> None:
