@@ -28,7 +28,7 @@ from ._events import (
     Subscription,
     SupervisorFailed,
 )
-from ._handlers import handles, message_target
+from ._handlers import handles, message_target, quick
 from ._messages import Message, Request
 from ._options import (
     Backoff,
@@ -93,4 +93,5 @@ __all__ = [
     "handles",
     "message_target",
     "open_system",
+    "quick",
 ]

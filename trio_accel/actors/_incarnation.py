@@ -12,6 +12,7 @@ from ._actor import Actor
 from ._context import ActorContext, RestartInfo
 from ._envelope import EXPIRED, Envelope, EnvelopeState
 from ._handlers import Group, Handler
+from ._steps import first_step, go_on
 from ._supervisor import Supervisor
 from ._tasks import running
 
@@ -194,13 +195,20 @@ class Incarnation:
             cell.observe_start(envelope)
         reply: object = None
         try:
+            running = handler.function(self.actor, envelope.message)
+            if handler.is_quick:
+                try:
+                    running = go_on(running, first_step(running, envelope.context))
+                except StopIteration as returned:
+                    self._returned(envelope, returned.value)
+                    return  # noqa: ASYNC910  # the mailbox checkpoints
             if envelope.is_told or envelope.on_done is not None:
                 # Nobody can cancel it.
-                reply = await handler.function(self.actor, envelope.message)
+                reply = await running
             else:
                 with trio.CancelScope() as scope:
                     envelope.run_in(scope)
-                    reply = await handler.function(self.actor, envelope.message)
+                    reply = await running
                 if scope.cancelled_caught:
                     cell.unwind(envelope)
                     return

@@ -162,7 +162,8 @@ class Mailbox:
         """Take the next message; None if the incarnation has something to look at first.
 
         The calling task runs in the message's context afterwards, and one checkpoint is taken
-        for every message, but for a few in a row that share one context. An envelope is returned in
+        for every message, but for a few in a row that share one context or have a quick handler,
+        which is run in it by whoever calls it. An envelope is returned in
         state RUNNING and must be resolved.
         """
         task = trio.lowlevel.current_task()
@@ -176,7 +177,9 @@ class Mailbox:
             envelope = self._control.popleft() if self._control else self._queue.popleft()
             envelope.state = EnvelopeState.RUNNING
             self._admit()
-            if task.context is envelope.context and self._in_a_row < _IN_A_ROW:
+            if self._in_a_row < _IN_A_ROW and (
+                task.context is envelope.context or self._cell.handlers[type(envelope.message)].is_quick
+            ):
                 self._in_a_row += 1
                 return envelope
             self._in_a_row = 0

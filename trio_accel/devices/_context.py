@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
 from contextvars import Context
 from typing import Protocol
@@ -17,6 +17,7 @@ from ..backends.base import AccelDevice, ContextPoisonedError, DeviceLostError, 
 from ._blocks import BlockTable
 from ._engine import Engine, EngineHook
 from ._library import LibraryActor
+from ._operation import Launch
 from ._options import DeviceOptions
 from ._submissions import OpenLibrary, Submissions
 
@@ -93,6 +94,11 @@ class ContextOwner(Protocol):
         ...
 
     @property
+    def on_launch(self) -> Callable[[Launch], None] | None:
+        """Called before each launch, whatever becomes of it."""
+        ...
+
+    @property
     def adopted(self) -> Iterable[int]:
         """Blocks that the device has from the context before."""
         ...
@@ -129,6 +135,7 @@ class ContextActor(Actor):
             lose=self._lose,
             drain=owner.blocks.drain,
             adopted=owner.adopted,
+            on_launch=owner.on_launch,
         )
         self._session = Session(engine.generation, engine, context, owner.variables)
         cause: BaseException | None = None

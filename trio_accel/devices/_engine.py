@@ -88,6 +88,7 @@ class Engine:
         lose: Callable[[Exception], None],
         drain: Callable[[], None],
         adopted: Iterable[int] = (),
+        on_launch: Callable[[Launch], None] | None = None,
     ) -> None:
         self.device = device
         self.generation = generation
@@ -96,6 +97,7 @@ class Engine:
         self._hooks = hooks
         self._lose = lose
         self._drain = drain
+        self._on_launch = on_launch
         self._is_lost = False
         self.is_closing: bool = False
         self._grace_at_end = options.cancel_grace
@@ -411,6 +413,10 @@ class Engine:
 
     def _enter(self, launch: Launch) -> None:
         """Tell all hooks of a launch, whatever one of them raises."""
+        if self._on_launch is not None:
+            self._on_launch(launch)
+        if not self._hooks:
+            return
         failures: list[Exception] = []
         for hook in tuple(self._hooks):
             try:
@@ -421,6 +427,8 @@ class Engine:
             raise failures[0]
 
     def _notify(self, phase: Phase, launch: Launch) -> None:
+        if not self._hooks:
+            return
         for hook in tuple(self._hooks):
             try:
                 hook(phase, launch)

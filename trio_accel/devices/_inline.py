@@ -88,6 +88,11 @@ class InlineDispatch:
         return
 
     @property
+    def on_launch(self) -> None:
+        """Nobody counts."""
+        return
+
+    @property
     def adopted(self) -> Sequence[int]:
         """None: memory is lost with its context."""
         return ()

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import trio
 
-from ..actors import Actor, ActorContext, DeferredReply, handles
+from ..actors import Actor, ActorContext, DeferredReply, handles, quick
 from ..backends.base import KernelLibrary
 from ._engine import Engine
 from ._errors import FailureClass, classify
@@ -58,6 +58,7 @@ class LibraryActor(Actor):
             engine.retire_lane(lane, kernels.close)
 
     @handles(Launch)
+    @quick
     async def launch(self, message: Launch) -> DeferredReply[None]:
         """Enqueue an operation, when the window has room and those before it are launched."""
         context = self.context

@@ -80,6 +80,10 @@ class _Device:
     def __init__(self, device: AccelDevice, copies: RemoteCopies) -> None:
         self._device = device
         self._copies = copies
+        # What every operation uses.
+        self.allocate = device.allocate
+        self.free = device.free
+        self.placement = device.placement
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._device, name)

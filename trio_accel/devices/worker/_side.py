@@ -19,7 +19,7 @@ from ...backends.base import AccelDevice, AccelError, PlacedBlock
 from .._availability import Availability
 from .._blocks import Block, BlockTable
 from .._context import ContextActor, Session, context_policy, load_library
-from .._engine import EngineHook, Phase
+from .._engine import EngineHook
 from .._errors import WithdrawnError
 from .._operation import Launch
 from .._options import DeviceOptions
@@ -62,7 +62,7 @@ class WorkerSide:
             config.options,
             cancel_grace=_FOREVER,
         )
-        self.hooks: list[EngineHook] = [self._on_phase]
+        self.hooks: list[EngineHook] = []
         self.next_generation: int = 1
         self.adopted: tuple[int, ...] = ()
         self.variables: Context = copy_context()
@@ -266,11 +266,11 @@ class WorkerSide:
             now=not self._serving,
         )
 
-    def _on_phase(self, phase: Phase, launch: Launch) -> None:
-        if phase is Phase.ENQUEUE:
-            serving = self._serving[launch.number]
-            serving.is_launched = True
-            self._page.start(serving.word, launch.number)
+    def on_launch(self, launch: Launch) -> None:
+        """Note that an operation is begun: after this process's death it counts as in flight."""
+        serving = self._serving[launch.number]
+        serving.is_launched = True
+        self._page.start(serving.word, launch.number)
 
     def _on_cancel(self, number: int) -> None:
         serving, session = self._serving.get(number), self._session

@@ -1,0 +1,198 @@
+"""Handlers that promise to seldom wait: nothing else about them differs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from contextvars import ContextVar, copy_context
+from typing import Any, TypeAlias
+
+import attrs
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+import trio_accel as ta
+from trio_accel.actors import quick
+
+Act: TypeAlias = "Callable[[Doer], Awaitable[object]]"
+VARIABLE: ContextVar[str] = ContextVar("VARIABLE", default="none")
+
+
+@attrs.frozen
+class Do(ta.Request["Doer", Any]):
+    act: Act
+
+
+@attrs.frozen
+class Tell(ta.Message["Doer"]):
+    act: Act
+
+
+class Doer(ta.Actor):
+    @ta.handles(Do)
+    @quick
+    async def do(self, message: Do) -> Any:
+        return await message.act(self)
+
+    @ta.handles(Tell)
+    @quick
+    async def tell(self, message: Tell) -> None:
+        await message.act(self)
+
+
+@asynccontextmanager
+async def doer(policy: ta.Policy | None = None) -> AsyncGenerator[tuple[ta.Ref[Doer], Any]]:
+    async with ta.open_system("s") as system:
+        yield await system.spawn(Doer, policy=policy), system
+
+
+async def at_once(actor: Doer) -> str:
+    return VARIABLE.get()
+
+
+async def wait_forever(actor: Doer) -> None:
+    await trio.Event().wait()
+
+
+async def after_a_while(actor: Doer) -> str:
+    before = VARIABLE.get()
+    await trio.lowlevel.checkpoint()
+    await trio.sleep(1)
+    assert VARIABLE.get() == before
+    await trio.lowlevel.checkpoint()
+    return VARIABLE.get()
+
+
+@pytest.mark.parametrize("act", [at_once, after_a_while])
+async def test_it_runs_in_the_context_of_its_asker(act: Act, autojump_clock: MockClock) -> None:
+    seen: dict[str, str] = {}
+
+    async def ask(ref: ta.Ref[Doer], name: str) -> None:
+        VARIABLE.set(name)
+        seen[name] = await ref.ask(Do(act))
+
+    async with doer() as (ref, _), trio.open_nursery() as nursery:
+        for name in "abcdefghijkl":
+            nursery.start_soon(ask, ref, name)
+    assert seen == {name: name for name in "abcdefghijkl"}
+    assert VARIABLE.get() == "none"
+
+
+async def test_what_it_sets_stays_in_its_context() -> None:
+    async def set_it(actor: Doer) -> str:
+        VARIABLE.set("mine")
+        return VARIABLE.get()
+
+    async with doer() as (ref, _):
+        assert await ref.ask(Do(set_it)) == "mine"
+        assert await ref.ask(Do(at_once)) == "none"
+
+
+async def test_a_waiting_one_is_cancelled_with_its_asker_and_cleans_up(autojump_clock: MockClock) -> None:
+    cleaned: list[float] = []
+
+    async def wait(actor: Doer) -> None:
+        try:
+            await trio.Event().wait()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(1)
+            cleaned.append(trio.current_time())
+
+    async with doer() as (ref, system):
+        start = trio.current_time()
+        with trio.move_on_after(2) as scope:
+            await ref.ask(Do(wait))
+        assert scope.cancelled_caught
+        assert cleaned == [start + 3]
+        assert trio.current_time() == start + 3
+        assert await ref.ask(Do(at_once)) == "none"
+        assert system.tree().find(ref.path).restarts == 0
+
+
+async def test_a_scope_after_the_first_wait_is_its_own(autojump_clock: MockClock) -> None:
+    async def wait(actor: Doer) -> str:
+        await trio.lowlevel.checkpoint()
+        with trio.move_on_after(1):
+            await trio.sleep_forever()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep, 1)
+        return "through"
+
+    async with doer() as (ref, _):
+        assert await ref.ask(Do(wait)) == "through"
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("directive", [ta.Directive.RESUME, ta.Directive.RESTART])
+async def test_what_it_raises(waits: bool, directive: ta.Directive) -> None:
+    async def fail(actor: Doer) -> None:
+        if waits:
+            await trio.lowlevel.checkpoint()
+        raise KeyError("boom")
+
+    policy = ta.Policy(directives={KeyError: directive}, backoff=ta.Backoff(base=0.0, jitter=0.0))
+    async with doer(policy) as (ref, system):
+        expected = KeyError if directive is ta.Directive.RESUME else ta.ActorFailedError
+        with pytest.raises(expected):
+            await ref.ask(Do(fail))
+        assert await ref.ask(Do(at_once)) == "none"
+        assert system.tree().find(ref.path).restarts == (directive is ta.Directive.RESTART)
+
+
+async def test_told_and_posted_ones_wait_too(autojump_clock: MockClock) -> None:
+    got: list[object] = []
+
+    async def note(actor: Doer) -> str:
+        await trio.lowlevel.checkpoint()
+        await trio.sleep(1)
+        got.append(VARIABLE.get())
+        return "done"
+
+    async with doer() as (ref, _):
+        context = copy_context()
+        context.run(VARIABLE.set, "shared")
+        await ref.tell(Tell(note))
+        ref.post(Do(note), lambda result: got.append(result.unwrap()), context=context)
+        ref.post(Do(note), lambda result: got.append(result.unwrap()), context=context)
+        await trio.sleep(10)
+    assert got == ["none", "shared", "done", "shared", "done"]
+
+
+async def test_it_may_defer_its_reply() -> None:
+    replies: list[ta.DeferredReply[Any]] = []
+
+    async def defer(actor: Doer) -> ta.DeferredReply[Any]:
+        replies.append(actor.context.defer())
+        return replies[-1]
+
+    async with doer() as (ref, _), trio.open_nursery() as nursery:
+        got: list[object] = []
+
+        async def ask() -> None:
+            got.append(await ref.ask(Do(defer)))
+
+        nursery.start_soon(ask)
+        await wait_all_tasks_blocked()
+        assert not got
+        replies[0].set(5)
+        await wait_all_tasks_blocked()
+        assert got == [5]
+
+
+async def test_an_actor_that_is_stopped_ends_one_that_waits(autojump_clock: MockClock) -> None:
+    async with doer(ta.Policy(grace=1.0)) as (ref, _), trio.open_nursery() as nursery:
+        errors: list[Exception] = []
+
+        async def ask() -> None:
+            try:
+                await ref.ask(Do(wait_forever))
+            except ta.ActorFailedError as error:
+                errors.append(error)
+
+        nursery.start_soon(ask)
+        await wait_all_tasks_blocked()
+        await ref.stop()
+        await wait_all_tasks_blocked()
+        assert len(errors) == 1
