@@ -15,6 +15,7 @@ from recovery_load import AT_ONCE, MANY
 
 import trio_accel as ta
 from trio_accel.actors import ActorRestarted, ActorStarted
+from trio_accel.devices.worker._channel import Channel, Received
 
 
 def options(**changes: Any) -> ta.DeviceOptions:
@@ -262,3 +263,45 @@ async def test_a_device_whose_next_worker_cannot_start_is_given_up(
         await ta.linalg.scal(2.0, x)
     await device.close()
     assert workers(launcher()) == set()
+
+
+async def test_an_interrupt_that_hits_the_connection_leaves_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-C is raised wherever the program happens to be, also in the middle of a message."""
+    found: list[BaseException] = []
+    receive = Channel.receive
+    is_armed = False
+
+    async def interrupted(self: Channel) -> list[Received]:
+        received = await receive(self)
+        if is_armed:
+            raise KeyboardInterrupt
+        return received
+
+    async def ask(device: ta.Device) -> None:
+        try:
+            while True:
+                await device.ask(ta.linalg.Matmul(np.eye(2), np.eye(2)))
+        except (ta.AccelError, trio.Cancelled) as error:
+            found.append(error)
+            raise
+
+    async def program() -> None:
+        nonlocal is_armed
+        async with (
+            ta.open_system("short") as system,
+            system.open_device("cpu", options=options()) as device,
+            trio.open_nursery() as nursery,
+        ):
+            for _ in range(4):
+                nursery.start_soon(ask, device)
+            await trio.sleep(0.1)
+            is_armed = True
+            await trio.sleep_forever()
+
+    monkeypatch.setattr(Channel, "receive", interrupted)
+    with trio.fail_after(10), pytest.raises(BaseExceptionGroup) as caught:
+        await program()
+    assert caught.group_contains(KeyboardInterrupt)
+    assert len(found) == 4
