@@ -11,8 +11,8 @@ from ._completion import (
 from ._context import ContextActor
 from ._device import Device, device_of
 from ._device_actor import DeviceActor
-from ._engine import EngineHook, Phase
 from ._faults import Fault, FaultKind, FaultPlan, anew
+from ._hooks import EngineHook, Phase
 from ._library import LibraryActor
 from ._memory import Copy, Empty, Fill, MemoryActor, Put, ToHost
 from ._operation import Launch, Operand, Operation, Planned, Planner, in_range, operation_name

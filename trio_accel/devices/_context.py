@@ -15,7 +15,8 @@ import trio
 from ..actors import Actor, ActorContext, Directive, Policy, Ref, handles
 from ..backends.base import AccelDevice, ContextPoisonedError, DeviceLostError, KernelLibrary
 from ._blocks import BlockTable
-from ._engine import Engine, EngineHook
+from ._engine import Engine
+from ._hooks import EngineHook
 from ._library import LibraryActor
 from ._operation import Launch
 from ._options import DeviceOptions

@@ -26,8 +26,8 @@ from ._availability import Availability
 from ._blocks import BlockTable
 from ._device_actor import DeviceActor
 from ._dispatch import Dispatch
-from ._engine import EngineHook, Phase
 from ._faults import Faults
+from ._hooks import EngineHook, Phase
 from ._inline import InlineDispatch
 from ._memory import Empty, Put
 from ._operation import Launch, Operation

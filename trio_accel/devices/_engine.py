@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import enum
-import gc
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy.typing as npt
 import trio
@@ -22,7 +20,6 @@ from ..backends.base import (
     DeviceLostError,
     Hold,
     KernelLibrary,
-    OutOfMemoryError,
     PlacedBlock,
 )
 from ..backends.base.ops import ArraySpec
@@ -30,44 +27,20 @@ from ._alarms import Alarms
 from ._completion import CompletionPort
 from ._errors import FailureClass, WithdrawnError, classify, locate
 from ._hazards import HazardTracker
+from ._hooks import EngineHook, Phase, enter, notify
 from ._lane import InFlight, Lane
+from ._memory_in_use import MemoryInUse
 from ._operation import Launch
 from ._options import DeviceOptions
 from ._order import SubmissionOrder, Turn
 from ._statistics import QueueStatistics
 
-__all__ = ["Engine", "EngineHook", "Phase"]
+__all__ = ["Engine"]
 
 _WATCH_INTERVAL = 0.02
 # Its streams do nothing useful any more: the next context does not wait for them.
 _GRACE_OF_A_LOST_CONTEXT = 0.1
 _logger = logging.getLogger("trio_accel.devices")
-
-
-class Phase(enum.Enum):
-    """Steps of an operation, in their order.
-
-    An operation that was enqueued, or failed in that, takes all later steps exactly once. One that
-    was withdrawn, or never reached a library, ends with VALIDATE; one that outlives its context
-    in a queue is validated again on the next.
-    """
-
-    VALIDATE = "validate"
-    ENQUEUE = "enqueue"
-    COMPLETE = "complete"
-    REPLY = "reply"
-    RELEASE = "release"
-
-
-class EngineHook(Protocol):
-    """Sees every operation of a device at every step; tracing and fault injection hook in here."""
-
-    def __call__(self, phase: Phase, launch: Launch, /) -> None:
-        """Called on the Trio thread.
-
-        What it raises goes to the asker in phase VALIDATE and counts as the backend's failure in
-        phase ENQUEUE. Later it is logged: the operation has happened.
-        """
 
 
 class Engine:
@@ -111,9 +84,7 @@ class Engine:
         # Those whose library actor has begun with them, and those of them that are taken back.
         self._waiting: dict[Launch, Lane] = {}
         self._withdrawn: set[Launch] = set()
-        self._allocated: set[int] = set(adopted)
-        self._pins: dict[int, int] = {}
-        self._dropped: set[int] = set()
+        self._memory_in_use = MemoryInUse(device, self._hazards, adopted)
         self.completion: CompletionPort = options.completion.open(self.reap)
         # An operation's grace is dropped when it is done: the alarm holds on to its arrays.
         self.alarms: Alarms = Alarms()
@@ -174,17 +145,12 @@ class Engine:
         turn = self._turns.get(launch)
         blocks = reads, writes = (turn.reads, turn.writes) if turn is not None else launch.blocks()
         has_staged = False
-        hit = launch.fault
         try:
-            self._enter(launch)
-            launch.check_inputs()
-            if hit is not None:
-                hit.strike()
-                hit.fault.before(lane.stream, self.alarms, trio.current_time(), self._holds)
+            self._begin(launch, lane)
             # What the program has let go by now is there for this operation.
             self._drain()
             for block, nbytes in launch.allocations:
-                self._allocate(block, nbytes)
+                self._memory_in_use.allocate(block, nbytes, self._drain)
             self._hazards.order(lane.stream, reads, writes)
             for copy in launch.staged:
                 has_staged = True
@@ -197,29 +163,19 @@ class Engine:
         finally:
             self.leave(launch)
         operation = self._fly(lane, launch, reads, writes)
-        if hit is not None:
-            hit.fault.after(self.device)
+        if launch.fault is not None:
+            launch.fault.fault.after(self.device)
         for block in writes:
             self._writers[block] = operation
         self.completion.watch(lane.stream, operation.event)
         for output in launch.outputs:
             if output.is_released:
                 # Before it was there: it goes when the operation is complete.
-                self.release(output.id)
+                self._memory_in_use.release(output.id)
         operation.crash = crash
         operation.reply = defer(lambda: self._start_grace(lane, operation))
         self.launched += 1
         return operation.reply
-
-    def _allocate(self, block: int, nbytes: int) -> None:
-        try:
-            self.device.allocate(block, nbytes)
-        except OutOfMemoryError:
-            # Arrays in reference cycles, such as those of an error's frames, wait to be collected.
-            gc.collect()
-            self._drain()
-            self.device.allocate(block, nbytes)
-        self._allocated.add(block)
 
     def _fly(self, lane: Lane, launch: Launch, reads: frozenset[int], writes: frozenset[int]) -> InFlight:
         """Hold what was enqueued until it is done."""
@@ -227,7 +183,7 @@ class Engine:
         self._hazards.record(lane.stream, event, reads, writes)
         after = tuple(self._writers[block] for block in reads if block in self._writers)
         operation = InFlight(launch, event, reads | writes, writes, after, launched_at=trio.current_time())
-        self._pin(operation.blocks)
+        self._memory_in_use.pin(operation.blocks)
         lane.operations.append(operation)
         self._flying.add(launch)
         self._busy.set()
@@ -260,11 +216,11 @@ class Engine:
             for lane in tuple(self._lanes):
                 while any(operation.touches(block, write=write) for operation in lane.operations):
                     await lane.changed.wait()
-            self._pin(blocks)
+            self._memory_in_use.pin(blocks)
             try:
                 yield
             finally:
-                self._unpin(blocks)
+                self._memory_in_use.unpin(blocks)
         finally:
             self._order.leave(turn)
 
@@ -335,7 +291,7 @@ class Engine:
             if output.id in made:
                 output.spoil(launch.name, error)
         for block in made:
-            self.release(block)
+            self._memory_in_use.release(block)
 
     def _locate(self, error: Exception, launch: Launch) -> None:
         """Say where an error happened, and see to a context that is lost."""
@@ -394,7 +350,7 @@ class Engine:
         for block in operation.blocks:
             if self._writers.get(block) is operation:
                 del self._writers[block]
-        self._unpin(operation.blocks)
+        self._memory_in_use.unpin(operation.blocks)
         launch.forget()
         if not operation.is_lost:
             self._notify(Phase.RELEASE, launch)
@@ -411,66 +367,30 @@ class Engine:
         else:
             reply.fail(error)
 
-    def _enter(self, launch: Launch) -> None:
-        """Tell all hooks of a launch, whatever one of them raises."""
+    def _begin(self, launch: Launch, lane: Lane) -> None:
+        """Tell of a launch, and look whether it may be."""
         if self._on_launch is not None:
             self._on_launch(launch)
-        if not self._hooks:
-            return
-        failures: list[Exception] = []
-        for hook in tuple(self._hooks):
-            try:
-                hook(Phase.ENQUEUE, launch)
-            except Exception as error:  # noqa: BLE001  # raised below
-                failures.append(error)
-        if failures:
-            raise failures[0]
+        if self._hooks:
+            enter(self._hooks, launch)
+        launch.check_inputs()
+        hit = launch.fault
+        if hit is not None:
+            hit.strike()
+            hit.fault.before(lane.stream, self.alarms, trio.current_time(), self._holds)
 
     def _notify(self, phase: Phase, launch: Launch) -> None:
-        if not self._hooks:
-            return
-        for hook in tuple(self._hooks):
-            try:
-                hook(phase, launch)
-            except Exception:
-                # The reply must be given and the memory freed all the same.
-                _logger.exception("a hook failed in phase %s of %s", phase.value, launch.name)
-
-    def release(self, block: int) -> None:
-        """Free a block, as soon as nothing in flight uses it."""
-        if block not in self._allocated:
-            # Its operation was withdrawn before it was launched.
-            return
-        if self._pins.get(block):
-            self._dropped.add(block)
-            return
-        self._allocated.discard(block)
-        self._dropped.discard(block)
-        self._hazards.forget(block)
-        self.device.free(block)
+        if self._hooks:
+            notify(self._hooks, phase, launch)
 
     def release_all(self, blocks: Iterable[int]) -> None:
         """Free blocks, each as soon as nothing in flight uses it."""
         for block in blocks:
-            self.release(block)
+            self._memory_in_use.release(block)
 
     def placed(self, block: int) -> PlacedBlock | None:
         """Where a block of a chunk that is kept lies; None if it is freed."""
-        return self.device.placement(block) if block in self._allocated else None
-
-    def _pin(self, blocks: frozenset[int]) -> None:
-        for block in blocks:
-            self._pins[block] = self._pins.get(block, 0) + 1
-
-    def _unpin(self, blocks: frozenset[int]) -> None:
-        for block in blocks:
-            left = self._pins[block] - 1
-            if left:
-                self._pins[block] = left
-                continue
-            del self._pins[block]
-            if block in self._dropped:
-                self.release(block)
+        return self._memory_in_use.placed(block)
 
     async def watch(self) -> None:
         """See what no completion tells: a context that is lost, and operations that do not end."""

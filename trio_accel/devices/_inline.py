@@ -23,7 +23,7 @@ from ._submissions import OpenLibrary
 if TYPE_CHECKING:
     from ._blocks import BlockTable
     from ._device import Device
-    from ._engine import EngineHook
+    from ._hooks import EngineHook
     from ._options import DeviceOptions
 
 __all__ = ["InlineDispatch"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from ...backends.base import (
     PlacedBlock,
 )
 from .._blocks import Block
-from .._engine import Phase
+from .._hooks import Phase, notify
 from .._operation import Launch
 from ._frames import place_of
 from ._link import WorkerLink
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["Fates", "TryAgainError"]
 
 _PHASES = (Phase.ENQUEUE, Phase.COMPLETE, Phase.REPLY, Phase.RELEASE)
-_logger = logging.getLogger("trio_accel.devices")
 
 
 class TryAgainError(Exception):
@@ -168,12 +166,8 @@ class Fates:
         return DeviceLostError("the device is closed", device=self._device.name)
 
     def _notify(self, launch: Launch) -> None:
-        for hook in tuple(self._device.hooks):
-            for phase in _PHASES:
-                try:
-                    hook(phase, launch)
-                except Exception:
-                    _logger.exception("a hook failed in phase %s of %s", phase.value, launch.name)
+        for phase in _PHASES:
+            notify(self._device.hooks, phase, launch)
 
 
 def _strike(launch: Launch) -> None:

@@ -19,8 +19,8 @@ from ...backends.base import AccelDevice, AccelError, PlacedBlock
 from .._availability import Availability
 from .._blocks import Block, BlockTable
 from .._context import ContextActor, Session, context_policy, load_library
-from .._engine import EngineHook
 from .._errors import WithdrawnError
+from .._hooks import EngineHook
 from .._operation import Launch
 from .._options import DeviceOptions
 from .._system import System

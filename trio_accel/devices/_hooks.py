@@ -1,0 +1,66 @@
+"""Who sees every operation at every step."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from ._operation import Launch
+
+__all__ = ["EngineHook", "Phase", "enter", "notify"]
+
+_logger = logging.getLogger("trio_accel.devices")
+
+
+class Phase(enum.Enum):
+    """Steps of an operation, in their order.
+
+    An operation that was enqueued, or failed in that, takes all later steps exactly once. One that
+    was withdrawn, or never reached a library, ends with VALIDATE; one that outlives its context
+    in a queue is validated again on the next.
+    """
+
+    VALIDATE = "validate"
+    ENQUEUE = "enqueue"
+    COMPLETE = "complete"
+    REPLY = "reply"
+    RELEASE = "release"
+
+
+class EngineHook(Protocol):
+    """Sees every operation of a device at every step; tracing and fault injection hook in here."""
+
+    def __call__(self, phase: Phase, launch: Launch, /) -> None:
+        """Called on the Trio thread.
+
+        What it raises goes to the asker in phase VALIDATE and counts as the backend's failure in
+        phase ENQUEUE. Later it is logged: the operation has happened.
+        """
+
+
+def enter(hooks: Sequence[EngineHook], launch: Launch) -> None:
+    """Tell all of a launch, whatever one of them raises.
+
+    Raises:
+        Exception: The first that one raised.
+    """
+    failures: list[Exception] = []
+    for hook in tuple(hooks):
+        try:
+            hook(Phase.ENQUEUE, launch)
+        except Exception as error:  # noqa: BLE001  # raised below
+            failures.append(error)
+    if failures:
+        raise failures[0]
+
+
+def notify(hooks: Sequence[EngineHook], phase: Phase, launch: Launch) -> None:
+    """Tell all of a later step; what one of them raises is logged."""
+    for hook in tuple(hooks):
+        try:
+            hook(phase, launch)
+        except Exception:
+            # The reply must be given and the memory freed all the same.
+            _logger.exception("a hook failed in phase %s of %s", phase.value, launch.name)
