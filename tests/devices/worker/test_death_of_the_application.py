@@ -123,8 +123,8 @@ async def interrupted(app: Application) -> None:
     assert not late.cancelled_caught, f"it is still there: {app.facts}"
     print(f"the terminal was back after {trio.current_time() - start:.3f} s")
     errors = await app.errors()
-    # Of nothing but the interrupt.
-    assert app.process.returncode == 128 + signal.SIGINT, errors
+    # Of nothing but the interrupt; a second one may come when Python ends already.
+    assert app.process.returncode in (128 + signal.SIGINT, -signal.SIGINT), errors
 
 
 @pytest.mark.slow
