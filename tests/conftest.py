@@ -89,19 +89,13 @@ def _shared_memory() -> frozenset[str]:
     return frozenset(line for line in maps.decode().splitlines() if "memfd:" in line)
 
 
-# As of the end of the test before: what that one has left, it was blamed for.
-_REMAINS = pytest.StashKey[Remains]()
-
-
 @pytest.fixture(autouse=True)
-def nothing_left_behind(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Generator[None, None, None]:
+def nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None]:
     """Fail a test that leaves a thread, process, descriptor, open device, block of memory or live actor."""
     # What is alive by now is no business of this test, and need not be looked through again.
     gc.freeze()
-    stash = request.config.stash
-    before = stash[_REMAINS] if _REMAINS in stash else Remains.now()
+    # Fixtures of a session were set up before, and what an earlier test has left is there too.
+    before = Remains.now()
     threads = set(threading.enumerate())
     opened: list[CpuDevice] = []
     workers: list[WorkerProcess] = []
@@ -122,8 +116,7 @@ def nothing_left_behind(
     # `type`, not `isinstance`: proxies among the objects must not be woken.
     alive = [item.path for item in gc.get_objects() if type(item) is Cell and item.terminated is None]
     assert not alive, f"actors are alive: {alive}"
-    stash[_REMAINS] = Remains.now()
-    stash[_REMAINS].check(before)
+    Remains.now().check(before)
 
 
 def _remember(monkeypatch: pytest.MonkeyPatch, opened: list[CpuDevice], workers: list[WorkerProcess]) -> None:
