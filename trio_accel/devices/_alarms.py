@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 
 import trio
+from trio.lowlevel import enable_ki_protection
 
 __all__ = ["Alarms"]
 
@@ -36,6 +37,7 @@ class Alarms:
         """Call nobody back."""
         self._alarms.clear()
 
+    @enable_ki_protection
     async def run(self) -> None:
         """Call back in time, until cancelled."""
         while True:

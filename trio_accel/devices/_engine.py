@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy.typing as npt
 import trio
+from trio.lowlevel import enable_ki_protection
 
 from ..actors import ActorStoppedError, DeferredReply
 from ..backends.base import (
@@ -392,6 +393,7 @@ class Engine:
         """Where a block of a chunk that is kept lies; None if it is freed."""
         return self._memory_in_use.placed(block)
 
+    @enable_ki_protection
     async def watch(self) -> None:
         """See what no completion tells: a context that is lost, and operations that do not end."""
         while True:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import TypeAlias
 
 import trio
+from trio.lowlevel import enable_ki_protection
 
 __all__ = ["MAX_DESCRIPTORS", "Channel", "EndOfChannel", "Message", "Received"]
 
@@ -115,6 +116,7 @@ class Channel:
             self._is_writer_idle = False
             self._work.unpark()
 
+    @enable_ki_protection
     async def run(self) -> None:
         """Send what the outbox holds, until the channel is closed or the peer is gone.
 

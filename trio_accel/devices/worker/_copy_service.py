@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy.typing as npt
 import trio
+from trio.lowlevel import enable_ki_protection
 
 from ...backends.base.ops import CopyToHostSpec
 from ._chunks import ChunkTable
@@ -76,6 +77,7 @@ class CopyService:
         is_read = isinstance(request.launch.spec, CopyToHostSpec)
         return Copying(host, view) if is_read else Copying(view, host)
 
+    @enable_ki_protection
     async def _copy(self, request: OperationRequest, copying: Copying, copied: Callable[[], None]) -> None:
         try:
             await trio.to_thread.run_sync(copying.run, limiter=self._limiter)

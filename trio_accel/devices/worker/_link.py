@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any, TypeAlias
 
 import trio
+from trio.lowlevel import enable_ki_protection
 
 from ._channel import Channel, EndOfChannel, Message
 from ._chunks import Chunk
@@ -57,6 +58,8 @@ class WorkerLink:
         self._timeout = heartbeat_timeout
         self._error: Exception | None = None
         self._words: dict[str, int] = {}
+        # What the words said at its death.
+        self._last: dict[str, int] | None = None
         self._changed = trio.Event()
         self._is_over = trio.Event()
 
@@ -82,10 +85,13 @@ class WorkerLink:
         return self._words.setdefault(library, len(self._words) + 1)
 
     def started(self, library: str) -> int:
-        """Number of the last request of a library that it has begun to launch."""
+        """Number of the last request of a library that it has begun to launch; also when it is gone."""
+        if self._last is not None:
+            return self._last.get(library, 0)
         word = self._words.get(library)
         return 0 if word is None else self.page.started(word)
 
+    @enable_ki_protection
     async def run(self, handle: MessageHandler, on_end: Callable[[WorkerLink], None]) -> None:
         """Serve the connection until the worker has ended; the worker is dead and gone when this returns."""
         try:
@@ -105,7 +111,11 @@ class WorkerLink:
                 nursery.cancel_scope.cancel(reason="the worker has ended")
         finally:
             with trio.CancelScope(shield=True):
-                await self._bury()
+                self.process.kill()
+                self._end(await self.process.wait())
+                # Again, if it was not reached above; whoever has requests here looks at the words.
+                on_end(self)
+                self._bury()
 
     def _end(self, how: str) -> None:
         if self.how is None:
@@ -141,6 +151,7 @@ class WorkerLink:
         changed, self._changed = self._changed, trio.Event()
         changed.set()
 
+    @enable_ki_protection
     async def _listen_to_heart(self) -> None:
         with trio.move_on_after(_START), suppress(Exception):
             # If it ends before, there is nothing to listen to.
@@ -157,13 +168,11 @@ class WorkerLink:
             if silent >= _BEATS:
                 self.condemn(f"gave no sign of life for {self._timeout:g} s and was killed")
 
-    async def _bury(self) -> None:
-        self.process.kill()
-        await self.process.wait()
+    def _bury(self) -> None:
         self.process.close()
         self._channel.close()
+        self._last = {library: self.page.started(word) for library, word in self._words.items()}
         self.page.close()
-        self._end("was killed")
         self._is_over.set()
 
 

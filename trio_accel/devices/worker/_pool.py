@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import trio
+from trio.lowlevel import enable_ki_protection
 
 from ...backends.base import NotSupportedError
 from .._options import DeviceOptions
@@ -172,6 +173,7 @@ class WorkerPool:
         for link in self.links:
             await link.wait_gone()
 
+    @enable_ki_protection
     async def _refill(self) -> None:
         try:
             while len(self._spares) < self._options.spares:
@@ -234,6 +236,7 @@ class WorkerPool:
             raise
         return link
 
+    @enable_ki_protection
     async def _serve(self, link: WorkerLink) -> None:
         try:
             await link.run(self._handle, self._on_end)
