@@ -378,7 +378,7 @@ class Engine:
         hit = launch.fault
         if hit is not None:
             hit.strike()
-            hit.fault.before(lane.stream, self.alarms, trio.current_time(), self._holds)
+            hit.fault.before(lane.stream, self.alarms, self._holds)
 
     def _notify(self, phase: Phase, launch: Launch) -> None:
         if self._hooks:

@@ -8,9 +8,11 @@ import signal
 from typing import Literal
 
 import attrs
+import trio
 
 from ..backends.base import AccelDevice, AccelError, AccelStream, Hold
 from ._alarms import Alarms
+from ._bridge import LoopWaker
 
 __all__ = ["Fault", "FaultHit", "FaultKind", "FaultPlan", "Faults", "anew"]
 
@@ -33,7 +35,7 @@ class Fault:
     error: Exception | None = None
     seconds: float = 0.0
 
-    def before(self, stream: AccelStream, alarms: Alarms, now: float, holds: list[Hold]) -> None:
+    def before(self, stream: AccelStream, alarms: Alarms, holds: list[Hold]) -> None:
         """Act before the operation is enqueued.
 
         Raises:
@@ -44,10 +46,20 @@ class Fault:
         if self.kind == "segfault":
             stream.crash()
         elif self.kind in ("delay", "hang"):
-            hold = stream.hold()
-            holds.append(hold)
-            if self.kind == "delay":
-                alarms.set(id(hold), now + self.seconds, hold.release)
+            holds.append(self._hold(stream, alarms))
+
+    def _hold(self, stream: AccelStream, alarms: Alarms) -> Hold:
+        if self.kind == "hang":
+            return stream.hold()
+
+        def reached() -> None:
+            waker.close()
+            alarms.set(id(hold), trio.current_time() + self.seconds, hold.release)
+
+        # The time begins when the stream gets there: delays on one stream add up.
+        waker = LoopWaker(reached)
+        hold = stream.hold(waker)
+        return hold
 
     def after(self, device: AccelDevice) -> None:
         """Act once it is enqueued."""

@@ -109,7 +109,7 @@ class CpuStream:
         """Block until everything enqueued is done; errors stay for the next event."""
         latch = _Latch()
         try:
-            self._put(latch.ring)
+            self._put(latch)
         except RuntimeError:
             self.join(None)
         else:
@@ -224,7 +224,7 @@ class CpuHold:
         self._released.wait()
 
 
-_Item: TypeAlias = "Work | CpuEvent | None"
+_Item: TypeAlias = "Work | CpuEvent | _Latch | None"
 
 
 class _Latch:
@@ -281,6 +281,9 @@ def _run(items: queue.SimpleQueue[_Item], fault: CpuFault) -> None:
             if isinstance(item, CpuEvent):
                 item.finish(lost or error, is_lost=lost is not None)
                 error = None
+            elif isinstance(item, _Latch):
+                # Whoever blocks is woken, whatever has become of the context.
+                item.ring()
             elif lost is not None:
                 # What was enqueued behind the fault never runs.
                 error = lost
