@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import statistics
+import subprocess
+import sys
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -15,6 +18,8 @@ from recovery_load import AT_ONCE, IN_FLIGHT, MANY, Base, Load, Times, play
 import trio_accel as ta
 
 ROUNDS = 20
+BARE_IMPORTS = 0.33
+"""Seconds, on 2 quiet cores of an AMD EPYC."""
 MIB = 1 << 20
 TRIGGER = ta.random.Bits(1, 0, (4,))
 
@@ -102,6 +107,18 @@ async def test_a_large_array_survives(system: ta.System) -> None:
     await rounds(system, kill, 0, count=2, nbytes=1 << 30)
 
 
+def slowness() -> float:
+    """How much longer than on the machine of the bounds, when that is quiet, a bare worker's imports take."""
+    took: list[float] = []
+    for _ in range(5):
+        start = time.perf_counter()
+        subprocess.run(
+            [sys.executable, "-c", "import trio_accel, trio_accel.backends.cpu.kernels.blas"], check=True
+        )
+        took.append(time.perf_counter() - start)
+    return max(1.0, statistics.median(took) / BARE_IMPORTS)
+
+
 @pytest.mark.slow
 @pytest.mark.alone
 @KINDS
@@ -117,5 +134,7 @@ async def test_the_device_is_back_in_time(
         f"in flight {statistics.median(times.errors):.3f} (at most {max(times.errors):.3f}), gemm {gemm:.3f}"
     )
     assert len(times.gemms) == ROUNDS
-    assert statistics.median(times.errors) <= 0.1
-    assert gemm <= (0.15 if spares else 0.6)
+    # Machines are shared: where the bare imports take longer, so does all this.
+    slower = slowness()
+    assert statistics.median(times.errors) <= 0.1 * slower
+    assert gemm <= (0.15 if spares else 0.6) * slower
