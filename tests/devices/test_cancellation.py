@@ -181,7 +181,7 @@ async def test_an_ask_that_waits_for_the_context_is_withdrawn(
     assert isinstance(other.outcome, ta.AccelRef)
     np.testing.assert_array_equal(await other.outcome.to_host(), np.full((2, 2), 3.0))
     assert backend.device.enqueued.count("MatmulSpec") == 1
-    assert manual.dispatch._pending == 0
+    assert manual.pending == 0
 
 
 async def test_a_cancelled_program_leaves_with_its_devices(backend: ManualBackend) -> None:

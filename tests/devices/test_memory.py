@@ -461,8 +461,9 @@ async def test_ten_thousand_operations_leave_nothing(device: ta.Device) -> None:
         assert isinstance(device.dispatch, InlineDispatch)
         assert device.dispatch.session is not None
         engine = device.dispatch.session.engine
-        assert set(engine._hazards._blocks) <= engine._memory_in_use._allocated
-        assert (engine._memory_in_use._pins, engine._memory_in_use._dropped, engine._writers, len(engine.alarms)) == ({}, set(), {}, 0)
+        memory = engine._memory_in_use
+        assert set(engine._hazards._blocks) <= memory._allocated
+        assert (memory._pins, memory._dropped, engine._writers, len(engine.alarms)) == ({}, set(), {}, 0)
         assert len(engine._lanes) == 3
     np.testing.assert_array_equal(await x.to_host(), np.ones(16))
 

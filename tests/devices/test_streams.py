@@ -10,6 +10,7 @@ import trio
 from manual_backend import ManualBackend
 
 import trio_accel as ta
+from trio_accel.backends.base import Isolation
 
 STRATEGIES = {
     "own": ta.PerActorStreams(),
@@ -82,3 +83,24 @@ async def test_the_results_do_not_depend_on_it(system: ta.System, strategy: str)
 def test_wrong_choices_are_refused(make: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         make()
+
+
+async def test_no_stream_has_more_than_256_operations_however_many_share_it(
+    system: ta.System, isolation: Isolation
+) -> None:
+    """The windows would let 400 in; those beyond wait, and all are done."""
+    options = ta.DeviceOptions(isolation=isolation, streams=ta.SingleStream(), in_flight=200)
+    async with system.open_device("cpu", options=options) as device:
+        x, y = await device.put(np.ones(4)), await device.put(np.ones(4))
+        await ta.linalg.scal(1.0, x)
+        await ta.fft.fft(y)
+        ta.testing.inject_fault(device, ta.linalg.Scal, delay=0.2)
+        submitted = [device.submit(ta.linalg.Scal(1.0, x)) for _ in range(200)]
+        submitted += [device.submit(ta.fft.Fft(y)) for _ in range(200)]
+        with trio.fail_after(10):
+            while (await device.statistics()).in_flight < 256:
+                pass
+            assert (await device.statistics()).in_flight == 256
+            for pending in submitted:
+                await pending.wait()
+        assert (await device.statistics()).in_flight == 0

@@ -126,6 +126,11 @@ class Device:
         """
         return self.dispatch.libraries
 
+    @property
+    def pending(self) -> int:
+        """Requests that wait while the context is being rebuilt; 0 while there is one."""
+        return self.dispatch.pending
+
     async def ask(self, operation: Operation[LibraryT, ReplyT], /) -> ReplyT:
         """Run an operation and wait for its reply, which comes when the device has completed it.
 

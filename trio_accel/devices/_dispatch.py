@@ -25,6 +25,11 @@ class Dispatch(Protocol):
     """Serves a device's operations, over all its generations: in this process, or through workers."""
 
     @property
+    def pending(self) -> int:
+        """Requests that wait for a context."""
+        ...
+
+    @property
     def libraries(self) -> Sequence[str]:
         """Names of the libraries that the current context has."""
         ...

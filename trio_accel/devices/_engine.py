@@ -29,7 +29,7 @@ from ._completion import CompletionPort
 from ._errors import FailureClass, WithdrawnError, classify, locate
 from ._hazards import HazardTracker
 from ._hooks import EngineHook, Phase, enter, notify
-from ._lane import InFlight, Lane
+from ._lane import InFlight, Lane, StreamLoad
 from ._memory_in_use import MemoryInUse
 from ._operation import Launch
 from ._options import DeviceOptions
@@ -101,7 +101,9 @@ class Engine:
 
     def open_lane(self, library: str, owner: str) -> Lane:
         """Take a stream for one incarnation of the library actor with the path `owner`."""
-        lane = Lane(self._streams.acquire(library), self._options.in_flight, owner)
+        stream = self._streams.acquire(library)
+        load = next((other.load for other in self._lanes if other.stream is stream), StreamLoad())
+        lane = Lane(stream, load, self._options.in_flight, owner)
         self._lanes.append(lane)
         return lane
 
@@ -186,6 +188,7 @@ class Engine:
         operation = InFlight(launch, event, reads | writes, writes, after, launched_at=trio.current_time())
         self._memory_in_use.pin(operation.blocks)
         lane.operations.append(operation)
+        lane.load.outstanding += 1
         self._flying.add(launch)
         self._busy.set()
         return operation
@@ -327,14 +330,19 @@ class Engine:
     def reap(self) -> None:
         """Reply to everything that is done. Called on the Trio thread after a wake-up."""
         for lane in tuple(self._lanes):
-            done = False
-            while lane.operations and lane.operations[0].event.is_done:
-                self._finish(lane.operations.popleft())
-                done = True
-            if done:
-                lane.last_done = trio.current_time()
-                lane.notify()
-                self._sweep(lane)
+            if lane.operations and lane.operations[0].event.is_done:
+                self._reap(lane)
+
+    def _reap(self, lane: Lane) -> None:
+        was_full = lane.load.is_full
+        while lane.operations and lane.operations[0].event.is_done:
+            lane.load.outstanding -= 1
+            self._finish(lane.operations.popleft())
+        lane.last_done = trio.current_time()
+        for other in tuple(self._lanes) if was_full else (lane,):
+            if other.load is lane.load:
+                other.notify()
+        self._sweep(lane)
 
     def _finish(self, operation: InFlight) -> None:
         launch, reply, error = operation.launch, operation.reply, operation.failure()

@@ -38,7 +38,7 @@ class InlineDispatch:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._context_ref: Ref[ContextActor] | None = None
-        self._pending = 0
+        self.pending = 0
         self.session: Session | None = None
 
     @property
@@ -193,7 +193,6 @@ class InlineDispatch:
             launched=engine.launched,
             completed=engine.completed,
             in_flight=engine.in_flight,
-            pending=self._pending,
             queues=engine.queues(),
             memory=engine.device.memory(),
         )
@@ -211,13 +210,13 @@ class InlineDispatch:
         """The current generation; waits while the context is being rebuilt."""
         availability = self._device.availability
         if self.session is None and not availability.is_ended:
-            self._device.check_pending(self._pending)
-            self._pending += 1
+            self._device.check_pending(self.pending)
+            self.pending += 1
             try:
                 while self.session is None and not availability.is_ended:
                     await availability.wait_changed()
             finally:
-                self._pending -= 1
+                self.pending -= 1
         if self.session is None:
             raise await self._device.lost()
         return self.session

@@ -12,7 +12,7 @@ from ..actors import DeferredReply
 from ..backends.base import AccelEvent, AccelStream, InputFailedError
 from ._operation import Launch
 
-__all__ = ["InFlight", "Lane"]
+__all__ = ["InFlight", "Lane", "StreamLoad"]
 
 
 @attrs.define(eq=False)
@@ -58,11 +58,28 @@ class InFlight:
         return None
 
 
+# A driver's queue is finite, and a launch into a full one blocks.
+_MOST_ON_A_STREAM = 256
+
+
+@attrs.define(eq=False)
+class StreamLoad:
+    """What several lanes that share a stream have on it together."""
+
+    outstanding: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the stream takes no more for now."""
+        return self.outstanding >= _MOST_ON_A_STREAM
+
+
 @attrs.define(eq=False)
 class Lane:
     """A stream with its operations in flight, in order."""
 
     stream: AccelStream
+    load: StreamLoad
     limit: int
     owner: str
     """Path of the library actor whose incarnations launch here, one lane each."""
@@ -77,8 +94,8 @@ class Lane:
 
     @property
     def is_full(self) -> bool:
-        """Whether an operation has to wait for room in the window."""
-        return len(self.operations) >= self.limit and not self.is_lost
+        """Whether an operation has to wait for room in the window, or on the stream."""
+        return (len(self.operations) >= self.limit or self.load.is_full) and not self.is_lost
 
     async def drain(self) -> None:
         """Wait until nothing is in flight but what was given up."""

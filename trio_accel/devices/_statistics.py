@@ -33,7 +33,6 @@ class DeviceStatistics:
         launched: Operations enqueued.
         completed: Operations that completed, with or without an error.
         in_flight: Operations that the backend has now.
-        pending: Requests that wait for a context.
         queues: By the import path of the library (`Operation.library`): those that have requests now.
         memory: Memory of the device's arrays.
     """
@@ -42,6 +41,5 @@ class DeviceStatistics:
     launched: int
     completed: int
     in_flight: int
-    pending: int
     queues: Mapping[str, QueueStatistics]
     memory: MemoryStatistics

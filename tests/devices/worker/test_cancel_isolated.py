@@ -56,7 +56,7 @@ async def balanced(device: ta.Device, blocks: int) -> None:
     """Nothing is under way, and only so many arrays are there."""
     await device.synchronize()
     found = await device.statistics()
-    assert (found.in_flight, found.pending, found.queues) == (0, 0, {})
+    assert (found.in_flight, device.pending, found.queues) == (0, 0, {})
     assert found.memory.blocks == blocks
 
 

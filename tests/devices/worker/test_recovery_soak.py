@@ -232,7 +232,7 @@ async def test_everything_at_once(system: ta.System, seconds: float) -> None:
         gc.collect()
         await device.synchronize()
         found = await device.statistics()
-        assert (found.in_flight, found.pending, dict(found.queues)) == (0, 0, {})
+        assert (found.in_flight, device.pending, dict(found.queues)) == (0, 0, {})
         assert found.memory.blocks == blocks
         assert found.memory.used >= held
         clients.clear()

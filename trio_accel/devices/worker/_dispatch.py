@@ -100,6 +100,11 @@ class WorkerDispatch:
         return self._pool.spares
 
     @property
+    def pending(self) -> int:
+        """Requests that wait for a context."""
+        return 0 if self._link is not None else self._requests.waiting
+
+    @property
     def libraries(self) -> Sequence[str]:
         """Names of the libraries of the current context."""
         return self._serving().libraries
@@ -223,7 +228,6 @@ class WorkerDispatch:
             launched=launched,
             completed=completed,
             in_flight=sum(in_flight.values()),
-            pending=0,
             queues=self._requests.queues(in_flight),
             memory=MemoryStatistics(used=used, reserved=reserved, peak=peak, blocks=blocks, limit=limit),
         )
