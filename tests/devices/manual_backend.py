@@ -323,6 +323,9 @@ class ManualBackend:
         self.devices.append(device)
         return device
 
+    def prepare_worker(self) -> None:
+        raise NotSupportedError("devices moved by hand have no workers", backend="manual")
+
     def map_host(self, descriptor: int, nbytes: int) -> Any:
         return map_shared(descriptor, nbytes)
 

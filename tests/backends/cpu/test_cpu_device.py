@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 import tracemalloc
@@ -183,3 +185,31 @@ def test_axpy_needs_no_memory_of_its_own(device):
     finally:
         tracemalloc.stop()
     assert peak < 100_000
+
+
+def test_a_worker_keeps_what_its_kernels_free():
+    """In a thread the temporary arrays of each call cost a page fault for every 4 KiB otherwise."""
+    program = """
+import resource, sys, threading, numpy as np, scipy.fft
+from trio_accel.backends import resolve
+if sys.argv[1] == "worker":
+    resolve("cpu")[0].prepare_worker()
+def work():
+    for _ in range(30):
+        if _ == 10:
+            counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+        scipy.fft.rfft(signal)
+    counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+counts = []
+signal = np.ones(1 << 20, np.float32)
+thread = threading.Thread(target=work); thread.start(); thread.join()
+print(counts[1] - counts[0])
+"""
+    faults = {
+        kind: int(
+            subprocess.run([sys.executable, "-c", program, kind], capture_output=True, check=True).stdout
+        )
+        for kind in ("program", "worker")
+    }
+    assert faults["worker"] < 100
+    assert faults["program"] == 0 or faults["worker"] < faults["program"] / 10

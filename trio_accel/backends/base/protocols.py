@@ -359,6 +359,9 @@ class AccelBackend(Protocol):
         """
         ...
 
+    def prepare_worker(self) -> None:
+        """Called first in a process that will serve one device of this kind and nothing else."""
+
     def map_host(self, descriptor: int, nbytes: int) -> npt.NDArray[np.uint8]:
         """Map a chunk for the host, in a process that need not have the device open.
 

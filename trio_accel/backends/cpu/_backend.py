@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from ..base import ChunkKeeper, DeviceInfo, NotSupportedError
 from ._device import CpuDevice
+from ._malloc import keep_freed_memory
 from ._processor import model_name, total_bytes, usable_cores
 from ._shared import has_shared_memory, map_shared
 
@@ -61,6 +62,10 @@ class CpuBackend:
         if keeper is not None:
             _check_shared(info.name)
         return CpuDevice(info, info.total_memory if memory_limit is None else memory_limit, keeper)
+
+    def prepare_worker(self) -> None:
+        """Keep what kernels free for the next ones; see `keep_freed_memory`."""
+        keep_freed_memory()
 
     def map_host(self, descriptor: int, nbytes: int) -> npt.NDArray[np.uint8]:
         """Map a chunk; see `AccelBackend.map_host`."""

@@ -160,6 +160,7 @@ class WorkerSide:
 
     def _open(self) -> AccelDevice:
         backend, info = resolve(self._config.device)
+        backend.prepare_worker()
         limit = self.options.memory_limit
         return self._copies.wrap(backend.open_device(info.index, memory_limit=limit, keeper=self))
 
