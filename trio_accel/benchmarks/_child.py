@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
+import numpy as np
 import trio
 import trio.testing
 
@@ -26,6 +27,9 @@ from .actors import Add, Counter
 __all__ = ["MEASUREMENTS", "resident"]
 
 Measurement: TypeAlias = Callable[..., Awaitable[None]]
+
+_ASKERS = 16
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident() -> int:
@@ -71,6 +75,44 @@ async def asks(first: int, last: int) -> None:
         _report(growth=resident() - before)
 
 
+async def operations(first: int, last: int, isolation: str) -> None:
+    """Ask a device for `first` small operations, then on to `last`: bytes that all processes have grown."""
+    options = ta.DeviceOptions(isolation="process" if isolation == "process" else "inline")
+    async with ta.open_system("benchmark") as system, system.open_device("cpu", options=options) as device:
+        x = await device.put(np.ones(16, np.float32))
+
+        async def ask(count: int) -> None:
+            for _ in range(count // 4):
+                # Two that make an array, one that changes one, one that brings something back.
+                y = await ta.linalg.matmul(x, x)
+                await y.to_host()
+                await x.copy()
+                await ta.linalg.scal(1.0, x)
+
+        async def ask_all(count: int) -> None:
+            async with trio.open_nursery() as nursery:
+                for _ in range(_ASKERS):
+                    nursery.start_soon(ask, count // _ASKERS)
+            await device.synchronize()
+
+        await ask_all(first)
+        before = _resident_of_all()
+        await ask_all(last - first)
+        _report(growth=_resident_of_all() - before)
+
+
+def _resident_of_all() -> int:
+    """Bytes of this process, and of those that it has started, in physical memory."""
+    gc.collect()
+    pids, total = [os.getpid()], 0
+    while pids:
+        folder = Path("/proc") / str(pids.pop())
+        total += int((folder / "statm").read_text(encoding="ascii").split()[1]) * _PAGE
+        for task in (folder / "task").iterdir():
+            pids += map(int, (task / "children").read_text(encoding="ascii").split())
+    return total
+
+
 def _report_each(count: int, seconds: float, before: int) -> NoReturn:
     _report(seconds=seconds, bytes_each=(resident() - before) / count)
 
@@ -81,7 +123,13 @@ def _report(**figures: float) -> NoReturn:
     os._exit(0)
 
 
-MEASUREMENTS: dict[str, Measurement] = {"idle-actors": idle_actors, "idle-tasks": idle_tasks, "asks": asks}
+MEASUREMENTS: dict[str, Measurement] = {
+    "idle-actors": idle_actors,
+    "idle-tasks": idle_tasks,
+    "asks": asks,
+    "operations": operations,
+}
 
 if __name__ == "__main__":
-    trio.run(MEASUREMENTS[sys.argv[1]], *map(int, sys.argv[2:]))
+    arguments = [int(word) if word.isdecimal() else word for word in sys.argv[2:]]
+    trio.run(MEASUREMENTS[sys.argv[1]], *arguments)

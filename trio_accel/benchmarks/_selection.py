@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import actor_lives, actors, devices, loop_lag, waiting
+from . import actor_lives, actors, device_lives, devices, loop_lag, waiting
 from ._harness import Benchmark, Isolation
 
 __all__ = ["BENCHMARKS", "select"]
@@ -13,6 +13,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     *actors.BENCHMARKS,
     *actor_lives.BENCHMARKS,
     *devices.BENCHMARKS,
+    *device_lives.BENCHMARKS,
     *loop_lag.BENCHMARKS,
     *waiting.BENCHMARKS,
 )

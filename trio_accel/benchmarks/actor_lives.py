@@ -15,7 +15,7 @@ import trio_accel as ta
 from ._harness import Benchmark, Figure, Goal, Plan, Result
 from ._statistics import Pairs, Summary
 
-__all__ = ["BENCHMARKS"]
+__all__ = ["BENCHMARKS", "run_child"]
 
 _ROOT = Path(__file__).parents[2]
 
@@ -79,8 +79,8 @@ async def idle(plan: Plan) -> tuple[Result, ...]:
     peer: list[dict[str, float]] = []
     for number in range(plan.pairs):
         plan.watch(number, plan.pairs)
-        ours.append(await _child("idle-actors", count))
-        peer.append(await _child("idle-tasks", count))
+        ours.append(await run_child("idle-actors", count))
+        peer.append(await run_child("idle-tasks", count))
     seconds = Pairs(
         ours=tuple(figures["seconds"] for figures in ours), peer=tuple(figures["seconds"] for figures in peer)
     )
@@ -104,13 +104,14 @@ async def resident(plan: Plan) -> tuple[Result, ...]:
     grown: list[dict[str, float]] = []
     for number in range(times):
         plan.watch(number, times)
-        grown.append(await _child("asks", plan.count(100_000), plan.count(1_000_000)))
+        grown.append(await run_child("asks", plan.count(100_000), plan.count(1_000_000)))
     ours = Summary.of([figures["growth"] / 2**20 for figures in grown])
     goal = Goal(figure=Figure.OURS, most=1.0)
     return (Result(name="actors.resident", unit="MiB", ours=ours, goal=goal),)
 
 
-async def _child(*arguments: object) -> dict[str, float]:
+async def run_child(*arguments: object) -> dict[str, float]:
+    """Measure in a process of its own; see `_child`."""
     command = [sys.executable, "-m", "trio_accel.benchmarks._child", *map(str, arguments)]
     finished = await trio.run_process(command, capture_stdout=True, cwd=_ROOT)
     figures: dict[str, float] = json.loads(finished.stdout)
