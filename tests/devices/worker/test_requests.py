@@ -1,0 +1,123 @@
+"""The table of requests, against what it promises, over random histories."""
+
+from __future__ import annotations
+
+import attrs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trio_accel.devices.worker._request import RemoteRequest
+from trio_accel.devices.worker._requests import RequestTable
+
+LIBRARIES = ("a", "b", "c", "")
+LIMIT = 2
+
+blocks = st.frozensets(st.integers(0, 3), max_size=2)
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.sampled_from(LIBRARIES), blocks, blocks),
+        st.tuples(st.just("done"), st.integers(0, 9)),
+        st.tuples(st.just("withdraw"), st.integers(0, 9)),
+        st.tuples(st.just("lose"), st.sets(st.integers(0, 9))),
+        st.tuples(st.just("open")),
+    ),
+    max_size=40,
+)
+
+
+@attrs.define
+class World:
+    """The table, with what a worker would see of it."""
+
+    table: RequestTable = attrs.field(init=False)
+    made: list[RemoteRequest] = attrs.field(factory=list)
+    waiting: list[RemoteRequest] = attrs.field(factory=list)
+    had: list[RemoteRequest] = attrs.field(factory=list)
+    is_open: bool = True
+
+    def __attrs_post_init__(self) -> None:
+        self.table = RequestTable(LIMIT, self.sent)
+        self.table.open()
+
+    def sent(self, request: RemoteRequest) -> None:
+        assert self.is_open
+        assert request in self.waiting
+        for other in self.waiting:
+            if other.number < request.number:
+                # None that waits and came before is of its library, or touches what it touches.
+                assert other.library != request.library
+                assert not (other.writes & (request.reads | request.writes))
+                assert not (other.reads & request.writes)
+        self.waiting.remove(request)
+        self.had.append(request)
+        if request.library:
+            assert sum(one.library == request.library for one in self.had) <= LIMIT
+
+    def add(self, library: str, reads: frozenset[int], writes: frozenset[int]) -> None:
+        request = RemoteRequest(self.table.next_number(), library, reads, writes)
+        self.made.append(request)
+        self.waiting.append(request)
+        self.table.add(request)
+
+    def done(self, which: int) -> None:
+        if self.had:
+            request = self.had.pop(which % len(self.had))
+            assert self.table.done(request.number) is request
+            assert self.table.done(request.number) is None
+            self.table.pump()
+
+    def withdraw(self, which: int) -> None:
+        if self.made:
+            request = self.made[which % len(self.made)]
+            is_waiting = request in self.waiting
+            if is_waiting:
+                self.waiting.remove(request)
+            assert self.table.withdraw(request) is is_waiting
+
+    def lose(self, ended: set[int]) -> None:
+        self.is_open = False
+        had = self.table.close()
+        assert had == sorted(self.had, key=lambda request: request.number)
+        again = [request for number, request in enumerate(had) if number not in ended]
+        self.had.clear()
+        self.waiting = sorted([*self.waiting, *again], key=lambda request: request.number)
+        self.table.put_back(again)
+
+    def open(self) -> None:
+        self.is_open = True
+        self.table.open()
+
+    def check(self) -> None:
+        assert (self.table.waiting, self.table.sent) == (len(self.waiting), len(self.had))
+        assert len(self.table) == len(self.waiting) + len(self.had)
+        if self.is_open and self.waiting:
+            # Nothing waits for nothing.
+            assert self.had
+            first = min(self.waiting, key=lambda request: request.number)
+            assert first.library
+            assert sum(one.library == first.library for one in self.had) == LIMIT
+
+
+@settings(max_examples=400, deadline=None)
+@given(actions)
+def test_requests_go_in_order_so_many_at_a_time_and_none_is_forgotten(history: list[tuple]) -> None:
+    world = World()
+    for action, *arguments in history:
+        getattr(world, action)(*arguments)
+        world.check()
+    world.open()
+    while world.had:
+        world.done(0)
+        world.check()
+    assert not world.waiting
+    assert not world.table._order._readers
+    assert not world.table._order._writers
+
+
+def test_what_waits_is_taken_in_its_order() -> None:
+    world = World()
+    for library in "abaabbab":
+        world.add(library, frozenset(), frozenset([1]))
+    waiting = list(world.waiting)
+    assert world.table.take_waiting() == waiting
+    assert world.table.waiting == 0
