@@ -174,8 +174,9 @@ class AccelRef:
         """Hold the array as a NumPy array over the same memory, where the host can address that.
 
         Earlier operations are waited for as far as they concern it. Until the end of the ``async
-        with`` it counts as a reader, or a writer: later operations on the same memory wait. So do
-        not wait inside for an operation that must come after the lease, and do not keep the array.
+        with`` it counts as a reader, or a writer: later operations on the same memory wait, and behind
+        them what is asked of the same library. So do not wait inside for an operation that must come
+        after the lease, and do not keep the array.
 
         Args:
             write: Whether the array is to be changed; otherwise it is read-only.

@@ -250,20 +250,22 @@ class WorkerDispatch:
             self._chunks.drop_empty()
             number = self._device.generation + 1
             self._context = context
-            places = tuple([plain_place(block) for block in self._chunks.blocks.values()])
+            placed = tuple(self._chunks.blocks.values())
+            places = tuple([plain_place(block) for block in placed])
             link.send(("start", number, places), now=True)
             await link.wait(lambda: link.is_started)
             context.show(self._snapshots)
-            self._begin(link, number)
+            self._begin(link, number, [place.block for place in placed])
             yield
             await self._close(link)
         finally:
             self._lose(link, died("was ended with its context", self._device.name))
             link.condemn("was ended with its context")
 
-    def _begin(self, link: WorkerLink, number: int) -> None:
+    def _begin(self, link: WorkerLink, number: int, told: Iterable[int]) -> None:
         self._link = link
-        self._released.clear()
+        # What the program has let go since the worker was told of it.
+        self._released = [block for block in told if block not in self._chunks.blocks]
         self._device.blocks.release = self._release
         self._device.availability.begin(number)
         self._requests.open()
@@ -448,6 +450,9 @@ class WorkerDispatch:
 
     def _collect(self, request: OperationRequest) -> None:
         """There is no memory for a request: arrays in reference cycles may hold some."""
+        if request.is_cancelled:
+            request.unwind()
+            return
         request.may_collect = False
         gc.collect()
         # Behind all others, so that its number says whether it was begun.
@@ -477,7 +482,7 @@ class WorkerDispatch:
             os.close(descriptor)
 
     def _on_unchunk(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
-        if link is self._link:
+        if link is self._link and message[0] in self._chunks.chunks:
             self._chunks.drop(message[0])
 
     def _on_result(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:

@@ -18,10 +18,10 @@ from ._remote_copies import RemoteArray
 from ._wire import decode_array, decode_spec, encode_array, encode_spec
 from ._wire_errors import decode_error, encode_error
 
-__all__ = ["ALLOCATIONS", "HostArrays", "decode_launch", "encode_launch"]
+__all__ = ["ALLOCATIONS", "NAME", "OUTPUTS", "HostArrays", "decode_launch", "encode_launch"]
 
-ALLOCATIONS = 3
-"""Where the blocks to be made stand in an encoded launch."""
+NAME, ALLOCATIONS, OUTPUTS = 0, 3, 5
+"""Where the operation's name, the blocks to be made and those that it writes stand in an encoded launch."""
 
 
 class HostArrays:

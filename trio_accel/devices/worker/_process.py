@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 
 import trio
 
@@ -18,6 +19,10 @@ from ._side import WorkerSide
 __all__ = ["main"]
 
 _SOCKET, _PAGE = 3, 4
+# Seconds after which a thread is asked for the interpreter's lock. Python's own 5 ms let what is done wait
+# for its reply while others are launched: 64 askers of 64×64 products got 7000 of them a second, and 11 000
+# with this.
+_SWITCH = 0.0005
 
 
 def main() -> None:
@@ -25,6 +30,8 @@ def main() -> None:
     page = SharedPage(_PAGE)
     heartbeat = Heartbeat(page)
     heartbeat.start()
+    # The loop and the threads of the streams take turns with the interpreter's lock for microseconds each.
+    sys.setswitchinterval(_SWITCH)
     trio.run(_main, page)
     # Streams that are stuck are no reason to stay.
     os._exit(0)

@@ -26,7 +26,7 @@ from .._options import DeviceOptions
 from .._system import System
 from ._channel import Channel, EndOfChannel, Message, Received
 from ._frames import WorkerConfig, place_of, plain_place
-from ._launches import ALLOCATIONS, decode_launch
+from ._launches import ALLOCATIONS, NAME, OUTPUTS, decode_launch
 from ._mirror import encode_event
 from ._page import SharedPage
 from ._remote_copies import RemoteCopies
@@ -227,10 +227,23 @@ class WorkerSide:
                 self._table[block].is_released = True
             self._table[block] = self.blocks.new(nbytes, block)
         results: list[npt.NDArray[Any]] = []
-        launch = decode_launch(data, number, self._block, results)
+        try:
+            launch = decode_launch(data, number, self._block, results)
+        except Exception as error:  # noqa: BLE001  # a module of the program's that this process does not have
+            self._cannot_read(number, data, error, spoils=spoils)
+            return
         serving = self._serving[number] = _Serving(launch, word, results)
         session.submissions.submit(
             self._context, launch, lambda error: self._done(serving, session, error), spoils=spoils
+        )
+
+    def _cannot_read(self, number: int, data: Any, error: Exception, *, spoils: bool) -> None:
+        """Refuse a request that means nothing here."""
+        damaged = data[OUTPUTS] if spoils else ()
+        for block in damaged:
+            self._block(block).spoil(data[NAME], error)
+        self._channel.send(
+            ("done", number, "done", False, False, encode_error(error), damaged, (), ()), now=True
         )
 
     def _block(self, number: int) -> Block:

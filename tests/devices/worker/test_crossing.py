@@ -1,0 +1,114 @@
+"""What reaches a worker, and what does not."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import AsyncGenerator, Iterator
+from typing import ClassVar
+
+import attrs
+import numpy as np
+import pytest
+
+import trio_accel as ta
+from trio_accel.backends.base.ops import ArraySpec, OperationSpec, updates
+from trio_accel.devices import Operation, Planned, Planner
+
+
+@attrs.frozen
+class OnlyHereSpec(OperationSpec):
+    x: ArraySpec = updates()  # noqa: RUF009  # a field specifier
+
+
+@attrs.frozen
+class OddSpec(OperationSpec):
+    what: object
+    x: ArraySpec = updates()  # noqa: RUF009  # a field specifier
+
+
+@attrs.frozen(eq=False)
+class OnlyHere(Operation[ta.linalg.BlasActor, ta.AccelRef]):
+    """Its specification is of a module that other processes do not have."""
+
+    x: ta.AccelRef
+    library: ClassVar[str] = "trio_accel.linalg:BlasActor"
+
+    def plan(self, planner: Planner) -> Planned[ta.AccelRef]:
+        return Planned(OnlyHereSpec(planner.update("x", self.x)), self.x)
+
+
+@attrs.frozen(eq=False)
+class Odd(Operation[ta.linalg.BlasActor, ta.AccelRef]):
+    """Its specification holds what cannot cross."""
+
+    x: ta.AccelRef
+    library: ClassVar[str] = "trio_accel.linalg:BlasActor"
+
+    def plan(self, planner: Planner) -> Planned[ta.AccelRef]:
+        return Planned(OddSpec({1, 2}, planner.update("x", self.x)), self.x)
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Modules that this process has made for itself."""
+    made = types.ModuleType("made_here_only")
+    for cls in (OnlyHereSpec, OddSpec):
+        monkeypatch.setattr(cls, "__module__", "made_here_only")
+        setattr(made, cls.__name__, cls)
+    monkeypatch.setitem(sys.modules, "made_here_only", made)
+    return
+
+
+@pytest.fixture
+async def isolated(system: ta.System) -> AsyncGenerator[ta.Device, None]:
+    async with system.open_device("cpu", options=ta.DeviceOptions(isolation="process")) as device:
+        yield device
+
+
+async def test_a_specification_that_the_worker_does_not_know_is_refused(
+    isolated: ta.Device, module: None
+) -> None:
+    x = await isolated.put(np.ones(3))
+    with pytest.raises(ModuleNotFoundError, match="made_here_only"):
+        await isolated.ask(OnlyHere(x))
+    # An ask that was never launched harms nothing; of what was submitted others count on the outcome.
+    assert (await (await ta.linalg.nrm2(x)).item()) == pytest.approx(3**0.5)
+    pending = isolated.submit(OnlyHere(x))
+    follower = isolated.submit(ta.linalg.Nrm2(x))
+    with pytest.raises(ModuleNotFoundError):
+        await pending.wait()
+    with pytest.raises(ta.InputFailedError, match="OnlyHere"):
+        await follower.wait()
+    with pytest.raises(ta.StaleRefError, match=r"spoiled by .*OnlyHere"):
+        await x.to_host()
+    assert isolated.generation == 1
+
+
+async def test_a_specification_that_holds_what_cannot_cross_is_refused(
+    isolated: ta.Device, module: None
+) -> None:
+    x = await isolated.put(np.ones(3))
+    with pytest.raises(TypeError, match=r"OddSpec\.what is \{1, 2\}"):
+        await isolated.ask(Odd(x))
+    np.testing.assert_array_equal(await x.to_host(), np.ones(3))
+    assert isolated.generation == 1
+
+
+async def test_what_is_let_go_while_a_worker_starts_is_not_kept_by_it(system: ta.System) -> None:
+    options = ta.DeviceOptions(isolation="process", intensity=ta.Intensity(100, 60.0))
+    async with system.open_device("cpu", options=options) as device:
+        kept = await device.put(np.ones(30_000))
+        for _ in range(3):
+            dropped = [await device.put(np.ones(1000)) for _ in range(20)]
+            generation = device.generation
+            device.dispatch.process.kill()
+            async for current in device.watch_generation():
+                if current > generation:
+                    break
+                # In the midst of the start, too.
+                dropped.pop()
+            dropped.clear()
+            await device.synchronize()
+            assert (await device.statistics()).memory.blocks == 1
+        np.testing.assert_array_equal(await kept.to_host(), np.ones(30_000))
