@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
 from typing import ClassVar
 
 import attrs
@@ -103,11 +104,12 @@ async def test_what_is_let_go_while_a_worker_starts_is_not_kept_by_it(system: ta
             dropped = [await device.put(np.ones(1000)) for _ in range(20)]
             generation = device.generation
             device.dispatch.process.kill()
-            async for current in device.watch_generation():
-                if current > generation:
-                    break
-                # In the midst of the start, too.
-                dropped.pop()
+            async with aclosing(device.watch_generation()) as generations:
+                async for current in generations:
+                    if current > generation:
+                        break
+                    # In the midst of the start, too.
+                    dropped.pop()
             dropped.clear()
             await device.synchronize()
             assert (await device.statistics()).memory.blocks == 1
