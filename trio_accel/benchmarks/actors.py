@@ -31,7 +31,7 @@ class Counter(ta.Actor):
     """The least that an actor can do: its cost is that of asking."""
 
     def __init__(self) -> None:
-        self.value = 0
+        self.value: int = 0
 
     @ta.handles(Add)
     async def add(self, message: Add) -> int:
