@@ -73,7 +73,7 @@ async def application(*words: str) -> AsyncGenerator[Application, None]:
     )
     found = Application(process)
     try:
-        with trio.fail_after(30):
+        with trio.fail_after(30):  # noqa: ASYNC100  # its body is the test
             yield found
     finally:
         with suppress(ProcessLookupError):
