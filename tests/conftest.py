@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 from collections.abc import AsyncGenerator, Generator
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
@@ -64,7 +65,9 @@ def _children() -> frozenset[int]:
         return frozenset()
     found: set[int] = set()
     for task in (_SELF / "task").iterdir():
-        found.update(map(int, (task / "children").read_text().split()))
+        # A thread may have ended since it was listed.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found.update(map(int, (task / "children").read_text().split()))
     return frozenset(found)
 
 

@@ -192,7 +192,7 @@ async def test_a_thread(opened: ta.Device) -> None:
         async with leak_check(opened):
             thread.start()
     go_on.set()
-    thread.join()
+    thread.join()  # noqa: ASYNC200  # it has been told to end
 
 
 async def test_threads_that_trio_keeps_are_none(opened: ta.Device) -> None:

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
@@ -109,7 +110,9 @@ def _resident_of_all() -> int:
         folder = Path("/proc") / str(pids.pop())
         total += int((folder / "statm").read_text(encoding="ascii").split()[1]) * _PAGE
         for task in (folder / "task").iterdir():
-            pids += map(int, (task / "children").read_text(encoding="ascii").split())
+            # A thread may have ended since it was listed.
+            with suppress(FileNotFoundError, ProcessLookupError):
+                pids += map(int, (task / "children").read_text(encoding="ascii").split())
     return total
 
 
