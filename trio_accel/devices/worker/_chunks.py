@@ -57,11 +57,6 @@ class ChunkTable:
         """Have the launcher cut the memory to nothing if this process dies."""
         self._launcher = launcher
 
-    @property
-    def used(self) -> int:
-        """Bytes of the blocks."""
-        return sum(block.nbytes for block in self.blocks.values())
-
     def keep(self, number: int, nbytes: int, descriptor: int) -> Chunk:
         """Take a chunk, and its descriptor."""
         assert self._launcher is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
@@ -174,9 +173,3 @@ class WorkerLink:
         self._last = {library: self.page.started(word) for library, word in self._words.items()}
         self.page.close()
         self._is_over.set()
-
-
-def close_all(descriptors: Sequence[int]) -> None:
-    """Close descriptors that came with a message that is of no use any more."""
-    for descriptor in descriptors:
-        os.close(descriptor)

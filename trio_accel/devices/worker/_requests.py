@@ -52,10 +52,6 @@ class RequestTable:
         """A request that the worker has."""
         return self._sent.get(number)
 
-    def is_sent(self, request: RemoteRequest) -> bool:
-        """Whether the worker has it."""
-        return self._sent.get(request.number) is request
-
     def add(self, request: RemoteRequest) -> None:
         """Hand a request over, now or in its turn."""
         if self._is_open and not self.waiting and self._has_room(request):
