@@ -282,13 +282,18 @@ async def test_an_observer_that_ends_the_actor_instead_of_its_restart(system: Sy
 async def test_nobody_listens_and_nothing_is_made(
     system: System, puppet: Ref[Puppet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    emitted: list[Event] = []
+    made: list[str] = []
+
     def emit(self: object, event: Event) -> None:
-        raise AssertionError(event)
+        emitted.append(event)
 
     monkeypatch.setattr("trio_accel.actors._events.Observers.emit", emit)
-    monkeypatch.setattr(system.observers.__class__, "emit", emit)
-    for name in ("MessageStarted", "MessageCompleted", "MessageFailed", "MessageDropped", "ActorStarted"):
-        monkeypatch.setattr(f"trio_accel.actors._cell.{name}", None)
+    monkeypatch.setattr("trio_accel.actors._events.Observers.emit_life", emit)
+    messages = ("MessageStarted", "MessageCompleted", "MessageFailed", "MessageDropped", "MessageCancelled")
+    events = [f"_cell.{name}" for name in (*messages, "ActorStarted", "ActorTerminated")]
+    for name in (*events, "_supervisor.ActorRestarted", "_supervisor.SupervisorFailed"):
+        monkeypatch.setattr(f"trio_accel.actors.{name}", lambda name=name, **_: made.append(name))
     replies: list[DeferredReply[object]] = []
     await puppet.ask(Echo("a"))
     await puppet.tell(Note("b"))
@@ -298,6 +303,11 @@ async def test_nobody_listens_and_nothing_is_made(
     await crash(puppet)
     await puppet.ask(Number())
     await puppet.stop()
+    assert (emitted, made) == ([], [])
+    # They are made there: with somebody who listens each of these would have been.
+    with system.subscribe(lambda event: None):
+        await system.spawn(Puppet, name="heard")
+    assert made == ["_cell.ActorStarted"]
 
 
 async def test_dead_letters_are_reported_with_their_reason_and_counted(

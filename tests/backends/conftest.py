@@ -35,7 +35,6 @@ from trio_accel.backends.base.ops import (
     OperationSpec,
     contiguous_strides,
 )
-from trio_accel.backends.cpu import CpuBackend
 
 # Test folders are no packages: what several modules of this one share is imported by its own name.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -225,24 +224,6 @@ def _target(entry: Path) -> str | None:
         return str(entry.readlink())
     except FileNotFoundError:  # the descriptor that listed them
         return None
-
-
-_open_cpu = CpuBackend.open_device
-
-
-@pytest.fixture(autouse=True)
-def _a_keeper_reaches_the_backend(nothing_left_behind: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check that devices are closed opens them without a keeper; `open_kept` closes those with one."""
-    checked = CpuBackend.open_device
-
-    def open_(
-        self: CpuBackend, index: int, *, memory_limit: int | None, keeper: ChunkKeeper | None = None
-    ) -> AccelDevice:
-        if keeper is None:
-            return checked(self, index, memory_limit=memory_limit)
-        return _open_cpu(self, index, memory_limit=memory_limit, keeper=keeper)
-
-    monkeypatch.setattr(CpuBackend, "open_device", open_)
 
 
 @pytest.fixture(scope="session")

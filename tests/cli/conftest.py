@@ -9,6 +9,9 @@ from pathlib import Path
 import attrs
 import pytest
 
+# Test folders are no packages: what several modules of this one share is imported by its own name.
+sys.path.insert(0, str(Path(__file__).parent))
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = "import sys; from trio_accel.cli import main; sys.exit(main())"
 

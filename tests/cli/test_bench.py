@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import trio
 from rich.console import Console
+from terminal import drain
 
 import trio_accel as ta
 from trio_accel import benchmarks
@@ -184,17 +185,3 @@ def test_the_table_fits_the_terminal(width: int, has_quartiles: bool) -> None:
     text = file.getvalue().split()
     assert "MISSED" in text
     assert "more" in text
-
-
-def drain(controller: int) -> str:
-    parts = []
-    while True:
-        try:
-            part = os.read(controller, 65536)
-        except OSError:  # Linux: the other side is closed
-            break
-        if not part:
-            break
-        parts.append(part)
-    os.close(controller)
-    return b"".join(parts).decode()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from terminal import drain
 
 import trio_accel as ta
 
@@ -153,17 +154,3 @@ def test_a_dumb_terminal_gets_no_control_sequences(start: Start, environment: di
     assert "\x1b[?25l" not in screen
     assert "settled" not in screen
     assert "all 6 checks hold" in screen
-
-
-def drain(controller: int) -> str:
-    parts = []
-    while True:
-        try:
-            part = os.read(controller, 65536)
-        except OSError:  # Linux: the other side is closed
-            break
-        if not part:
-            break
-        parts.append(part)
-    os.close(controller)
-    return b"".join(parts).decode()

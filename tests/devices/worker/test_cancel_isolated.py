@@ -10,28 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from isolated import options, wait_in_flight
 from processes import until
-from recovery_load import AT_ONCE, MANY
 from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.devices import ToHost
 from trio_accel.devices.worker import _copy_service
 from trio_accel.devices.worker._copies import Copying
-
-BLAS = "trio_accel.linalg:BlasActor"
-
-
-def options(**changes: Any) -> ta.DeviceOptions:
-    return ta.DeviceOptions(isolation="process", intensity=MANY, backoff=AT_ONCE, **changes)
-
-
-async def wait_in_flight(device: ta.Device, count: int, library: str = BLAS) -> None:
-    while True:
-        queue = (await device.statistics()).queues.get(library)
-        if queue is not None and queue.in_flight == count:
-            return
-        await trio.sleep(0.001)
 
 
 @asynccontextmanager

@@ -352,9 +352,13 @@ class TestEnd:
             copy.close()
 
     def test_closing_outside_of_trio(self) -> None:
-        left, right = map(Channel, socket.socketpair())
+        sockets = socket.socketpair()
+        left, right = map(Channel, sockets)
         left.close()
         right.close()
+        assert [sock.fileno() for sock in sockets] == [-1, -1]
+        left.send(("to nobody",))
+        assert left.pending_bytes == 0
 
     @pytest.mark.parametrize("payload", [b"", b"\x80\x05no pickle", pickle.dumps(("x",), 5)[:-1]])
     async def test_what_is_no_message_ends_the_channel_after_those_before_it(self, payload: bytes) -> None:

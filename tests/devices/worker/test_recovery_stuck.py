@@ -10,21 +10,10 @@ import numpy as np
 import pytest
 import slow_library
 import trio
-from recovery_load import AT_ONCE, MANY
+from isolated import options, outcome
 
 import trio_accel as ta
 from trio_accel.devices import ToHost
-
-
-def options(**changes: Any) -> ta.DeviceOptions:
-    return ta.DeviceOptions(isolation="process", intensity=MANY, backoff=AT_ONCE, **changes)
-
-
-async def outcome(wait: Callable[..., Any], *arguments: Any) -> object:
-    try:
-        return await wait(*arguments)
-    except ta.AccelError as error:
-        return error
 
 
 async def test_the_asker_of_what_is_stuck_hears_so_and_others_by_their_class(system: ta.System) -> None:

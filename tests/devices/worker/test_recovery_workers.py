@@ -10,26 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from isolated import options, wait_in_flight
 from processes import descriptors, launcher, until, wait_dead, workers
-from recovery_load import AT_ONCE, MANY
+from recovery_load import AT_ONCE
 
 import trio_accel as ta
 from trio_accel.actors import ActorRestarted, ActorStarted
 from trio_accel.devices.worker._channel import Channel, Received
 
 
-def options(**changes: Any) -> ta.DeviceOptions:
-    return ta.DeviceOptions(**{"isolation": "process", "intensity": MANY, "backoff": AT_ONCE, **changes})
-
-
 async def wait_spares(device: ta.Device, count: int) -> None:
     await until(lambda: device.dispatch.spares == count)
-
-
-async def wait_in_flight(device: ta.Device) -> None:
-    with trio.fail_after(10):
-        while not (await device.statistics()).in_flight:
-            pass
 
 
 async def kill(device: ta.Device) -> None:

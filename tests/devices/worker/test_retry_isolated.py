@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import trio
+from isolated import BLAS, options, outcome
 from processes import until
 from recovery_load import AT_ONCE, MANY
 
 import trio_accel as ta
 from trio_accel.devices import Put, ToHost
 
-BLAS = "trio_accel.linalg:BlasActor"
 EYE = np.eye(3)
-
-
-def options(**changes: Any) -> ta.DeviceOptions:
-    return ta.DeviceOptions(isolation="process", intensity=MANY, backoff=AT_ONCE, **changes)
-
-
-async def outcome(wait: Callable[..., Any], *arguments: Any) -> object:
-    try:
-        return await wait(*arguments)
-    except ta.AccelError as error:
-        return error
 
 
 async def lose(device: ta.Device, blas: int = 1) -> None:

@@ -1,0 +1,35 @@
+"""What tests of devices in worker processes share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from recovery_load import AT_ONCE, MANY
+
+import trio_accel as ta
+
+__all__ = ["BLAS", "options", "outcome", "wait_in_flight"]
+
+BLAS = "trio_accel.linalg:BlasActor"
+
+
+def options(**changes: Any) -> ta.DeviceOptions:
+    """A worker that may be lost often, and is replaced without a back-off."""
+    return ta.DeviceOptions(**{"isolation": "process", "intensity": MANY, "backoff": AT_ONCE, **changes})
+
+
+async def outcome(wait: Callable[..., Any], *arguments: Any) -> object:
+    """What it returns, or the error of the device that it ends with."""
+    try:
+        return await wait(*arguments)
+    except ta.AccelError as error:
+        return error
+
+
+async def wait_in_flight(device: ta.Device, count: int = 1, library: str = BLAS) -> None:
+    """Wait until exactly so many operations of a library are in flight."""
+    while True:
+        queue = (await device.statistics()).queues.get(library)
+        if queue is not None and queue.in_flight == count:
+            return
