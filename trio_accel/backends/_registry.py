@@ -15,10 +15,10 @@ __all__ = ["list_devices", "resolve"]
 _VARIABLE = "TRIO_ACCEL_BACKEND"
 
 # The best first. Loaded on use: a backend may have a heavy library or a driver behind it.
-_BACKENDS = {"cpu": "trio_accel.backends.cpu:CpuBackend"}
-
-# Names that mean something here, but not in this version.
-_PLANNED = ("cuda",)
+_BACKENDS = {
+    "cuda": "trio_accel.backends.cuda:CudaBackend",
+    "cpu": "trio_accel.backends.cpu:CpuBackend",
+}
 
 _SPEC = re.compile(r"(?P<backend>[a-z]+)(?::(?P<index>[0-9]{1,6}))?")
 
@@ -38,7 +38,7 @@ def resolve(spec: str | None) -> tuple[AccelBackend, DeviceInfo]:
 
     Raises:
         ValueError: The name is none, or there is no such device.
-        NotSupportedError: The backend is not in this version, or cannot run on this machine.
+        NotSupportedError: The backend cannot run on this machine.
     """
     if spec is not None:
         return _find(spec, f"{spec!r}")
@@ -51,15 +51,10 @@ def resolve(spec: str | None) -> tuple[AccelBackend, DeviceInfo]:
 
 def _find(spec: str, given: str) -> tuple[AccelBackend, DeviceInfo]:
     match = _SPEC.fullmatch(spec)
-    if match is None or match["backend"] not in (*_BACKENDS, *_PLANNED):
-        names = [name for backend in (*_BACKENDS, *_PLANNED) for name in (backend, f"{backend}:<number>")]
+    if match is None or match["backend"] not in _BACKENDS:
+        names = [name for backend in _BACKENDS for name in (backend, f"{backend}:<number>")]
         raise ValueError(f"spec: {given} names no device; allowed: {', '.join(names)}")
     name = match["backend"]
-    if name not in _BACKENDS:
-        raise NotSupportedError(
-            f"{given}: this version of trio_accel has no {name} backend; available: {_available()}",
-            backend=name,
-        )
     backend = _load(name)
     reason = backend.unavailable_reason()
     if reason is not None:

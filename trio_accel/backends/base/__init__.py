@@ -16,6 +16,7 @@ from .errors import (
     QueueFullError,
     StaleRefError,
 )
+from .memory import BlockMemory, ChunkSource
 from .protocols import (
     AccelBackend,
     AccelDevice,
@@ -30,6 +31,7 @@ from .protocols import (
     PlacedBlock,
     Waker,
 )
+from .scalars import as_bits, scalar
 
 __all__ = [
     "AccelBackend",
@@ -37,8 +39,10 @@ __all__ = [
     "AccelError",
     "AccelEvent",
     "AccelStream",
+    "BlockMemory",
     "ChunkAllocator",
     "ChunkKeeper",
+    "ChunkSource",
     "CompletionTimeoutError",
     "ContextPoisonedError",
     "DType",
@@ -59,5 +63,7 @@ __all__ = [
     "QueueFullError",
     "StaleRefError",
     "Waker",
+    "as_bits",
     "ops",
+    "scalar",
 ]

@@ -6,7 +6,7 @@ ones are called in a worker thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Protocol
 
 import attrs
@@ -44,6 +44,9 @@ class DeviceInfo:
         total_memory: Bytes of memory, of all its users together.
         compute_units: Processor cores or multiprocessors.
         isolations: Where its context can live, the default first.
+        completion: How completions are best learned of: ``"callback"``, the stream rings; ``"adaptive"``,
+            events are looked at for a short while first, since that costs less than to be rung.
+        is_exclusive: Whether it takes one context at a time.
     """
 
     backend: str
@@ -52,6 +55,8 @@ class DeviceInfo:
     total_memory: int
     compute_units: int
     isolations: tuple[Isolation, ...]
+    completion: Literal["callback", "adaptive"] = "callback"
+    is_exclusive: bool = False
 
     @property
     def name(self) -> str:
@@ -206,6 +211,19 @@ class KernelLibrary(Protocol):
         """Specifications that `enqueue` takes."""
         ...
 
+    def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
+        """Tell what must be done once before an operation like this one is enqueued without blocking.
+
+        Asked before every launch, so it must be quick; it refuses nothing, as `enqueue` will. What it
+        names may be needed again later: a library keeps only so many plans. Whoever calls `enqueue`
+        without it has that block instead.
+
+        Returns:
+            Something that blocks, to be called in a thread while nothing else of the library is called;
+            it raises what `enqueue` would. None if there is nothing to do, as nearly always.
+        """
+        ...
+
     def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
         """Put an operation on a stream.
 
@@ -301,8 +319,21 @@ class AccelDevice(Protocol):
         """
         ...
 
+    def register_host(self, array: npt.NDArray[np.uint8]) -> None:
+        """Let the device transfer from and to memory of the host by itself. Blocks.
+
+        Args:
+            array: Contiguous. Its memory stays until it is unregistered, or the device is closed.
+        """
+
+    def unregister_host(self, array: npt.NDArray[np.uint8]) -> None:
+        """Take a `register_host` back: nothing that is enqueued uses the memory. Blocks."""
+
     def poison(self, reason: str) -> None:
-        """Make the context unusable, as a fault on the device would: for tests of what happens then."""
+        """Make the context unusable, as a fault on the device would: for tests of what happens then.
+
+        Where a real fault would take more with it than this device, it only counts as lost.
+        """
 
     def host_view(self, array: ArraySpec) -> npt.NDArray[Any]:
         """A host array over device memory, where the host can address it.
@@ -333,6 +364,29 @@ class AccelBackend(Protocol):
     @property
     def name(self) -> str:
         """Name of the backend: the part of a device's name before the colon."""
+        ...
+
+    @property
+    def shares_memory_with_host(self) -> bool:
+        """Whether `map_host` works: the host copies to chunks by itself."""
+        ...
+
+    @property
+    def stops_when_lost(self) -> bool:
+        """Whether nothing of a context that reported its loss writes to memory any more.
+
+        Where it may, whoever takes the memory over waits for the end of the process.
+        """
+        ...
+
+    @property
+    def preload(self) -> tuple[str, ...]:
+        """Modules that its workers need, to be imported before they start; usually the backend's own.
+
+        They are imported in another process, with one thread of its own and of each BLAS; workers are
+        forks of it, and so are ready sooner. An import must start no thread, open no file that stays open
+        and make no call to a driver. Empty: each worker is a fresh interpreter.
+        """
         ...
 
     def list_devices(self) -> tuple[DeviceInfo, ...]:

@@ -22,6 +22,21 @@ class CpuBackend:
         """``"cpu"``."""
         return "cpu"
 
+    @property
+    def shares_memory_with_host(self) -> bool:
+        """True: it is the host's."""
+        return True
+
+    @property
+    def stops_when_lost(self) -> bool:
+        """False: a thread may be in the middle of a kernel."""
+        return False
+
+    @property
+    def preload(self) -> tuple[str, ...]:
+        """Nothing: what is imported ahead computes with one thread."""
+        return ()
+
     def list_devices(self) -> tuple[DeviceInfo, ...]:
         """Describe the one device."""
         return (

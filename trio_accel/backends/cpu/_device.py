@@ -89,6 +89,12 @@ class CpuDevice:
         """Tell where a block lies; see `AccelDevice.placement`."""
         return self._memory.placement(block)
 
+    def register_host(self, array: HostArray) -> None:
+        """Nothing to do: the host's memory is the device's."""
+
+    def unregister_host(self, array: HostArray) -> None:
+        """Nothing to do."""
+
     def poison(self, reason: str) -> None:
         """Make the context unusable; see `AccelDevice.poison`.
 

@@ -8,19 +8,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...backends.base import as_bits
+
 __all__ = ["Copying"]
 
 # So much is copied in a row: an end that is asked for comes soon.
 _PIECE = 8 << 20
-_INTEGERS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 
 
 class Copying:
     """A copy that runs in a thread and can be ended between two pieces."""
 
     def __init__(self, target: npt.NDArray[Any], source: npt.NDArray[Any]) -> None:
-        self._target = _bits(target)
-        self._source = _bits(source)
+        self._target = as_bits(target)
+        self._source = as_bits(source)
         self._is_cancelled = False
 
     def cancel(self) -> None:
@@ -46,9 +47,3 @@ def _pieces(
     rows = max(1, _PIECE // (target.nbytes // len(target)))
     for start in range(0, len(target), rows):
         yield target[start : start + rows], source[start : start + rows]
-
-
-def _bits(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    # As integers every bit pattern survives, and all types are as fast as NumPy's own.
-    integer = _INTEGERS.get(array.itemsize)
-    return array if integer is None else array.view(integer)

@@ -1,0 +1,268 @@
+"""The blocks of one device: what they take, where they lie, and who keeps their chunks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Generic, Protocol, TypeVar
+
+from .chunks import ChunkAllocator, Placement
+from .errors import OutOfMemoryError
+from .protocols import ChunkKeeper, MemoryStatistics, PlacedBlock
+
+__all__ = ["BlockMemory", "ChunkSource"]
+
+ChunkT = TypeVar("ChunkT")
+BlockT = TypeVar("BlockT")
+
+
+class ChunkSource(Protocol[ChunkT, BlockT]):
+    """Where a backend gets its chunks from."""
+
+    @property
+    def first(self) -> int:
+        """Bytes of the first chunk."""
+        ...
+
+    def make(self, nbytes: int) -> tuple[ChunkT, int]:
+        """Make a chunk of at least so many bytes, of this process alone; returns it and its size.
+
+        Raises:
+            MemoryError: There is not so much.
+        """
+        ...
+
+    def make_kept(self, nbytes: int, keeper: ChunkKeeper, chunk: int) -> tuple[ChunkT, int]:
+        """Make a chunk that a keeper gets; returns it and its size.
+
+        Raises:
+            MemoryError: There is not so much.
+            Exception: What the keeper raised.
+        """
+        ...
+
+    def map(self, nbytes: int, descriptor: int) -> ChunkT:
+        """Map a chunk of another process; the descriptor stays the caller's."""
+        ...
+
+    def drop(self, chunk: ChunkT) -> None:
+        """Give a chunk back, here."""
+
+    def block(self, chunk: ChunkT, offset: int, nbytes: int) -> BlockT:
+        """What the backend wants to have of a block."""
+        ...
+
+    def available(self) -> int:
+        """Bytes that the device has left."""
+        ...
+
+
+class BlockMemory(Generic[ChunkT, BlockT]):
+    """The blocks of one device, and how many bytes they take.
+
+    Blocks lie in chunks that are kept for the next blocks, because memory that is fresh from the system
+    costs more than to find a place. The engine allocates in Trio's thread, a device is closed in another.
+
+    Args:
+        device: Name of the device.
+        limit: The most bytes that its blocks may take.
+        source: Where chunks come from.
+        keeper: Gets the chunks.
+    """
+
+    def __init__(
+        self, device: str, limit: int, source: ChunkSource[ChunkT, BlockT], keeper: ChunkKeeper | None = None
+    ) -> None:
+        self._device = device
+        self._limit = limit
+        self._source = source
+        self._keeper = keeper
+        self._used = 0
+        self._peak = 0
+        self._blocks: dict[int, tuple[BlockT, int]] = {}
+        self._chunks: dict[int, tuple[ChunkT, int]] = {}
+        # Those of `_chunks` that are mapped and not adopted yet.
+        self._mapped: set[int] = set()
+        self._last_chunk = 0
+        self._allocator = self._new_allocator()
+        self._lock = threading.Lock()
+
+    def allocate(self, block: int, nbytes: int) -> None:
+        """Make a block of uninitialised memory.
+
+        Raises:
+            OutOfMemoryError: The limit, or the machine, has not so much left.
+            KeyError: The id is taken.
+            ValueError: The size is negative.
+        """
+        if nbytes < 0:
+            raise ValueError(f"nbytes: {nbytes} is negative")
+        with self._lock:
+            if block in self._blocks:
+                raise KeyError(f"block {block} exists already")
+            if nbytes > self._free():
+                raise self._error(nbytes, self._free())
+            try:
+                place = self._allocator.allocate(block, nbytes)
+            except MemoryError as error:
+                raise self.exhausted(nbytes) from error
+            self._add(block, place, nbytes)
+
+    def free(self, block: int) -> None:
+        """Give a block back.
+
+        Raises:
+            KeyError: There is no such block.
+        """
+        with self._lock:
+            try:
+                _, nbytes = self._blocks.pop(block)
+            except KeyError:
+                raise KeyError(f"block {block} does not exist") from None
+            self._allocator.free(block)
+            self._used -= nbytes
+
+    def map_chunk(self, chunk: int, nbytes: int, descriptor: int) -> None:
+        """Map a chunk of another process; see `AccelDevice.map_chunk`. The descriptor stays the caller's."""
+        self._kept()
+        memory = self._source.map(nbytes, descriptor)
+        with self._lock:
+            is_new = chunk not in self._chunks
+            if is_new:
+                self._chunks[chunk] = memory, nbytes
+                self._mapped.add(chunk)
+                self._last_chunk = max(self._last_chunk, chunk)
+        if not is_new:
+            self._source.drop(memory)
+            raise ValueError(f"chunk {chunk} is there already")
+
+    def unmap_chunk(self, chunk: int) -> None:
+        """Forget a mapped chunk; see `AccelDevice.unmap_chunk`."""
+        with self._lock:
+            if chunk not in self._mapped:
+                raise KeyError(f"chunk {chunk} is none that was mapped and not adopted")
+            self._mapped.remove(chunk)
+            memory, _ = self._chunks.pop(chunk)
+        self._source.drop(memory)
+
+    def adopt(self, blocks: Iterable[PlacedBlock]) -> None:
+        """Take over the mapped chunks with their blocks; see `AccelDevice.adopt`."""
+        self._kept()
+        places = tuple(blocks)
+        with self._lock:
+            self._allocator.adopt(
+                {chunk: self._chunks[chunk][1] for chunk in self._mapped},
+                [(place.block, Placement(place.chunk, place.offset, place.nbytes)) for place in places],
+            )
+            self._mapped.clear()
+            for place in places:
+                self._add(place.block, self._allocator.placement(place.block), place.nbytes)
+
+    def placement(self, block: int) -> PlacedBlock:
+        """Tell where a block lies; see `AccelDevice.placement`."""
+        self._kept()
+        with self._lock:
+            try:
+                _, nbytes = self._blocks[block]
+            except KeyError:
+                raise KeyError(f"block {block} does not exist") from None
+            place = self._allocator.placement(block)
+            return PlacedBlock(block, nbytes, place.chunk, place.offset)
+
+    def clear(self) -> None:
+        """Give every block back; chunks that a keeper has stay as they are, and are forgotten."""
+        with self._lock:
+            if self._keeper is None:
+                for block in self._blocks:
+                    self._allocator.free(block)
+                self._allocator.trim()
+            else:
+                self._allocator = self._new_allocator()
+                for memory, _ in self._chunks.values():
+                    self._source.drop(memory)
+                self._chunks.clear()
+                self._mapped.clear()
+            self._blocks.clear()
+            self._used = 0
+
+    def block(self, block: int) -> tuple[BlockT, int]:
+        """What the backend has of a block, and its size.
+
+        Raises:
+            KeyError: There is no such block.
+        """
+        try:
+            return self._blocks[block]
+        except KeyError:
+            raise KeyError(f"block {block} does not exist") from None
+
+    def statistics(self) -> MemoryStatistics:
+        """Count the blocks and their bytes."""
+        with self._lock:
+            return MemoryStatistics(
+                used=self._used,
+                reserved=self._allocator.reserved,
+                peak=self._peak,
+                blocks=len(self._blocks),
+                limit=self._limit,
+            )
+
+    def exhausted(self, requested: int) -> OutOfMemoryError:
+        """Make the error for when the device itself has no more.
+
+        Args:
+            requested: Bytes that were asked for; 0 where that is not known.
+        """
+        return self._error(requested, min(self._free(), self._source.available()))
+
+    def _kept(self) -> None:
+        if self._keeper is None:
+            raise RuntimeError(
+                f"device {self._device} was opened without a keeper: its memory is its process's own"
+            )
+
+    def _free(self) -> int:
+        """Bytes below the limit: adopted blocks may have gone beyond it."""
+        return max(0, self._limit - self._used)
+
+    def _add(self, block: int, place: Placement, nbytes: int) -> None:
+        self._blocks[block] = self._source.block(self._chunks[place.chunk][0], place.offset, nbytes), nbytes
+        self._used += nbytes
+        self._peak = max(self._peak, self._used)
+
+    def _new_allocator(self) -> ChunkAllocator:
+        return ChunkAllocator(self._make_chunk, self._drop_chunk, first=self._source.first)
+
+    def _make_chunk(self, nbytes: int) -> tuple[int, int]:
+        try:
+            return self._add_chunk(nbytes)
+        except MemoryError:
+            self._allocator.trim()
+            return self._add_chunk(nbytes)
+
+    def _add_chunk(self, nbytes: int) -> tuple[int, int]:
+        # Each try under an id of its own: a keeper that failed may have told others of the last one.
+        self._last_chunk += 1
+        chunk = self._last_chunk
+        if self._keeper is None:
+            memory, made = self._source.make(nbytes)
+        else:
+            memory, made = self._source.make_kept(nbytes, self._keeper, chunk)
+        self._chunks[chunk] = memory, made
+        return chunk, made
+
+    def _drop_chunk(self, chunk: int) -> None:
+        memory, _ = self._chunks.pop(chunk)
+        self._source.drop(memory)
+        if self._keeper is not None:
+            self._keeper.drop(chunk)
+
+    def _error(self, requested: int, free: int) -> OutOfMemoryError:
+        return OutOfMemoryError(
+            f"{requested or 'an unknown number of'} bytes requested, {free} free of {self._limit}: release"
+            " arrays, or open the device with a larger memory_limit if the machine has more",
+            requested=requested,
+            free=free,
+            total=self._limit,
+            device=self._device,
+        )

@@ -1,0 +1,123 @@
+"""The context of one open device: current where it is used, and lost at most once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from cuda.bindings import driver
+
+from ..base import ContextPoisonedError
+from ._driver import check, describe, error_of, is_sticky
+
+__all__ = ["CudaContext"]
+
+
+class CudaContext:
+    """The primary context of a device, which every library and every other package in the process shares.
+
+    `with context:` makes it current for a block of calls in whatever thread; what was current before is
+    so again afterwards, since the program may use the same thread for other devices.
+
+    Args:
+        index: Number of the device among those that the driver shows.
+        device: Its name, for errors.
+
+    Attributes:
+        is_lost: Whether it counts as lost: nothing is enqueued any more.
+        is_dead: Whether the driver says so: it takes nothing back any more.
+    """
+
+    __slots__ = (
+        "_before_loss",
+        "_depth",
+        "_device",
+        "_handle",
+        "_lock",
+        "_loss",
+        "_number",
+        "is_dead",
+        "is_lost",
+    )
+
+    def __init__(self, index: int, device: str) -> None:
+        self._device = device
+        check(driver.cuInit(0))
+        self._number = check(driver.cuDeviceGet(index))
+        self._handle = check(driver.cuDevicePrimaryCtxRetain(self._number))
+        self._depth = threading.local()
+        self._lock = threading.Lock()
+        self._loss: str | None = None
+        self._before_loss: list[Callable[[], None]] = []
+        self.is_lost: bool = False
+        self.is_dead: bool = False
+
+    def __enter__(self) -> None:
+        _, current = driver.cuCtxGetCurrent()
+        depth: list[bool] = self._depth.__dict__.setdefault("pushed", [])
+        is_foreign = int(current) != int(self._handle)
+        depth.append(is_foreign)
+        if is_foreign:
+            driver.cuCtxPushCurrent(self._handle)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._depth.pushed.pop():
+            driver.cuCtxPopCurrent()
+
+    @property
+    def number(self) -> Any:
+        """The driver's handle of the device."""
+        return self._number
+
+    def check(self, result: tuple[Any, ...]) -> Any:
+        """Take a call's result apart.
+
+        Raises:
+            ContextPoisonedError: The context is lost, to this call or one before.
+            CudaMemoryError: There is not enough memory.
+            AccelError: The call failed otherwise.
+        """
+        code = result[0]
+        if code:
+            if is_sticky(code):
+                self.lose_to(code)
+            raise self.failure() or error_of(code, self._device)
+        return result[1] if len(result) == 2 else result[1:]
+
+    def before_loss(self, callback: Callable[[], None]) -> None:
+        """Call something at the moment when the context counts as lost, in whatever thread sees it."""
+        self._before_loss.append(callback)
+
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Take back a `before_loss`."""
+        if callback in self._before_loss:
+            self._before_loss.remove(callback)
+
+    def lose_to(self, code: int) -> None:
+        """The driver has reported a sticky code."""
+        self.is_dead = True
+        self.lose(f"the context is lost: {describe(code)}")
+
+    def lose(self, why: str) -> None:
+        """The context cannot be used any more; the first reason is the one."""
+        with self._lock:
+            if self._loss is not None:
+                return
+            for callback in tuple(self._before_loss):
+                callback()
+            self._loss = why
+            self.is_lost = True
+
+    def failure(self) -> ContextPoisonedError | None:
+        """A new error that says why the context is lost; None while it is usable."""
+        if self._loss is None:
+            return None
+        return ContextPoisonedError(self._loss, device=self._device)
+
+    def release(self) -> None:
+        """Give it back; what others in the process do with it goes on."""
+        driver.cuDevicePrimaryCtxRelease(self._number)

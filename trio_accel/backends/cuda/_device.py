@@ -1,0 +1,264 @@
+"""An open device of the CUDA backend."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
+from cuda.bindings import driver
+
+from ..base import (
+    ChunkKeeper,
+    ContextPoisonedError,
+    DeviceInfo,
+    MemoryStatistics,
+    NotSupportedError,
+    OutOfMemoryError,
+    PlacedBlock,
+)
+from ..base.ops import ArraySpec
+from ._arrays import ArrayKernels, DeviceArray
+from ._bell import Bell
+from ._context import CudaContext
+from ._faults import CudaFaults
+from ._kernels import Kernels
+from ._library import CudaLibrary
+from ._memory import CudaMemory
+from ._stream import CudaStream
+from ._transfers import Transfers
+from ._words import Words
+
+__all__ = ["CudaDevice"]
+
+# Module and class of each library; loaded with the library.
+_LIBRARIES = {
+    "blas": (".kernels.blas", "BlasLibrary"),
+    "fft": (".kernels.fft", "FftLibrary"),
+    "memory": (".kernels.memory", "MemoryLibrary"),
+    "random": (".kernels.random", "RandomLibrary"),
+    "sparse": (".kernels.sparse", "SparseLibrary"),
+}
+_LOOK = 0.0005
+
+
+class CudaDevice:
+    """A GPU: its context, its streams, and a share of its memory.
+
+    Args:
+        info: What it is.
+        memory_limit: The most bytes that its blocks may take.
+        architecture: Its compute capability, such as ``"90"``.
+        keeper: Gets the chunks that blocks are placed in.
+
+    Attributes:
+        context: Its context, to be made current where the driver is called.
+        arrays: Element-wise work.
+        kernels: Sources of the backend's own.
+        transfers: Copies between host and device.
+    """
+
+    def __init__(
+        self, info: DeviceInfo, memory_limit: int, architecture: str, keeper: ChunkKeeper | None = None
+    ) -> None:
+        self._info = info
+        self._is_isolated = keeper is not None
+        self.context: CudaContext = CudaContext(info.index, info.name)
+        try:
+            self._words = Words(self.context)
+            self._bell = Bell(self.context, info.name)
+            self._memory = CudaMemory(self.context, info.name, memory_limit, keeper)
+            self.kernels: Kernels = Kernels(self.context, architecture, info.compute_units)
+            self.arrays: ArrayKernels = ArrayKernels(self.context, self.kernels)
+            self._faults = CudaFaults(self.context, self.kernels)
+        except BaseException:
+            self.context.release()
+            raise
+        self.transfers: Transfers = Transfers(self.context, info.name)
+        self._streams: list[CudaStream] = []
+        self._is_closed = False
+        self._has_ended = False
+        self.context.before_loss(self._forget)
+
+    @property
+    def info(self) -> DeviceInfo:
+        """What the device is."""
+        return self._info
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Names of the libraries, sorted."""
+        return tuple(sorted(_LIBRARIES))
+
+    def open_stream(self, name: str) -> CudaStream:
+        """Make a stream."""
+        self._check_open()
+        stream = CudaStream(name, self, self._words, self._bell)
+        # A long-lived device opens a stream for each restart of a library: give back those that ended.
+        for other in self._streams:
+            if other.has_ended:
+                other.destroy()
+        self._streams = [other for other in self._streams if not other.is_destroyed]
+        self._streams.append(stream)
+        return stream
+
+    def open_library(self, name: str) -> CudaLibrary:
+        """Load a library and make its handle; blocks.
+
+        Raises:
+            NotSupportedError: There is no such library, or its files are not installed.
+        """
+        self._check_open()
+        if name not in _LIBRARIES:
+            raise NotSupportedError(
+                f"the CUDA backend has no library {name!r}; it has {', '.join(self.libraries)}",
+                device=self._info.name,
+                backend=self._info.backend,
+            )
+        module, attribute = _LIBRARIES[name]
+        from cuda.pathfinder import DynamicLibNotFoundError
+
+        try:
+            with self.context:
+                library: CudaLibrary = getattr(importlib.import_module(module, __package__), attribute)(self)
+        except DynamicLibNotFoundError as error:
+            raise NotSupportedError(
+                f"library {name!r} needs files of CUDA that are not installed ({error}); install them with "
+                "pip install trio-accel[cuda13], or [cuda12] for a driver of CUDA 12",
+                device=self._info.name,
+                backend=self._info.backend,
+            ) from error
+        return library
+
+    def at(self, array: ArraySpec) -> DeviceArray:
+        """Where an array lies.
+
+        Raises:
+            KeyError: There is no such block.
+        """
+        address, _ = self._memory.block(array.block)
+        return DeviceArray(address + array.offset, array.dtype, array.shape, array.strides)
+
+    def allocate(self, block: int, nbytes: int) -> None:
+        """Make a memory block; see `AccelDevice.allocate`."""
+        self._check_open()
+        self._memory.allocate(block, nbytes)
+
+    def free(self, block: int) -> None:
+        """Give a memory block back; see `AccelDevice.free`."""
+        self._memory.free(block)
+
+    def map_chunk(self, chunk: int, nbytes: int, descriptor: int) -> None:
+        """Make a chunk of another process addressable; see `AccelDevice.map_chunk`."""
+        try:
+            self._check_open()
+            self._memory.map_chunk(chunk, nbytes, descriptor)
+        finally:
+            os.close(descriptor)
+
+    def unmap_chunk(self, chunk: int) -> None:
+        """Forget a mapped chunk; see `AccelDevice.unmap_chunk`."""
+        self._memory.unmap_chunk(chunk)
+
+    def adopt(self, blocks: Iterable[PlacedBlock]) -> None:
+        """Take over the mapped chunks with their blocks; see `AccelDevice.adopt`."""
+        self._check_open()
+        self._memory.adopt(blocks)
+
+    def placement(self, block: int) -> PlacedBlock:
+        """Tell where a block lies; see `AccelDevice.placement`."""
+        return self._memory.placement(block)
+
+    def register_host(self, array: npt.NDArray[np.uint8]) -> None:
+        """Let the device transfer from and to memory of the host by itself; see `AccelDevice.register_host`."""
+        self._check_open()
+        self.transfers.register(array)
+
+    def unregister_host(self, array: npt.NDArray[np.uint8]) -> None:
+        """Take that back; see `AccelDevice.unregister_host`."""
+        self.transfers.unregister(array)
+
+    def poison(self, reason: str) -> None:
+        """Make the context unusable; see `AccelDevice.poison`.
+
+        In a worker process by a kernel that writes to an illegal address. In a process that others use too
+        there would be no CUDA any more: there the context only counts as lost.
+        """
+        if self._is_isolated:
+            self._faults.launch("fault_illegal_address")
+        else:
+            self._bell.defuse()
+            self.context.lose(f"the context is lost: {reason}")
+
+    def look(self) -> None:
+        """Ask the driver whether the context is lost."""
+        with suppress(ContextPoisonedError), self.context:
+            # NVIDIA: may also return error codes from previous, asynchronous launches.
+            code = driver.cuStreamQuery(0)[0]
+            if code and int(code) != int(driver.CUresult.CUDA_ERROR_NOT_READY):
+                self.context.check((code,))
+
+    def exhausted(self, requested: int) -> OutOfMemoryError:
+        """Make the error for when there is no more memory."""
+        return self._memory.exhausted(requested)
+
+    def host_view(self, array: ArraySpec) -> NoReturn:
+        """Refused: the host cannot address the memory of a GPU."""
+        raise NotSupportedError(
+            "the host cannot address the memory of a GPU; copy it with to_host()",
+            device=self._info.name,
+            backend=self._info.backend,
+        )
+
+    def memory(self) -> MemoryStatistics:
+        """Count the memory."""
+        return self._memory.statistics()
+
+    def close(self, grace: float) -> bool:
+        """Finish every stream and free everything; blocks for `grace` seconds at most.
+
+        Returns:
+            Whether all streams ended in time; if not, nothing is freed that one may still use.
+        """
+        self._is_closed = True
+        if self._has_ended:
+            return True
+        deadline = time.monotonic() + grace
+        for stream in self._streams:
+            stream.close()
+        while not (is_idle := all(stream.has_ended for stream in self._streams)):
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(_LOOK)
+        if is_idle:
+            self._end()
+        return is_idle
+
+    def _end(self) -> None:
+        self._has_ended = True
+        self.context.forget(self._forget)
+        with self.context:
+            self.transfers.close()
+            for stream in self._streams:
+                stream.destroy()
+            self._bell.close(is_idle=True)
+            self._memory.clear()
+            if not self.context.is_dead:
+                self.kernels.close()
+            self._words.close()
+        self._streams.clear()
+        if not self.context.is_dead:
+            self.context.release()
+
+    def _forget(self) -> None:
+        for stream in tuple(self._streams):
+            stream.forget()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError(f"device {self._info.name} is closed")

@@ -1,0 +1,1 @@
+"""Libraries of the CUDA backend, and the sources of its own kernels."""

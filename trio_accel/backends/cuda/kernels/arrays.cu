@@ -1,0 +1,310 @@
+// Element-wise work on arrays of any strides: conversions as NumPy's astype makes them, and fills.
+//
+// One kernel for all pairs of types: the types are the same for all threads, and what is computed is little
+// beside what is read and written.
+
+#ifndef STAND_IN
+#define KERNEL(name, Arguments) extern "C" __global__ void name(const Arguments arguments)
+#endif
+
+typedef long long i64;
+typedef unsigned long long u64;
+
+// In the order of the table of element types.
+enum Type {
+    FLOAT64, FLOAT32, FLOAT16, BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E5M2, COMPLEX64, COMPLEX128,
+    INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64, BOOL
+};
+
+enum Flag { AFFINE = 1, CONJUGATE = 2, SINGLE = 4, BITS = 8 };
+
+enum { AXES = 64 };
+
+struct ConvertArguments {
+    const char *source;
+    char *out;
+    i64 count;
+    double scale, shift;
+    int source_type, out_type, flags, ndim;
+    i64 shape[AXES], source_strides[AXES], out_strides[AXES];
+};
+
+struct FillArguments {
+    char *out;
+    i64 count;
+    int itemsize, ndim;
+    unsigned char value[16];
+    i64 shape[AXES], strides[AXES];
+};
+
+// An element of any type: whole numbers are exact to 64 bits, and everything else is in a double.
+struct Value {
+    enum Kind { SIGNED, UNSIGNED, REAL } kind;
+    i64 whole;
+    double real, imaginary;
+};
+
+__device__ u64 bits_of(double value)
+{
+    union { double value; u64 bits; } both;
+    both.value = value;
+    return both.bits;
+}
+
+__device__ double from_bits(u64 bits)
+{
+    union { double value; u64 bits; } both;
+    both.bits = bits;
+    return both.value;
+}
+
+__device__ double power_of_two(int exponent)
+{
+    return from_bits((u64)(exponent + 1023) << 52);
+}
+
+// Of a small floating type: its bits of mantissa, its smallest exponent, its largest finite code, the code of what
+// is larger, and the code of a number that is none.
+struct Small {
+    int mantissa, least, largest, overflow, nan;
+};
+
+__device__ Small small_of(int type)
+{
+    switch (type) {
+    case FLOAT16: return {10, -14, 0x7bff, 0x7c00, 0x7e00};
+    case BFLOAT16: return {7, -126, 0x7f7f, 0x7f80, 0x7fc0};
+    case FLOAT8_E4M3FN: return {3, -6, 0x7e, 0x7f, 0x7f};
+    default: return {2, -14, 0x7b, 0x7c, 0x7e};
+    }
+}
+
+// Rounded once, to the nearest and then to the even one.
+__device__ unsigned to_small(double value, int type)
+{
+    const Small small = small_of(type);
+    const u64 bits = bits_of(value);
+    const int width = type == FLOAT16 || type == BFLOAT16 ? 15 : 7;
+    const unsigned sign = (unsigned)(bits >> 63) << width;
+    const double size = from_bits(bits & 0x7fffffffffffffffull);
+    if (size != size) {
+        if (type == FLOAT16) {
+            // The payload's upper bits stay, as far as there are any.
+            const unsigned payload = (unsigned)(bits >> 42) & 0x3ff;
+            return sign | 0x7c00 | (payload ? payload : 1);
+        }
+        return sign | small.nan;
+    }
+    int exponent = (int)((bits >> 52) & 0x7ff) - 1023;
+    if (exponent > 300)
+        return sign | small.overflow;
+    if (exponent < small.least)
+        exponent = small.least;
+    const double steps = rint(size * power_of_two(small.mantissa - exponent));
+    const i64 code = (i64)steps + ((i64)(exponent - small.least) << small.mantissa);
+    return sign | (unsigned)(code > small.largest ? small.overflow : code);
+}
+
+__device__ double from_small(unsigned code, int type)
+{
+    const Small small = small_of(type);
+    const int width = type == FLOAT16 || type == BFLOAT16 ? 15 : 7;
+    const u64 sign = (u64)(code >> width & 1) << 63;
+    const int magnitude = (int)(code & ((1u << width) - 1));
+    if (magnitude > small.largest) {
+        const bool is_infinite = magnitude == small.overflow && small.overflow != small.nan;
+        u64 bits = 0x7ff0000000000000ull;
+        if (!is_infinite)
+            bits |= type == FLOAT16 ? (u64)(magnitude & 0x3ff) << 42 : 0x0008000000000000ull;
+        return from_bits(sign | bits);
+    }
+    const int fraction = magnitude & ((1 << small.mantissa) - 1);
+    const int exponent = magnitude >> small.mantissa;
+    const double value = exponent
+        ? (double)(fraction + (1 << small.mantissa)) * power_of_two(exponent - 1 + small.least - small.mantissa)
+        : (double)fraction * power_of_two(small.least - small.mantissa);
+    return from_bits(sign | bits_of(value));
+}
+
+__device__ Value load(const char *at, int type)
+{
+    Value value = {Value::SIGNED, 0, 0.0, 0.0};
+    switch (type) {
+    case INT8: value.whole = *(const signed char *)at; return value;
+    case INT16: value.whole = *(const short *)at; return value;
+    case INT32: value.whole = *(const int *)at; return value;
+    case INT64: value.whole = *(const i64 *)at; return value;
+    case UINT8: value.whole = *(const unsigned char *)at; return value;
+    case UINT16: value.whole = *(const unsigned short *)at; return value;
+    case UINT32: value.whole = *(const unsigned *)at; return value;
+    case BOOL: value.whole = *(const unsigned char *)at != 0; return value;
+    case UINT64:
+        value.kind = Value::UNSIGNED;
+        value.whole = *(const i64 *)at;
+        return value;
+    }
+    value.kind = Value::REAL;
+    switch (type) {
+    case FLOAT64: value.real = *(const double *)at; break;
+    case FLOAT32: value.real = *(const float *)at; break;
+    case COMPLEX64: value.real = ((const float *)at)[0]; value.imaginary = ((const float *)at)[1]; break;
+    case COMPLEX128: value.real = ((const double *)at)[0]; value.imaginary = ((const double *)at)[1]; break;
+    case FLOAT16: case BFLOAT16: value.real = from_small(*(const unsigned short *)at, type); break;
+    default: value.real = from_small(*(const unsigned char *)at, type); break;
+    }
+    return value;
+}
+
+__device__ double as_double(const Value &value)
+{
+    if (value.kind == Value::REAL)
+        return value.real;
+    return value.kind == Value::SIGNED ? (double)value.whole : (double)(u64)value.whole;
+}
+
+// A whole number is rounded once.
+__device__ float as_float(const Value &value)
+{
+    if (value.kind == Value::REAL)
+        return (float)value.real;
+    return value.kind == Value::SIGNED ? (float)value.whole : (float)(u64)value.whole;
+}
+
+__device__ i64 as_signed(const Value &value)
+{
+    return value.kind == Value::REAL ? (i64)value.real : value.whole;
+}
+
+__device__ u64 as_unsigned(const Value &value)
+{
+    if (value.kind != Value::REAL)
+        return (u64)value.whole;
+    return value.real < 0 ? (u64)(i64)value.real : (u64)value.real;
+}
+
+__device__ void store(char *at, int type, const Value &value)
+{
+    switch (type) {
+    case FLOAT64: *(double *)at = as_double(value); break;
+    case FLOAT32: *(float *)at = as_float(value); break;
+    // By way of a float, as the host's types do it from whole numbers and, bfloat16 alone, from doubles.
+    case FLOAT16:
+        *(unsigned short *)at = (unsigned short)to_small(value.kind == Value::REAL ? value.real : as_float(value), type);
+        break;
+    case BFLOAT16: *(unsigned short *)at = (unsigned short)to_small(as_float(value), type); break;
+    case FLOAT8_E4M3FN: case FLOAT8_E5M2:
+        *(unsigned char *)at = (unsigned char)to_small(value.kind == Value::REAL ? value.real : as_float(value), type);
+        break;
+    case COMPLEX64: ((float *)at)[0] = as_float(value); ((float *)at)[1] = (float)value.imaginary; break;
+    case COMPLEX128: ((double *)at)[0] = as_double(value); ((double *)at)[1] = value.imaginary; break;
+    case INT8: *(signed char *)at = (signed char)as_signed(value); break;
+    case INT16: *(short *)at = (short)as_signed(value); break;
+    case INT32: *(int *)at = (int)as_signed(value); break;
+    case INT64: *(i64 *)at = as_signed(value); break;
+    case UINT8: *(unsigned char *)at = (unsigned char)as_unsigned(value); break;
+    case UINT16: *(unsigned short *)at = (unsigned short)as_unsigned(value); break;
+    case UINT32: *(unsigned *)at = (unsigned)as_unsigned(value); break;
+    case UINT64: *(u64 *)at = as_unsigned(value); break;
+    default:
+        *(unsigned char *)at = value.kind == Value::REAL ? value.real != 0 || value.imaginary != 0 : value.whole != 0;
+        break;
+    }
+}
+
+__device__ void apply(Value &value, const ConvertArguments &arguments)
+{
+    if (arguments.flags & AFFINE) {
+        const double scale = arguments.scale, shift = arguments.shift;
+        value.real = as_double(value);
+        value.kind = Value::REAL;
+        if (arguments.flags & SINGLE) {
+            value.real = (float)value.real * (float)scale;
+            value.real = (float)value.real + (float)shift;
+            value.imaginary = (float)value.imaginary * (float)scale;
+        } else {
+            value.real = value.real * scale;
+            value.real = value.real + shift;
+            value.imaginary = value.imaginary * scale;
+        }
+    }
+    if (arguments.flags & CONJUGATE)
+        value.imaginary = -value.imaginary;
+}
+
+__device__ int size_of(int type)
+{
+    switch (type) {
+    case COMPLEX128: return 16;
+    case FLOAT64: case COMPLEX64: case INT64: case UINT64: return 8;
+    case FLOAT32: case INT32: case UINT32: return 4;
+    case FLOAT16: case BFLOAT16: case INT16: case UINT16: return 2;
+    default: return 1;
+    }
+}
+
+__device__ void copy_bits(char *out, const char *source, int size)
+{
+    switch (size) {
+    case 1: *out = *source; break;
+    case 2: *(short *)out = *(const short *)source; break;
+    case 4: *(int *)out = *(const int *)source; break;
+    case 8: *(i64 *)out = *(const i64 *)source; break;
+    default: ((i64 *)out)[0] = ((const i64 *)source)[0]; ((i64 *)out)[1] = ((const i64 *)source)[1]; break;
+    }
+}
+
+// Divisions of 32 bits are several times as fast.
+template <typename Index>
+__device__ void convert_element(const ConvertArguments &arguments, Index index)
+{
+    const char *source = arguments.source;
+    char *out = arguments.out;
+    for (int axis = arguments.ndim - 1; axis > 0; axis--) {
+        const Index extent = (Index)arguments.shape[axis];
+        const Index rest = index / extent;
+        const i64 within = (i64)(index - rest * extent);
+        source += within * arguments.source_strides[axis];
+        out += within * arguments.out_strides[axis];
+        index = rest;
+    }
+    if (arguments.ndim) {
+        source += (i64)index * arguments.source_strides[0];
+        out += (i64)index * arguments.out_strides[0];
+    }
+    if (arguments.flags & BITS) {
+        copy_bits(out, source, size_of(arguments.out_type));
+        return;
+    }
+    Value value = load(source, arguments.source_type);
+    apply(value, arguments);
+    store(out, arguments.out_type, value);
+}
+
+KERNEL(convert, ConvertArguments)
+{
+    const i64 step = (i64)gridDim.x * blockDim.x;
+    const i64 first = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (arguments.count <= 0x7fffffff)
+        for (i64 index = first; index < arguments.count; index += step)
+            convert_element<unsigned>(arguments, (unsigned)index);
+    else
+        for (i64 index = first; index < arguments.count; index += step)
+            convert_element<u64>(arguments, (u64)index);
+}
+
+KERNEL(fill, FillArguments)
+{
+    const i64 step = (i64)gridDim.x * blockDim.x;
+    for (i64 number = (i64)blockIdx.x * blockDim.x + threadIdx.x; number < arguments.count; number += step) {
+        char *out = arguments.out;
+        i64 index = number;
+        for (int axis = arguments.ndim - 1; axis > 0; axis--) {
+            const i64 rest = index / arguments.shape[axis];
+            out += (index - rest * arguments.shape[axis]) * arguments.strides[axis];
+            index = rest;
+        }
+        if (arguments.ndim)
+            out += index * arguments.strides[0];
+        copy_bits(out, (const char *)arguments.value, arguments.itemsize);
+    }
+}
