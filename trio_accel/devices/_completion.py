@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
 import attrs
 import trio
 
-from ..backends.base import AccelEvent, AccelStream
+from ..backends.base import AccelEvent, AccelStream, DeviceInfo
 from ._bridge import LoopWaker
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "HostCallbackCompletion",
     "PolledCompletion",
     "SyncCompletion",
+    "best_completion",
 ]
 
 
@@ -33,6 +35,11 @@ class CompletionPort(Protocol):
 
     def close(self) -> None:
         """Watch nothing any more."""
+
+
+def best_completion(info: DeviceInfo) -> CompletionStrategy:
+    """The strategy that suits a device."""
+    return AdaptiveCompletion() if info.completion == "adaptive" else HostCallbackCompletion()
 
 
 class CompletionStrategy(Protocol):
@@ -58,7 +65,8 @@ def _positive(instance: object, attribute: attrs.Attribute[float], value: float)
 class HostCallbackCompletion:
     """The stream itself rings, from its own thread or the driver's; Trio is woken by token.
 
-    Nothing runs while an operation does. The default of the CPU backend.
+    Nothing runs while an operation does. The default of the CPU backend. On CUDA the driver calls a C
+    function that posts a semaphore, on a stream beside the work's own; no Python runs in its threads.
     """
 
     def open(self, reap: Callable[[], None]) -> CompletionPort:
@@ -86,7 +94,8 @@ class AdaptiveCompletion:
     """The events are looked at again and again for a short while, then the stream is asked to ring.
 
     Short operations are seen without the cost of a callback and a wake-up, at the price of up to
-    `budget` of processor time each; where that keeps failing, less and less is spent.
+    `budget` of processor time each; where that keeps failing, less and less is spent. The default of the
+    CUDA backend, where a look reads a word that the stream writes to the host's memory.
 
     Attributes:
         budget: The most seconds to look before the stream is asked to ring.
@@ -142,38 +151,45 @@ class _SyncPort:
 
 
 class _Watched:
-    """Events that a task of the port looks at."""
-
-    __slots__ = ("_added", "_events", "_reap")
+    """Events that a task of the port looks at, in the order of each stream."""
 
     def __init__(self, reap: Callable[[], None]) -> None:
         self._reap = reap
-        self._events: list[tuple[AccelStream, AccelEvent]] = []
-        self._added = trio.Event()
+        self._events: dict[AccelStream, deque[AccelEvent]] = {}
+        self._changed = trio.Event()
 
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
         """Look at an event from now on."""
-        self._events.append((stream, event))
-        self._added.set()
+        self._events.setdefault(stream, deque()).append(event)
+        self._changed.set()
 
     def close(self) -> None:
         """Look at nothing any more."""
         self._events.clear()
 
+    async def wait_changed(self) -> None:
+        """Wait until there is something new to look at."""
+        self._changed = trio.Event()
+        await self._changed.wait()
+
     async def wait(self) -> None:
         """Wait until there is something to look at."""
         while not self._events:
-            self._added = trio.Event()
-            await self._added.wait()
+            await self.wait_changed()
 
     def look(self) -> bool:
         """Let the engine reap if anything is done; returns whether it is."""
-        left = [(stream, event) for stream, event in self._events if not event.is_done]
-        if len(left) == len(self._events):
-            return False
-        self._events = left
-        self._reap()
-        return True
+        found = False
+        for stream, events in tuple(self._events.items()):
+            # A stream runs in order: what is behind one that is not done is not done either.
+            while events and events[0].is_done:
+                events.popleft()
+                found = True
+            if not events:
+                del self._events[stream]
+        if found:
+            self._reap()
+        return found
 
 
 class _PolledPort(_Watched):
@@ -196,22 +212,52 @@ class _AdaptivePort(_Watched):
         super().__init__(reap)
         self._most = most
         self._budget = most
-        self._waker = LoopWaker(reap)
+        self._began = 0.0
+        self._waker = LoopWaker(self._rung)
+        # What each stream was asked to ring for last.
+        self._armed: dict[AccelStream, AccelEvent] = {}
 
     def close(self) -> None:
         super().close()
         self._waker.close()
+        self._armed.clear()
 
     async def run(self) -> None:
         while True:
             await self.wait()
-            end = time.perf_counter() + self._budget
-            found = False
-            while self._events and time.perf_counter() < end:
-                # The rest of the program goes on between two looks.
-                await trio.lowlevel.checkpoint()
-                found = self.look() or found
-            self._budget = min(2 * self._budget, self._most) if found else max(self._budget / 2, self._LEAST)
-            events, self._events = self._events, []
-            for stream, event in events:
-                stream.notify(event, self._waker)
+            self._began = time.perf_counter()
+            if await self._search():
+                self._budget = min(2 * self._budget, self._most)
+            elif self._events:
+                self._budget = max(self._budget / 2, self._LEAST)
+                self._arm()
+                await self.wait_changed()
+
+    async def _search(self) -> bool:
+        """Look for a while; returns whether anything was done."""
+        end = self._began + self._budget
+        while True:
+            # The rest of the program goes on between two looks.
+            await trio.lowlevel.checkpoint()
+            if self.look():
+                return True
+            if time.perf_counter() >= end or not self._events:
+                return False
+
+    def _arm(self) -> None:
+        """Have each stream ring for what comes first; the others are looked at then."""
+        for stream, events in self._events.items():
+            if self._armed.get(stream) is not events[0]:
+                self._armed[stream] = events[0]
+                stream.notify(events[0], self._waker)
+
+    def _rung(self) -> None:
+        self._armed = {
+            stream: event
+            for stream, event in self._armed.items()
+            if self._events.get(stream, (None,))[0] is event
+        }
+        if self.look() and time.perf_counter() - self._began <= self._most:
+            # It would have been seen in time.
+            self._budget = self._most
+        self._changed.set()

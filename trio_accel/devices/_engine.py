@@ -25,7 +25,7 @@ from ..backends.base import (
 )
 from ..backends.base.ops import ArraySpec
 from ._alarms import Alarms
-from ._completion import CompletionPort
+from ._completion import CompletionPort, best_completion
 from ._errors import FailureClass, WithdrawnError, classify, locate
 from ._hazards import HazardTracker
 from ._hooks import EngineHook, Phase, enter, notify
@@ -86,7 +86,7 @@ class Engine:
         self._waiting: dict[Launch, Lane] = {}
         self._withdrawn: set[Launch] = set()
         self._memory_in_use = MemoryInUse(device, self._hazards, adopted)
-        self.completion: CompletionPort = options.completion.open(self.reap)
+        self.completion: CompletionPort = (options.completion or best_completion(device.info)).open(self.reap)
         # An operation's grace is dropped when it is done: the alarm holds on to its arrays.
         self.alarms: Alarms = Alarms()
         self._holds: list[Hold] = []
@@ -130,6 +130,7 @@ class Engine:
         lane: Lane,
         defer: Callable[[Callable[[], None]], DeferredReply[None]],
         crash: Callable[[Exception], None],
+        failure: Exception | None = None,
     ) -> DeferredReply[None]:
         """Enqueue an operation. The reply it makes with `defer` is given at completion.
 
@@ -139,6 +140,7 @@ class Engine:
             lane: Stream to put it on.
             defer: Makes the reply, given what to call when the asker is cancelled.
             crash: Restarts the library actor; called if the operation makes the library suspect.
+            failure: What its preparation failed with: it is refused with that, as by the library.
 
         Raises:
             Exception: What the backend raised; nothing is in flight, and what was allocated is freed.
@@ -149,7 +151,7 @@ class Engine:
         blocks = reads, writes = (turn.reads, turn.writes) if turn is not None else launch.blocks()
         has_staged = False
         try:
-            self._begin(launch, lane)
+            self._begin(launch, lane, failure)
             # What the program has let go by now is there for this operation.
             self._drain()
             for block, nbytes in launch.allocations:
@@ -238,6 +240,33 @@ class Engine:
         """Whether there is room in the window, and everything that must be launched before has been."""
         turn = self._turns.get(launch)
         return not lane.is_full and (turn is None or turn.is_ready)
+
+    async def prepare(self, launch: Launch, lane: Lane, prepare: Callable[[], None]) -> Exception | None:
+        """Have a library do what would block the loop, in a thread.
+
+        A cancelled asker waits for it, since the library can do nothing else meanwhile; what was prepared
+        serves the next operation of the kind.
+
+        Returns:
+            What it failed with; `launch` tells it to whoever has to know.
+
+        Raises:
+            WithdrawnError: The operation was taken back meanwhile.
+        """
+        self._waiting[launch] = lane
+        failure: Exception | None = None
+        try:
+            try:
+                await trio.to_thread.run_sync(prepare)
+            except Exception as error:  # noqa: BLE001  # it is the operation's
+                failure = error
+            await trio.lowlevel.checkpoint_if_cancelled()
+            if launch in self._withdrawn:
+                raise WithdrawnError
+        finally:
+            del self._waiting[launch]
+            self._withdrawn.discard(launch)
+        return failure
 
     async def wait_to_launch(self, launch: Launch, lane: Lane) -> None:
         """Wait until an operation may be launched.
@@ -376,13 +405,15 @@ class Engine:
         else:
             reply.fail(error)
 
-    def _begin(self, launch: Launch, lane: Lane) -> None:
+    def _begin(self, launch: Launch, lane: Lane, failure: Exception | None) -> None:
         """Tell of a launch, and look whether it may be."""
         if self._on_launch is not None:
             self._on_launch(launch)
         if self._hooks:
             enter(self._hooks, launch)
         launch.check_inputs()
+        if failure is not None:
+            raise failure
         hit = launch.fault
         if hit is not None:
             hit.strike()

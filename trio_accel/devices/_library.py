@@ -62,7 +62,11 @@ class LibraryActor(Actor):
     async def launch(self, message: Launch) -> DeferredReply[None]:
         """Enqueue an operation, when the window has room and those before it are launched."""
         context = self.context
+        failure: Exception | None = None
         try:
+            prepare = self._kernels.prepare(message.spec)
+            if prepare is not None:
+                failure = await self._engine.prepare(message, self._lane, prepare)
             if not self._engine.may_launch(message, self._lane):
                 await self._engine.wait_to_launch(message, self._lane)
             return self._engine.launch(
@@ -71,6 +75,7 @@ class LibraryActor(Actor):
                 self._lane,
                 lambda on_cancel: context.defer(on_cancel=on_cancel),
                 context.crash,
+                failure,
             )
         except Exception as error:
             if classify(error) is FailureClass.SUSPECT:

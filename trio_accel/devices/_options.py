@@ -6,7 +6,7 @@ import attrs
 
 from ..actors import Backoff, Intensity
 from ..backends.base import Isolation
-from ._completion import CompletionStrategy, HostCallbackCompletion
+from ._completion import CompletionStrategy
 from ._streams import PerActorStreams, StreamStrategy
 
 __all__ = ["DeviceOptions"]
@@ -63,9 +63,11 @@ def _backoff(instance: DeviceOptions, attribute: attrs.Attribute[Backoff], value
 
 
 def _strategy(
-    instance: DeviceOptions, attribute: attrs.Attribute[CompletionStrategy], value: CompletionStrategy
+    instance: DeviceOptions,
+    attribute: attrs.Attribute[CompletionStrategy | None],
+    value: CompletionStrategy | None,
 ) -> None:
-    if not callable(getattr(value, "open", None)):
+    if value is not None and not callable(getattr(value, "open", None)):
         raise TypeError(
             "DeviceOptions: completion must be a completion strategy such as HostCallbackCompletion(), "
             f"got {value!r}"
@@ -88,7 +90,7 @@ class DeviceOptions:
     Attributes:
         isolation: Where the context lives: ``"inline"``, in this process; ``"process"``, in a worker.
             None takes the backend's default.
-        completion: How completions are learned of.
+        completion: How completions are learned of; None for what suits the device best.
         streams: Which stream a library actor works on.
         spares: Workers that stand ready to take over, with everything loaded and all memory mapped.
         in_flight: The most launches that a library has on its stream; senders of more wait.
@@ -108,7 +110,7 @@ class DeviceOptions:
     """
 
     isolation: Isolation | None = attrs.field(default=None, validator=_isolation)
-    completion: CompletionStrategy = attrs.field(factory=HostCallbackCompletion, validator=_strategy)
+    completion: CompletionStrategy | None = attrs.field(default=None, validator=_strategy)
     streams: StreamStrategy = attrs.field(factory=PerActorStreams, validator=_stream_strategy)
     spares: int = attrs.field(default=0, validator=_count)
     in_flight: int = attrs.field(default=32, validator=_positive)

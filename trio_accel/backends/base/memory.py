@@ -14,9 +14,10 @@ __all__ = ["BlockMemory", "ChunkSource"]
 
 ChunkT = TypeVar("ChunkT")
 BlockT = TypeVar("BlockT")
+BlockT_co = TypeVar("BlockT_co", covariant=True)
 
 
-class ChunkSource(Protocol[ChunkT, BlockT]):
+class ChunkSource(Protocol[ChunkT, BlockT_co]):
     """Where a backend gets its chunks from."""
 
     @property
@@ -48,7 +49,7 @@ class ChunkSource(Protocol[ChunkT, BlockT]):
     def drop(self, chunk: ChunkT) -> None:
         """Give a chunk back, here."""
 
-    def block(self, chunk: ChunkT, offset: int, nbytes: int) -> BlockT:
+    def block(self, chunk: ChunkT, offset: int, nbytes: int) -> BlockT_co:
         """What the backend wants to have of a block."""
         ...
 

@@ -53,6 +53,9 @@ class CpuLibrary:
         """Specifications that `enqueue` takes."""
         return frozenset(self._kernels)
 
+    def prepare(self, spec: OperationSpec) -> None:
+        """Nothing: what an operation plans, it plans on its stream."""
+
     def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
         """Put an operation on a stream; see `KernelLibrary.enqueue`."""
         if not isinstance(stream, CpuStream):

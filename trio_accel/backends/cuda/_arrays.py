@@ -158,14 +158,13 @@ def _simplified(
     for axis, extent in enumerate(shape):
         if extent == 1:
             continue
-        if extents and all(
-            row[-1] == extent * stride[axis] for row, stride in zip(steps, strides, strict=True)
-        ):
+        pairs = [(row, stride[axis]) for row, stride in zip(steps, strides, strict=True)]
+        if extents and all(row[-1] == extent * step for row, step in pairs):
             extents[-1] *= extent
-            for row, stride in zip(steps, strides, strict=True):
-                row[-1] = stride[axis]
+            for row, step in pairs:
+                row[-1] = step
         else:
             extents.append(extent)
-            for row, stride in zip(steps, strides, strict=True):
-                row.append(stride[axis])
+            for row, step in pairs:
+                row.append(step)
     return tuple(extents), [tuple(row) for row in steps]

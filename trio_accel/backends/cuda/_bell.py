@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
+from contextlib import suppress
 from typing import Any
 
 from cuda.bindings import driver
 
-from ..base import Waker
+from ..base import ContextPoisonedError, Waker
 from ._context import CudaContext
 from ._stream import CudaEvent
 
@@ -70,11 +71,12 @@ class Bell:
                 # A daemon: it must not keep the interpreter from ending.
                 self._thread = threading.Thread(target=self._run, name=f"{self._name} bell", daemon=True)
                 self._thread.start()
-        side = stream.side()
-        check = self._context.check
-        word = stream.word
-        check(driver.cuStreamWaitValue32(side, word.address, event.sequence & _MASK, _AT_LEAST))
-        check(driver.cuLaunchHostFunc(side, _POST, self._address))
+        word, check = stream.word, self._context.check
+        # A lost context is seen by looking.
+        with suppress(ContextPoisonedError):
+            side = stream.side()
+            check(driver.cuStreamWaitValue32(side, word.address, event.sequence & _MASK, _AT_LEAST))
+            check(driver.cuLaunchHostFunc(side, _POST, self._address))
 
     def crash(self, stream: int) -> tuple[Any, ...]:
         """Enqueue what this process dies of; returns the driver's answer."""

@@ -175,7 +175,7 @@ class CudaDevice:
         return self._memory.placement(block)
 
     def register_host(self, array: npt.NDArray[np.uint8]) -> None:
-        """Let the device transfer from and to memory of the host by itself; see `AccelDevice.register_host`."""
+        """Transfer from and to memory of the host without a copy; see `AccelDevice.register_host`."""
         self._check_open()
         self.transfers.register(array)
 

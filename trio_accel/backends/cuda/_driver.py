@@ -47,7 +47,7 @@ def is_sticky(code: int) -> bool:
 def name_of(code: int) -> str:
     """The driver's name of a code."""
     try:
-        return driver.CUresult(code).name
+        return str(driver.CUresult(code).name)
     except ValueError:
         # A driver that is newer than its bindings.
         return f"CUDA_ERROR_{int(code)}"

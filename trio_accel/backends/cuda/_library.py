@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["CudaLibrary", "Enqueue", "Table"]
 
 Enqueue: TypeAlias = Callable[[Any, CudaStream], None]
-"""Enqueues one operation; the device's context is current. Checks first: it raises before it enqueues anything."""
+"""Enqueues one operation, or raises and enqueues nothing; the device's context is current."""
 
 Table: TypeAlias = Mapping[type[OperationSpec], Enqueue]
 
@@ -88,7 +88,7 @@ class CudaLibrary:
         """Destroy the handle; the context is current."""
 
     def _error_of(self, error: Exception) -> Exception:
-        """What a vendor's status means: the operation is refused, memory is short, the context is lost, or else."""
+        """What a vendor's status means."""
         # The library may have met what only the driver can name.
         self._device.look()
         failure = self._context.failure()

@@ -94,7 +94,7 @@ class _Source:
         # What the driver would take for a whole number of pages.
         if nbytes <= 0 or nbytes % self._granularity:
             raise ValueError(
-                f"nbytes: {nbytes} is no size of a chunk, which has whole {self._granularity} bytes"
+                f"nbytes: {nbytes} is no size of a chunk: it has whole {self._granularity} bytes"
             )
         with self._context:
             try:

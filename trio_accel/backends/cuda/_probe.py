@@ -18,6 +18,7 @@ __all__ = ["DeviceFacts", "Probe", "probe"]
 
 _PROGRAM = Path(__file__).with_name("_probe_process.py")
 _PATIENCE = 60.0
+_LOOK = "look at `nvidia-smi` and the system's log"
 _OLDEST = 12000
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _PROHIBITED, _EXCLUSIVE = 2, 3
@@ -81,9 +82,7 @@ def _probe(visible: str | None) -> Probe:
             timeout=_PATIENCE,
         )
     except subprocess.TimeoutExpired:
-        return Probe(
-            reason=f"the NVIDIA driver did not answer within {_PATIENCE:g} s; look at `nvidia-smi` and the system's log"
-        )
+        return Probe(reason=f"the NVIDIA driver did not answer within {_PATIENCE:g} s; {_LOOK}")
     except OSError as error:
         return Probe(reason=f"the NVIDIA driver could not be asked: {error}")
     if done.returncode:
@@ -98,8 +97,8 @@ def _probe(visible: str | None) -> Probe:
 def _understood(answer: dict[str, Any], visible: str | None) -> Probe:
     if answer.get("error") == "no driver":
         return Probe(
-            reason="there is no NVIDIA driver here (libcuda.so.1 was not found); it is installed with the system, and not "
-            "by pip, and a container gets it from its host (docker run --gpus all)"
+            reason="there is no NVIDIA driver here (libcuda.so.1 was not found); it is installed with the "
+            "system, and not by pip, and a container gets it from its host (docker run --gpus all)"
         )
     number = int(answer["version"])
     version = f"{number // 1000}.{number % 1000 // 10}"
@@ -122,16 +121,16 @@ def _refusal(answer: dict[str, Any], visible: str | None) -> str:
     if name == "CUDA_ERROR_NO_DEVICE":
         return _none(visible)
     advice = {
-        "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "driver and kernel module are of different versions: reboot after the update",
-        "CUDA_ERROR_SYSTEM_NOT_READY": "the fabric manager of the machine is not running: systemctl start nvidia-fabricmanager",
-        "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE": "take the compatibility package for this driver out of the library path",
-    }.get(name, "look at `nvidia-smi` and the system's log")
+        "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "driver and kernel module differ in version: reboot",
+        "CUDA_ERROR_SYSTEM_NOT_READY": "start the fabric manager: systemctl start nvidia-fabricmanager",
+        "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE": "take CUDA's compat folder out of LD_LIBRARY_PATH",
+    }.get(name, _LOOK)
     return f"the NVIDIA driver does not start ({name}); {advice}"
 
 
 def _none(visible: str | None) -> str:
     if visible is None:
-        return "the NVIDIA driver sees no GPU; see whether `nvidia-smi` does, and whether a container was given one"
+        return "the NVIDIA driver sees no GPU; see whether `nvidia-smi` does, also outside of a container"
     return f"{_VISIBLE}={visible!r} shows the NVIDIA driver no GPU; unset it, or name one that is there"
 
 
@@ -139,7 +138,7 @@ def _too_old(number: int, version: str) -> str | None:
     bindings = metadata.version("cuda-bindings")
     major = int(bindings.partition(".")[0])
     if number < _OLDEST:
-        return f"the NVIDIA driver is for CUDA {version}, and the CUDA backend needs 12.0: install driver 525 or later"
+        return f"the NVIDIA driver is for CUDA {version}, and 12.0 is needed: install driver 525 or later"
     if number // 1000 < major:
         return (
             f"the NVIDIA driver is for CUDA {version}, and cuda-bindings {bindings} needs CUDA {major}: "
@@ -151,9 +150,7 @@ def _too_old(number: int, version: str) -> str | None:
 def _facts(device: dict[str, Any]) -> DeviceFacts:
     why_not = None
     if device["compute_mode"] == _PROHIBITED:
-        why_not = (
-            f"{device['name']} is in compute mode 'prohibited' (`nvidia-smi -c DEFAULT` as root ends that)"
-        )
+        why_not = f"{device['name']} is in compute mode 'prohibited' (nvidia-smi -c DEFAULT ends that)"
     elif device["has_virtual_memory"] != 1:
         why_not = f"{device['name']} has no virtual memory management, which arrays are placed by"
     return DeviceFacts(

@@ -73,7 +73,7 @@ class CudaStream:
         """Whether the stream is closed and everything enqueued is done, or never will be."""
         if not self.is_closed:
             return False
-        return self.is_destroyed or not self._query() == driver.CUresult.CUDA_ERROR_NOT_READY
+        return self.is_destroyed or self._query() != driver.CUresult.CUDA_ERROR_NOT_READY
 
     def check(self) -> None:
         """Refuse what cannot be enqueued.
@@ -115,7 +115,7 @@ class CudaStream:
         return CudaEvent(self, word.sequence + 1)
 
     def after(self, finisher: Callable[[], None]) -> None:
-        """Do something short on the host before the next event counts as done; what it raises is its error."""
+        """Do something short on the host before the next event is done; what it raises is its error."""
         self._next.append(finisher)
 
     def wait(self, event: AccelEvent) -> None:

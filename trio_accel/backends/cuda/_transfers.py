@@ -170,7 +170,7 @@ class Transfers:
         with self._context:
             flags = driver.CU_MEMHOSTALLOC_PORTABLE
             area = int(self._context.check(driver.cuMemHostAlloc(nbytes, flags)))
-        return area, np.frombuffer((ctypes.c_char * nbytes).from_address(area), np.uint8)
+        return area, np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(area))
 
     def _run(self) -> None:
         """Body of the thread: one transfer after the other."""

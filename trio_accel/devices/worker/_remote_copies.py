@@ -109,6 +109,9 @@ class _Memory:
     def operations(self) -> frozenset[type[OperationSpec]]:
         return self._library.operations
 
+    def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
+        return self._library.prepare(spec)
+
     def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
         # Of the array types a specification knows only NumPy's.
         if isinstance(spec, (CopyFromHostSpec, CopyToHostSpec)) and type(spec.host) is not np.ndarray:
