@@ -156,6 +156,9 @@ class ManualLibrary:
     def operations(self) -> frozenset[type[OperationSpec]]:
         return frozenset(load_kernels(self.name))
 
+    def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
+        return self.device.prepare.get(type(spec))
+
     def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
         assert isinstance(stream, ManualStream)
         assert not self.is_closed
@@ -187,6 +190,7 @@ class ManualDevice:
         is_held: Whether streams wait for `run` and `step`.
         refuse: What makes the error that enqueueing an operation raises, by specification.
         fail: What makes the error that an operation ends with on its stream.
+        prepare: What must be done before an operation is enqueued.
         enqueued: Names of the specifications that were enqueued.
     """
 
@@ -197,6 +201,7 @@ class ManualDevice:
     failure: Exception | None = None
     refuse: dict[type[OperationSpec], Callable[[], Exception]] = attrs.field(factory=dict)
     fail: dict[type[OperationSpec], Callable[[], Exception]] = attrs.field(factory=dict)
+    prepare: dict[type[OperationSpec], Callable[[], None]] = attrs.field(factory=dict)
     streams: list[ManualStream] = attrs.field(factory=list)
     opened: list[ManualLibrary] = attrs.field(factory=list)
     enqueued: list[str] = attrs.field(factory=list)
@@ -282,6 +287,7 @@ class ManualBackend:
     """
 
     name: str = "manual"
+    preload: tuple[str, ...] = ()
     devices: list[ManualDevice] = attrs.field(factory=list)
     may_open: trio.Event = attrs.field(factory=trio.Event)
     refuse_open: Exception | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import ClassVar
 
@@ -30,6 +30,9 @@ class _Slow:
     @property
     def operations(self) -> frozenset[type[OperationSpec]]:
         return self._kernels.operations
+
+    def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
+        return self._kernels.prepare(spec)
 
     def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
         assert isinstance(spec, ScalSpec)
