@@ -54,7 +54,7 @@ class WorkerDispatch:
     """Serves a device from worker processes, one at a time; memory and requests outlive them."""
 
     def __init__(self, device: Device) -> None:
-        check_options(device.options)
+        check_options(device)
         self._device = device
         self._options = device.options
         self._chunks = ChunkTable(device.backend, self._unshare)
@@ -430,7 +430,8 @@ class WorkerDispatch:
         link.notify()
 
     def _on_lost(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
-        error = decode_error(message[0])
+        plain, link.is_silent = message
+        error = decode_error(plain)
         self._lose(link, error)
         link.condemn(f"lost its context: {error}", error)
 

@@ -36,7 +36,7 @@ unchunk     id
 result      number of the call, value
 event       an encoded event of the worker's actors
 log         logger, level, text
-lost        error: the context is gone, nothing more is launched
+lost        error: the context is gone, nothing more is launched; whether nothing of it writes any more
 closed      the context has ended in order
 ==========  ===========================================================================================
 """

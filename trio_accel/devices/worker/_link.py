@@ -34,6 +34,7 @@ class WorkerLink:
         is_ready: Whether its device is open.
         how: In words how it ended, or why it is not to be used any more; None while it serves.
         is_started: Whether it serves a generation.
+        is_silent: Whether nothing of its context writes to memory any more, dead or not.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class WorkerLink:
         self.is_ready: bool = False
         self.how: str | None = None
         self.is_started: bool = False
+        self.is_silent: bool = False
         self._channel = channel
         self._device = device
         self._tick = heartbeat_timeout / _BEATS

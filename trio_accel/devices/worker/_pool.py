@@ -14,7 +14,6 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ...backends.base import NotSupportedError
-from .._options import DeviceOptions
 from ._channel import Channel
 from ._chunks import Chunk, ChunkTable
 from ._frames import WorkerConfig
@@ -35,14 +34,25 @@ _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from trio_accel.devices.worker._process import main; main()"
 )
+# What that imports, for backends whose workers are to have it imported ahead.
+_PROGRAM = "trio_accel.devices.worker._process"
 
 
-def check_options(options: DeviceOptions) -> None:
+def check_options(device: Device) -> None:
     """Refuse options that another process cannot have.
 
     Raises:
-        NotSupportedError: A strategy that cannot be pickled, or whose class is one of __main__.
+        NotSupportedError: A strategy that cannot be pickled, or whose class is one of __main__; or spares
+            on a device that takes one process at a time.
     """
+    options = device.options
+    if options.spares and device.info.is_exclusive:
+        raise NotSupportedError(
+            f"spares={options.spares}: {device.name} is in exclusive compute mode and takes one process at a"
+            " time; open it with spares=0, or have the mode set to default",
+            device=device.name,
+            backend=device.info.backend,
+        )
     for name in ("completion", "streams"):
         strategy = getattr(options, name)
         why = None
@@ -79,7 +89,10 @@ class WorkerPool:
     ) -> None:
         self._is_observed = False
         self._device = device.name
+        self._is_exclusive = device.info.is_exclusive
         self._path = device.path
+        modules = device.backend.preload
+        self._preload = (*modules, _PROGRAM) if modules else ()
         self._options = options = device.options
         self._chunks = chunks
         self._handle = handle
@@ -123,15 +136,22 @@ class WorkerPool:
             self._failures = 0
             link = self._spares.pop(0)
         else:
+            if self._is_exclusive:
+                await self._wait_gone(None)
             link = await self._start()
         try:
-            for other in self.links:
-                if other is not link and other not in self._spares and other.how is not None:
-                    await other.wait_gone()
+            await self._wait_gone(link)
         except BaseException:
             link.condemn("was not needed")
             raise
         return link
+
+    async def _wait_gone(self, successor: WorkerLink | None) -> None:
+        """Wait for the end of those that are to take no part any more, and may still write to memory."""
+        for other in self.links:
+            is_over = other is not successor and other not in self._spares and other.how is not None
+            if is_over and not (other.is_silent and successor is not None):
+                await other.wait_gone()
 
     def refill(self) -> None:
         """Have as many spares as the options say."""
@@ -202,7 +222,7 @@ class WorkerPool:
             with theirs:
                 try:
                     process = await self._launcher.start_worker(
-                        ("-c", _BOOT, json.dumps(sys.path)), (theirs.fileno(), page.descriptor)
+                        ("-c", _BOOT, json.dumps(sys.path)), (theirs.fileno(), page.descriptor), self._preload
                     )
                 except BaseException:
                     ours.close()

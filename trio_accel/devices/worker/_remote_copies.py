@@ -14,6 +14,7 @@ from ...backends.base.ops import CopyFromHostSpec, CopyToHostSpec, OperationSpec
 from .._bridge import LoopWaker
 from ._channel import Message
 from ._frames import plain_array
+from ._ready_libraries import ReadyLibraries
 
 __all__ = ["RemoteArray", "RemoteCopies"]
 
@@ -43,9 +44,9 @@ class RemoteCopies:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, tuple[Hold, LoopWaker]] = {}
 
-    def wrap(self, device: AccelDevice) -> AccelDevice:
+    def wrap(self, device: AccelDevice, libraries: ReadyLibraries) -> AccelDevice:
         """The device, with a memory library that knows such arrays."""
-        return cast("AccelDevice", _Device(device, self))
+        return cast("AccelDevice", _Device(device, self, libraries))
 
     def enqueue(
         self, copy: CopyFromHostSpec | CopyToHostSpec, device: AccelDevice, stream: AccelStream
@@ -77,9 +78,10 @@ class RemoteCopies:
 class _Device:
     """A device whose memory library is this one's."""
 
-    def __init__(self, device: AccelDevice, copies: RemoteCopies) -> None:
+    def __init__(self, device: AccelDevice, copies: RemoteCopies, libraries: ReadyLibraries) -> None:
         self._device = device
         self._copies = copies
+        self._libraries = libraries
         # What every operation uses.
         self.allocate = device.allocate
         self.free = device.free
@@ -89,7 +91,7 @@ class _Device:
         return getattr(self._device, name)
 
     def open_library(self, name: str) -> KernelLibrary:
-        library = self._device.open_library(name)
+        library = self._libraries.open(name)
         return _Memory(library, self._device, self._copies) if name == "memory" else library
 
 

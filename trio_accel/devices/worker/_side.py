@@ -15,7 +15,7 @@ import trio
 
 from ...actors import ActorStarted, Event, MessageEvent, Ref, Restart, Subscription
 from ...backends import resolve
-from ...backends.base import AccelDevice, AccelError, PlacedBlock
+from ...backends.base import AccelDevice, AccelError, ContextPoisonedError, PlacedBlock
 from .._availability import Availability
 from .._blocks import Block, BlockTable
 from .._context import ContextActor, Session, context_policy, load_library
@@ -29,6 +29,7 @@ from ._frames import WorkerConfig, place_of, plain_place
 from ._launches import ALLOCATIONS, NAME, OUTPUTS, decode_launch
 from ._mirror import encode_event
 from ._page import SharedPage
+from ._ready_libraries import ReadyLibraries
 from ._remote_copies import RemoteCopies
 from ._wire import encode_array
 from ._wire_errors import encode_error
@@ -78,12 +79,14 @@ class WorkerSide:
         self._serving: dict[int, _Serving] = {}
         self._leases: dict[int, trio.Event] = {}
         self._device: AccelDevice
+        self._ready_libraries: ReadyLibraries
         self._copies = RemoteCopies(channel.send)
         self._session: Session | None = None
         self._context: Ref[ContextActor]
         self._subscription: Subscription | None = None
         self._is_closing = False
         self._is_lost = False
+        self._stops_when_lost = False
         self._nursery: trio.Nursery
         self._handlers: dict[str, Callable[..., None]] = {
             "request": self._on_request,
@@ -160,21 +163,26 @@ class WorkerSide:
 
     def _open(self) -> AccelDevice:
         backend, info = resolve(self._config.device)
+        self._stops_when_lost = backend.stops_when_lost
         backend.prepare_worker()
         limit = self.options.memory_limit
-        return self._copies.wrap(backend.open_device(info.index, memory_limit=limit, keeper=self))
+        device = backend.open_device(info.index, memory_limit=limit, keeper=self)
+        self._ready_libraries = ReadyLibraries(device)
+        return self._copies.wrap(device, self._ready_libraries)
 
     def _give_up(self, error: BaseException) -> None:
         """Tell the application what the context is lost to; it ends this process."""
         if not self._is_lost:
             self._is_lost = True
-            self._channel.send(("lost", encode_error(error)), now=True)
+            # A context that the driver has given up writes no more, where the backend says so.
+            is_silent = self._stops_when_lost and type(error) is ContextPoisonedError
+            self._channel.send(("lost", encode_error(error), is_silent), now=True)
 
     def _warm(self, path: str) -> None:
         """Load a library now, so that its first operation need not wait for it."""
         # If it cannot be loaded, whoever uses it hears of it.
         with suppress(Exception):
-            self._device.open_library(load_library(path).library).close()
+            self._ready_libraries.load(load_library(path).library)
 
     async def _take(self, message: Message, descriptors: tuple[int, ...]) -> None:
         """Act on a message."""
