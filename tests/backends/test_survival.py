@@ -59,7 +59,7 @@ def test_a_chunk_is_exported_before_its_block_is_there(open_kept, keeper):
 
 
 def test_what_one_device_wrote_another_reads_bit_for_bit(open_kept, keeper):
-    contents = {1: noise(1, 1), 2: noise(0), 3: noise(100_001, 3), 4: noise(70 << 20, 4)}
+    contents = {1: noise(1, 1), 2: noise(0), 3: noise(100_001, 3), 4: noise(270 << 20, 4)}
     with open_kept(keeper) as first:
         for block, host in contents.items():
             put(first, block, host)
@@ -146,6 +146,8 @@ def test_empty_chunks_of_another_process_are_given_back(open_kept, keeper):
             first.device.allocate(block, nbytes)
         survivor = first.device.placement(0)
         small, large = (first.device.placement(block).chunk for block in (1, 2))
+    if small == survivor.chunk:
+        pytest.skip("this backend's first chunk holds them all")
     with open_kept(keeper) as second:
         keeper.map_into(second.device)
         second.device.adopt([survivor])
@@ -267,6 +269,7 @@ def test_blocks_live_on_from_device_to_device(open_kept, lives):
     places: list[PlacedBlock] = []
     with Keeper() as keeper:
         for steps in lives:
+            keeper.dropped.clear()  # the next device does not know their ids
             with open_kept(keeper) as rig:
                 keeper.map_into(rig.device)
                 rig.device.adopt(places)
