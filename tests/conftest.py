@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -133,10 +134,8 @@ def _remember(monkeypatch: pytest.MonkeyPatch, opened: list[CpuDevice], workers:
         opened.append(device)
         return device
 
-    async def remember_worker(
-        self: Launcher, arguments: tuple[str, ...], descriptors: tuple[int, ...] = ()
-    ) -> WorkerProcess:
-        worker = await start_worker(self, arguments, descriptors)
+    async def remember_worker(self: Launcher, *order: Iterable[Any], **more: Iterable[Any]) -> WorkerProcess:
+        worker = await start_worker(self, *order, **more)
         workers.append(worker)
         return worker
 

@@ -8,7 +8,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,12 @@ from trio_accel.devices.worker._launcher import Launcher, LauncherError, StartWo
 
 SLEEP = ("-I", "-S", "-c", "import signal; signal.pause()")
 
+# A worker is a fresh interpreter, or a fork of the launcher that has this imported.
+AHEAD = "colorsys"
+WAYS = pytest.mark.parametrize("preload", [(), (AHEAD,)], ids=["fresh", "fork"])
+
 REPORT = """
-import ctypes, json, os, resource, signal
+import ctypes, json, os, resource, signal, sys
 number = ctypes.c_int()
 ctypes.CDLL(None).prctl(2, ctypes.byref(number))
 # The listing's own is closed by now.
@@ -42,6 +46,9 @@ report = {
     "environment": dict(os.environ),
     "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
     "usual": [signal.getsignal(number) is signal.SIG_DFL for number in (signal.SIGUSR1, signal.SIGHUP)],
+    "ignored": [number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN],
+    "interrupt": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+    "ahead": "colorsys" in sys.modules,
 }
 os.write(3, json.dumps(report).encode())
 """
@@ -63,19 +70,22 @@ def stopped(process: int) -> Generator[None, None, None]:
         os.kill(process, signal.SIGCONT)
 
 
-async def report_of_worker(workshop: Launcher) -> dict[str, Any]:
+async def report_of_worker(workshop: Launcher, preload: Sequence[str] = ()) -> dict[str, Any]:
     reader, writer = os.pipe()
     try:
-        worker = await workshop.start_worker(["-I", "-S", "-c", REPORT], [writer])
+        worker = await workshop.start_worker(["-c", REPORT], [writer], preload)
         assert await worker.wait() == "exited with code 0"
-        return json.loads(os.read(reader, 1 << 16))
+        report = json.loads(os.read(reader, 1 << 16))
+        assert report["ahead"] is bool(preload)
+        return report
     finally:
         os.close(reader)
         os.close(writer)
 
 
-async def test_a_worker_has_nothing_but_its_own(workshop: Launcher) -> None:
-    report = await report_of_worker(workshop)
+@WAYS
+async def test_a_worker_has_nothing_but_its_own(workshop: Launcher, preload: tuple[str, ...]) -> None:
+    report = await report_of_worker(workshop, preload)
     files = report["open"]
     assert sorted(files) == ["0", "1", "2", "3"]
     assert files["0"] == files["1"] == os.devnull
@@ -83,43 +93,57 @@ async def test_a_worker_has_nothing_but_its_own(workshop: Launcher) -> None:
     assert files["3"].startswith("pipe:")
 
 
-async def test_a_worker_dies_with_its_launcher_and_leaves_no_core(workshop: Launcher) -> None:
-    report = await report_of_worker(workshop)
+@WAYS
+async def test_a_worker_dies_with_its_launcher_and_leaves_no_core(
+    workshop: Launcher, preload: tuple[str, ...]
+) -> None:
+    report = await report_of_worker(workshop, preload)
     assert report["session"] == report["parent"] == launcher()
     assert report["death signal"] == signal.SIGKILL
     assert report["core"] == [0, 0]
 
 
-async def test_a_worker_begins_as_if_the_application_had_started_it(system: System) -> None:
+@WAYS
+async def test_a_worker_begins_as_if_the_application_had_started_it(
+    system: System, preload: tuple[str, ...]
+) -> None:
     before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
-        report = await report_of_worker(await open_launcher(system))
+        report = await report_of_worker(await open_launcher(system), preload)
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert report["blocked"] == []
     assert report["usual"] == [True, True]
+    assert report["ignored"] == [signal.SIGPIPE, signal.SIGXFSZ]
+    assert report["interrupt"]
     assert report["files"] == [*resource.getrlimit(resource.RLIMIT_NOFILE)]
 
 
+@WAYS
 async def test_a_worker_has_directory_and_environment_of_its_start(
-    workshop: Launcher, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    workshop: Launcher, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, preload: tuple[str, ...]
 ) -> None:
+    # Nor what it was when modules were imported.
+    await report_of_worker(workshop, preload)
     monkeypatch.setenv("ODD", "a\udcffb\n")
     monkeypatch.delenv("PATH")
     monkeypatch.chdir(tmp_path)
-    report = await report_of_worker(workshop)
+    report = await report_of_worker(workshop, preload)
     assert report["directory"] == os.getcwd()
     assert report["environment"]["ODD"] == "a\udcffb\n"
     assert "PATH" not in report["environment"]
     assert report["environment"]["TRIO_ACCEL_TEST_MARK"] == os.environ["TRIO_ACCEL_TEST_MARK"]
 
 
-async def test_descriptors_come_in_order_and_stay_the_callers(workshop: Launcher) -> None:
+@WAYS
+async def test_descriptors_come_in_order_and_stay_the_callers(
+    workshop: Launcher, preload: tuple[str, ...]
+) -> None:
     pipes = [os.pipe() for _ in range(12)]
     writers = [writer for _, writer in pipes]
     code = "import os\nfor number in range(12): os.write(3 + number, b'%d' % number)"
     # Backwards: each is wanted where another one is.
-    worker = await workshop.start_worker(("-I", "-S", "-c", code), reversed(writers))
+    worker = await workshop.start_worker(("-c", code), reversed(writers), preload)
     assert await worker.wait() == "exited with code 0"
     for number, (reader, writer) in enumerate(reversed(pipes)):
         assert os.read(reader, 9) == b"%d" % number
@@ -135,8 +159,11 @@ async def test_descriptors_come_in_order_and_stay_the_callers(workshop: Launcher
         ("import os; os.kill(os.getpid(), 40)", "was killed by signal 40"),
     ],
 )
-async def test_how_a_worker_ended_is_said_in_words(workshop: Launcher, code: str, how: str) -> None:
-    worker = await workshop.start_worker(["-I", "-S", "-c", code])
+@WAYS
+async def test_how_a_worker_ended_is_said_in_words(
+    workshop: Launcher, code: str, how: str, preload: tuple[str, ...]
+) -> None:
+    worker = await workshop.start_worker(["-c", code], preload=preload)
     assert await worker.wait() == how
     assert worker.is_dead
     assert repr(worker) == f"<WorkerProcess {worker.pid}, {how}>"
@@ -182,10 +209,12 @@ async def test_a_closed_worker_is_killed(workshop: Launcher) -> None:
     assert worker.is_dead
 
 
-async def test_many_workers_leave_no_descriptor(workshop: Launcher) -> None:
+@WAYS
+async def test_many_workers_leave_no_descriptor(workshop: Launcher, preload: tuple[str, ...]) -> None:
     before, of_launcher = descriptors(), descriptors(launcher())
+    options = () if preload else ("-I", "-S")
     for _ in range(50):
-        worker = await workshop.start_worker(["-I", "-S", "-X", "frozen_modules=on", "-c", ""])
+        worker = await workshop.start_worker([*options, "-c", ""], preload=preload)
         await worker.wait()
     assert descriptors() == before
     assert descriptors(launcher()) == of_launcher

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import sys
 import weakref
@@ -22,6 +23,7 @@ __all__ = ["Launcher", "LauncherActor", "LauncherError", "StartWorker", "WorkerP
 _END = 2.0
 # So far apart that the launcher alone never exceeds what a system allows by default, 3 within 5 s.
 _POLICY = Policy(backoff=Backoff(base=2.0))
+_logger = logging.getLogger("trio_accel.devices")
 
 
 @attrs.frozen
@@ -34,8 +36,11 @@ class StartWorker(Request["LauncherActor", WorkerProcess]):
     Attributes:
         arguments: What follows `sys.executable` on its command line.
         descriptors: It has them as 3, 4, 5 and so on. They stay the caller's.
+        preload: Modules to import ahead, found by the `sys.path` of this program. The launcher imports them
+            once; the worker is a fork of it, and runs what follows ``-c``. Without, or where a fork would not
+            do, the worker is a fresh interpreter.
 
-    If the launcher dies before that, the next one starts it.
+    If the launcher dies before that, the next one starts it. If it died of imports, no other tries them.
 
     Raises:
         LauncherError: It could not be started, or a second launcher died over it.
@@ -44,6 +49,7 @@ class StartWorker(Request["LauncherActor", WorkerProcess]):
 
     arguments: tuple[str, ...] = attrs.field(converter=tuple[str, ...])
     descriptors: tuple[int, ...] = attrs.field(default=(), converter=tuple[int, ...])
+    preload: tuple[str, ...] = attrs.field(default=(), converter=tuple[str, ...])
 
 
 @attrs.frozen
@@ -70,6 +76,10 @@ class LauncherActor(Actor):
         self._numbers = itertools.count(1)
         self._orders: dict[int, Order] = {}
         self._workers: dict[int, WorkerProcess] = {}
+        # What the process has imported, as workers were started with it.
+        self._imported: set[str] = set()
+        # Why some were none of its forks, said already.
+        self._reasons: set[str] = set()
 
     @asynccontextmanager
     @enable_ki_protection
@@ -108,11 +118,13 @@ class LauncherActor(Actor):
             self._orders[number] = order
 
     def _send(self, number: int, message: StartWorker) -> None:
-        order = {
+        order: dict[str, object] = {
             "arguments": [sys.executable, *message.arguments],
             "environment": self._link.environment_changes(),
             "descriptors": 1 + len(message.descriptors),
         }
+        if message.preload and self._front.preloads:
+            order.update(preload=message.preload, path=sys.path)
         directory = os.open(".", os.O_PATH | os.O_DIRECTORY)
         try:
             self._link.send("start", number, order, (directory, *message.descriptors))
@@ -126,12 +138,18 @@ class LauncherActor(Actor):
                 self._take(await self._link.receive())
         except EndOfLink:
             how = await self._link.wait_end()
+            if not all(self._imported.issuperset(order.message.preload) for order in self._orders.values()):
+                # It may have died of the imports, and the next one would.
+                self._front.preloads = False
             self.context.crash(LauncherError(f"the launcher of worker processes {how}"))
 
     def _take(self, report: Report) -> None:
         number, detail = report.number, report.detail
         if report.kind == "failed":
             self._refuse(number, f"a worker process could not be started: {detail}")
+            return
+        if report.kind == "fresh":
+            self._begin_fresh(number, str(detail))
             return
         assert isinstance(detail, int)
         if report.kind == "started":
@@ -149,11 +167,20 @@ class LauncherActor(Actor):
             self._refuse(number, "a worker process has been ended again: there are too many open files here")
             return
         worker = self._workers[number] = WorkerProcess(pid, descriptors[0])
+        self._imported.update(self._orders[number].message.preload)
         if self._orders[number].reply.is_cancelled:
             worker.close()
         elif not self._orders.pop(number).reply.set(worker):
             # Nobody is there any more to take it.
             worker.close()
+
+    def _begin_fresh(self, number: int, why: str) -> None:
+        order = self._orders[number]
+        # Nothing was imported for it.
+        self._orders[number] = attrs.evolve(order, message=attrs.evolve(order.message, preload=()))
+        if why not in self._reasons:
+            self._reasons.add(why)
+            _logger.info("worker processes start as fresh interpreters, which takes longer: %s", why)
 
     def _refuse(self, number: int, why: str) -> None:
         reply = self._orders.pop(number).reply
@@ -182,9 +209,14 @@ class LauncherActor(Actor):
 
 
 class Launcher:
-    """The launcher of a system, for the devices that share it. Made by `open_launcher`."""
+    """The launcher of a system, for the devices that share it. Made by `open_launcher`.
+
+    Attributes:
+        preloads: Whether it imports modules ahead: not once a launcher process has died meanwhile.
+    """
 
     def __init__(self) -> None:
+        self.preloads: bool = True
         self._ref: Ref[LauncherActor] | None = None
         self._link: LauncherLink | None = None
         self._opening = trio.Lock()
@@ -201,9 +233,11 @@ class Launcher:
         assert self._ref is not None
         return self._ref
 
-    async def start_worker(self, arguments: Iterable[str], descriptors: Iterable[int] = ()) -> WorkerProcess:
+    async def start_worker(
+        self, arguments: Iterable[str], descriptors: Iterable[int] = (), preload: Iterable[str] = ()
+    ) -> WorkerProcess:
         """Start a worker process; see `StartWorker`."""
-        return await self.ref.ask(StartWorker(tuple(arguments), tuple(descriptors)))
+        return await self.ref.ask(StartWorker(tuple(arguments), tuple(descriptors), tuple(preload)))
 
     @enable_ki_protection
     def keep_chunk(self, descriptor: int) -> int:

@@ -27,7 +27,7 @@ _PROGRAM = Path(__file__).with_name("_launcher_process.py")
 _PACKET = 1 << 18
 _READY = 30.0
 _END = 2.0
-_MAY_BE = ("ready", "started", "failed", "exited")
+_MAY_BE = ("ready", "started", "failed", "exited", "fresh")
 
 
 class LauncherError(AccelError):
@@ -43,9 +43,9 @@ class Report:
     """What the launcher process says.
 
     Attributes:
-        kind: ``ready``, ``started``, ``failed`` or ``exited``.
+        kind: ``ready``, ``started``, ``failed``, ``exited``, or ``fresh``: a worker will be no fork.
         number: Number of the order that it is about.
-        detail: A pid, the text of an error, or a wait status.
+        detail: A pid, the text of an error, a wait status, or why.
         descriptors: Received with it; they belong to the receiver.
     """
 

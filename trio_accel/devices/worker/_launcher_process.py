@@ -5,6 +5,9 @@ nothing but the standard library. It has one thread, the only one that workers m
 parent-death signal comes when the thread that forked has ended.
 
 Orders and reports are JSON, one triple ``[kind, number, detail]`` a packet, with descriptors beside them.
+
+A worker is a fresh interpreter, unless its order names modules to be imported ahead: those the launcher
+imports once, and the worker is a fork of it. See `_launcher_fork.py`.
 """
 
 from __future__ import annotations
@@ -19,17 +22,23 @@ import signal
 import socket
 import sys
 import time
+import warnings
 from array import array
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import NoReturn, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, cast
+
+if TYPE_CHECKING:
+    from trio_accel.devices.worker._launcher_fork import Forks
 
 _PACKET = 1 << 18  # what the application limits its orders to
 _MOST_DESCRIPTORS = 253  # the kernel's own limit for one packet
 _FIRST = 3  # of a worker's own descriptors, behind the standard ones
 _UNWIND = 1.0  # seconds for what was killed to be gone
 _SET_PDEATHSIG = 1
+_FORKS = Path(__file__).with_name("_launcher_fork.py")
 
 _prctl = ctypes.CDLL(None).prctl
 _prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
@@ -47,6 +56,7 @@ class Launcher:
         # By the descriptor of the process: its number among the orders, and its pid.
         self._workers: dict[int, tuple[int, int]] = {}
         self._chunks: dict[int, int] = {}
+        self._forks: Forks | None = None
         self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._is_wanted = True
         self._ends_in_order = False
@@ -100,7 +110,9 @@ class Launcher:
     def _start(self, number: int, order: dict[str, object], descriptors: list[int]) -> None:
         started: tuple[int, int] | OSError
         try:
-            started = _spawn(order, descriptors)
+            if len(descriptors) != order["descriptors"]:
+                raise OSError("there are too many open files in the launcher of worker processes")  # noqa: TRY301
+            started = _spawn(self._program(number, order, descriptors[0]), descriptors)
         except OSError as error:
             started = error
         # Before the report: who hears of it may rely on nobody else holding them.
@@ -113,6 +125,25 @@ class Launcher:
         self._workers[worker] = (number, pid)
         self._poll.register(worker, select.POLLIN)
         self._report("started", number, pid, worker)
+
+    def _program(self, number: int, order: Mapping[str, object], directory: int) -> Callable[[int], object]:
+        """What a worker does when all is in its place; with modules to be imported ahead, import them now.
+
+        That takes half a second, in which this process sees nothing: the end of the application, which it
+        meets right after, and the ends of other workers. It dies of SIGALRM if it takes far too long.
+        """
+        arguments = cast("list[str]", order["arguments"])
+        environment = _environment(cast("dict[str, str | None]", order["environment"]))
+        modules = cast("list[str]", order.get("preload", []))
+        path = cast("list[str]", order.get("path", []))
+        if modules:
+            forks = self._forks = self._forks or _load_forks()
+            why = forks.prepare(modules, path, arguments, environment, directory)
+            if why is None:
+                return lambda free: forks.run(arguments, environment, path, free)
+            self._report("fresh", number, why)
+        # Descriptors close by themselves: nothing here is inheritable but the standard ones.
+        return lambda _: os.execve(arguments[0], arguments, environment)  # noqa: S606  # what was asked for
 
     def _kill(self, number: int) -> None:
         for worker, (other, _) in self._workers.items():
@@ -176,23 +207,38 @@ def _is_dead(process: int, within: float) -> bool:
     return bool(poll.poll(within * 1000))
 
 
-def _spawn(order: Mapping[str, object], descriptors: Sequence[int]) -> tuple[int, int]:
+def _load_forks() -> Forks:
+    # By its path: there is no package here.
+    from importlib import util
+
+    spec = util.spec_from_file_location(_FORKS.stem, _FORKS)
+    assert spec is not None
+    assert spec.loader is not None
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return cast("type[Forks]", module.Forks)(_ENVIRONMENT)
+
+
+def _spawn(program: Callable[[int], object], descriptors: Sequence[int]) -> tuple[int, int]:
     """Start a worker; returns its descriptor and its pid when its program has begun.
+
+    Args:
+        program: Takes the place of the forked child, given the first descriptor that is not its own.
+        descriptors: Of its working directory, and those it is to have.
 
     Raises:
         OSError: It could not be started.
     """
-    if len(descriptors) != order["descriptors"]:
-        raise OSError("there are too many open files in the launcher of worker processes")
     directory, *given = descriptors
-    arguments = cast("list[str]", order["arguments"])
-    environment = _environment(cast("dict[str, str | None]", order["environment"]))
     launcher = os.getpid()
     reader, writer = os.pipe()
     try:
-        pid = os.fork()
+        with warnings.catch_warnings():
+            # Where an imported module has started a thread; what follows is an `execve` then.
+            warnings.filterwarnings("ignore", category=DeprecationWarning)
+            pid = os.fork()
         if pid == 0:
-            _become(arguments, environment, directory, given, launcher, writer)
+            _become(program, directory, given, launcher, writer)
     except OSError:
         os.close(reader)
         raise
@@ -213,7 +259,7 @@ def _spawn(order: Mapping[str, object], descriptors: Sequence[int]) -> tuple[int
 
 
 def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
-    environment = dict(os.environ)
+    environment = dict(_ENVIRONMENT)
     for name, value in changes.items():
         if value is None:
             environment.pop(name, None)
@@ -223,12 +269,7 @@ def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def _become(
-    arguments: list[str],
-    environment: dict[str, str],
-    directory: int,
-    descriptors: Sequence[int],
-    launcher: int,
-    failure: int,
+    program: Callable[[int], object], directory: int, descriptors: Sequence[int], launcher: int, failure: int
 ) -> NoReturn:
     """In the forked child: turn into the worker."""
     try:
@@ -245,8 +286,7 @@ def _become(
         aside = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, free) for descriptor in descriptors]
         for place, descriptor in enumerate(aside, _FIRST):
             os.dup2(descriptor, place)
-        # Everything else closes by itself: nothing here is inheritable but the standard descriptors.
-        os.execve(arguments[0], arguments, environment)  # noqa: S606  # what the application asked for
+        program(free)
     except Exception as error:  # noqa: BLE001  # whatever it is, it goes to the one who asked
         os.write(failure, (str(error) or type(error).__name__).encode(errors="replace"))
     finally:
@@ -254,8 +294,10 @@ def _become(
 
 
 def _reset_signals() -> None:
+    # What the application ignores is handed down; handlers do not outlast an `execve`, and in a fork they are
+    # those of the modules that it has imported.
     for number in signal.valid_signals():
-        if signal.getsignal(number) not in (signal.SIG_DFL, None):
+        if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
@@ -280,6 +322,8 @@ def main(control: int, parent: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # An application that ignores it hands that down, and the kernel would reap the workers.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # It would not end imports that hang.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     # It may keep the chunks of several devices.
     resource.setrlimit(resource.RLIMIT_NOFILE, (_FILE_LIMIT[1], _FILE_LIMIT[1]))
     with _open_control(control) as connected:
@@ -293,6 +337,8 @@ def main(control: int, parent: int) -> None:
 
 
 _FILE_LIMIT = resource.getrlimit(resource.RLIMIT_NOFILE)
+# Imports of modules may change what this process has.
+_ENVIRONMENT = dict(os.environ)
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]))
