@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -29,11 +30,13 @@ class CudaLibrary:
     Attributes:
         name: Name of the library, such as ``"blas"``.
         statuses: The exception class of the vendor's bindings, whose `status` is its code.
+        codes: The bindings' enumeration of codes.
         refused: Names of those statuses that say that the operation, and not the library, is at fault.
     """
 
     name: ClassVar[str]
     statuses: ClassVar[type[Exception] | None] = None
+    codes: ClassVar[type[enum.IntEnum] | None] = None
     refused: ClassVar[frozenset[str]] = frozenset()
     exhausted: ClassVar[frozenset[str]] = frozenset()
     missing: ClassVar[frozenset[str]] = frozenset()
@@ -65,18 +68,7 @@ class CudaLibrary:
                 device=self._device.info.name,
             )
         stream.check()
-        try:
-            with self._context:
-                enqueue(spec, stream)
-        except AccelError as error:
-            error.device = self._device.info.name
-            raise
-        except CudaMemoryError as error:
-            raise self._exhausted() from error
-        except Exception as error:
-            if self.statuses is None or not isinstance(error, self.statuses):
-                raise
-            raise self._error_of(error) from error
+        self._in_context(enqueue, spec, stream)
 
     def close(self) -> None:
         """Give handles and workspaces back; a lost context keeps them, as it would refuse to."""
@@ -87,6 +79,21 @@ class CudaLibrary:
     def _destroy(self) -> None:
         """Destroy the handle; the context is current."""
 
+    def _in_context(self, function: Callable[..., None], *arguments: object) -> None:
+        """Call something with the context current; what fails is told in the errors of backends."""
+        try:
+            with self._context:
+                function(*arguments)
+        except AccelError as error:
+            error.device = self._device.info.name
+            raise
+        except CudaMemoryError as error:
+            raise self._exhausted() from error
+        except Exception as error:
+            if self.statuses is None or not isinstance(error, self.statuses):
+                raise
+            raise self._error_of(error) from error
+
     def _error_of(self, error: Exception) -> Exception:
         """What a vendor's status means."""
         # The library may have met what only the driver can name.
@@ -95,7 +102,7 @@ class CudaLibrary:
         if failure is not None:
             return failure
         status = getattr(error, "status", error)
-        name = str(getattr(status, "name", status))
+        name = str(status) if self.codes is None else self.codes(status).name
         if name in self.exhausted:
             return self._exhausted()
         if name in self.missing:
