@@ -84,6 +84,11 @@ class Rig:
         self._blocks.append(block)
         return block
 
+    def close_libraries(self) -> None:
+        for library in self._libraries.values():
+            library.close()
+        self._libraries.clear()
+
     def free_all(self) -> None:
         for block in self._blocks:
             self.device.free(block)
@@ -161,6 +166,7 @@ def open_rig(backend: AccelBackend) -> RigOpener:
             yield rig
         finally:
             rig.stream.synchronize()
+            rig.close_libraries()
             rig.free_all()
             statistics = device.memory()
             ended = device.close(30)

@@ -1,0 +1,310 @@
+"""How arrays of any strides are put to a library that knows leading dimensions and increments."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+import attrs
+
+from ...base.ops import Transpose, contiguous_strides
+
+__all__ = [
+    "Group",
+    "Matrices",
+    "Packing",
+    "Product",
+    "broadcast_operands",
+    "plan_gemm",
+    "plan_matmul",
+    "vectors",
+]
+
+Packing: TypeAlias = Literal["plain", "conjugate"]
+"""What is done to an operand that is laid out anew, in C order, before the product."""
+
+_Strides: TypeAlias = tuple[int, ...]
+_LETTERS = {"N": 0, "T": 1, "C": 2}
+# So many calls for one product cost less than to lay its operands out in full.
+_MOST_GROUPS = 1024
+
+
+class Group(NamedTuple):
+    """Where one strided batch begins, in bytes from each operand's address."""
+
+    a: int
+    b: int
+    c: int
+
+
+@attrs.frozen(kw_only=True)
+class Product:
+    """A product as the library is asked for it: column-major, sizes and strides in elements.
+
+    Attributes:
+        is_swapped: Whether the library's first operand is b: of row-major arrays it makes the transpose.
+        operations: The library's letters of its first and its second operand.
+        m, n, k: Its sizes.
+        leading: Its three leading dimensions.
+        batches: Products in one call.
+        steps: From one product to the next, for its three operands.
+        groups: One call for each.
+        packing_a, packing_b: How an operand is laid out anew; None where it is read as it lies.
+        shape_a, shape_b: The operands in full, where they are laid out so; None for their own shapes.
+        is_c_packed: Whether the result is made elsewhere and copied.
+    """
+
+    is_swapped: bool
+    operations: tuple[int, int]
+    m: int
+    n: int
+    k: int
+    leading: tuple[int, int, int]
+    batches: int = 1
+    steps: tuple[int, int, int] = (0, 0, 0)
+    groups: tuple[Group, ...] = (Group(0, 0, 0),)
+    packing_a: Packing | None = None
+    packing_b: Packing | None = None
+    shape_a: tuple[int, ...] | None = None
+    shape_b: tuple[int, ...] | None = None
+    is_c_packed: bool = False
+
+
+class Matrices(NamedTuple):
+    """One operand of a product as a batch of matrices, in bytes."""
+
+    shape: tuple[int, int]
+    strides: tuple[int, int]
+    batch_strides: tuple[int, ...]
+
+
+class _Side(NamedTuple):
+    """How a matrix lies: rows together or columns together, with so many elements from one to the next."""
+
+    has_rows: bool
+    leading: int
+
+
+class _Operand(NamedTuple):
+    operation: int
+    leading: int
+    packing: Packing | None
+
+
+def plan_gemm(
+    transpose_a: Transpose,
+    transpose_b: Transpose,
+    shapes: tuple[tuple[int, int], tuple[int, int], tuple[int, int]],
+    strides: tuple[_Strides, _Strides, _Strides],
+    itemsize: int,
+    *,
+    is_complex: bool,
+) -> Product:
+    """Find the call for ``c = op(a) @ op(b)`` of matrices with any strides; none is empty."""
+    side = _side(shapes[2], strides[2], itemsize)
+    is_swapped = side is None or side.has_rows
+    rows, columns = shapes[2]
+    inner = shapes[0][1] if transpose_a == "N" else shapes[0][0]
+    operands = [
+        _operand(shape, step, letter if is_complex or letter == "N" else "T", itemsize, is_swapped)
+        for shape, step, letter in zip(shapes, strides, (transpose_a, transpose_b), strict=False)
+    ]
+    first, second = reversed(operands) if is_swapped else operands
+    return Product(
+        is_swapped=is_swapped,
+        operations=(first.operation, second.operation),
+        m=columns if is_swapped else rows,
+        n=rows if is_swapped else columns,
+        k=inner,
+        leading=(first.leading, second.leading, columns if side is None else side.leading),
+        packing_a=operands[0].packing,
+        packing_b=operands[1].packing,
+        is_c_packed=side is None,
+    )
+
+
+def plan_matmul(
+    shapes: tuple[tuple[int, ...], tuple[int, ...]], strides: tuple[_Strides, _Strides], itemsize: int
+) -> Product:
+    """Find the calls for ``a @ b`` by NumPy's rules; nothing is empty, and the result is in C order."""
+    packings: list[Packing | None] = [None, None]
+    laid_out = list(strides)
+    for number, (shape, step) in enumerate(zip(shapes, strides, strict=True)):
+        if not _is_addressable(shape, step, itemsize):
+            packings[number] = "plain"
+            laid_out[number] = contiguous_strides(shape, itemsize)
+    product = _batched(shapes, (laid_out[0], laid_out[1]), itemsize)
+    if len(product.groups) > _MOST_GROUPS:
+        batch, *operands = broadcast_operands(shapes, strides)
+        full = (*batch, *operands[0].shape), (*batch, *operands[1].shape)
+        in_order = contiguous_strides(full[0], itemsize), contiguous_strides(full[1], itemsize)
+        product = _batched(full, in_order, itemsize)
+        return attrs.evolve(product, packing_a="plain", packing_b="plain", shape_a=full[0], shape_b=full[1])
+    return attrs.evolve(product, packing_a=packings[0], packing_b=packings[1])
+
+
+def _batched(
+    shapes: tuple[tuple[int, ...], tuple[int, ...]], strides: tuple[_Strides, _Strides], itemsize: int
+) -> Product:
+    """The calls for operands that can be read as they lie."""
+    batch, left_matrix, right_matrix = broadcast_operands(shapes, strides)
+    a_matrix, (a_rows, a_inner), a_steps = left_matrix
+    b_matrix, b_matrix_strides, b_steps = right_matrix
+    (rows, inner), (_, columns) = a_matrix, b_matrix
+    if not any(b_steps):
+        # One large product instead of many with the same right side.
+        extents, (steps,) = _merged((*batch, rows), (*a_steps, a_rows))
+        if len(extents) == 1 and _side((extents[0], inner), (steps[0], a_inner), itemsize) is not None:
+            batch, a_steps, b_steps = (), (), ()
+            rows, a_rows = extents[0], steps[0]
+    c_steps = contiguous_strides((*batch, rows, columns), itemsize)[: len(batch)]
+    # One column is made as the library's own matrix by vector.
+    is_swapped = columns > 1
+    left = _operand((rows, inner), (a_rows, a_inner), "N", itemsize, is_swapped)
+    right = _operand(b_matrix, b_matrix_strides, "N", itemsize, is_swapped)
+    first, second = (right, left) if is_swapped else (left, right)
+    batches, step, groups = _groups(batch, a_steps, b_steps, c_steps)
+    in_order = (step.b, step.a, step.c) if is_swapped else step
+    return Product(
+        is_swapped=is_swapped,
+        operations=(first.operation, second.operation),
+        m=columns if is_swapped else rows,
+        n=rows if is_swapped else columns,
+        k=inner,
+        leading=(first.leading, second.leading, columns if is_swapped else rows),
+        batches=batches,
+        steps=(in_order[0] // itemsize, in_order[1] // itemsize, in_order[2] // itemsize),
+        groups=groups,
+    )
+
+
+def _groups(
+    batch: tuple[int, ...], a_steps: _Strides, b_steps: _Strides, c_steps: _Strides
+) -> tuple[int, Group, tuple[Group, ...]]:
+    """Cut a batch into runs of one distance in each operand: their length, the distances, the beginnings."""
+    shape, steps = _merged(batch, a_steps, b_steps, c_steps)
+    if not shape:
+        return 1, Group(0, 0, 0), (Group(0, 0, 0),)
+    longest = shape.index(max(shape))
+    others = [axis for axis in range(len(shape)) if axis != longest]
+    beginnings = (
+        Group(*(sum(index * row[axis] for index, axis in zip(place, others, strict=True)) for row in steps))
+        for place in itertools.product(*(range(shape[axis]) for axis in others))
+    )
+    # There may be millions, which are not wanted.
+    groups = tuple(itertools.islice(beginnings, _MOST_GROUPS + 1))
+    return shape[longest], Group(*(row[longest] for row in steps)), groups
+
+
+def _operand(
+    shape: Sequence[int], strides: _Strides, letter: str, itemsize: int, is_swapped: bool
+) -> _Operand:
+    side = _side(shape, strides, itemsize)
+    packing: Packing | None = None if side is not None else "plain"
+    if side is None:
+        side = _Side(True, max(shape[1], 1))
+    if side.has_rows == is_swapped:
+        # The library sees op's own operand, transposed as often as its result is.
+        return _Operand(_LETTERS[letter], side.leading, packing)
+    if letter == "C":
+        # Conjugated and not transposed: no letter says that.
+        if is_swapped:
+            return _Operand(_LETTERS["C"], max(shape[1], 1), "plain")
+        return _Operand(_LETTERS["N"], max(shape[1], 1), "conjugate")
+    return _Operand(_LETTERS["T" if letter == "N" else "N"], side.leading, packing)
+
+
+def _side(shape: Sequence[int], strides: _Strides, itemsize: int) -> _Side | None:
+    rows, columns = shape
+    leading = _leading(rows, columns, strides[0], strides[1], itemsize)
+    if leading is not None:
+        return _Side(True, leading)
+    leading = _leading(columns, rows, strides[1], strides[0], itemsize)
+    return None if leading is None else _Side(False, leading)
+
+
+def _leading(count: int, length: int, step: int, within: int, itemsize: int) -> int | None:
+    """Elements from one line of `length` to the next; None where its elements or the lines lie otherwise."""
+    if length > 1 and within != itemsize:
+        return None
+    if count <= 1:
+        return max(length, 1)
+    return step // itemsize if step >= length * itemsize and step % itemsize == 0 else None
+
+
+def _is_addressable(shape: tuple[int, ...], strides: _Strides, itemsize: int) -> bool:
+    if len(shape) == 1:
+        return shape[0] <= 1 or (strides[0] > 0 and strides[0] % itemsize == 0)
+    return _side(shape[-2:], strides[-2:], itemsize) is not None and all(
+        extent <= 1 or (step >= 0 and step % itemsize == 0)
+        for extent, step in zip(shape[:-2], strides[:-2], strict=True)
+    )
+
+
+def broadcast_operands(
+    shapes: tuple[tuple[int, ...], tuple[int, ...]], strides: tuple[_Strides, _Strides]
+) -> tuple[tuple[int, ...], Matrices, Matrices]:
+    """The batch of a product by NumPy's rules, and both operands in it: a vector is a row, or a column."""
+    pairs = itertools.zip_longest(*(reversed(shape[:-2]) for shape in shapes), fillvalue=1)
+    batch = tuple(b if a == 1 else a for a, b in pairs)[::-1]
+    operands: list[Matrices] = []
+    for shape, step in zip(shapes, strides, strict=True):
+        if len(shape) > 1:
+            leads = _batch_strides(shape[:-2], step[:-2], batch)
+            operands.append(Matrices((shape[-2], shape[-1]), (step[-2], step[-1]), leads))
+        elif operands:
+            operands.append(Matrices((shape[0], 1), (step[0], 0), (0,) * len(batch)))
+        else:
+            operands.append(Matrices((1, shape[0]), (0, step[0]), (0,) * len(batch)))
+    return batch, operands[0], operands[1]
+
+
+def _batch_strides(shape: tuple[int, ...], strides: _Strides, batch: tuple[int, ...]) -> _Strides:
+    missing = (0,) * (len(batch) - len(shape))
+    return missing + tuple(0 if extent == 1 else step for extent, step in zip(shape, strides, strict=True))
+
+
+def _merged(shape: tuple[int, ...], *strides: _Strides) -> tuple[tuple[int, ...], list[_Strides]]:
+    """The same elements in the same order with as few axes as can be."""
+    extents: list[int] = []
+    steps: list[list[int]] = [[] for _ in strides]
+    for axis, extent in enumerate(shape):
+        if extent == 1:
+            continue
+        here = [row[axis] for row in strides]
+        if extents and all(row[-1] == extent * step for row, step in zip(steps, here, strict=True)):
+            extents[-1] *= extent
+            for row, step in zip(steps, here, strict=True):
+                row[-1] = step
+        else:
+            extents.append(extent)
+            for row, step in zip(steps, here, strict=True):
+                row.append(step)
+    return tuple(extents), [tuple(row) for row in steps]
+
+
+def vectors(shape: tuple[int, ...], itemsize: int, *strides: _Strides) -> list[tuple[int, int]] | None:
+    """See arrays of one shape as vectors, alike in all of them.
+
+    Returns:
+        For each the bytes from its first element to the vector's, and the vector's increment in elements,
+        above 0; None where one of them has no one increment in an order that suits all.
+    """
+    offsets = [0] * len(strides)
+    axes: list[tuple[int, tuple[int, ...]]] = []
+    for axis, extent in enumerate(shape):
+        steps = tuple(row[axis] for row in strides)
+        if steps[-1] < 0:
+            offsets = [offset + (extent - 1) * step for offset, step in zip(offsets, steps, strict=True)]
+            steps = tuple(-step for step in steps)
+        axes.append((extent, steps))
+    axes.sort(key=lambda item: item[1][-1], reverse=True)
+    extents = tuple(extent for extent, _ in axes)
+    merged, rows = _merged(extents, *(tuple(steps[i] for _, steps in axes) for i in range(len(strides))))
+    if math.prod(merged) == 1:
+        return [(offset, 1) for offset in offsets]
+    if len(merged) > 1 or any(row[0] <= 0 or row[0] % itemsize for row in rows):
+        return None
+    return [(offset, row[0] // itemsize) for offset, row in zip(offsets, rows, strict=True)]
