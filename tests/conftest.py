@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
-from collections.abc import AsyncGenerator, Generator, Iterable
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,15 @@ import pytest
 
 import trio_accel as ta
 from trio_accel.actors._cell import Cell
-from trio_accel.backends.base import ChunkKeeper, Isolation
+from trio_accel.backends.base import AccelDevice, Isolation
 from trio_accel.backends.cpu import CpuBackend
-from trio_accel.backends.cpu._device import CpuDevice
+from trio_accel.backends.cuda import CudaBackend
 from trio_accel.devices.worker._launcher import Launcher, WorkerProcess
+
+# Test folders are no packages: what several modules share is imported by its own name.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from chosen import BACKEND
 
 # Trio keeps the threads of `to_thread.run_sync` for a while, to use them again.
 _CACHED = "Trio thread "
@@ -101,7 +107,7 @@ def nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None
     # Fixtures of a session were set up before, and what an earlier test has left is there too.
     before = Remains.now()
     threads = set(threading.enumerate())
-    opened: list[CpuDevice] = []
+    opened: list[Any] = []
     workers: list[WorkerProcess] = []
     _remember(monkeypatch, opened, workers)
     yield
@@ -123,23 +129,25 @@ def nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None
     Remains.now().check(before)
 
 
-def _remember(monkeypatch: pytest.MonkeyPatch, opened: list[CpuDevice], workers: list[WorkerProcess]) -> None:
+def _remember(monkeypatch: pytest.MonkeyPatch, opened: list[Any], workers: list[WorkerProcess]) -> None:
     """Have all that is opened noted down."""
-    open_device, start_worker = CpuBackend.open_device, Launcher.start_worker
+    start_worker = Launcher.start_worker
 
-    def remember(
-        self: CpuBackend, index: int, *, memory_limit: int | None, keeper: ChunkKeeper | None = None
-    ) -> CpuDevice:
-        device = open_device(self, index, memory_limit=memory_limit, keeper=keeper)
-        opened.append(device)
-        return device
+    def remembering(open_device: Callable[..., AccelDevice]) -> Callable[..., AccelDevice]:
+        def remember(*arguments: Any, **more: Any) -> AccelDevice:
+            device = open_device(*arguments, **more)
+            opened.append(device)
+            return device
+
+        return remember
 
     async def remember_worker(self: Launcher, *order: Iterable[Any], **more: Iterable[Any]) -> WorkerProcess:
         worker = await start_worker(self, *order, **more)
         workers.append(worker)
         return worker
 
-    monkeypatch.setattr(CpuBackend, "open_device", remember)
+    for backend in (CpuBackend, CudaBackend):
+        monkeypatch.setattr(backend, "open_device", remembering(backend.open_device))
     monkeypatch.setattr(Launcher, "start_worker", remember_worker)
 
 
@@ -159,6 +167,6 @@ def isolation(request: pytest.FixtureRequest) -> Isolation:
 
 @pytest.fixture
 async def device(system: ta.System, isolation: Isolation) -> AsyncGenerator[ta.Device, None]:
-    """The CPU device, open."""
-    async with system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation)) as device:
+    """The device that tests run on, open."""
+    async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation)) as device:
         yield device

@@ -25,10 +25,10 @@ from trio_accel.backends.base import (
     PlacedBlock,
     Waker,
 )
+from trio_accel.backends.base.host import map_shared
 from trio_accel.backends.base.ops import ArraySpec, OperationSpec
 from trio_accel.backends.cpu._library import load_kernels
 from trio_accel.backends.cpu._memory import CpuMemory
-from trio_accel.backends.cpu._shared import map_shared
 
 LIBRARIES = ("blas", "fft", "memory", "sparse")
 

@@ -8,6 +8,7 @@ import attrs
 import numpy as np
 import pytest
 import scipy.sparse
+from chosen import BACKEND
 
 import trio_accel as ta
 from trio_accel import linalg
@@ -117,7 +118,7 @@ async def _spmv(device: ta.Device) -> None:
 
 
 async def test_each_is_refused_and_named(system: ta.System, device: ta.Device, isolation: Isolation) -> None:
-    async with system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation)) as other:
+    async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation)) as other:
         host = np.random.default_rng(1).standard_normal((4, 4))
         arrays = Arrays(
             device,

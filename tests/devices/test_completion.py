@@ -10,6 +10,7 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 import trio
+from chosen import BACKEND
 from manual_backend import ManualBackend
 from trio.testing import wait_all_tasks_blocked
 
@@ -33,7 +34,7 @@ def strategy(request: pytest.FixtureRequest) -> object:
 
 @pytest.fixture
 async def chosen(system: ta.System, strategy: ta.HostCallbackCompletion) -> AsyncGenerator[ta.Device, None]:
-    async with system.open_device("cpu", options=ta.DeviceOptions(completion=strategy)) as device:
+    async with system.open_device(BACKEND, options=ta.DeviceOptions(completion=strategy)) as device:
         yield device
 
 
@@ -123,7 +124,9 @@ async def test_a_long_operation_costs_the_waiting_thread_next_to_nothing(
 
 
 async def test_sync_blocks_the_loop_and_says_so(system: ta.System) -> None:
-    async with system.open_device("cpu", options=ta.DeviceOptions(completion=ta.SyncCompletion())) as device:
+    async with system.open_device(
+        BACKEND, options=ta.DeviceOptions(completion=ta.SyncCompletion())
+    ) as device:
         ref = await device.put(np.ones((400, 400)))
         phases: list[str] = []
         device.hooks.append(lambda phase, launch: phases.append(phase.value))

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pytest
 import scipy.fft
 import scipy.sparse
+from chosen import BACKEND
 from isolations import isolated
 
 import trio_accel as ta
@@ -151,7 +152,7 @@ async def test_sparse_products(device: ta.Device, rows: int, columns: int) -> No
 
 
 async def test_random_numbers(system: ta.System, device: ta.Device) -> None:
-    async with system.open_device("cpu", options=ta.DeviceOptions(isolation="inline")) as reference:
+    async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation="inline")) as reference:
         mine, theirs = (random.Generator(place, seed=2**63 + 5) for place in (device, reference))
         for shape in (0, 1, (3, 5), 40_001):
             draws: Iterator[tuple[str, tuple[object, ...]]] = iter(

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 import scipy.sparse
 import trio
+from chosen import BACKEND
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from manual_backend import ManualBackend, ManualEvent, ManualStream
@@ -150,7 +151,7 @@ async def test_random_programs_on_real_streams(
     system: ta.System, isolation: Isolation, streams: ta.StreamPool
 ) -> None:
     options = ta.DeviceOptions(isolation=isolation, streams=streams)
-    async with system.open_device("cpu", options=options) as device:
+    async with system.open_device(BACKEND, options=options) as device:
 
         async def run_here(program: list[Step]) -> None:
             await run(device, program, hold=lambda: None, move=lambda: None)

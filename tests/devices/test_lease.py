@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import trio
+from chosen import BACKEND
 from isolations import isolated
 from manual_backend import ManualBackend
 from trio.testing import wait_all_tasks_blocked
@@ -109,7 +110,7 @@ async def test_an_array_released_while_leased_is_freed_afterwards(device: ta.Dev
 
 
 async def test_an_array_can_be_copied_to_another_device(system: ta.System, device: ta.Device) -> None:
-    async with system.open_device("cpu") as other:
+    async with system.open_device(BACKEND) as other:
         host = np.arange(6.0).reshape(2, 3)
         there = await (await device.put(host)).T.copy_to(other)
         assert there.device is other
@@ -119,7 +120,7 @@ async def test_an_array_can_be_copied_to_another_device(system: ta.System, devic
 async def test_it_waits_for_its_turn_and_holds_later_writers_back(
     system: ta.System, isolation: Isolation
 ) -> None:
-    async with system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation)) as device:
+    async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation)) as device:
         ref = await device.put(np.ones(3))
         await ta.linalg.scal(1.0, ref)
         ta.testing.inject_fault(device, ta.linalg.Scal, delay=0.1)

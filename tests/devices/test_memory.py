@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import trio
+from chosen import BACKEND
 from isolations import inline, isolated
 from manual_backend import ManualBackend
 from trio.testing import wait_all_tasks_blocked
@@ -390,7 +391,7 @@ class TestRelease:
 async def small(system: ta.System, isolation: Isolation) -> AsyncGenerator[ta.Device, None]:
     """A device with a limit of 1000 bytes."""
     options = ta.DeviceOptions(memory_limit=1000, isolation=isolation)
-    async with system.open_device("cpu", options=options) as device:
+    async with system.open_device(BACKEND, options=options) as device:
         yield device
 
 
@@ -486,7 +487,7 @@ async def test_arrays_in_reference_cycles_are_collected_before_memory_is_said_to
     system: ta.System, isolation: Isolation
 ) -> None:
     options = ta.DeviceOptions(memory_limit=8000, isolation=isolation)
-    async with system.open_device("cpu", options=options) as device:
+    async with system.open_device(BACKEND, options=options) as device:
         gc.disable()
         try:
             for _ in range(5):

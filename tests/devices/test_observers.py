@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import trio
+from chosen import BACKEND
 from isolations import isolated
 from trio.testing import wait_all_tasks_blocked
 
@@ -134,7 +135,7 @@ async def test_the_tree_shows_what_waits_and_what_is_in_flight(
     system: ta.System, isolation: Isolation
 ) -> None:
     options = ta.DeviceOptions(isolation=isolation, in_flight=2)
-    async with system.open_device("cpu", options=options) as device:
+    async with system.open_device(BACKEND, options=options) as device:
         x = await device.put(np.ones(4))
         ta.testing.inject_fault(device, ta.linalg.Scal, delay=0.3)
         async with trio.open_nursery() as nursery:

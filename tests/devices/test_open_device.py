@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 import trio
+from chosen import BACKEND
 from isolations import isolated
 from manual_backend import ManualBackend
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -26,7 +27,7 @@ def devices(system: ta.System) -> list[str]:
 
 
 async def test_awaited(system: ta.System, isolation: Isolation) -> None:
-    device = await system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation))
+    device = await system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation))
     assert (device.name, device.path, device.generation) == ("cpu:0", "test/cpu:0", 1)
     assert device.info.backend == "cpu"
     assert {"blas", "fft", "memory", "sparse"} <= set(device.libraries)
@@ -46,7 +47,7 @@ async def test_in_a_block_that_closes_it(system: ta.System) -> None:
 
 
 async def test_a_device_is_a_block_too(system: ta.System, isolation: Isolation) -> None:
-    device = await system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation))
+    device = await system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation))
     async with device as same:
         assert same is device
     with pytest.raises(ta.DeviceLostError):
@@ -90,9 +91,9 @@ async def test_where_there_are_no_worker_processes_inline_is(
     monkeypatch.delattr(os, "memfd_create")
     options = ta.DeviceOptions(isolation="process")
     with pytest.raises(ta.NotSupportedError, match=r"isolation='process' .*; it has 'inline'") as caught:
-        await system.open_device("cpu", options=options)
+        await system.open_device(BACKEND, options=options)
     assert (caught.value.device, caught.value.backend) == ("cpu:0", "cpu")
-    async with system.open_device("cpu", options=ta.DeviceOptions(isolation="inline")) as device:
+    async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation="inline")) as device:
         assert device.generation == 1
 
 
@@ -109,7 +110,7 @@ async def test_where_there_are_no_worker_processes_inline_is(
         ({"memory_limit": 0}, ValueError, "memory_limit must be a whole number of at least 1, got 0"),
         ({"intensity": 3}, TypeError, "intensity must be an Intensity, got 3"),
         ({"backoff": 0.1}, TypeError, "backoff must be a Backoff, got 0.1"),
-        ({"completion": None}, TypeError, "completion must be a completion strategy .*, got None"),
+        ({"completion": "fast"}, TypeError, "completion must be a completion strategy .*, got 'fast'"),
     ],
 )
 def test_options_are_checked_when_they_are_made(
@@ -121,8 +122,8 @@ def test_options_are_checked_when_they_are_made(
 
 async def test_two_devices_are_apart(system: ta.System, isolation: Isolation) -> None:
     async with (
-        system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation)) as first,
-        system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation)) as second,
+        system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation)) as first,
+        system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation)) as second,
     ):
         assert (first.path, second.path) == ("test/cpu:0", "test/cpu:0#2")
         x, y = await first.put(np.ones((2, 2))), await second.put(np.ones((2, 2)))
@@ -133,7 +134,7 @@ async def test_two_devices_are_apart(system: ta.System, isolation: Isolation) ->
             await (await ta.linalg.matmul(moved, y)).to_host(), np.full((2, 2), 2.0)
         )
         assert (await first.statistics()).memory.used == 32
-    async with system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation)) as third:
+    async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation)) as third:
         assert third.path == "test/cpu:0"
 
 
@@ -141,7 +142,7 @@ async def test_several_opened_at_once(system: ta.System, isolation: Isolation) -
     devices: list[ta.Device] = []
 
     async def open_one() -> None:
-        devices.append(await system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation)))
+        devices.append(await system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation)))
 
     async with trio.open_nursery() as nursery:
         for _ in range(3):
@@ -234,7 +235,7 @@ async def test_work_that_never_ends_is_given_up_when_the_device_closes(
 
 
 async def test_closing_twice_and_at_once(system: ta.System, isolation: Isolation) -> None:
-    device = await system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation))
+    device = await system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(device.close)
         nursery.start_soon(device.close)
@@ -243,7 +244,7 @@ async def test_closing_twice_and_at_once(system: ta.System, isolation: Isolation
 
 
 async def test_after_the_end_everything_says_so(system: ta.System, isolation: Isolation) -> None:
-    device = await system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation))
+    device = await system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation))
     x = await device.put(np.ones(2))
     await device.close()
     for use in (
@@ -264,9 +265,9 @@ async def test_after_the_end_everything_says_so(system: ta.System, isolation: Is
 
 async def test_a_system_that_ends_closes_its_devices(isolation: Isolation) -> None:
     async with ta.open_system("test") as system:
-        device = await system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation))
+        device = await system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation))
         await device.put(np.ones(2))
-        other = await system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation))
+        other = await system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation))
     for ended in (device, other):
         with pytest.raises(ta.DeviceLostError, match="the device is closed"):
             await ended.zeros(1)
@@ -277,7 +278,7 @@ async def test_a_body_that_fails_closes_them_too(isolation: Isolation) -> None:
     with pytest.RaisesGroup(pytest.RaisesExc(KeyError, match="mine")):
         async with (
             ta.open_system("test") as system,
-            system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation)) as device,
+            system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation)) as device,
         ):
             await device.put(np.ones(2))
             raise KeyError("mine")
@@ -327,7 +328,7 @@ async def test_a_real_opening_that_is_cancelled(system: ta.System, isolation: Is
                     scope.cancel()
 
                 nursery.start_soon(cancel, delay, scope)
-                device = await system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation))
+                device = await system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation))
                 await device.close()
         assert devices(system) == []
 
@@ -338,7 +339,7 @@ async def test_an_opening_of_a_worker_is_cancelled_at_any_moment(
 ) -> None:
     for milliseconds in (0, 5, 20, 50, 100, 150, 200, 250, 300):
         with trio.move_on_after(milliseconds / 1000):
-            async with system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation)) as device:
+            async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation)) as device:
                 await device.put(np.ones(2))
         assert devices(system) == []
 

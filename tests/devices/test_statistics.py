@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import trio
+from chosen import BACKEND
 
 import trio_accel as ta
 from trio_accel.backends.base import Isolation
@@ -21,7 +22,7 @@ NONE = QueueStatistics(waiting=0, in_flight=0)
 async def test_counts_are_true_at_every_moment(system: ta.System, isolation: Isolation) -> None:
     """Ten slow operations of one library and two of another, in windows of two."""
     options = ta.DeviceOptions(isolation=isolation, in_flight=2)
-    async with system.open_device("cpu", options=options) as device:
+    async with system.open_device(BACKEND, options=options) as device:
         x, y = await device.put(np.ones(4)), await device.put(np.ones(4))
         # Libraries are opened, so that nothing but the operations takes time.
         await ta.linalg.scal(1.0, x)
@@ -61,7 +62,7 @@ async def test_counts_are_true_at_every_moment(system: ta.System, isolation: Iso
 
 async def test_senders_wait_for_room_and_are_not_refused(system: ta.System, isolation: Isolation) -> None:
     options = ta.DeviceOptions(isolation=isolation, in_flight=1)
-    async with system.open_device("cpu", options=options) as device:
+    async with system.open_device(BACKEND, options=options) as device:
         x = await device.put(np.ones(3))
         ta.testing.inject_fault(device, ta.linalg.Scal, delay=0.1)
         async with trio.open_nursery() as nursery:
@@ -130,7 +131,7 @@ async def test_synchronize_waits_for_all_that_was_launched(device: ta.Device) ->
 
 async def test_too_little_memory_in_many_tasks_harms_nothing(system: ta.System, isolation: Isolation) -> None:
     options = ta.DeviceOptions(isolation=isolation, memory_limit=100_000)
-    async with system.open_device("cpu", options=options) as device:
+    async with system.open_device(BACKEND, options=options) as device:
         kept = await device.put(np.arange(1000.0))
         outcomes: list[tuple[int, int] | None] = []
 

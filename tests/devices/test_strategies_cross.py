@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import trio
+from chosen import BACKEND
 from crossing_strategies import LockedUp, LoggedCompletion, LoggedStreams
 
 import trio_accel as ta
@@ -45,7 +46,7 @@ async def test_exactly_so_many_streams_are_used(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     options = ta.DeviceOptions(isolation=isolation, streams=LoggedStreams(strategy))
-    async with system.open_device("cpu", options=options) as device:
+    async with system.open_device(BACKEND, options=options) as device:
         await _use_four_libraries(device)
         await device.synchronize()
     given = re.findall(r"process (\d+) gives stream (\d+) to (\w+)", caplog.text)
@@ -71,7 +72,7 @@ async def test_every_completion_gives_the_same_results(
 ) -> None:
     options = ta.DeviceOptions(isolation=isolation, completion=completion, cancel_grace=0.5)
     with trio.fail_after(20):
-        async with system.open_device("cpu", options=options) as device:
+        async with system.open_device(BACKEND, options=options) as device:
             await _use_and_lose(device, completion)
     if isinstance(completion, LoggedCompletion):
         opened = {int(process) for process in re.findall(r"process (\d+) completes", caplog.text)}
@@ -104,7 +105,7 @@ async def _use_and_lose(device: ta.Device, completion: Any) -> None:
 async def test_a_poisoned_context_is_seen_by_who_blocks(system: ta.System, isolation: Isolation) -> None:
     options = ta.DeviceOptions(isolation=isolation, completion=ta.SyncCompletion(), cancel_grace=0.5)
     with trio.fail_after(5):
-        async with system.open_device("cpu", options=options) as device:
+        async with system.open_device(BACKEND, options=options) as device:
             ta.testing.inject_fault(device, ta.linalg.Scal, poison=True)
             with pytest.raises(ta.ContextPoisonedError):
                 await ta.linalg.scal(2.0, await device.put(np.ones(3)))
@@ -130,6 +131,6 @@ def _of_main(base: type[Any]) -> Any:
 )
 async def test_what_cannot_cross_is_refused(system: ta.System, options: dict[str, Any], text: str) -> None:
     with pytest.raises(ta.NotSupportedError, match=text) as caught:
-        await system.open_device("cpu", options=ta.DeviceOptions(isolation="process", **options))
+        await system.open_device(BACKEND, options=ta.DeviceOptions(isolation="process", **options))
     assert "isolation='inline'" in str(caught.value)
     assert [child.name for child in system.tree().children] == []

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from chosen import BACKEND
 from manual_backend import ManualBackend
 
 import trio_accel as ta
@@ -54,7 +55,7 @@ async def test_so_many_streams_are_used(
 async def test_the_results_do_not_depend_on_it(system: ta.System, strategy: str) -> None:
     rng = np.random.default_rng(3)
     host = rng.standard_normal((16, 16))
-    async with system.open_device("cpu", options=ta.DeviceOptions(streams=STRATEGIES[strategy])) as device:
+    async with system.open_device(BACKEND, options=ta.DeviceOptions(streams=STRATEGIES[strategy])) as device:
         ref = await device.put(host)
 
         async def client() -> None:
@@ -90,7 +91,7 @@ async def test_no_stream_has_more_than_256_operations_however_many_share_it(
 ) -> None:
     """The windows would let 400 in; those beyond wait, and all are done."""
     options = ta.DeviceOptions(isolation=isolation, streams=ta.SingleStream(), in_flight=200)
-    async with system.open_device("cpu", options=options) as device:
+    async with system.open_device(BACKEND, options=options) as device:
         x, y = await device.put(np.ones(4)), await device.put(np.ones(4))
         await ta.linalg.scal(1.0, x)
         await ta.fft.fft(y)

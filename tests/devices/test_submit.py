@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from chosen import BACKEND
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from manual_backend import ManualBackend
@@ -180,7 +181,7 @@ async def test_random_graphs_equal_the_serial_result(
     system: ta.System, isolation: Isolation, streams: ta.StreamPool
 ) -> None:
     options = ta.DeviceOptions(in_flight=64, isolation=isolation, streams=streams)
-    async with system.open_device("cpu", options=options) as device:
+    async with system.open_device(BACKEND, options=options) as device:
 
         async def run_here(program: list[Any], seed: int) -> None:
             await run_graph(device, program, seed)
@@ -235,7 +236,7 @@ async def test_in_random_graphs_with_failures_only_what_depends_on_them_fails(
     system: ta.System, isolation: Isolation, streams: ta.SingleStream
 ) -> None:
     options = ta.DeviceOptions(in_flight=64, isolation=isolation, streams=streams)
-    async with system.open_device("cpu", options=options) as device:
+    async with system.open_device(BACKEND, options=options) as device:
 
         async def run_here(program: list[Any], seed: int) -> None:
             await FailingGraph(device, seed).run(program)

@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import trio
+from chosen import BACKEND
 from isolations import isolated
 from trio.testing import wait_all_tasks_blocked
 
@@ -36,7 +37,7 @@ async def test_the_address_stays_and_work_sent_in_the_gap_runs_after_it(
     system: ta.System, isolation: Isolation
 ) -> None:
     options = ta.DeviceOptions(isolation=isolation, backoff=GAP)
-    async with system.open_device("cpu", options=options) as device:
+    async with system.open_device(BACKEND, options=options) as device:
         before = system.tree().find(device.path)
         results: list[float] = []
 
@@ -64,7 +65,7 @@ async def test_the_address_stays_and_work_sent_in_the_gap_runs_after_it(
 
 async def test_so_many_requests_wait_in_the_gap_and_no_more(system: ta.System, isolation: Isolation) -> None:
     options = ta.DeviceOptions(isolation=isolation, backoff=GAP)
-    async with system.open_device("cpu", options=options) as device:
+    async with system.open_device(BACKEND, options=options) as device:
         await lose(device)
         outcomes: Counter[str] = Counter()
         refusal = "1024 requests wait already for the context to be rebuilt (device cpu:0)"
@@ -96,7 +97,7 @@ async def test_every_watcher_sees_each_generation_that_lasts(system: ta.System, 
         async for generation in device.watch_generation():
             mine.append(generation)  # noqa: PERF401  # seen while it goes on
 
-    async with trio.open_nursery() as nursery, system.open_device("cpu", options=options) as device:
+    async with trio.open_nursery() as nursery, system.open_device(BACKEND, options=options) as device:
         for mine in seen:
             nursery.start_soon(watch, device, mine)  # noqa: ASYNC111  # those that watch end with the device
         for _ in range(3):
@@ -109,7 +110,7 @@ async def test_every_watcher_sees_each_generation_that_lasts(system: ta.System, 
 
 async def test_an_array_of_before(system: ta.System, isolation: Isolation) -> None:
     """Inline it is refused, saying why; isolated it is there, bit for bit."""
-    async with system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation)) as device:
+    async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation)) as device:
         host = np.random.default_rng(1).standard_normal((70, 900))
         ref = await device.put(host)
         view = ref[::2, 1::3]

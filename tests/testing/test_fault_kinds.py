@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
+from chosen import BACKEND
 
 import trio_accel as ta
 from trio_accel.testing import FaultInjection, inject_fault
@@ -31,13 +32,15 @@ def isolation(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture
 async def device(system: ta.System, isolation: Any) -> AsyncGenerator[ta.Device, None]:
     options = ta.DeviceOptions(isolation=isolation, **OPTIONS)
-    async with system.open_device("cpu", options=options) as device:
+    async with system.open_device(BACKEND, options=options) as device:
         yield device
 
 
 @pytest.fixture
 async def isolated(system: ta.System) -> AsyncGenerator[ta.Device, None]:
-    async with system.open_device("cpu", options=ta.DeviceOptions(isolation="process", **OPTIONS)) as device:
+    async with system.open_device(
+        BACKEND, options=ta.DeviceOptions(isolation="process", **OPTIONS)
+    ) as device:
         yield device
 
 
@@ -94,7 +97,7 @@ async def test_a_delay_takes_its_time_and_the_stream_keeps_its_order(device: ta.
 
 async def test_a_hung_operation_is_found(system: ta.System, isolation: Any) -> None:
     options = ta.DeviceOptions(isolation=isolation, stuck_after=0.1, **OPTIONS)
-    async with system.open_device("cpu", options=options) as device:
+    async with system.open_device(BACKEND, options=options) as device:
         assert await norm(device) == 2.0
         fault = inject_fault(device, ta.linalg.Nrm2, hang=True)
         with pytest.raises(ta.CompletionTimeoutError, match=r"stuck_after = 0\.1 s"):
@@ -153,7 +156,7 @@ async def test_a_worker_that_dies_is_replaced_and_arrays_survive(
 @pytest.mark.parametrize("kind", LOSSES, ids=lambda kind: next(iter(kind)))
 async def test_what_runs_again_is_hit_once(system: ta.System, kind: dict[str, Any]) -> None:
     options = ta.DeviceOptions(isolation="process", retry=1, **OPTIONS)
-    async with system.open_device("cpu", options=options) as device:
+    async with system.open_device(BACKEND, options=options) as device:
         fault = inject_fault(device, ta.linalg.Nrm2, **kind)
         assert await norm(device) == 2.0
         assert counts(fault) == (1, 0)
@@ -171,7 +174,7 @@ import numpy as np, trio, trio_accel as ta
 
 async def main():
     async with ta.open_system("s") as system:
-        device = await system.open_device("cpu", options=ta.DeviceOptions(isolation="inline"))
+        device = await system.open_device(BACKEND, options=ta.DeviceOptions(isolation="inline"))
         ta.testing.inject_fault(device, ta.linalg.Nrm2, {fault}=True)
         print("asking", flush=True)
         await device.ask(ta.linalg.Nrm2(np.ones(3)))
@@ -265,7 +268,7 @@ async def test_a_request_that_is_cancelled_while_there_is_no_context_gives_its_f
     system: ta.System, isolation: Any
 ) -> None:
     options = ta.DeviceOptions(isolation=isolation, backoff=ta.Backoff(initial=0.3, jitter=0.0), **OPTIONS)
-    async with system.open_device("cpu", options=options) as device:
+    async with system.open_device(BACKEND, options=options) as device:
         inject_fault(device, ta.fft.Fft, poison=True)
         with pytest.raises(ta.ContextPoisonedError):
             await device.ask(ta.fft.Fft(np.ones(2)))

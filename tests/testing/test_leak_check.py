@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
+from chosen import BACKEND
 
 import trio_accel as ta
 from trio_accel.testing import Leak, LeakError, leak_check
@@ -35,7 +36,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=ISOLATIONS)
 async def opened(request: pytest.FixtureRequest, system: ta.System) -> AsyncGenerator[ta.Device, None]:
     options = ta.DeviceOptions(isolation=request.param, cancel_grace=0.5)
-    async with system.open_device("cpu", options=options) as device:
+    async with system.open_device(BACKEND, options=options) as device:
         yield device
 
 
@@ -77,20 +78,20 @@ async def test_a_clean_program_passes(opened: ta.Device) -> None:
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 async def test_a_program_that_opens_and_closes_devices_passes(system: ta.System, isolation: Any) -> None:
     options = ta.DeviceOptions(isolation=isolation, spares=1 if isolation == "process" else 0)
-    async with leak_check(system), system.open_device("cpu", options=options) as device:
+    async with leak_check(system), system.open_device(BACKEND, options=options) as device:
         await program(device)
 
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 async def test_a_program_with_a_system_of_its_own_passes(isolation: Any) -> None:
     async with leak_check(), ta.open_system("own") as system:
-        await program(await system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation)))
+        await program(await system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation)))
 
 
 @pytest.mark.parametrize("spares", [0, 1])
 async def test_a_context_that_was_replaced_is_no_leak(system: ta.System, spares: int) -> None:
     options = ta.DeviceOptions(isolation="process", spares=spares)
-    async with system.open_device("cpu", options=options) as device, leak_check(device):
+    async with system.open_device(BACKEND, options=options) as device, leak_check(device):
         await program(device)
         ta.testing.inject_fault(device, ta.linalg.Nrm2, kill=True)
         with pytest.raises(ta.ContextPoisonedError):
@@ -130,7 +131,7 @@ async def test_memory_that_no_array_refers_to(opened: ta.Device, monkeypatch: py
 async def test_a_device(system: ta.System, isolation: Any) -> None:
     with finds("device test/cpu:0 is open"):
         async with leak_check():
-            device = await system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation))
+            device = await system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation))
             await program(device)
 
 
@@ -180,7 +181,7 @@ async def test_the_memory_of_a_device_that_an_array_outlives(system: ta.System) 
 
     options = ta.DeviceOptions(isolation="process")
     with finds("chunk /memfd:trio_accel (inode "):
-        async with leak_check(), system.open_device("cpu", options=options) as device:
+        async with leak_check(), system.open_device(BACKEND, options=options) as device:
             await keep(device)
     kept.clear()
 
@@ -240,7 +241,7 @@ async def test_a_dead_process_that_nobody_reaped(opened: ta.Device) -> None:
 
 
 async def test_only_what_was_asked_for(system: ta.System, opened: ta.Device) -> None:
-    async with system.open_device("cpu", options=ta.DeviceOptions(isolation="inline")) as other:
+    async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation="inline")) as other:
         async with leak_check(other):
             kept = await opened.put(np.ones(3))
         async with ta.open_system("another") as another, leak_check(another):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
+from chosen import BACKEND
 
 import trio_accel as ta
 from trio_accel.testing import ManualCompletion
@@ -22,7 +23,7 @@ def manual() -> ManualCompletion:
 @pytest.fixture
 async def held(system: ta.System, manual: ManualCompletion) -> AsyncGenerator[ta.Device, None]:
     options = ta.DeviceOptions(isolation="inline", completion=manual, cancel_grace=0.05, in_flight=2)
-    async with system.open_device("cpu", options=options) as device:
+    async with system.open_device(BACKEND, options=options) as device:
         yield device
         manual.pass_all()
 
@@ -93,7 +94,7 @@ async def test_a_cancelled_asker_waits_for_its_grace(
     system: ta.System, manual: ManualCompletion, nursery: trio.Nursery
 ) -> None:
     options = ta.DeviceOptions(isolation="inline", completion=manual, cancel_grace=30.0)
-    async with system.open_device("cpu", options=options) as device:
+    async with system.open_device(BACKEND, options=options) as device:
         x = await device.put(np.ones(3))
         manual.hold()
         scope = trio.CancelScope()
@@ -131,7 +132,7 @@ async def test_past_the_grace_the_asker_is_let_go_and_the_operation_is_not(
 
 async def test_what_is_held_counts_as_hung(system: ta.System, manual: ManualCompletion) -> None:
     options = ta.DeviceOptions(isolation="inline", completion=manual, stuck_after=0.05, cancel_grace=0.05)
-    async with system.open_device("cpu", options=options) as device:
+    async with system.open_device(BACKEND, options=options) as device:
         await ta.linalg.nrm2(await device.put(np.ones(3)))
         manual.hold()
         with pytest.raises(ta.CompletionTimeoutError):
@@ -163,7 +164,7 @@ async def test_a_device_that_closes_waits_for_its_grace_only(
     system: ta.System, manual: ManualCompletion
 ) -> None:
     options = ta.DeviceOptions(isolation="inline", completion=manual, cancel_grace=0.05)
-    device = await system.open_device("cpu", options=options)
+    device = await system.open_device(BACKEND, options=options)
     x = await device.put(np.ones(3))
     manual.hold()
     pending = device.submit(ta.linalg.Scal(2.0, x))
@@ -186,7 +187,7 @@ async def test_so_many_are_not_held(held: ta.Device, manual: ManualCompletion) -
 async def test_a_worker_process_cannot_have_it(system: ta.System, manual: ManualCompletion) -> None:
     options = ta.DeviceOptions(isolation="process", completion=manual)
     with pytest.raises(ta.NotSupportedError, match=r"the test moves it by hand.*isolation='inline'"):
-        await system.open_device("cpu", options=options)
+        await system.open_device(BACKEND, options=options)
     with pytest.raises(TypeError, match="in its own process"):
         pickle.dumps(manual)
 

@@ -1,7 +1,8 @@
 """A program with a worker process and a kept chunk: it says what it has, and waits for its end.
 
 With ``fork`` on its command line a forked child holds everything that it holds; with ``stop`` the worker is
-stopped; Ctrl-C is answered by a line.
+stopped; with ``import`` a second worker is ordered, whose module blocks the launcher while it is imported;
+Ctrl-C is answered by a line.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ async def main(options: list[str]) -> None:
             worker.send_signal(signal.SIGSTOP)
         child = fork() if "fork" in options else 0
         say(json.dumps({"worker": worker.pid, "memory": memory, "child": child}))
+        if "import" in options:
+            await launcher.start_worker(("-c", "import signal; signal.pause()"), (), ("blocking_import",))
         await trio.sleep_forever()
 
 

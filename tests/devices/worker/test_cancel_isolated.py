@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from chosen import BACKEND
 from isolated import options, wait_in_flight
 from processes import until
 from trio.testing import wait_all_tasks_blocked
@@ -70,7 +71,7 @@ class Cut:
 @pytest.mark.parametrize("isolation", ["inline", "process"])
 async def test_a_loop_of_asks_ends_when_it_is_cancelled(system: ta.System, isolation: Any) -> None:
     """Each of them may be over by the time that the worker hears of the cancellation."""
-    async with system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation)) as device:
+    async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation)) as device:
         host = np.ones(1 << 16)
         ended = trio.Event()
 
@@ -91,7 +92,7 @@ async def test_a_loop_of_asks_ends_when_it_is_cancelled(system: ta.System, isola
 
 
 async def test_a_cancelled_asker_gets_nothing_before_it_begins(system: ta.System) -> None:
-    async with system.open_device("cpu", options=options()) as device:
+    async with system.open_device(BACKEND, options=options()) as device:
         ref = await device.put(np.ones(3))
         with trio.CancelScope() as scope:
             scope.cancel()
@@ -102,7 +103,7 @@ async def test_a_cancelled_asker_gets_nothing_before_it_begins(system: ta.System
 
 async def test_a_queued_request_is_withdrawn_and_never_runs(system: ta.System) -> None:
     """One is with the worker, the others wait in the application."""
-    async with system.open_device("cpu", options=options(in_flight=1)) as device:
+    async with system.open_device(BACKEND, options=options(in_flight=1)) as device:
         x, y = await device.put(np.ones(3)), await device.put(np.ones(3))
         delay = ta.testing.inject_fault(device, ta.linalg.Scal, delay=0.4)
         async with trio.open_nursery() as nursery:
@@ -124,7 +125,7 @@ async def test_a_queued_request_is_withdrawn_and_never_runs(system: ta.System) -
 
 async def test_a_request_that_waits_in_the_worker_is_withdrawn(system: ta.System) -> None:
     """It waits behind one of another library that it depends on."""
-    async with system.open_device("cpu", options=options()) as device:
+    async with system.open_device(BACKEND, options=options()) as device:
         x = await device.put(np.ones(3))
         await ta.linalg.nrm2(x)
         async with x.lease(write=True) as array:
@@ -138,7 +139,7 @@ async def test_a_request_that_waits_in_the_worker_is_withdrawn(system: ta.System
 
 
 async def test_a_running_operation_is_awaited(system: ta.System) -> None:
-    async with system.open_device("cpu", options=options()) as device:
+    async with system.open_device(BACKEND, options=options()) as device:
         x = await device.put(np.ones(3))
         ta.testing.inject_fault(device, ta.linalg.Scal, delay=0.3)
         start = trio.current_time()
@@ -152,7 +153,7 @@ async def test_a_running_operation_is_awaited(system: ta.System) -> None:
 
 
 async def test_past_the_grace_the_asker_is_let_go_and_the_worker_killed(system: ta.System) -> None:
-    async with system.open_device("cpu", options=options(cancel_grace=0.2)) as device:
+    async with system.open_device(BACKEND, options=options(cancel_grace=0.2)) as device:
         x, y = await device.put(np.ones(3)), await device.put(np.ones(3))
         process = device.dispatch.process
         ta.testing.inject_fault(device, ta.linalg.Scal, hang=True)
@@ -174,7 +175,7 @@ async def test_past_the_grace_the_asker_is_let_go_and_the_worker_killed(system: 
 
 
 async def test_to_move_on_in_a_loop_leaves_nothing(system: ta.System) -> None:
-    async with system.open_device("cpu", options=options()) as device:
+    async with system.open_device(BACKEND, options=options()) as device:
         x = await device.put(np.ones((64, 64)))
         large = np.ones(1 << 16)
         for number in range(60):
@@ -190,7 +191,7 @@ async def test_to_move_on_in_a_loop_leaves_nothing(system: ta.System) -> None:
 
 
 async def test_cancelled_while_the_worker_is_replaced(system: ta.System) -> None:
-    async with system.open_device("cpu", options=options(cancel_grace=0.0)) as device:
+    async with system.open_device(BACKEND, options=options(cancel_grace=0.0)) as device:
         x = await device.put(np.ones(3))
         device.dispatch.process.kill()
         await wait_all_tasks_blocked()
@@ -216,7 +217,7 @@ async def test_cancelled_while_the_application_copies(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, is_read: bool
 ) -> None:
     """Within the grace the copy ends: the asker is let go only when nobody uses its array any more."""
-    async with system.open_device("cpu", options=options()) as device:
+    async with system.open_device(BACKEND, options=options()) as device:
         host = np.arange(1 << 16, dtype=float)
         ref = await device.put(host)
         cut = Cut(monkeypatch)
@@ -249,7 +250,7 @@ async def test_the_worker_dies_while_the_application_copies(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, is_read: bool
 ) -> None:
     """The copy is cut; when the asker hears of the loss, nothing touches its array any more."""
-    async with system.open_device("cpu", options=options()) as device:
+    async with system.open_device(BACKEND, options=options()) as device:
         host = np.arange(1 << 16, dtype=float)
         ref, other = await device.put(host), await device.put(host)
         cut = Cut(monkeypatch)
@@ -277,7 +278,7 @@ async def test_the_worker_dies_while_the_application_copies(
 async def test_past_the_grace_of_a_copy_nothing_uses_the_array(
     system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with system.open_device("cpu", options=options(cancel_grace=0.1)) as device:
+    async with system.open_device(BACKEND, options=options(cancel_grace=0.1)) as device:
         ref = await device.put(np.arange(1 << 16, dtype=float))
         out = np.zeros(1 << 16)
         cut = Cut(monkeypatch)
@@ -295,7 +296,7 @@ async def test_past_the_grace_of_a_copy_nothing_uses_the_array(
 
 
 async def test_a_lease_that_is_cancelled_in_its_turn(system: ta.System) -> None:
-    async with system.open_device("cpu", options=options()) as device:
+    async with system.open_device(BACKEND, options=options()) as device:
         x = await device.put(np.ones(3))
         async with x.lease(write=True):
             for _ in range(3):
@@ -312,7 +313,7 @@ async def test_a_lease_that_is_cancelled_in_its_turn(system: ta.System) -> None:
 async def test_a_device_that_closes_lets_what_runs_finish_within_the_grace(
     system: ta.System, finish: float
 ) -> None:
-    device = await system.open_device("cpu", options=options(cancel_grace=1.0))
+    device = await system.open_device(BACKEND, options=options(cancel_grace=1.0))
     x = await device.put(np.ones(3))
     ta.testing.inject_fault(device, ta.linalg.Scal, delay=finish)
     found: list[object] = []

@@ -11,6 +11,7 @@ from typing import ClassVar
 import attrs
 import numpy as np
 import pytest
+from chosen import BACKEND
 
 import trio_accel as ta
 from trio_accel.backends.base.ops import ArraySpec, OperationSpec, updates
@@ -63,7 +64,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 async def isolated(system: ta.System) -> AsyncGenerator[ta.Device, None]:
-    async with system.open_device("cpu", options=ta.DeviceOptions(isolation="process")) as device:
+    async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation="process")) as device:
         yield device
 
 
@@ -98,7 +99,7 @@ async def test_a_specification_that_holds_what_cannot_cross_is_refused(
 
 async def test_what_is_let_go_while_a_worker_starts_is_not_kept_by_it(system: ta.System) -> None:
     options = ta.DeviceOptions(isolation="process", intensity=ta.Intensity(100, 60.0))
-    async with system.open_device("cpu", options=options) as device:
+    async with system.open_device(BACKEND, options=options) as device:
         kept = await device.put(np.ones(30_000))
         for _ in range(3):
             dropped = [await device.put(np.ones(1000)) for _ in range(20)]

@@ -15,7 +15,7 @@ import attrs
 import pytest
 import trio
 import trio.testing
-from processes import children, descriptors, launcher, wait_dead, workers
+from processes import children, descriptors, in_session, launcher, wait_dead, workers
 
 from trio_accel.actors import ActorFailedError, ActorStarted, System, open_system
 from trio_accel.devices.worker import _launcher_link
@@ -297,6 +297,28 @@ async def test_the_sudden_death_of_the_application_ends_everything(options: tupl
         with trio.fail_after(2):
             await wait_dead(application.worker, application.launcher)
         assert application.size() == 0
+
+
+async def test_the_death_of_the_application_is_seen_after_an_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    monkeypatch.setenv("TRIO_ACCEL_TEST_PIPE", str(pipe))
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    async with running_application("import") as application:
+        with trio.fail_after(10):
+            # The module is being imported, and goes on when nobody reads any more.
+            await trio.lowlevel.wait_readable(reader)
+        process = launcher(application.process.pid)
+        application.process.kill()
+        await application.process.wait()
+        trio.lowlevel.notify_closing(reader)
+        os.close(reader)
+        with trio.fail_after(2):
+            await wait_dead(application.worker, application.launcher)
+        assert application.size() == 0
+        assert in_session(process) == set()
 
 
 async def test_ctrl_c_reaches_the_application_alone() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
+from chosen import BACKEND
 from processes import until
 from recovery_load import AT_ONCE, IN_FLIGHT, MANY, Base, Load, Times, play
 
@@ -80,7 +81,7 @@ async def rounds(
         stuck_after=0.5 if strike is hang else None,
     )
     times = Times()
-    async with system.open_device("cpu", options=options) as device:
+    async with system.open_device(BACKEND, options=options) as device:
         base = await Base.make(device, nbytes)
         for _ in range(count):
             await until(lambda: device.dispatch.spares == spares)

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import trio
+from chosen import BACKEND
 from processes import LAUNCHER, children, command, descriptors, launcher, until, workers
 from recovery_load import AT_ONCE
 
@@ -207,7 +208,7 @@ async def test_everything_at_once(system: ta.System, seconds: float) -> None:
     )
     outcomes: Counter[str] = Counter()
     hits: Counter[str] = Counter()
-    async with system.open_device("cpu", options=options) as device:
+    async with system.open_device(BACKEND, options=options) as device:
         await until(lambda: device.dispatch.spares == 1)
         before = descriptors()
         clients = [Client(device, random.Random(seed + number), outcomes) for number in range(TASKS)]

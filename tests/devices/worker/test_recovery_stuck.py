@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import slow_library
 import trio
+from chosen import BACKEND
 from isolated import options, outcome
 
 import trio_accel as ta
@@ -22,7 +23,7 @@ async def test_the_asker_of_what_is_stuck_hears_so_and_others_by_their_class(sys
     async def ask(name: str, wait: Callable[..., Any], *arguments: Any) -> None:
         found[name] = await outcome(wait, *arguments)
 
-    async with system.open_device("cpu", options=options(stuck_after=0.4, in_flight=2)) as device:
+    async with system.open_device(BACKEND, options=options(stuck_after=0.4, in_flight=2)) as device:
         x, y, z = [await device.put(np.ones(3)) for _ in range(3)]
         ta.testing.inject_fault(device, ta.linalg.Scal, hang=True)
         async with trio.open_nursery() as nursery:
@@ -57,7 +58,7 @@ async def test_what_waits_for_another_stream_is_not_what_is_stuck(system: ta.Sys
     async def ask(name: str, wait: Callable[..., Any], *arguments: Any) -> None:
         found[name] = await outcome(wait, *arguments)
 
-    async with system.open_device("cpu", options=options(stuck_after=0.4)) as device:
+    async with system.open_device(BACKEND, options=options(stuck_after=0.4)) as device:
         x = await device.put(np.ones(3))
         ta.testing.inject_fault(device, ta.linalg.Scal, hang=True)
         async with trio.open_nursery() as nursery:
@@ -69,7 +70,7 @@ async def test_what_waits_for_another_stream_is_not_what_is_stuck(system: ta.Sys
 
 
 async def test_a_submitted_operation_that_is_stuck(system: ta.System) -> None:
-    async with system.open_device("cpu", options=options(stuck_after=0.3)) as device:
+    async with system.open_device(BACKEND, options=options(stuck_after=0.3)) as device:
         ta.testing.inject_fault(device, ta.linalg.Matmul, hang=True)
         pending = device.submit(ta.linalg.Matmul(np.eye(2), np.eye(2)))
         after = device.submit(ta.fft.Fft(np.ones(4)))
@@ -83,7 +84,7 @@ async def test_a_submitted_operation_that_is_stuck(system: ta.System) -> None:
 @pytest.mark.slow
 async def test_a_long_enqueue_is_no_silence(system: ta.System) -> None:
     """The worker's loop is busy with it for longer than the heart may be silent."""
-    async with system.open_device("cpu", options=options(heartbeat_timeout=1.0)) as device:
+    async with system.open_device(BACKEND, options=options(heartbeat_timeout=1.0)) as device:
         ref = await device.put(np.ones(3))
         assert await device.ask(slow_library.Sleep(ref, 2.0)) is ref
         assert (await ref.to_host()).tolist() == [-1.0] * 3
@@ -92,7 +93,7 @@ async def test_a_long_enqueue_is_no_silence(system: ta.System) -> None:
 
 @pytest.mark.slow
 async def test_a_worker_that_holds_the_interpreter_gives_no_sign_of_life(system: ta.System) -> None:
-    async with system.open_device("cpu", options=options(heartbeat_timeout=1.0)) as device:
+    async with system.open_device(BACKEND, options=options(heartbeat_timeout=1.0)) as device:
         ref = await device.put(np.ones(3))
         with trio.fail_after(3.5), pytest.raises(ta.ContextPoisonedError) as caught:
             await device.ask(slow_library.Hold(ref, 4))
@@ -102,7 +103,7 @@ async def test_a_worker_that_holds_the_interpreter_gives_no_sign_of_life(system:
 
 
 async def test_a_worker_that_is_stopped_for_a_moment_goes_on(system: ta.System) -> None:
-    async with system.open_device("cpu", options=options(heartbeat_timeout=2.0)) as device:
+    async with system.open_device(BACKEND, options=options(heartbeat_timeout=2.0)) as device:
         process = device.dispatch.process
         process.send_signal(signal.SIGSTOP)
         with trio.move_on_after(0.3):

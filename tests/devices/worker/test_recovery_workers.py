@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from chosen import BACKEND
 from isolated import options, wait_in_flight
 from processes import descriptors, launcher, until, wait_dead, workers
 from recovery_load import AT_ONCE
@@ -31,7 +32,7 @@ async def kill(device: ta.Device) -> None:
 
 
 async def test_the_fourth_loss_in_a_minute_is_the_last(system: ta.System) -> None:
-    device = await system.open_device("cpu", options=ta.DeviceOptions(isolation="process", backoff=AT_ONCE))
+    device = await system.open_device(BACKEND, options=ta.DeviceOptions(isolation="process", backoff=AT_ONCE))
     x = await device.put(np.ones(3))
     pid = launcher()
     for _ in range(3):
@@ -63,12 +64,12 @@ async def test_the_fourth_loss_in_a_minute_is_the_last(system: ta.System) -> Non
         device.submit(ta.linalg.Scal(2.0, x))
     assert workers(pid) == set()
     await device.close()
-    async with system.open_device("cpu", options=options()) as other:
+    async with system.open_device(BACKEND, options=options()) as other:
         assert (await (await other.put(np.ones(2))).to_host()).tolist() == [1.0, 1.0]
 
 
 async def test_a_spare_takes_over_and_is_replaced(system: ta.System) -> None:
-    async with system.open_device("cpu", options=options(spares=1)) as device:
+    async with system.open_device(BACKEND, options=options(spares=1)) as device:
         x = await device.put(np.arange(1 << 20, dtype=float))
         for generation in range(2, 5):
             await wait_spares(device, 1)
@@ -83,7 +84,7 @@ async def test_a_spare_takes_over_and_is_replaced(system: ta.System) -> None:
 
 async def test_a_spare_has_what_was_made_after_it(system: ta.System) -> None:
     """Chunks that are made, given back and made again while it stands ready."""
-    async with system.open_device("cpu", options=options(spares=1)) as device:
+    async with system.open_device(BACKEND, options=options(spares=1)) as device:
         await wait_spares(device, 1)
         kept = []
         for number in range(4):
@@ -99,7 +100,7 @@ async def test_a_spare_has_what_was_made_after_it(system: ta.System) -> None:
 
 
 async def test_a_dead_spare_is_not_handed_out(system: ta.System) -> None:
-    async with system.open_device("cpu", options=options(spares=2)) as device:
+    async with system.open_device(BACKEND, options=options(spares=2)) as device:
         await wait_spares(device, 2)
         serving = device.dispatch.process
         for pid in workers(launcher()) - {serving.pid}:
@@ -114,7 +115,7 @@ async def test_a_dead_spare_is_not_handed_out(system: ta.System) -> None:
 
 async def test_a_spare_that_is_stopped_does_not_hold_up_the_device(system: ta.System) -> None:
     changes = options(spares=1, heartbeat_timeout=1.0)
-    async with system.open_device("cpu", options=changes) as device:
+    async with system.open_device(BACKEND, options=changes) as device:
         await wait_spares(device, 1)
         (spare,) = workers(launcher()) - {device.dispatch.process.pid}
         os.kill(spare, signal.SIGSTOP)
@@ -125,7 +126,7 @@ async def test_a_spare_that_is_stopped_does_not_hold_up_the_device(system: ta.Sy
 
 
 async def test_a_spare_that_dies_in_peace_is_replaced(system: ta.System) -> None:
-    async with system.open_device("cpu", options=options(spares=1)) as device:
+    async with system.open_device(BACKEND, options=options(spares=1)) as device:
         await wait_spares(device, 1)
         (spare,) = workers(launcher()) - {device.dispatch.process.pid}
         os.kill(spare, signal.SIGKILL)
@@ -136,7 +137,7 @@ async def test_a_spare_that_dies_in_peace_is_replaced(system: ta.System) -> None
 
 
 async def test_a_spare_that_dies_while_it_starts(system: ta.System) -> None:
-    async with system.open_device("cpu", options=options(spares=1)) as device:
+    async with system.open_device(BACKEND, options=options(spares=1)) as device:
         x = await device.put(np.ones(3))
         serving = {device.dispatch.process.pid}
         await until(lambda: workers(launcher()) - serving)
@@ -151,7 +152,7 @@ async def test_a_spare_that_dies_while_it_starts(system: ta.System) -> None:
 
 async def test_the_spares_of_a_closed_device_are_gone(system: ta.System) -> None:
     for ready in (False, True):
-        device = await system.open_device("cpu", options=options(spares=2))
+        device = await system.open_device(BACKEND, options=options(spares=2))
         if ready:
             await wait_spares(device, 2)
         await device.close()
@@ -160,7 +161,7 @@ async def test_the_spares_of_a_closed_device_are_gone(system: ta.System) -> None
 
 async def test_the_death_of_the_launcher_is_one_loss(system: ta.System) -> None:
     """All its workers die with it, spares too; a new one starts others."""
-    async with system.open_device("cpu", options=options(spares=1)) as device:
+    async with system.open_device(BACKEND, options=options(spares=1)) as device:
         await wait_spares(device, 1)
         x = await device.put(np.arange(1 << 20, dtype=float))
         y = await device.put(np.ones(3))
@@ -186,7 +187,7 @@ async def opened_in_vain(system: ta.System, **changes: Any) -> BaseException:
     """What opening a device fails with; it leaves nothing, and is bounded."""
     before = descriptors()
     with trio.fail_after(15), pytest.raises(BaseException) as caught:  # noqa: PT011  # see the caller
-        await system.open_device("cpu", options=options(**changes))
+        await system.open_device(BACKEND, options=options(**changes))
     assert [node.name for node in system.tree().children if node.name != "launcher"] == []
     left = set(descriptors().items()) - set(before.items())
     assert not [target for _, target in left if "memfd" in target], left
@@ -227,7 +228,7 @@ async def test_an_interpreter_that_does_not_exist(system: ta.System, monkeypatch
 async def test_an_interpreter_that_ends_at_once(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    async with system.open_device("cpu", options=options()) as device:
+    async with system.open_device(BACKEND, options=options()) as device:
         await device.put(np.ones(3))
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\nexit 7\n")
@@ -242,7 +243,7 @@ async def test_an_interpreter_that_ends_at_once(
 async def test_a_device_whose_next_worker_cannot_start_is_given_up(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    device = await system.open_device("cpu", options=options(intensity=ta.Intensity(3, 60.0)))
+    device = await system.open_device(BACKEND, options=options(intensity=ta.Intensity(3, 60.0)))
     x = await device.put(np.ones(3))
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\nexit 7\n")
@@ -282,7 +283,7 @@ async def test_an_interrupt_that_hits_the_connection_leaves_nobody_waiting(
         nonlocal is_armed
         async with (
             ta.open_system("short") as system,
-            system.open_device("cpu", options=options()) as device,
+            system.open_device(BACKEND, options=options()) as device,
             trio.open_nursery() as nursery,
         ):
             for _ in range(4):

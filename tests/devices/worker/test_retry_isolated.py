@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from chosen import BACKEND
 from isolated import BLAS, options, outcome
 from processes import until
 from recovery_load import AT_ONCE, MANY
@@ -31,7 +32,7 @@ async def lose(device: ta.Device, blas: int = 1) -> None:
 
 @pytest.mark.parametrize("fault", ["kill", "poison", "segfault"])
 async def test_one_that_writes_no_input_runs_again(system: ta.System, fault: str) -> None:
-    async with system.open_device("cpu", options=options(retry=1)) as device:
+    async with system.open_device(BACKEND, options=options(retry=1)) as device:
         x = await device.put(2.0 * EYE)
         injected = ta.testing.inject_fault(device, ta.linalg.Matmul, **{fault: True})
         product = await ta.linalg.matmul(x, x)
@@ -50,7 +51,7 @@ async def test_one_that_writes_no_input_runs_again(system: ta.System, fault: str
 
 @pytest.mark.parametrize("losses", [2, 3])
 async def test_so_many_losses_it_survives_and_no_more(system: ta.System, losses: int) -> None:
-    async with system.open_device("cpu", options=options(retry=2)) as device:
+    async with system.open_device(BACKEND, options=options(retry=2)) as device:
         # It takes long enough to be caught in flight in each generation.
         x = await device.put(2.0 * np.eye(2500))
         pending = device.submit(ta.linalg.Matmul(x, x))
@@ -69,7 +70,7 @@ async def test_so_many_losses_it_survives_and_no_more(system: ta.System, losses:
 
 
 async def test_what_is_updated_in_place_never_runs_again(system: ta.System) -> None:
-    async with system.open_device("cpu", options=options(retry=5)) as device:
+    async with system.open_device(BACKEND, options=options(retry=5)) as device:
         x = await device.put(np.ones(3))
         ta.testing.inject_fault(device, ta.linalg.Scal, kill=True)
         with pytest.raises(ta.ContextPoisonedError):
@@ -82,7 +83,7 @@ async def test_what_is_updated_in_place_never_runs_again(system: ta.System) -> N
 
 @pytest.mark.parametrize("size", [3, 1 << 16], ids=["small", "large"])
 async def test_copies_run_again(system: ta.System, size: int) -> None:
-    async with system.open_device("cpu", options=options(retry=1)) as device:
+    async with system.open_device(BACKEND, options=options(retry=1)) as device:
         host = np.arange(size, dtype=float)
         ta.testing.inject_fault(device, Put, kill=True)
         ref = await device.put(host)
@@ -97,7 +98,7 @@ async def test_copies_run_again(system: ta.System, size: int) -> None:
 
 
 async def test_what_was_submitted_behind_one_that_runs_again_is_right(system: ta.System) -> None:
-    async with system.open_device("cpu", options=options(retry=1)) as device:
+    async with system.open_device(BACKEND, options=options(retry=1)) as device:
         a = await device.put(2.0 * EYE + 0j)
         ta.testing.inject_fault(device, ta.linalg.Matmul, delay=60.0)
         product = device.submit(ta.linalg.Matmul(a, a))
@@ -118,7 +119,7 @@ async def test_what_was_submitted_behind_one_that_runs_again_is_right(system: ta
 
 
 async def test_a_chain_behind_one_that_runs_again_that_was_not_begun(system: ta.System) -> None:
-    async with system.open_device("cpu", options=options(retry=1, in_flight=4)) as device:
+    async with system.open_device(BACKEND, options=options(retry=1, in_flight=4)) as device:
         a = await device.put(2.0 * EYE)
         ta.testing.inject_fault(device, ta.linalg.Matmul, delay=60.0)
         product = device.submit(ta.linalg.Matmul(a, a))
@@ -145,7 +146,7 @@ async def test_a_chain_behind_one_that_runs_again_that_was_not_begun(system: ta.
 
 async def test_inline_only_what_uses_no_array_runs_again(system: ta.System) -> None:
     changes = ta.DeviceOptions(isolation="inline", retry=1, intensity=MANY, backoff=AT_ONCE)
-    async with system.open_device("cpu", options=changes) as device:
+    async with system.open_device(BACKEND, options=changes) as device:
         x = await device.put(EYE)
         ta.testing.inject_fault(device, ta.linalg.Matmul, poison=True)
         product = await device.ask(ta.linalg.Matmul(EYE, 2.0 * EYE))

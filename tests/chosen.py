@@ -1,0 +1,11 @@
+"""Which backend the tests run on that hold for every one."""
+
+from __future__ import annotations
+
+import os
+
+BACKEND = os.environ.get("TRIO_ACCEL_BACKEND", "").partition(":")[0] or "cpu"
+"""What the environment names, else the CPU's."""
+
+NAME = f"{BACKEND}:0"
+"""Name of its first device."""
