@@ -137,14 +137,14 @@ class Forks:
         os.fchdir(directory)
         # One that hangs ends this process, even where no Python runs; the application does without then.
         signal.alarm(_LONGEST)
+        name = modules[0]
         try:
             self._settle(path)
             for name in modules:
                 importlib.import_module(name)
+                self._imported.add(name)
         except BaseException as error:  # noqa: BLE001  # the worker meets it again, and tells
-            self._failed.update(dict.fromkeys(modules, f"an import failed: {error!r}"))
-        else:
-            self._imported.update(modules)
+            self._failed[name] = f"an import failed: {error!r}"
         signal.alarm(0)
         os.chdir("/")
         now = dict(os.environ)
@@ -246,7 +246,11 @@ def _run(code: str) -> int:
 def _show(error: BaseException) -> None:
     trace = error.__traceback__
     # Without the frame of this module.
-    sys.excepthook(type(error), error, trace and trace.tb_next)
+    error.__traceback__ = trace and trace.tb_next
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except BaseException:  # noqa: BLE001  # a broken hook must not hide what happened
+        sys.__excepthook__(type(error), error, error.__traceback__)
 
 
 def _exit_code(code: object) -> int:

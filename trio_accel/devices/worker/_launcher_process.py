@@ -341,4 +341,12 @@ _FILE_LIMIT = resource.getrlimit(resource.RLIMIT_NOFILE)
 _ENVIRONMENT = dict(os.environ)
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    status = 1
+    try:
+        main(int(sys.argv[1]), int(sys.argv[2]))
+        status = 0
+    except Exception as error:  # noqa: BLE001  # said as an interpreter says it
+        sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        # Not kept by threads that imported modules may have started.
+        os._exit(status)
