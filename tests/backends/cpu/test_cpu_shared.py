@@ -13,9 +13,9 @@ import pytest
 from keepers import Keeper
 
 from trio_accel.backends import resolve
-from trio_accel.backends.base import DType, NotSupportedError, OutOfMemoryError
+from trio_accel.backends.base import DType, NotSupportedError, OutOfMemoryError, host
 from trio_accel.backends.base.ops import ArraySpec, MatmulSpec
-from trio_accel.backends.cpu import CpuBackend, _memory, _processor, _shared
+from trio_accel.backends.cpu import CpuBackend, _memory
 
 PATIENCE = 30
 MIB = 1 << 20
@@ -133,7 +133,7 @@ def test_a_descriptor_is_closed_when_its_memory_cannot_be_mapped(device, monkeyp
     def refuse(descriptor, nbytes):
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(_shared, "map_shared", refuse)
+    monkeypatch.setattr(host, "map_shared", refuse)
     with pytest.raises(OutOfMemoryError):
         device.allocate(1, 100)
 
@@ -177,14 +177,14 @@ def test_a_system_without_such_memory_names_the_way_out(monkeypatch, keeper):
 
 
 def test_what_a_container_may_take_counts(tmp_path, monkeypatch):
-    free = _processor.available_bytes()
+    free = host.available_bytes()
     inner = tmp_path / "outer" / "inner"
     inner.mkdir(parents=True)
-    entry = _processor._entry
-    monkeypatch.setattr(_processor, "_GROUPS", tmp_path)
+    entry = host.table_entry
+    monkeypatch.setattr(host, "_GROUPS", tmp_path)
     monkeypatch.setattr(
-        _processor,
-        "_entry",
+        host,
+        "table_entry",
         lambda path, key: ":/outer/inner" if path.endswith("cgroup") else entry(path, key),
     )
 
@@ -195,15 +195,15 @@ def test_what_a_container_may_take_counts(tmp_path, monkeypatch):
             f"anon 999\ninactive_file {cache}\nactive_file {cache}\nshmem 77\n"
         )
 
-    assert _processor.available_bytes() > free // 2  # no limit: the machine's
+    assert host.available_bytes() > free // 2  # no limit: the machine's
     limit(inner, "max", 5 * MIB, 0)
-    assert _processor.available_bytes() > free // 2
+    assert host.available_bytes() > free // 2
     limit(inner.parent, 100 * MIB, 70 * MIB, 5 * MIB)
-    assert _processor.available_bytes() == 40 * MIB
+    assert host.available_bytes() == 40 * MIB
     limit(inner, 50 * MIB, 20 * MIB, 0)
-    assert _processor.available_bytes() == 30 * MIB
+    assert host.available_bytes() == 30 * MIB
     limit(inner, 50 * MIB, 60 * MIB, 0)
-    assert _processor.available_bytes() == 0
+    assert host.available_bytes() == 0
 
 
 def test_shared_memory_computes_as_private_memory(device):

@@ -6,10 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base import ChunkKeeper, DeviceInfo, NotSupportedError
+from ..base.host import has_shared_memory, map_shared, total_bytes
 from ._device import CpuDevice
 from ._malloc import keep_freed_memory
-from ._processor import model_name, total_bytes, usable_cores
-from ._shared import has_shared_memory, map_shared
+from ._processor import model_name, usable_cores
 
 __all__ = ["CpuBackend"]
 

@@ -10,9 +10,8 @@ import numpy.typing as npt
 
 from ..base import BlockMemory, ChunkKeeper
 from ..base.chunks import ALIGNMENT
+from ..base.host import available_bytes, make_shared, map_shared
 from ..base.ops import ArraySpec
-from ._processor import available_bytes
-from ._shared import make_shared, map_shared
 
 __all__ = ["CpuMemory", "HostArray"]
 

@@ -1,0 +1,104 @@
+"""Memory of the host: how much there is, and memory that outlives the process that made it.
+
+The latter are anonymous files, which live as long as a descriptor or a mapping.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "available_bytes",
+    "has_shared_memory",
+    "make_shared",
+    "map_shared",
+    "table_entry",
+    "total_bytes",
+]
+
+_GROUPS = Path("/sys/fs/cgroup")
+
+
+def has_shared_memory() -> bool:
+    """Whether the system has anonymous files."""
+    return hasattr(os, "memfd_create")
+
+
+def make_shared(nbytes: int) -> tuple[npt.NDArray[np.uint8], int]:
+    """Make memory of whole pages, all zero; none is taken from the machine before it is written to.
+
+    Returns:
+        An array over it, and its descriptor: the caller closes it.
+
+    Raises:
+        OSError: The system refuses.
+    """
+    descriptor = os.memfd_create("trio_accel", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
+        return map_shared(descriptor, os.fstat(descriptor).st_size), descriptor
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def map_shared(descriptor: int, nbytes: int) -> npt.NDArray[np.uint8]:
+    """Map memory that `make_shared` made, in this process or another.
+
+    The mapping goes with the last array over it.
+
+    Raises:
+        ValueError: There is less than that.
+        OSError: The system refuses.
+    """
+    size = os.fstat(descriptor).st_size
+    # Whoever touches a page behind the end dies of SIGBUS.
+    if not 0 < nbytes <= size:
+        raise ValueError(f"nbytes: {nbytes} of a chunk whose memory has {size}")
+    return np.frombuffer(mmap.mmap(descriptor, nbytes), np.uint8)
+
+
+def total_bytes() -> int:
+    """Physical memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def available_bytes() -> int:
+    """Physical memory that could be had now; all of it where the system does not say."""
+    kibibytes = table_entry("/proc/meminfo", "MemAvailable").partition(" ")[0]
+    return min([int(kibibytes) * 1024 if kibibytes else total_bytes(), *_left_in_groups()])
+
+
+def _left_in_groups() -> Iterator[int]:
+    """What each control group (version 2) that this process is in has left: a container's limit is one."""
+    folder = _GROUPS / table_entry("/proc/self/cgroup", "0").lstrip(":/")
+    for group in (folder, *folder.parents):
+        if not group.is_relative_to(_GROUPS):
+            return
+        limit = _text(group / "memory.max").strip()
+        if limit.isdecimal():
+            # The cache of files is counted, but makes room; shared memory is not on these lists.
+            lines = (line.partition(" ") for line in _text(group / "memory.stat").splitlines())
+            cache = sum(int(size) for name, _, size in lines if name in ("active_file", "inactive_file"))
+            used = int(_text(group / "memory.current").strip() or 0)
+            yield max(0, int(limit) - used + cache)
+
+
+def table_entry(path: str, key: str) -> str:
+    """The first entry of that name in one of Linux's tables; empty where there is none."""
+    entries = (line.partition(":") for line in _text(Path(path)).splitlines())
+    return next((value.strip() for name, _, value in entries if name.strip() == key and value.strip()), "")
+
+
+def _text(path: Path) -> str:
+    """What a file of the system says; empty where there is none."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:  # not Linux, or no such group
+        return ""
