@@ -27,8 +27,8 @@ _FLAGS = (
     "-pthread",
 )
 
-# What a library is called, and the stem of its sources: `STEM.c`, `STEM.cpp` and `STEM_*.c` or `.cpp`. The first one
-# is the driver, which all others may call.
+# What a library is called, and the stem of its sources: `STEM.c`, `STEM.cpp` and `STEM_*.c` or `.cpp`. The
+# first one is the driver, which all others may call.
 _LIBRARIES = (
     ("libcuda.so.1", "driver"),
     ("libnvrtc.so.13", "nvrtc"),

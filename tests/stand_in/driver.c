@@ -1,4 +1,5 @@
-/* Entry points of the stand-in driver: initialisation, names of errors, and the table that cuGetProcAddress reads. */
+/* Entry points of the stand-in driver: initialisation, names of errors, and the table that cuGetProcAddress
+ * reads. */
 #include "driver.h"
 
 #include <stdio.h>
@@ -11,18 +12,11 @@ __thread bool stand_in_host_function;
 bool stand_in_ready;
 
 static bool forked;
+static bool logging;
 
 /* Bounds of the section `entries`, which the linker provides. */
 extern struct driver_entry __start_entries[] __attribute__((visibility("hidden")));
 extern struct driver_entry __stop_entries[] __attribute__((visibility("hidden")));
-
-/* A negative count starts the log of a process; it is read once. */
-static bool is_logging(void) {
-    static int logging = -1;
-    if (logging < 0)
-        logging = stand_in_setting("STAND_IN_LOG", 0) != 0;
-    return logging;
-}
 
 long stand_in_setting(const char *name, long otherwise) {
     const char *text = getenv(name);
@@ -31,7 +25,7 @@ long stand_in_setting(const char *name, long otherwise) {
 
 void stand_in_count(struct driver_entry *entry) {
     __atomic_add_fetch(&entry->calls, 1, __ATOMIC_RELAXED);
-    if (is_logging())
+    if (logging)
         fprintf(stderr, "[stand-in] %s\n", entry->symbol);
 }
 
@@ -80,6 +74,7 @@ __attribute__((constructor)) static void prepare(void) {
     pthread_cond_init(&stand_in_progress, &attributes);
     pthread_condattr_destroy(&attributes);
     pthread_atfork(NULL, NULL, after_fork);
+    logging = stand_in_setting("STAND_IN_LOG", 0) != 0;
 }
 
 CUDA(cuInit, 2000, cuInit, unsigned flags) {
@@ -117,19 +112,25 @@ static struct driver_entry *find_entry(const char *name, int version) {
     return found;
 }
 
-CUDA(cuGetProcAddress, 12000, cuGetProcAddress_v2, const char *name, void **address, int version, uint64_t flags,
-     int *status) {
-    COUNT(cuGetProcAddress_v2);
+static CUresult give_address(const char *name, void **address, int version) {
     struct driver_entry *entry = find_entry(name, version);
     *address = entry ? entry->address : NULL;
-    if (status)
-        *status = entry ? 0 : 1; /* CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND */
     return entry ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
-CUDA(cuGetProcAddress, 11030, cuGetProcAddress, const char *name, void **address, int version, uint64_t flags) {
+CUDA(cuGetProcAddress, 12000, cuGetProcAddress_v2, const char *name, void **address, int version,
+     uint64_t flags, int *status) {
+    COUNT(cuGetProcAddress_v2);
+    CUresult code = give_address(name, address, version);
+    if (status)
+        *status = code == CUDA_SUCCESS ? 0 : 1; /* CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND */
+    return code;
+}
+
+CUDA(cuGetProcAddress, 11030, cuGetProcAddress, const char *name, void **address, int version,
+     uint64_t flags) {
     COUNT(cuGetProcAddress);
-    return cuGetProcAddress_v2(name, address, version, flags, NULL);
+    return give_address(name, address, version);
 }
 
 static const struct {

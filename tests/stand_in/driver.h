@@ -1,8 +1,8 @@
 /* What the parts of the stand-in CUDA driver share.
  *
- * The stand-in is a `libcuda.so.1` for machines without a GPU: device memory is host memory, a stream is a thread
- * with a queue, and a kernel is a function of a shared object. It declares the few types of the driver's interface
- * that it needs by itself, so that it builds where no CUDA header is installed.
+ * The stand-in is a `libcuda.so.1` for machines without a GPU: device memory is host memory, a stream is a
+ * thread with a queue, and a kernel is a function of a shared object. It declares the few types of the
+ * driver's interface that it needs by itself, so that it builds where no CUDA header is installed.
  *
  * One lock guards every table and queue. It is never held while work runs (copies, kernels, host functions).
  */
@@ -65,35 +65,36 @@ struct driver_entry {
 };
 
 /* Defines a function of the driver. The linker gathers the entries of all parts in the section `entries`. */
-#define CUDA(name, since, symbol, ...)                                                                         \
-    API CUresult symbol(__VA_ARGS__);                                                                          \
-    __attribute__((used, section("entries"), aligned(8))) static struct driver_entry entry_##symbol = {               \
-        #name, #symbol, since, (void *)symbol, 0};                                                             \
+#define CUDA(name, since, symbol, ...)                                                                  \
+    API CUresult symbol(__VA_ARGS__);                                                                   \
+    __attribute__((used, section("entries"), aligned(8))) static struct driver_entry entry_##symbol = { \
+        #name, #symbol, since, (void *)symbol, 0};                                                      \
     CUresult symbol(__VA_ARGS__)
 
 /* Counts the call. */
 #define COUNT(symbol) stand_in_count(&entry_##symbol)
 
 /* Counts the call and refuses it before cuInit and in a host function, which may not call the driver. */
-#define ENTER(symbol)                                                                                          \
-    do {                                                                                                       \
-        CUresult refusal_ = stand_in_enter(&entry_##symbol);                                                   \
-        if (refusal_ != CUDA_SUCCESS)                                                                          \
-            return refusal_;                                                                                   \
+#define ENTER(symbol)                                        \
+    do {                                                     \
+        CUresult refusal_ = stand_in_enter(&entry_##symbol); \
+        if (refusal_ != CUDA_SUCCESS)                        \
+            return refusal_;                                 \
     } while (0)
 
-#define CHECK(expression)                                                                                      \
-    do {                                                                                                       \
-        CUresult code_ = (expression);                                                                         \
-        if (code_ != CUDA_SUCCESS)                                                                             \
-            return code_;                                                                                      \
+#define CHECK(expression)              \
+    do {                               \
+        CUresult code_ = (expression); \
+        if (code_ != CUDA_SUCCESS)     \
+            return code_;              \
     } while (0)
 
 void stand_in_count(struct driver_entry *entry);
 CUresult stand_in_enter(struct driver_entry *entry);
 long stand_in_setting(const char *name, long otherwise);
 
-/* Guards everything below. `stand_in_progress` is broadcast when work ends, an event completes or a context dies. */
+/* Guards everything below. `stand_in_progress` is broadcast when work ends, an event completes or a context
+ * dies. */
 extern pthread_mutex_t stand_in_lock;
 extern pthread_cond_t stand_in_progress;
 extern __thread bool stand_in_host_function; /* this thread is in a function that cuLaunchHostFunc queued */
@@ -104,9 +105,9 @@ void stand_in_wait(long microseconds); /* waits for progress, at most that long;
 
 /* A device, and with it its one context: the primary one. */
 struct context {
-    int ordinal;     /* as the application counts */
-    int physical;    /* as the machine counts */
-    int references;  /* retains that are not released */
+    int ordinal;    /* as the application counts */
+    int physical;   /* as the machine counts */
+    int references; /* retains that are not released */
     unsigned flags;
     CUresult sticky; /* the error that ended the context; nothing heals it in this process */
     int exclusive;   /* descriptor of the lock file in exclusive mode, or -1 */
@@ -126,7 +127,8 @@ extern int stand_in_device_count;
 CUresult stand_in_find_devices(void);
 size_t stand_in_memory_size(void);
 CUresult get_device(CUdevice device, struct context **context);
-CUresult get_current(struct context **context); /* fails without a current context, and with its sticky error */
+CUresult
+get_current(struct context **context); /* fails without a current context, and with its sticky error */
 CUresult sticky_error(struct context *context);
 void poison(struct context *context, CUresult code); /* the lock is held */
 
@@ -140,11 +142,13 @@ struct moment {
 
 struct stream;
 
-/* Work in a queue: the first member of what each kind of work needs. Allocated with calloc, freed by the worker. */
+/* Work in a queue: the first member of what each kind of work needs. Allocated with calloc, freed by the
+ * worker. */
 struct work {
     struct work *next;
-    void (*run)(struct stream *stream, struct work *work);                    /* without the lock */
-    void (*drop)(struct stream *stream, struct work *work, CUresult code);    /* instead, in a poisoned context */
+    void (*run)(struct stream *stream, struct work *work); /* without the lock */
+    void (*drop)(struct stream *stream, struct work *work,
+                 CUresult code); /* instead, in a poisoned context */
 };
 
 enum { STREAM_NON_BLOCKING = 1, STREAM_MAGIC = 0x5eed5712, EVENT_MAGIC = 0x5eede7e7 };
@@ -166,17 +170,25 @@ struct stream {
 };
 
 CUresult get_stream(void *handle, struct stream **stream);
-CUresult submit(struct stream *stream, struct work *work);        /* takes the work, also when it fails */
+CUresult submit(struct stream *stream, struct work *work); /* takes the work, also when it fails */
 CUresult submit_and_wait(struct stream *stream, struct work *work);
 CUresult drain(struct context *context); /* waits for all streams; without the lock */
 void *new_work(size_t size, void (*run)(struct stream *, struct work *));
 struct moment *new_moment(struct context *context);
 void drop_moment(struct moment *moment); /* the lock is held */
-CUresult submit_marker(struct stream *stream, struct moment *moment); /* the stream gets there: the moment passes */
+CUresult submit_marker(struct stream *stream,
+                       struct moment *moment); /* the stream gets there: the moment passes */
 CUresult submit_wait(struct stream *stream, struct moment *moment);
 
 /* Memory that the driver knows. */
-enum kind { DEVICE_MEMORY, POOL_MEMORY, PINNED_MEMORY, REGISTERED_MEMORY, MANAGED_MEMORY, RESERVED_ADDRESSES };
+enum kind {
+    DEVICE_MEMORY,
+    POOL_MEMORY,
+    PINNED_MEMORY,
+    REGISTERED_MEMORY,
+    MANAGED_MEMORY,
+    RESERVED_ADDRESSES
+};
 
 struct range {
     uintptr_t start;
@@ -188,17 +200,17 @@ struct range {
     uint64_t id;
 };
 
-struct range *find_range(uintptr_t address);                     /* the lock is held for these */
+struct range *find_range(uintptr_t address); /* the lock is held for these */
 struct range *add_range(uintptr_t start, size_t size, enum kind kind, struct context *context);
 bool overlaps_range(uintptr_t start, size_t size);
 void remove_range(struct range *range);
 bool is_host_kind(enum kind kind);
-CUresult charge(struct context *context, size_t size);           /* out of memory beyond the device's size */
+CUresult charge(struct context *context, size_t size); /* out of memory beyond the device's size */
 void discharge(struct context *context, size_t size);
 CUresult allocate_range(struct context *context, enum kind kind, size_t size, struct range **range);
-void discharge_pool(struct range *range); /* an allocation of a pool is free */
-CUresult check_device_access(uintptr_t address, size_t size);    /* takes the lock */
-bool is_pageable(const void *address);                           /* takes the lock */
+void discharge_pool(struct range *range);                     /* an allocation of a pool is free */
+CUresult check_device_access(uintptr_t address, size_t size); /* takes the lock */
+bool is_pageable(const void *address);                        /* takes the lock */
 
 /* A mapping of physical memory at reserved addresses; NULL where there is none. The lock is held. */
 struct mapping {

@@ -1,7 +1,7 @@
 /* Copies and fills.
  *
- * An asynchronous copy with ordinary memory of the host holds the calling thread until the stream has done it, as it
- * may on hardware: only pinned and registered memory is copied behind the caller's back.
+ * An asynchronous copy with ordinary memory of the host holds the calling thread until the stream has done
+ * it, as it may on hardware: only pinned and registered memory is copied behind the caller's back.
  */
 #include "driver.h"
 
@@ -70,7 +70,8 @@ CUDA(cuMemcpyAsync, 4000, cuMemcpyAsync, CUdeviceptr to, CUdeviceptr from, size_
     return copy(stream, line(to, from, size), UNIFIED_TYPE, UNIFIED_TYPE, false);
 }
 
-CUDA(cuMemcpyHtoDAsync, 3020, cuMemcpyHtoDAsync_v2, CUdeviceptr to, const void *from, size_t size, void *stream) {
+CUDA(cuMemcpyHtoDAsync, 3020, cuMemcpyHtoDAsync_v2, CUdeviceptr to, const void *from, size_t size,
+     void *stream) {
     ENTER(cuMemcpyHtoDAsync_v2);
     return copy(stream, line(to, (uintptr_t)from, size), HOST_TYPE, DEVICE_TYPE, false);
 }
@@ -80,7 +81,8 @@ CUDA(cuMemcpyDtoHAsync, 3020, cuMemcpyDtoHAsync_v2, void *to, CUdeviceptr from, 
     return copy(stream, line((uintptr_t)to, from, size), DEVICE_TYPE, HOST_TYPE, false);
 }
 
-CUDA(cuMemcpyDtoDAsync, 3020, cuMemcpyDtoDAsync_v2, CUdeviceptr to, CUdeviceptr from, size_t size, void *stream) {
+CUDA(cuMemcpyDtoDAsync, 3020, cuMemcpyDtoDAsync_v2, CUdeviceptr to, CUdeviceptr from, size_t size,
+     void *stream) {
     ENTER(cuMemcpyDtoDAsync_v2);
     return copy(stream, line(to, from, size), DEVICE_TYPE, DEVICE_TYPE, false);
 }
@@ -231,8 +233,8 @@ static void run_fill(struct stream *stream, struct work *work) {
 }
 
 /* A fill of device memory is asynchronous in either form; the form without a stream uses the default one. */
-static CUresult fill(void *handle, CUdeviceptr start, size_t pitch, uint32_t value, size_t element, size_t width,
-                     size_t height) {
+static CUresult fill(void *handle, CUdeviceptr start, size_t pitch, uint32_t value, size_t element,
+                     size_t width, size_t height) {
     struct stream *stream;
     CHECK(get_stream(handle, &stream));
     if (width == 0 || height == 0)
@@ -250,24 +252,24 @@ static CUresult fill(void *handle, CUdeviceptr start, size_t pitch, uint32_t val
     return submit(stream, &work->work);
 }
 
-#define FILLS(name, pitched, suffix, type, size)                                                               \
-    CUDA(name, 3020, name##suffix, CUdeviceptr start, type value, size_t count) {                              \
-        ENTER(name##suffix);                                                                                   \
-        return fill(NULL, start, 0, value, size, count, 1);                                                    \
-    }                                                                                                          \
-    CUDA(name##Async, 3020, name##Async, CUdeviceptr start, type value, size_t count, void *stream) {          \
-        ENTER(name##Async);                                                                                    \
-        return fill(stream, start, 0, value, size, count, 1);                                                  \
-    }                                                                                                          \
-    CUDA(pitched, 3020, pitched##suffix, CUdeviceptr start, size_t pitch, type value, size_t width,            \
-         size_t height) {                                                                                      \
-        ENTER(pitched##suffix);                                                                                \
-        return fill(NULL, start, pitch, value, size, width, height);                                           \
-    }                                                                                                          \
-    CUDA(pitched##Async, 3020, pitched##Async, CUdeviceptr start, size_t pitch, type value, size_t width,      \
-         size_t height, void *stream) {                                                                        \
-        ENTER(pitched##Async);                                                                                 \
-        return fill(stream, start, pitch, value, size, width, height);                                         \
+#define FILLS(name, pitched, suffix, type, size)                                                          \
+    CUDA(name, 3020, name##suffix, CUdeviceptr start, type value, size_t count) {                         \
+        ENTER(name##suffix);                                                                              \
+        return fill(NULL, start, 0, value, size, count, 1);                                               \
+    }                                                                                                     \
+    CUDA(name##Async, 3020, name##Async, CUdeviceptr start, type value, size_t count, void *stream) {     \
+        ENTER(name##Async);                                                                               \
+        return fill(stream, start, 0, value, size, count, 1);                                             \
+    }                                                                                                     \
+    CUDA(pitched, 3020, pitched##suffix, CUdeviceptr start, size_t pitch, type value, size_t width,       \
+         size_t height) {                                                                                 \
+        ENTER(pitched##suffix);                                                                           \
+        return fill(NULL, start, pitch, value, size, width, height);                                      \
+    }                                                                                                     \
+    CUDA(pitched##Async, 3020, pitched##Async, CUdeviceptr start, size_t pitch, type value, size_t width, \
+         size_t height, void *stream) {                                                                   \
+        ENTER(pitched##Async);                                                                            \
+        return fill(stream, start, pitch, value, size, width, height);                                    \
     }
 
 FILLS(cuMemsetD8, cuMemsetD2D8, _v2, unsigned char, 1)

@@ -35,7 +35,8 @@ static int parse_visible(const char *item, size_t length, int count) {
             fill_uuid(bytes, physical);
             int size = 0;
             for (int i = 0; i < 16; i++)
-                size += sprintf(text + size, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", bytes[i]);
+                size +=
+                    sprintf(text + size, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", bytes[i]);
             if (length - 4 <= (size_t)size && !strncmp(item + 4, text, length - 4))
                 return physical;
         }
@@ -46,7 +47,15 @@ static int parse_visible(const char *item, size_t length, int count) {
     return end == item || index < 0 || index >= count ? -1 : (int)index;
 }
 
-/* As the driver does it: the list ends at the first item that names no device. */
+static bool is_listed(int physical) {
+    for (int i = 0; i < stand_in_device_count; i++)
+        if (stand_in_contexts[i].physical == physical)
+            return true;
+    return false;
+}
+
+/* As the driver does it: the list ends at the first item that names no device, and naming one twice names
+ * none. */
 CUresult stand_in_find_devices(void) {
     int count = (int)stand_in_setting("STAND_IN_DEVICES", 2);
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
@@ -62,8 +71,13 @@ CUresult stand_in_find_devices(void) {
         }
         if (physical < 0)
             break;
+        if (is_listed(physical)) {
+            stand_in_device_count = 0;
+            break;
+        }
         struct context *context = &stand_in_contexts[stand_in_device_count];
-        *context = (struct context){.ordinal = stand_in_device_count++, .physical = physical, .exclusive = -1};
+        *context =
+            (struct context){.ordinal = stand_in_device_count++, .physical = physical, .exclusive = -1};
     }
     return stand_in_device_count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }
@@ -116,17 +130,21 @@ CUDA(cuDeviceGetName, 2000, cuDeviceGetName, char *name, int length, CUdevice de
     return CUDA_SUCCESS;
 }
 
-CUDA(cuDeviceGetUuid, 9020, cuDeviceGetUuid, unsigned char *uuid, CUdevice device) {
+static CUresult get_uuid(unsigned char *uuid, CUdevice device) {
     struct context *context;
-    ENTER(cuDeviceGetUuid);
     CHECK(get_device(device, &context));
     fill_uuid(uuid, context->physical);
     return CUDA_SUCCESS;
 }
 
+CUDA(cuDeviceGetUuid, 9020, cuDeviceGetUuid, unsigned char *uuid, CUdevice device) {
+    ENTER(cuDeviceGetUuid);
+    return get_uuid(uuid, device);
+}
+
 CUDA(cuDeviceGetUuid, 11040, cuDeviceGetUuid_v2, unsigned char *uuid, CUdevice device) {
     ENTER(cuDeviceGetUuid_v2);
-    return cuDeviceGetUuid(uuid, device);
+    return get_uuid(uuid, device);
 }
 
 CUDA(cuDeviceGetPCIBusId, 4010, cuDeviceGetPCIBusId, char *text, int length, CUdevice device) {
@@ -145,7 +163,8 @@ CUDA(cuDeviceTotalMem, 3020, cuDeviceTotalMem_v2, size_t *size, CUdevice device)
     return CUDA_SUCCESS;
 }
 
-/* The values of an H200, by the numbers of CUdevice_attribute. What is not listed is 0: the device lacks it. */
+/* The values of an H200, by the numbers of CUdevice_attribute. What is not listed is 0: the device lacks it.
+ */
 static const int attributes[][2] = {
     {1, 1024},        /* threads per block */
     {2, 1024},        /* block, x */
@@ -234,7 +253,8 @@ CUDA(cuDeviceCanAccessPeer, 4000, cuDeviceCanAccessPeer, int *value, CUdevice de
     return CUDA_SUCCESS;
 }
 
-/* In exclusive mode a file lock stands for the one context that the device grants; it ends with the process. */
+/* In exclusive mode a file lock stands for the one context that the device grants; it ends with the process.
+ */
 static CUresult claim_device(struct context *context) {
     long mode = stand_in_setting("STAND_IN_COMPUTE_MODE", 0);
     if (mode == COMPUTE_MODE_PROHIBITED)
@@ -297,7 +317,8 @@ CUDA(cuDevicePrimaryCtxReset, 7000, cuDevicePrimaryCtxReset_v2, CUdevice device)
     return drain(context);
 }
 
-CUDA(cuDevicePrimaryCtxGetState, 7000, cuDevicePrimaryCtxGetState, CUdevice device, unsigned *flags, int *active) {
+CUDA(cuDevicePrimaryCtxGetState, 7000, cuDevicePrimaryCtxGetState, CUdevice device, unsigned *flags,
+     int *active) {
     struct context *context;
     ENTER(cuDevicePrimaryCtxGetState);
     CHECK(get_device(device, &context));
@@ -361,21 +382,22 @@ CUDA(cuCtxPopCurrent, 4000, cuCtxPopCurrent_v2, void **handle) {
     return CUDA_SUCCESS;
 }
 
-CUDA(cuCtxGetDevice, 2000, cuCtxGetDevice, CUdevice *device) {
-    ENTER(cuCtxGetDevice);
-    if (!depth)
+static CUresult get_ordinal(CUdevice *device, struct context *context) {
+    if (!context)
         return CUDA_ERROR_INVALID_CONTEXT;
-    *device = stack[depth - 1]->ordinal;
+    CHECK(check_handle(context));
+    *device = context->ordinal;
     return CUDA_SUCCESS;
 }
 
-CUDA(cuCtxGetDevice, 13000, cuCtxGetDevice_v2, CUdevice *device, void *handle) {
+CUDA(cuCtxGetDevice, 2000, cuCtxGetDevice, CUdevice *device) {
+    ENTER(cuCtxGetDevice);
+    return get_ordinal(device, depth ? stack[depth - 1] : NULL);
+}
+
+CUDA(cuCtxGetDevice, 13000, cuCtxGetDevice_v2, CUdevice *device, struct context *context) {
     ENTER(cuCtxGetDevice_v2);
-    if (!handle)
-        return cuCtxGetDevice(device);
-    CHECK(check_handle(handle));
-    *device = ((struct context *)handle)->ordinal;
-    return CUDA_SUCCESS;
+    return get_ordinal(device, context || !depth ? context : stack[depth - 1]);
 }
 
 CUDA(cuCtxGetApiVersion, 3020, cuCtxGetApiVersion, void *handle, unsigned *version) {
@@ -419,13 +441,13 @@ CUDA(cuCtxSynchronize, 2000, cuCtxSynchronize, void) {
     return drain(context);
 }
 
-CUDA(cuCtxSynchronize, 13000, cuCtxSynchronize_v2, void *handle) {
+CUDA(cuCtxSynchronize, 13000, cuCtxSynchronize_v2, struct context *context) {
     ENTER(cuCtxSynchronize_v2);
-    if (!handle)
-        return cuCtxSynchronize();
-    CHECK(check_handle(handle));
-    CHECK(sticky_error(handle));
-    return drain(handle);
+    if (!context)
+        CHECK(get_current(&context));
+    CHECK(check_handle(context));
+    CHECK(sticky_error(context));
+    return drain(context);
 }
 
 /* For the stand-in math libraries: the error that a call with the current context would end with. */

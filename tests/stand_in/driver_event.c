@@ -45,10 +45,9 @@ CUDA(cuEventDestroy, 4000, cuEventDestroy_v2, void *handle) {
     return code;
 }
 
-CUDA(cuEventRecord, 2000, cuEventRecord, void *handle, void *where) {
+static CUresult record(void *handle, void *where) {
     struct event *event;
     struct stream *stream;
-    ENTER(cuEventRecord);
     CHECK(get_event(handle, &event));
     CHECK(get_stream(where, &stream));
     if (event->context != stream->context)
@@ -66,9 +65,14 @@ CUDA(cuEventRecord, 2000, cuEventRecord, void *handle, void *where) {
     return code;
 }
 
+CUDA(cuEventRecord, 2000, cuEventRecord, void *handle, void *where) {
+    ENTER(cuEventRecord);
+    return record(handle, where);
+}
+
 CUDA(cuEventRecordWithFlags, 11010, cuEventRecordWithFlags, void *handle, void *where, unsigned flags) {
     ENTER(cuEventRecordWithFlags);
-    return cuEventRecord(handle, where);
+    return record(handle, where);
 }
 
 /* Waits for the last record before this call, also when the event is recorded anew meanwhile. */
@@ -125,7 +129,8 @@ static CUresult measure(struct event *start, struct event *end, float *milliseco
     if (!start->recorded->passed || !end->recorded->passed)
         return CUDA_ERROR_NOT_READY;
     struct timespec from = start->recorded->at, to = end->recorded->at;
-    *milliseconds = (float)((double)(to.tv_sec - from.tv_sec) * 1e3 + (double)(to.tv_nsec - from.tv_nsec) / 1e6);
+    *milliseconds =
+        (float)((double)(to.tv_sec - from.tv_sec) * 1e3 + (double)(to.tv_nsec - from.tv_nsec) / 1e6);
     return CUDA_SUCCESS;
 }
 

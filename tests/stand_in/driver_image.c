@@ -1,8 +1,9 @@
 /* Images and kernels: shared objects that the stand-in NVRTC has made, and the launch of their functions.
  *
- * For a kernel NAME an image exports the function `stand_in_NAME(parameters, shape)`, which runs all blocks and
- * threads and returns 0 or the error that ends the context, and the sizes `stand_in_NAME_params`, ended by 0.
- * Kernels with certain names fail by themselves; their code is not run, and an image need not have them.
+ * For a kernel NAME an image exports the function `stand_in_NAME(parameters, shape)`, which runs all blocks
+ * and threads and returns 0 or the error that ends the context, and the sizes `stand_in_NAME_params`, ended
+ * by 0. Kernels with certain names fail by themselves; their code is not run, and an image need not have
+ * them.
  */
 #define _GNU_SOURCE
 #include "driver.h"
@@ -46,7 +47,8 @@ struct image {
     struct kernel *kernels;
 };
 
-/* How large an ELF file is: the tables of headers and every section end within it. 0 if it is none of ours. */
+/* How large an ELF file is: the tables of headers and every section end within it. 0 if it is none of ours.
+ */
 static CUresult measure_image(const unsigned char *bytes, size_t *size) {
     const Elf64_Ehdr *header = (const Elf64_Ehdr *)bytes;
     if (memcmp(bytes, ELFMAG, SELFMAG) != 0 || bytes[EI_CLASS] != ELFCLASS64)
@@ -98,7 +100,8 @@ static CUresult load_file(struct image **loaded, const char *path) {
     size_t size = (size_t)ftell(file);
     rewind(file);
     char *bytes = calloc(1, size + sizeof(Elf64_Ehdr));
-    CUresult code = fread(bytes, 1, size, file) == size ? load_image(loaded, bytes) : CUDA_ERROR_OPERATING_SYSTEM;
+    CUresult code =
+        fread(bytes, 1, size, file) == size ? load_image(loaded, bytes) : CUDA_ERROR_OPERATING_SYSTEM;
     free(bytes);
     fclose(file);
     return code;
@@ -193,17 +196,21 @@ CUDA(cuLibraryGetModule, 12000, cuLibraryGetModule, void **module, void *library
     return CUDA_SUCCESS;
 }
 
-CUDA(cuModuleLoadData, 2000, cuModuleLoadData, void **module, const void *code) {
+static CUresult load_module(void **module, const void *code) {
     struct context *context;
-    ENTER(cuModuleLoadData);
     CHECK(get_current(&context));
     return load_image((struct image **)module, code);
 }
 
-CUDA(cuModuleLoadDataEx, 2010, cuModuleLoadDataEx, void **module, const void *code, unsigned count, void *options,
-     void **values) {
+CUDA(cuModuleLoadData, 2000, cuModuleLoadData, void **module, const void *code) {
+    ENTER(cuModuleLoadData);
+    return load_module(module, code);
+}
+
+CUDA(cuModuleLoadDataEx, 2010, cuModuleLoadDataEx, void **module, const void *code, unsigned count,
+     void *options, void **values) {
     ENTER(cuModuleLoadDataEx);
-    return cuModuleLoadData(module, code);
+    return load_module(module, code);
 }
 
 CUDA(cuModuleLoad, 2000, cuModuleLoad, void **module, const char *path) {
@@ -220,7 +227,8 @@ CUDA(cuModuleUnload, 2000, cuModuleUnload, struct image *module) {
     return unload(module);
 }
 
-CUDA(cuModuleGetFunction, 2000, cuModuleGetFunction, void **function, struct image *module, const char *name) {
+CUDA(cuModuleGetFunction, 2000, cuModuleGetFunction, void **function, struct image *module,
+     const char *name) {
     struct context *context;
     ENTER(cuModuleGetFunction);
     CHECK(get_current(&context));
@@ -292,7 +300,7 @@ CUDA(cuFuncGetParamInfo, 12040, cuFuncGetParamInfo, struct kernel *function, siz
 static CUresult get_kernel_attribute(int *value, int attribute) {
     enum { THREADS = 0, REGISTERS = 4, PTX = 5, BINARY = 6, DYNAMIC_SHARED = 8 };
     const int values[] = {[THREADS] = MAXIMUM_BLOCK, [REGISTERS] = 32, [PTX] = 90, [BINARY] = 90,
-                          [DYNAMIC_SHARED] = 49152, [15] = 0};
+                          [DYNAMIC_SHARED] = 49152,  [15] = 0};
     if (attribute < 0 || attribute > 15)
         return CUDA_ERROR_INVALID_VALUE;
     *value = values[attribute];
@@ -322,8 +330,8 @@ CUDA(cuFuncSetAttribute, 9000, cuFuncSetAttribute, struct kernel *function, int 
 }
 
 /* As many blocks as the threads of a multiprocessor allow; registers and shared memory are no limit here. */
-CUDA(cuOccupancyMaxActiveBlocksPerMultiprocessor, 6050, cuOccupancyMaxActiveBlocksPerMultiprocessor, int *blocks,
-     void *function, int threads, size_t shared) {
+CUDA(cuOccupancyMaxActiveBlocksPerMultiprocessor, 6050, cuOccupancyMaxActiveBlocksPerMultiprocessor,
+     int *blocks, void *function, int threads, size_t shared) {
     ENTER(cuOccupancyMaxActiveBlocksPerMultiprocessor);
     if (threads < 1 || threads > MAXIMUM_BLOCK)
         return CUDA_ERROR_INVALID_VALUE;

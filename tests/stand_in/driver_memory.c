@@ -1,4 +1,5 @@
-/* Memory: what the driver knows of addresses, allocations of the device and of the host, and their accounting. */
+/* Memory: what the driver knows of addresses, allocations of the device and of the host, and their
+ * accounting. */
 #define _GNU_SOURCE
 #include "driver.h"
 
@@ -42,7 +43,8 @@ bool overlaps_range(uintptr_t start, size_t size) {
 
 struct range *add_range(uintptr_t start, size_t size, enum kind kind, struct context *context) {
     struct range *range = calloc(1, sizeof *range);
-    *range = (struct range){.start = start, .size = size, .kind = kind, .context = context, .id = ++range_ids};
+    *range =
+        (struct range){.start = start, .size = size, .kind = kind, .context = context, .id = ++range_ids};
     tsearch(range, &ranges, compare);
     return range;
 }
@@ -172,26 +174,20 @@ static CUresult release(uintptr_t address, bool host) {
 }
 
 CUDA(cuMemAlloc, 3020, cuMemAlloc_v2, CUdeviceptr *address, size_t size) {
-    void *memory;
     ENTER(cuMemAlloc_v2);
-    CHECK(allocate_current(DEVICE_MEMORY, size, 0, &memory));
-    *address = (CUdeviceptr)memory;
-    return CUDA_SUCCESS;
+    return allocate_current(DEVICE_MEMORY, size, 0, (void **)address);
 }
 
 CUDA(cuMemAllocManaged, 6000, cuMemAllocManaged, CUdeviceptr *address, size_t size, unsigned flags) {
-    void *memory;
     ENTER(cuMemAllocManaged);
-    CHECK(allocate_current(MANAGED_MEMORY, size, flags, &memory));
-    *address = (CUdeviceptr)memory;
-    return CUDA_SUCCESS;
+    return allocate_current(MANAGED_MEMORY, size, flags, (void **)address);
 }
 
-CUDA(cuMemAllocPitch, 3020, cuMemAllocPitch_v2, CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
-     unsigned element) {
+CUDA(cuMemAllocPitch, 3020, cuMemAllocPitch_v2, CUdeviceptr *address, size_t *pitch, size_t width,
+     size_t height, unsigned element) {
     ENTER(cuMemAllocPitch_v2);
     *pitch = round_device_size(width);
-    return cuMemAlloc_v2(address, *pitch * height);
+    return allocate_current(DEVICE_MEMORY, *pitch * height, 0, (void **)address);
 }
 
 CUDA(cuMemFree, 3020, cuMemFree_v2, CUdeviceptr address) {
@@ -210,7 +206,8 @@ CUDA(cuMemGetInfo, 3020, cuMemGetInfo_v2, size_t *available, size_t *total) {
     return CUDA_SUCCESS;
 }
 
-CUDA(cuMemGetAddressRange, 3020, cuMemGetAddressRange_v2, CUdeviceptr *start, size_t *size, CUdeviceptr address) {
+CUDA(cuMemGetAddressRange, 3020, cuMemGetAddressRange_v2, CUdeviceptr *start, size_t *size,
+     CUdeviceptr address) {
     struct context *context;
     ENTER(cuMemGetAddressRange_v2);
     CHECK(get_current(&context));

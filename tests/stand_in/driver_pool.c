@@ -1,8 +1,8 @@
 /* Memory pools and allocation in the order of a stream.
  *
- * A pool keeps what was freed up to its release threshold. Which memory that is does not matter here: only the
- * amount is kept, and charged to the device. An allocation counts as freed when cuMemFreeAsync is called; its memory
- * is given back when the stream gets there.
+ * A pool keeps what was freed up to its release threshold. Which memory that is does not matter here: only
+ * the amount is kept, and charged to the device. An allocation counts as freed when cuMemFreeAsync is called;
+ * its memory is given back when the stream gets there.
  */
 #include "driver.h"
 
@@ -266,7 +266,8 @@ CUDA(cuMemPoolTrimTo, 11020, cuMemPoolTrimTo, struct pool *pool, size_t keep) {
 
 static CUresult read_attribute(struct pool *pool, int attribute, void *value) {
     const struct pool_properties *properties = &pool->properties;
-    const uint64_t amounts[] = {pool->threshold, pool->reserved, pool->reserved_high, pool->used, pool->used_high};
+    const uint64_t amounts[] = {pool->threshold, pool->reserved, pool->reserved_high, pool->used,
+                                pool->used_high};
     const int facts[] = {properties->type, properties->handle_types, properties->location.id,
                          properties->location.type};
     if (attribute < 1 || attribute > MAXIMUM_SIZE)

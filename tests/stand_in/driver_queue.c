@@ -97,7 +97,8 @@ static bool is_met(struct word_work *word) {
     }
 }
 
-/* Anyone may write the word, so the wait polls, and sleeps between: longer each time, unless work ends meanwhile. */
+/* Anyone may write the word, so the wait polls, and sleeps between: longer each time, unless work ends
+ * meanwhile. */
 static void await_word(struct stream *stream, struct work *work) {
     struct word_work *word = (struct word_work *)work;
     long pause = SHORTEST_POLL;

@@ -58,7 +58,8 @@ static void *run_stream(void *argument) {
 /* Signals are for the application's threads: the worker blocks them all. The lock is held. */
 static struct stream *start_stream(struct context *context, unsigned flags, int priority) {
     struct stream *stream = calloc(1, sizeof *stream);
-    *stream = (struct stream){.magic = STREAM_MAGIC, .context = context, .flags = flags, .priority = priority};
+    *stream =
+        (struct stream){.magic = STREAM_MAGIC, .context = context, .flags = flags, .priority = priority};
     stream->id = ++stream_ids;
     pthread_cond_init(&stream->arrival, NULL);
     stream->next = context->streams;
@@ -86,8 +87,8 @@ static CUresult get_default(struct stream **slot, struct context *context, struc
     return *stream ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
 }
 
-/* The stream of a handle, and the sticky error of its context. The handles 0, 1 and 2 mean the default streams of
- * the current context; here all threads of a context share one "per thread" stream. */
+/* The stream of a handle, and the sticky error of its context. The handles 0, 1 and 2 mean the default
+ * streams of the current context; here all threads of a context share one "per thread" stream. */
 CUresult get_stream(void *handle, struct stream **stream) {
     if ((uintptr_t)handle <= PER_THREAD_HANDLE) {
         struct context *context;
@@ -171,7 +172,8 @@ static void order_after(struct stream *later, struct stream *earlier) {
     drop_moment(moment);
 }
 
-/* Work of the legacy default stream follows what the blocking streams of its context have, and theirs follows it. */
+/* Work of the legacy default stream follows what the blocking streams of its context have, and theirs follows
+ * it. */
 static void order_by_default_stream(struct stream *stream) {
     struct context *context = stream->context;
     if (stream == context->legacy) {
@@ -254,9 +256,8 @@ CUresult drain(struct context *context) {
     return code;
 }
 
-CUDA(cuStreamCreateWithPriority, 5050, cuStreamCreateWithPriority, void **handle, unsigned flags, int priority) {
+static CUresult create_stream(void **handle, unsigned flags, int priority) {
     struct context *context;
-    ENTER(cuStreamCreateWithPriority);
     CHECK(get_current(&context));
     if (flags & ~(unsigned)STREAM_NON_BLOCKING)
         return CUDA_ERROR_INVALID_VALUE;
@@ -270,9 +271,15 @@ CUDA(cuStreamCreateWithPriority, 5050, cuStreamCreateWithPriority, void **handle
     return *handle ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
 }
 
+CUDA(cuStreamCreateWithPriority, 5050, cuStreamCreateWithPriority, void **handle, unsigned flags,
+     int priority) {
+    ENTER(cuStreamCreateWithPriority);
+    return create_stream(handle, flags, priority);
+}
+
 CUDA(cuStreamCreate, 2000, cuStreamCreate, void **handle, unsigned flags) {
     ENTER(cuStreamCreate);
-    return cuStreamCreateWithPriority(handle, flags, 0);
+    return create_stream(handle, flags, 0);
 }
 
 /* Returns at once; the thread ends after the work that is queued. */
@@ -313,19 +320,23 @@ CUDA(cuStreamSynchronize, 2000, cuStreamSynchronize, void *handle) {
     return wait_for(stream, place);
 }
 
-CUDA(cuStreamGetCtx, 9020, cuStreamGetCtx, void *handle, void **context) {
+static CUresult get_context(void *handle, void **context) {
     struct stream *stream;
-    ENTER(cuStreamGetCtx);
     CHECK(get_stream(handle, &stream));
     *context = stream->context;
     return CUDA_SUCCESS;
+}
+
+CUDA(cuStreamGetCtx, 9020, cuStreamGetCtx, void *handle, void **context) {
+    ENTER(cuStreamGetCtx);
+    return get_context(handle, context);
 }
 
 CUDA(cuStreamGetCtx, 12050, cuStreamGetCtx_v2, void *handle, void **context, void **green) {
     ENTER(cuStreamGetCtx_v2);
     if (green)
         *green = NULL;
-    return cuStreamGetCtx(handle, context);
+    return get_context(handle, context);
 }
 
 CUDA(cuStreamGetDevice, 12080, cuStreamGetDevice, void *handle, CUdevice *device) {

@@ -1,7 +1,8 @@
 /* Virtual memory management: physical memory as memory files, mapped at reserved addresses.
  *
- * A memory file lives as long as a descriptor or a mapping of it does, in any process: just as physical memory of
- * the device whose handle was exported. What a process holds is charged to the device as that process sees it.
+ * A memory file lives as long as a descriptor or a mapping of it does, in any process: just as physical
+ * memory of the device whose handle was exported. What a process holds is charged to the device as that
+ * process sees it.
  */
 #define _GNU_SOURCE
 #include "driver.h"
@@ -199,8 +200,8 @@ CUDA(cuMemRetainAllocationHandle, 11000, cuMemRetainAllocationHandle, uint64_t *
     return mapping ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUDA(cuMemExportToShareableHandle, 10020, cuMemExportToShareableHandle, int *descriptor, uint64_t handle, int type,
-     uint64_t flags) {
+CUDA(cuMemExportToShareableHandle, 10020, cuMemExportToShareableHandle, int *descriptor, uint64_t handle,
+     int type, uint64_t flags) {
     ENTER(cuMemExportToShareableHandle);
     pthread_mutex_lock(&stand_in_lock);
     struct chunk *chunk = find_chunk((void *)handle);
@@ -255,16 +256,15 @@ static CUresult import_file(int descriptor, struct chunk **imported) {
     int own = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
     if (own < 0)
         return CUDA_ERROR_OPERATING_SYSTEM;
-    struct properties properties = {.type = PINNED,
-                                    .handle_types = POSIX_DESCRIPTOR,
-                                    .location = {CU_LOCATION_DEVICE, context->ordinal}};
+    struct properties properties = {
+        .type = PINNED, .handle_types = POSIX_DESCRIPTOR, .location = {CU_LOCATION_DEVICE, context->ordinal}};
     *imported = add_chunk(own, (size_t)status.st_size, &properties, context);
     context->used += (size_t)status.st_size; /* it exists: no limit stops it */
     return CUDA_SUCCESS;
 }
 
-CUDA(cuMemImportFromShareableHandle, 10020, cuMemImportFromShareableHandle, uint64_t *handle, void *descriptor,
-     int type) {
+CUDA(cuMemImportFromShareableHandle, 10020, cuMemImportFromShareableHandle, uint64_t *handle,
+     void *descriptor, int type) {
     struct chunk *chunk = NULL;
     ENTER(cuMemImportFromShareableHandle);
     if (type != POSIX_DESCRIPTOR)
@@ -349,7 +349,8 @@ static CUresult map_chunk(uintptr_t address, size_t size, struct chunk *chunk) {
     return CUDA_SUCCESS;
 }
 
-CUDA(cuMemMap, 10020, cuMemMap, CUdeviceptr address, size_t size, size_t offset, uint64_t handle, uint64_t flags) {
+CUDA(cuMemMap, 10020, cuMemMap, CUdeviceptr address, size_t size, size_t offset, uint64_t handle,
+     uint64_t flags) {
     ENTER(cuMemMap);
     if (offset || flags || !is_granular(size) || address % GRANULARITY)
         return CUDA_ERROR_INVALID_VALUE;
@@ -431,7 +432,8 @@ CUDA(cuMemGetAccess, 10020, cuMemGetAccess, unsigned long long *flags, const str
     ENTER(cuMemGetAccess);
     pthread_mutex_lock(&stand_in_lock);
     struct mapping *mapping = find_mapping(address);
-    bool own = mapping && location->type == CU_LOCATION_DEVICE && location->id == mapping->chunk->context->ordinal;
+    bool own =
+        mapping && location->type == CU_LOCATION_DEVICE && location->id == mapping->chunk->context->ordinal;
     *flags = !own || !mapping->access ? 0 : mapping->access & PROT_WRITE ? ACCESS_READ_WRITE : ACCESS_READ;
     pthread_mutex_unlock(&stand_in_lock);
     return mapping ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;

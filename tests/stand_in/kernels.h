@@ -1,7 +1,7 @@
 // What a kernel finds when the stand-in NVRTC compiles it with a C++ compiler of the host.
 //
-// Blocks and threads of a launch run one after another, so there is neither shared memory nor `__syncthreads`: a
-// kernel that uses them does not compile here, instead of computing something else.
+// Blocks and threads of a launch run one after another, so there is neither shared memory nor
+// `__syncthreads`: a kernel that uses them does not compile here, instead of computing something else.
 #pragma once
 
 #include <math.h>
@@ -21,13 +21,25 @@
 
 typedef __SIZE_TYPE__ size_t;
 
-#define STAND_IN_VECTORS(type, name)                                                                           \
-    struct name##2 { type x, y; };                                                                             \
-    struct name##3 { type x, y, z; };                                                                          \
-    struct name##4 { type x, y, z, w; };                                                                       \
-    static inline name##2 make_##name##2(type x, type y) { return {x, y}; }                                    \
-    static inline name##3 make_##name##3(type x, type y, type z) { return {x, y, z}; }                         \
-    static inline name##4 make_##name##4(type x, type y, type z, type w) { return {x, y, z, w}; }
+#define STAND_IN_VECTORS(type, name)                                       \
+    struct name##2 {                                                       \
+        type x, y;                                                         \
+    };                                                                     \
+    struct name##3 {                                                       \
+        type x, y, z;                                                      \
+    };                                                                     \
+    struct name##4 {                                                       \
+        type x, y, z, w;                                                   \
+    };                                                                     \
+    static inline name##2 make_##name##2(type x, type y) {                 \
+        return {x, y};                                                     \
+    }                                                                      \
+    static inline name##3 make_##name##3(type x, type y, type z) {         \
+        return {x, y, z};                                                  \
+    }                                                                      \
+    static inline name##4 make_##name##4(type x, type y, type z, type w) { \
+        return {x, y, z, w};                                               \
+    }
 
 STAND_IN_VECTORS(int, int)
 STAND_IN_VECTORS(unsigned, uint)
@@ -64,7 +76,8 @@ template <typename... Parameters> struct sizes<void (*)(Parameters...)> {
 };
 
 template <auto function, typename... Parameters, unsigned... Numbers>
-int run(void (*)(Parameters...), indices<Numbers...>, [[maybe_unused]] void **parameters, const unsigned *shape) {
+int run(void (*)(Parameters...), indices<Numbers...>, [[maybe_unused]] void **parameters,
+        const unsigned *shape) {
     gridDim = dim3(shape[0], shape[1], shape[2]);
     blockDim = dim3(shape[3], shape[4], shape[5]);
     try {
@@ -100,84 +113,182 @@ template <typename To, typename From> static inline To bits(From from) {
 } // namespace stand_in
 
 // Lets the driver launch a function under a name.
-#define STAND_IN_EXPORT(name, ...)                                                                             \
-    extern "C" {                                                                                               \
-    int stand_in_##name(void **parameters, const unsigned *shape) {                                            \
-        return stand_in::run<(__VA_ARGS__)>((__VA_ARGS__), parameters, shape);                                 \
-    }                                                                                                          \
-    stand_in::sizes<decltype(__VA_ARGS__)> stand_in_##name##_params;                                          \
+#define STAND_IN_EXPORT(name, ...)                                             \
+    extern "C" {                                                               \
+    int stand_in_##name(void **parameters, const unsigned *shape) {            \
+        return stand_in::run<(__VA_ARGS__)>((__VA_ARGS__), parameters, shape); \
+    }                                                                          \
+    stand_in::sizes<decltype(__VA_ARGS__)> stand_in_##name##_params;           \
     }
 
 // Our own kernels are defined by this macro, whose usual definition makes them plain CUDA kernels.
-#define KERNEL(name, Arguments)                                                                                \
-    extern "C" void name(const Arguments arguments);                                                           \
-    STAND_IN_EXPORT(name, &name)                                                                               \
+#define KERNEL(name, Arguments)                      \
+    extern "C" void name(const Arguments arguments); \
+    STAND_IN_EXPORT(name, &name)                     \
     extern "C" void name(const Arguments arguments)
 
-[[noreturn]] static inline void __trap() { throw stand_in::failure{719}; }
+[[noreturn]] static inline void __trap() {
+    throw stand_in::failure{719};
+}
 
 #define assert(condition) ((condition) ? (void)0 : throw stand_in::failure{710})
 
 extern "C" int printf(const char *, ...);
 
-static inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-static inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-static inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+static inline void __threadfence() {
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+static inline void __threadfence_block() {
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+static inline void __threadfence_system() {
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
 
-template <typename T> static inline T min(T a, T b) { return b < a ? b : a; }
-template <typename T> static inline T max(T a, T b) { return a < b ? b : a; }
-static inline float min(float a, float b) { return fminf(a, b); }
-static inline float max(float a, float b) { return fmaxf(a, b); }
-static inline double min(double a, double b) { return fmin(a, b); }
-static inline double max(double a, double b) { return fmax(a, b); }
+template <typename T> static inline T min(T a, T b) {
+    return b < a ? b : a;
+}
+template <typename T> static inline T max(T a, T b) {
+    return a < b ? b : a;
+}
+static inline float min(float a, float b) {
+    return fminf(a, b);
+}
+static inline float max(float a, float b) {
+    return fmaxf(a, b);
+}
+static inline double min(double a, double b) {
+    return fmin(a, b);
+}
+static inline double max(double a, double b) {
+    return fmax(a, b);
+}
 
-static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
-static inline double rsqrt(double x) { return 1.0 / sqrt(x); }
+static inline float rsqrtf(float x) {
+    return 1.0f / sqrtf(x);
+}
+static inline double rsqrt(double x) {
+    return 1.0 / sqrt(x);
+}
 #define __expf(x) expf(x)
 #define __logf(x) logf(x)
 #define __sinf(x) sinf(x)
 #define __cosf(x) cosf(x)
 #define __powf(x, y) powf(x, y)
-static inline float __fdividef(float x, float y) { return x / y; }
-static inline float sinpif(float x) { return sinf((float)M_PI * x); }
-static inline float cospif(float x) { return cosf((float)M_PI * x); }
-static inline double sinpi(double x) { return sin(M_PI * x); }
-static inline double cospi(double x) { return cos(M_PI * x); }
-static inline void sincospif(float x, float *s, float *c) { *s = sinpif(x), *c = cospif(x); }
-static inline void sincospi(double x, double *s, double *c) { *s = sinpi(x), *c = cospi(x); }
+static inline float __fdividef(float x, float y) {
+    return x / y;
+}
+static inline float sinpif(float x) {
+    return sinf((float)M_PI * x);
+}
+static inline float cospif(float x) {
+    return cosf((float)M_PI * x);
+}
+static inline double sinpi(double x) {
+    return sin(M_PI * x);
+}
+static inline double cospi(double x) {
+    return cos(M_PI * x);
+}
+static inline void sincospif(float x, float *s, float *c) {
+    *s = sinpif(x), *c = cospif(x);
+}
+static inline void sincospi(double x, double *s, double *c) {
+    *s = sinpi(x), *c = cospi(x);
+}
 
-static inline float __fadd_rn(float x, float y) { return x + y; }
-static inline float __fsub_rn(float x, float y) { return x - y; }
-static inline float __fmul_rn(float x, float y) { return x * y; }
-static inline float __fdiv_rn(float x, float y) { return x / y; }
-static inline float __fsqrt_rn(float x) { return sqrtf(x); }
-static inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
-static inline double __dadd_rn(double x, double y) { return x + y; }
-static inline double __dsub_rn(double x, double y) { return x - y; }
-static inline double __dmul_rn(double x, double y) { return x * y; }
-static inline double __ddiv_rn(double x, double y) { return x / y; }
-static inline double __dsqrt_rn(double x) { return sqrt(x); }
-static inline double __fma_rn(double x, double y, double z) { return fma(x, y, z); }
+static inline float __fadd_rn(float x, float y) {
+    return x + y;
+}
+static inline float __fsub_rn(float x, float y) {
+    return x - y;
+}
+static inline float __fmul_rn(float x, float y) {
+    return x * y;
+}
+static inline float __fdiv_rn(float x, float y) {
+    return x / y;
+}
+static inline float __fsqrt_rn(float x) {
+    return sqrtf(x);
+}
+static inline float __fmaf_rn(float x, float y, float z) {
+    return fmaf(x, y, z);
+}
+static inline double __dadd_rn(double x, double y) {
+    return x + y;
+}
+static inline double __dsub_rn(double x, double y) {
+    return x - y;
+}
+static inline double __dmul_rn(double x, double y) {
+    return x * y;
+}
+static inline double __ddiv_rn(double x, double y) {
+    return x / y;
+}
+static inline double __dsqrt_rn(double x) {
+    return sqrt(x);
+}
+static inline double __fma_rn(double x, double y, double z) {
+    return fma(x, y, z);
+}
 
-static inline unsigned __float_as_uint(float x) { return stand_in::bits<unsigned>(x); }
-static inline int __float_as_int(float x) { return stand_in::bits<int>(x); }
-static inline float __uint_as_float(unsigned x) { return stand_in::bits<float>(x); }
-static inline float __int_as_float(int x) { return stand_in::bits<float>(x); }
-static inline long long __double_as_longlong(double x) { return stand_in::bits<long long>(x); }
-static inline double __longlong_as_double(long long x) { return stand_in::bits<double>(x); }
-static inline float __int2float_rn(int x) { return (float)x; }
-static inline float __uint2float_rn(unsigned x) { return (float)x; }
-static inline float __double2float_rn(double x) { return (float)x; }
-static inline int __float2int_rn(float x) { return (int)rintf(x); }
-static inline long long __double2ll_rn(double x) { return (long long)rint(x); }
+static inline unsigned __float_as_uint(float x) {
+    return stand_in::bits<unsigned>(x);
+}
+static inline int __float_as_int(float x) {
+    return stand_in::bits<int>(x);
+}
+static inline float __uint_as_float(unsigned x) {
+    return stand_in::bits<float>(x);
+}
+static inline float __int_as_float(int x) {
+    return stand_in::bits<float>(x);
+}
+static inline long long __double_as_longlong(double x) {
+    return stand_in::bits<long long>(x);
+}
+static inline double __longlong_as_double(long long x) {
+    return stand_in::bits<double>(x);
+}
+static inline float __int2float_rn(int x) {
+    return (float)x;
+}
+static inline float __uint2float_rn(unsigned x) {
+    return (float)x;
+}
+static inline float __double2float_rn(double x) {
+    return (float)x;
+}
+static inline int __float2int_rn(float x) {
+    return (int)rintf(x);
+}
+static inline long long __double2ll_rn(double x) {
+    return (long long)rint(x);
+}
 
-static inline int __popc(unsigned x) { return __builtin_popcount(x); }
-static inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
-static inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
-static inline int __clzll(long long x) { return x ? __builtin_clzll((unsigned long long)x) : 64; }
-static inline int __ffs(int x) { return __builtin_ffs(x); }
-static inline int __ffsll(long long x) { return __builtin_ffsll(x); }
-static inline unsigned __umulhi(unsigned x, unsigned y) { return (unsigned)((unsigned long long)x * y >> 32); }
+static inline int __popc(unsigned x) {
+    return __builtin_popcount(x);
+}
+static inline int __popcll(unsigned long long x) {
+    return __builtin_popcountll(x);
+}
+static inline int __clz(int x) {
+    return x ? __builtin_clz((unsigned)x) : 32;
+}
+static inline int __clzll(long long x) {
+    return x ? __builtin_clzll((unsigned long long)x) : 64;
+}
+static inline int __ffs(int x) {
+    return __builtin_ffs(x);
+}
+static inline int __ffsll(long long x) {
+    return __builtin_ffsll(x);
+}
+static inline unsigned __umulhi(unsigned x, unsigned y) {
+    return (unsigned)((unsigned long long)x * y >> 32);
+}
 static inline unsigned long long __umul64hi(unsigned long long x, unsigned long long y) {
     return (unsigned long long)((unsigned __int128)x * y >> 64);
 }
@@ -192,18 +303,20 @@ template <typename T, typename Operation> static inline T stand_in_update(T *add
     return before;
 }
 
-template <typename T> struct stand_in_same { typedef T type; };
+template <typename T> struct stand_in_same {
+    typedef T type;
+};
 
-#define STAND_IN_ATOMIC(name, expression)                                                                      \
-    template <typename T> static inline T name(T *address, typename stand_in_same<T>::type value) {            \
-        return stand_in_update(address, [value](T old) -> T { return expression; });                           \
+#define STAND_IN_ATOMIC(name, expression)                                                           \
+    template <typename T> static inline T name(T *address, typename stand_in_same<T>::type value) { \
+        return stand_in_update(address, [value](T old) -> T { return expression; });                \
     }
 
 STAND_IN_ATOMIC(atomicAdd, old + value)
 STAND_IN_ATOMIC(atomicSub, old - value)
 STAND_IN_ATOMIC(atomicMax, old < value ? value : old)
 STAND_IN_ATOMIC(atomicMin, value < old ? value : old)
-STAND_IN_ATOMIC(atomicAnd, old & value)
+STAND_IN_ATOMIC(atomicAnd, old &value)
 STAND_IN_ATOMIC(atomicOr, old | value)
 STAND_IN_ATOMIC(atomicXor, old ^ value)
 STAND_IN_ATOMIC(atomicExch, value)

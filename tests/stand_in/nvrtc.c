@@ -1,7 +1,7 @@
 /* A stand-in `libnvrtc.so.13`: compiles kernels for the stand-in driver, with the C++ compiler of the host.
  *
- * What it calls a cubin is a shared object. A source is compiled behind `kernels.h`, which lies beside this library.
- * With STAND_IN_DIR set, results are kept there by the hash of what was compiled.
+ * What it calls a cubin is a shared object. A source is compiled behind `kernels.h`, which lies beside this
+ * library. With STAND_IN_DIR set, results are kept there by the hash of what was compiled.
  */
 #define _GNU_SOURCE
 #include <ctype.h>
@@ -162,7 +162,8 @@ static void add_hash(uint64_t hash[2], const char *text) {
         }
 }
 
-/* An option of NVRTC that the compiler takes as it is; others (architectures, fast math) mean nothing here. */
+/* An option of NVRTC that the compiler takes as it is; others (architectures, fast math) mean nothing here.
+ */
 static bool is_passed_on(const char *option) {
     return !strncmp(option, "-D", 2) || !strncmp(option, "-I", 2) || !strncmp(option, "-U", 2);
 }
@@ -193,9 +194,17 @@ static int spawn_compiler(const char **arguments, const char *log) {
 
 /* Compiles a source file. Returns the compiler's status, or -1 where it could not be run. */
 static int compile(struct program *program, const char *folder, int count, const char **options) {
-    const char *arguments[MAXIMUM_OPTIONS + 24] = {
-        "g++", "-x", "c++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-fno-semantic-interposition",
-        "-ffp-contract=off", "-fdiagnostics-color=never"};
+    const char *arguments[MAXIMUM_OPTIONS + 24] = {"g++",
+                                                   "-x",
+                                                   "c++",
+                                                   "-std=c++17",
+                                                   "-O1",
+                                                   "-w",
+                                                   "-shared",
+                                                   "-fPIC",
+                                                   "-fno-semantic-interposition",
+                                                   "-ffp-contract=off",
+                                                   "-fdiagnostics-color=never"};
     char source[4200], output[4200], log[4200], include[4200];
     int used = 0;
     while (arguments[used])

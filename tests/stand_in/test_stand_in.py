@@ -1,0 +1,157 @@
+"""The stand-in CUDA driver does what the tests of the CUDA backend count on, seen by NVIDIA's own packages.
+
+Each check is a function of a program beside this file, and runs in a process of its own: errors of a context
+last as long as the process.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+_FOLDER = Path(__file__).parent
+_MEMORY = str(64 << 20)
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def _load_builder() -> ModuleType:
+    """By its path, since its name is also that of an installed package."""
+    spec = importlib.util.spec_from_file_location("stand_in_build", _FOLDER / "build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_builder = _load_builder()
+
+
+@pytest.fixture(scope="module")
+def stand_in() -> Any:
+    if not _builder.is_available():
+        pytest.skip("the stand-in driver is compiled with gcc and g++, which are not here")
+    return _builder.build()
+
+
+@pytest.fixture
+def run(stand_in: Any, tmp_path: Path) -> Run:
+    """Runs a program of this folder on the stand-in, whatever devices this process sees."""
+
+    def run(program: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        own = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+        return subprocess.run(
+            [sys.executable, str(_FOLDER / program), *arguments],
+            env={**own, **stand_in.environment(), **variables},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=False,
+        )
+
+    return run
+
+
+def _checks(program: str) -> list[str]:
+    """The checks of a program that take no arguments."""
+    return re.findall(r"^def (check_\w+)\(\)", (_FOLDER / program).read_text(), re.MULTILINE)
+
+
+def _succeed(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("check", _checks("check_driver.py"))
+def test_driver(run: Run, check: str) -> None:
+    _succeed(run("check_driver.py", check))
+
+
+@pytest.mark.parametrize("check", [each for each in _checks("check_memory.py") if "without" not in each])
+def test_memory(run: Run, check: str) -> None:
+    _succeed(run("check_memory.py", check, STAND_IN_MEMORY=_MEMORY))
+
+
+def test_memory_without_access_faults(run: Run) -> None:
+    assert run("check_memory.py", "check_mappings_without_access").returncode == -signal.SIGSEGV
+
+
+@pytest.mark.parametrize("check", _checks("check_core.py"))
+def test_core(run: Run, check: str) -> None:
+    _succeed(run("check_core.py", check))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "code"),
+    [
+        ("fault_illegal_address", 700),
+        ("fault_trap", 719),
+        ("fault_assert", 710),
+        ("checked", 710),
+        ("trapped", 719),
+    ],
+)
+def test_failing_kernels(run: Run, kernel: str, code: int) -> None:
+    _succeed(run("check_core.py", "check_failing_kernels", kernel, str(code), STAND_IN_FAULT_DELAY="100"))
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, "0 0 1"),
+        ({"STAND_IN_DEVICES": "0"}, "100"),
+        ({"STAND_IN_DEVICES": "4"}, "0 0 1 2 3"),
+        ({"STAND_IN_INIT_ERROR": "803"}, "803"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, "100"),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, "100"),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, "0 1"),
+        ({"CUDA_VISIBLE_DEVICES": "1,0"}, "0 1 0"),
+        ({"CUDA_VISIBLE_DEVICES": "1,7,0"}, "0 1"),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-57a4d14e-0000-4000-8000-000000000001"}, "0 1"),
+        ({"CUDA_VISIBLE_DEVICES": "0,0"}, "100"),
+    ],
+)
+def test_devices(run: Run, variables: dict[str, str], expected: str) -> None:
+    assert _succeed(run("check_driver.py", "report_devices", **variables)).strip() == expected
+
+
+def test_exclusive_devices_have_one_process(run: Run, stand_in: Any, tmp_path: Path) -> None:
+    variables = {"STAND_IN_COMPUTE_MODE": "3", "STAND_IN_DIR": str(tmp_path)}
+    program = [sys.executable, str(_FOLDER / "check_driver.py"), "report_exclusive"]
+    pipe = subprocess.PIPE
+    environment = {**stand_in.environment(), **variables}
+    with subprocess.Popen(program, env=environment, stdin=pipe, stdout=pipe, text=True) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "0\n"
+        assert run("check_driver.py", "report_exclusive", **variables).stdout == "46\n"
+        other = {**variables, "CUDA_VISIBLE_DEVICES": "1"}
+        assert run("check_driver.py", "report_exclusive", **other).stdout == "0\n"
+        first.kill()
+        first.wait()
+    assert run("check_driver.py", "report_exclusive", **variables).stdout == "0\n"
+
+
+def test_builds_are_kept(stand_in: Any, tmp_path: Path) -> None:
+    again = _builder.build(stand_in.folder.parent)
+    assert again == stand_in
+    assert all(library.exists() for library in again.libraries)
+    assert not list(stand_in.folder.glob("compile-*"))
+
+
+def test_a_command_runs_on_the_stand_in(stand_in: Any) -> None:
+    program = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
+    command = [sys.executable, str(_FOLDER / "build.py"), "--", sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("0\n", "")
