@@ -79,7 +79,7 @@ class CudaLibrary:
     def _destroy(self) -> None:
         """Destroy the handle; the context is current."""
 
-    def _in_context(self, function: Callable[..., None], *arguments: object) -> None:
+    def _in_context(self, function: Callable[..., object], *arguments: object) -> None:
         """Call something with the context current; what fails is told in the errors of backends."""
         try:
             with self._context:

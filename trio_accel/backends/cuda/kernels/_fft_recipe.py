@@ -1,0 +1,264 @@
+"""How a transform is made of what cuFFT has: plans of up to three axes and one batch, and copies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import attrs
+
+from ...base import DType
+from ...base.ops import ArraySpec, FftSpec
+from ._fft_layout import MOST_AXES, OUT, SOURCE, Fit, View, fit
+
+__all__ = ["ALIGNMENT", "TEMPORARIES", "Convert", "Recipe", "Step", "Transform", "Zero", "recipe_of"]
+
+ALIGNMENT = 16
+"""Bytes to which blocks are aligned at least, and the largest element."""
+
+TEMPORARIES = (2, 3, 4)
+"""Buffers between the steps; of these two are in use at a time."""
+
+_COMPLEX = {DType.float32: DType.complex64, DType.float64: DType.complex128}
+
+
+@attrs.frozen
+class Zero:
+    """Set an array to zero."""
+
+    out: View
+
+
+@attrs.frozen
+class Convert:
+    """Copy an array, with a factor, or its conjugate."""
+
+    source: View
+    out: View
+    scale: float = 1.0
+    conjugate: bool = False
+
+
+@attrs.frozen
+class Transform:
+    """Execute a plan from one buffer to another."""
+
+    fit: Fit
+    source: int
+    out: int
+    is_forward: bool
+
+
+Step: TypeAlias = Zero | Convert | Transform
+
+
+@attrs.frozen
+class Recipe:
+    """The steps of a transform.
+
+    Attributes:
+        steps: In order.
+        sizes: Bytes of each temporary buffer.
+    """
+
+    steps: tuple[Step, ...]
+    sizes: tuple[int, ...]
+
+
+def recipe_of(spec: FftSpec) -> Recipe:
+    """Find the steps of a transform that was checked, and whose result is not empty."""
+    cook = _Cook(spec)
+    cook.cook()
+    return Recipe(tuple(cook.steps), tuple(cook.sizes.values()))
+
+
+class _Cook:
+    """Finds the steps, the ways with the fewest copies first.
+
+    Attributes:
+        steps: What is found so far.
+        sizes: Bytes of each temporary buffer so far.
+    """
+
+    def __init__(self, spec: FftSpec) -> None:
+        self.steps: list[Step] = []
+        self.sizes: dict[int, int] = dict.fromkeys(TEMPORARIES, 0)
+        self._kind = spec.kind
+        self._lengths = dict(zip(spec.axes, spec.lengths, strict=True))
+        self._halved = spec.axes[-1]
+        self._source = _view(SOURCE, spec.source)
+        self._out = _view(OUT, spec.out)
+        # Where the numbers are now.
+        self._at = self._source
+        self._scale = _scale(spec)
+        # cuFFT transforms from real numbers forward and to them backward: the other way is the conjugate,
+        # of the result or of the source.
+        self._conjugate = (spec.kind, spec.direction) in (("r2c", "inverse"), ("c2r", "forward"))
+        self._is_forward = spec.direction == "forward" if spec.kind == "c2c" else spec.kind == "r2c"
+
+    def cook(self) -> None:
+        """Find them."""
+        rest = [axis for axis, n in self._lengths.items() if n > 1]
+        if self._kind != "c2c" and self._lengths[self._halved] > 1:
+            rest.remove(self._halved)
+        # Those whose elements lie closest are transformed together.
+        rest.sort(key=lambda axis: -abs(self._out.strides[axis]))
+        if self._kind == "c2c":
+            self._complex(rest)
+        elif self._kind == "r2c":
+            self._complex(self._from_real(rest))
+        else:
+            self._to_real(rest)
+        self._finish()
+
+    def _from_real(self, rest: list[int]) -> list[int]:
+        """Transform the halved axis, and what goes with it; returns the axes that are left."""
+        if self._lengths[self._halved] == 1:
+            # Its spectrum is the number itself.
+            self._pack(self._out)
+            return rest
+        if not self._needs_packing:
+            for group in _groups(rest, MOST_AXES - 1):
+                if self._transform(self._at, self._out, (*group, self._halved)):
+                    return rest[: len(rest) - len(group)]
+        group = next(_groups(rest, MOST_AXES - 1))
+        axes = (*group, self._halved)
+        natural = self._temporary(self._source.dtype)
+        if self._fit(natural, self._out, axes) is not None:
+            self._pack(natural)
+            self._transform(natural, self._out, axes)
+        else:
+            self._pack(self._temporary(self._source.dtype, axes))
+            self._transform(self._at, self._temporary(self._out.dtype, axes), axes)
+        return rest[: len(rest) - len(group)]
+
+    def _to_real(self, rest: list[int]) -> None:
+        """Transform to real numbers, from a copy: cuFFT destroys what it transforms to them."""
+        dtype, real = self._source.dtype, self._out.dtype
+        if self._lengths[self._halved] == 1:
+            # Real parts are what copying to real numbers leaves.
+            self._pack(self._temporary(dtype))
+            self._complex(rest)
+            return
+        group = next(_groups(rest, MOST_AXES - 1))
+        axes = (*group, self._halved)
+        natural = self._temporary(dtype)
+        fits = self._fit(natural, self._out, axes) is not None
+        self._pack(natural if fits else self._temporary(dtype, axes))
+        self._complex(rest[: len(rest) - len(group)])
+        if not self._transform(self._at, self._out, axes):
+            packed = View.packed(OUT, real, self._out.shape, axes)
+            if self._fit(self._at, packed, axes) is None:
+                self._copy(self._temporary(dtype, axes))
+            self._transform(self._at, self._temporary(real, axes), axes)
+
+    def _complex(self, axes: list[int]) -> None:
+        """Transform axes of complex numbers, as many at a time as go together."""
+        while axes:
+            group = self._some(axes)
+            axes = axes[: len(axes) - len(group)]
+
+    def _some(self, axes: list[int]) -> tuple[int, ...]:
+        """Transform some of the axes, the last ones."""
+        groups = [group for group in _groups(axes, MOST_AXES) if group]
+        at, out = self._at, self._out
+        is_ours = at.buffer != SOURCE
+        targets = [out] if out.dtype is at.dtype else []
+        targets += [at] if is_ours and at.buffer != OUT else []
+        if is_ours or not self._needs_packing:
+            for target in targets:
+                for group in groups:
+                    if self._transform(at, target, group):
+                        return group
+        elif targets and self._fit(out, out, groups[0]) is not None:
+            self._pack(out)
+            self._transform(out, out, groups[0])
+            return groups[0]
+        self._copy(self._temporary(at.dtype, groups[0]))
+        self._transform(self._at, self._at, groups[0])
+        return groups[0]
+
+    @property
+    def _needs_packing(self) -> bool:
+        """Whether the source is shorter than the transform somewhere, or is not aligned for cuFFT."""
+        shape = self._shape(self._source.dtype)
+        return self._is_shorter(shape) or not self._source.is_aligned
+
+    def _is_shorter(self, shape: tuple[int, ...]) -> bool:
+        return any(have < need for have, need in zip(self._source.shape, shape, strict=True))
+
+    def _shape(self, dtype: DType) -> tuple[int, ...]:
+        """The shape of real and of complex numbers on their way."""
+        shape = list(self._source.shape)
+        for axis, length in self._lengths.items():
+            shape[axis] = length
+        if self._kind != "c2c" and dtype.kind == "complex":
+            shape[self._halved] = shape[self._halved] // 2 + 1
+        return tuple(shape)
+
+    def _temporary(self, dtype: DType, last: tuple[int, ...] = ()) -> View:
+        """Room in a temporary buffer, but not in that where the numbers are."""
+        buffer = next(buffer for buffer in TEMPORARIES if buffer != self._at.buffer)
+        return View.packed(buffer, dtype, self._shape(dtype), last)
+
+    def _pack(self, out: View) -> None:
+        """Copy the source, cut and padded, and do on the way what can be done."""
+        if self._is_shorter(out.shape):
+            self.steps.append(Zero(out))
+        common = self._source.cut(out.shape)
+        is_early = self._conjugate and self._kind == "c2r"
+        self.steps.append(Convert(common, out.cut(common.shape), self._scale, is_early))
+        self._go_to(out)
+        self._scale = 1.0
+        self._conjugate = self._conjugate and not is_early
+
+    def _copy(self, out: View) -> None:
+        if self._at.buffer == SOURCE:
+            self._pack(out)
+        else:
+            self.steps.append(Convert(self._at, out))
+            self._go_to(out)
+
+    def _go_to(self, out: View) -> None:
+        self._at = out
+        if out.buffer in self.sizes:
+            nbytes = math.prod(out.shape) * out.dtype.itemsize
+            self.sizes[out.buffer] = max(self.sizes[out.buffer], nbytes)
+
+    def _finish(self) -> None:
+        """Bring the result to its place, with what is left to do on the way."""
+        if self._at.buffer == SOURCE:
+            self._pack(self._out)
+        if self._at.buffer != OUT or self._scale != 1.0 or self._conjugate:
+            self.steps.append(Convert(self._at, self._out, self._scale, self._conjugate))
+
+    def _fit(self, source: View, out: View, axes: tuple[int, ...]) -> Fit | None:
+        return fit(source, out, {axis: self._lengths[axis] for axis in axes})
+
+    def _transform(self, source: View, out: View, axes: tuple[int, ...]) -> bool:
+        """Transform axes from one array to another, if one plan does it."""
+        found = self._fit(source, out, axes)
+        if found is not None:
+            self.steps.append(Transform(found, source.buffer, out.buffer, self._is_forward))
+            self._go_to(out)
+        return found is not None
+
+
+def _groups(axes: list[int], most: int) -> Iterator[tuple[int, ...]]:
+    """The last of some axes, fewer and fewer."""
+    for count in range(min(most, len(axes)), -1, -1):
+        yield tuple(axes[len(axes) - count :])
+
+
+def _view(buffer: int, array: ArraySpec) -> View:
+    size = _COMPLEX.get(array.dtype, array.dtype).itemsize
+    return View(buffer, array.dtype, array.shape, array.strides, array.offset % size == 0)
+
+
+def _scale(spec: FftSpec) -> float:
+    """What the sums are multiplied by."""
+    points = math.prod(spec.lengths)
+    if spec.norm == "ortho":
+        return 1.0 / math.sqrt(points)
+    return 1.0 / points if (spec.norm == "forward") == (spec.direction == "forward") else 1.0

@@ -1,0 +1,189 @@
+"""Fourier transforms by cuFFT."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+import attrs
+from nvmath.bindings import cufft
+
+from ...base import DType, LibraryError
+from ...base.ops import FftSpec, OperationSpec
+from .._library import CudaLibrary
+from .._stream import CudaStream
+from .._workspace import Workspace
+from ._checks import check_dtype
+from ._fft_plans import Plan, Plans
+from ._fft_recipe import ALIGNMENT, TEMPORARIES, Convert, Transform, Zero, recipe_of
+
+if TYPE_CHECKING:
+    from .._device import CudaDevice
+
+__all__ = ["FftLibrary"]
+
+_REAL = {DType.complex64: DType.float32, DType.complex128: DType.float64}
+_COMPLEX = {real: complex_ for complex_, real in _REAL.items()}
+_DTYPES = {"c2c": {dtype: dtype for dtype in _REAL}, "r2c": _COMPLEX, "c2r": _REAL}
+
+_MOST_PLANS = 64
+_MOST_RECIPES = 256
+
+
+@attrs.frozen(eq=False)
+class _Course:
+    """A recipe with its plans.
+
+    Attributes:
+        steps: What to enqueue.
+        sizes: Bytes of the temporary buffers.
+        plans: All plans of the steps.
+    """
+
+    steps: tuple[Zero | Convert | tuple[Transform, Plan], ...]
+    sizes: tuple[int, ...]
+    plans: tuple[Plan, ...]
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether all plans are made."""
+        return all(plan.handle is not None for plan in self.plans)
+
+
+class FftLibrary(CudaLibrary):
+    """Transforms by plans that are kept, and made where that may block."""
+
+    name: ClassVar[str] = "fft"
+    statuses: ClassVar[type[Exception] | None] = cufft.cuFFTError
+    codes: ClassVar[type[cufft.Result] | None] = cufft.Result
+    refused: ClassVar[frozenset[str]] = frozenset({"INVALID_SIZE", "INVALID_TYPE", "NOT_IMPLEMENTED"})
+    exhausted: ClassVar[frozenset[str]] = frozenset({"ALLOC_FAILED"})
+    missing: ClassVar[frozenset[str]] = frozenset({"NOT_SUPPORTED", "MISSING_DEPENDENCY"})
+
+    def __init__(self, device: CudaDevice) -> None:
+        super().__init__(device)
+        self._table = {FftSpec: self._enqueue_transform}
+        self._plans = Plans(_MOST_PLANS)
+        self._courses: OrderedDict[tuple[object, ...], _Course] = OrderedDict()
+        # What was asked last: an operation is prepared, and then enqueued.
+        self._last: tuple[OperationSpec | None, _Course | None] = (None, None)
+        self._area = Workspace(self._context)
+        self._buffers = tuple(Workspace(self._context) for _ in TEMPORARIES)
+        # Loads cuFFT, or says that it is missing.
+        cufft.get_version()
+
+    def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
+        """Name the plans that have to be made; see `KernelLibrary.prepare`."""
+        if not isinstance(spec, FftSpec):
+            return None
+        course = self._courses.get(_key(spec))
+        if course is not None and course.is_planned:
+            self._last = spec, course
+            return None
+        return partial(self._in_context, self._plan, spec)
+
+    def _enqueue_transform(self, spec: FftSpec, stream: CudaStream) -> None:
+        last, course = self._last
+        if last is not spec or course is None:
+            course = self._plan(spec)
+        device, arrays = self._device, self._device.arrays
+        addresses = [device.at(spec.source).address, device.at(spec.out).address]
+        addresses += [
+            buffer.reserve(stream, size) if size else 0
+            for buffer, size in zip(self._buffers, course.sizes, strict=True)
+        ]
+        most = 0
+        for plan in course.plans:
+            most = max(most, plan.size)
+            self._plans.use(plan)
+        area = self._area.reserve(stream, most) if most else 0
+        for step in course.steps:
+            if isinstance(step, tuple):
+                transform, plan = step
+                plan.execute(
+                    stream,
+                    area,
+                    addresses[transform.source],
+                    addresses[transform.out],
+                    is_forward=transform.is_forward,
+                    offsets=transform.fit.offsets,
+                )
+            elif isinstance(step, Convert):
+                source, out = step.source.at(addresses), step.out.at(addresses)
+                arrays.convert(stream, source, out, scale=step.scale, conjugate=step.conjugate)
+            else:
+                arrays.fill(stream, step.out.at(addresses), 0)
+
+    def _plan(self, spec: FftSpec) -> _Course:
+        """Find the steps of a transform and make its plans, unless they are there; blocks."""
+        key = _key(spec)
+        course = self._courses.pop(key, None) or self._course(spec)
+        self._courses[key] = course
+        if len(self._courses) > _MOST_RECIPES:
+            self._courses.popitem(last=False)
+        # None of them has to go for another.
+        for plan in course.plans:
+            if plan.handle is not None:
+                self._plans.use(plan)
+        for plan in course.plans:
+            if plan.handle is None:
+                self._plans.make(plan)
+        self._last = spec, course
+        return course
+
+    def _course(self, spec: FftSpec) -> _Course:
+        _check(spec)
+        if not math.prod(spec.out.shape):
+            return _Course((), (0,) * len(TEMPORARIES), ())
+        recipe = recipe_of(spec)
+        plans: dict[object, Plan] = {}
+        steps: list[Zero | Convert | tuple[Transform, Plan]] = []
+        for step in recipe.steps:
+            if isinstance(step, Transform):
+                key = step.fit.key
+                steps.append((step, plans.setdefault(key, self._plans.find(key))))
+            else:
+                steps.append(step)
+        return _Course(tuple(steps), recipe.sizes, tuple(plans.values()))
+
+    def _destroy(self) -> None:
+        self._plans.destroy()
+        for workspace in (self._area, *self._buffers):
+            workspace.close()
+
+
+def _key(spec: FftSpec) -> tuple[object, ...]:
+    """What the steps of a transform depend on."""
+    source, out = spec.source, spec.out
+    return (
+        *(spec.kind, spec.direction, spec.lengths, spec.axes, spec.norm),
+        # Types are compared by identity: cheaper than their hash, which is NumPy's.
+        *(source.shape, source.strides, id(source.dtype), source.offset % ALIGNMENT),
+        *(out.shape, out.strides, id(out.dtype), out.offset % ALIGNMENT),
+    )
+
+
+def _check(spec: FftSpec) -> None:
+    """Refuse what is no transform.
+
+    Raises:
+        NotSupportedError: A type that has none.
+        LibraryError: Axes or lengths that are none.
+    """
+    operation = f"{spec.direction} {spec.kind} transform"
+    results = _DTYPES[spec.kind]
+    check_dtype(operation, spec.source.dtype, results)
+    check_dtype(f"{operation} of {spec.source.dtype} to", spec.out.dtype, (results[spec.source.dtype],))
+    axes, lengths = spec.axes, spec.lengths
+    if not axes or len(set(axes)) < len(axes) or not set(axes) <= set(range(spec.source.ndim)):
+        message = f"axes: {axes} are no distinct axes of an array of shape {spec.source.shape}"
+    elif len(lengths) != len(axes):
+        message = f"lengths: {len(lengths)} are given for {len(axes)} axes"
+    elif min(lengths) < 1:
+        message = f"lengths: a transform has at least one point along each axis, not {lengths}"
+    else:
+        return
+    raise LibraryError(message, library="fft", code="size")
