@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 import attrs
 import numpy as np
 import pytest
+from chosen import BACKEND, NAME
 
 import trio_accel as ta
 from trio_accel import linalg
@@ -217,11 +218,11 @@ async def test_a_product_that_the_backend_does_not_have(
     with pytest.raises(ta.NotSupportedError, match=f"no matmul for {dtype}; it has float16") as caught:
         await linalg.matmul(x, x)
     error = caught.value
-    assert (error.backend, error.device, error.operation) == ("cpu", "cpu:0", "linalg.Matmul")
+    assert (error.backend, error.device, error.operation) == (BACKEND, NAME, "linalg.Matmul")
     assert (error.generation, (await device.statistics()).launched) == (1, 1)
     await device.synchronize()
     assert (await device.statistics()).memory.blocks == 1
-    assert system.tree().find("test/cpu:0/context/blas").restarts == 0
+    assert system.tree().find(f"test/{NAME}/context/blas").restarts == 0
 
 
 async def test_a_sum_that_the_backend_does_not_have(device: ta.Device) -> None:
