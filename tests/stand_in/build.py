@@ -1,4 +1,20 @@
-"""Builds the stand-in CUDA driver and libraries, and runs programs on them."""
+"""Builds the stand-in CUDA driver and libraries, and runs programs on them.
+
+`python tests/stand_in/build.py -- COMMAND` runs a command on the stand-in, for example
+`python -m pytest tests/backends`. These variables say what it simulates:
+
+- `STAND_IN_DEVICES`: how many devices the machine has (2); `CUDA_VISIBLE_DEVICES` chooses among them.
+- `STAND_IN_MEMORY`: the size of each in bytes (8 GiB), as far as one process sees it.
+- `STAND_IN_VERSION`: the driver's version (13000).
+- `STAND_IN_COMPUTE_MODE`: 0, 2 (no contexts) or 3 (one process).
+- `STAND_IN_INIT_ERROR`: what `cuInit` returns.
+- `STAND_IN_FAULT_DELAY`: milliseconds from a fault of a kernel to its error (5).
+- `STAND_IN_LOG`: 1 prints each call to the driver.
+- `STAND_IN_DIR`: folder for compiled kernels and for the locks of exclusive devices.
+
+The driver exports functions for tests, to be called by `ctypes`: `stand_in_fail(stream, code)` ends a context
+when the stream gets there, `stand_in_poison(device, code)` at once, and `stand_in_calls(name)` counts calls.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +73,12 @@ class StandIn:
     libraries: tuple[Path, ...]
 
     def environment(self) -> dict[str, str]:
-        """Variables under which a program finds the stand-in before anything that is installed."""
+        """Variables under which a program finds the stand-in before anything that is installed.
+
+        Caches of programs are kept apart, for what the stand-in compiles runs on no device.
+        """
         return {
+            "XDG_CACHE_HOME": str(self.folder / "cache"),
             "LD_PRELOAD": ":".join(str(library) for library in self.libraries),
             "STAND_IN_DIR": str(self.folder),
         }

@@ -124,6 +124,25 @@ def check_launches() -> None:
     assert code_of(driver.cuLibraryLoadData, b"\0" * 64, [], [], 0, [], [], 0) == 200
 
 
+def check_unloading() -> None:
+    """A launch that waits in a queue keeps its code."""
+    open_device()
+    stream, word, counts, total = make_stream(), pinned(1), pinned(2), pinned(1, np.float32)
+    library = call(driver.cuLibraryLoadData, _compile(OWN).code, [], [], 0, [], [], 0)
+    kernel = call(driver.cuLibraryGetKernel, library, b"count")
+    pointers = (ctypes.c_void_p * 1)(
+        ctypes.addressof(arguments := Counters(counts.ctypes.data, total.ctypes.data))
+    )
+    function = call(driver.cuKernelGetFunction, kernel)
+    call(driver.cuStreamWaitValue32, stream, word.ctypes.data, 1, 0)
+    shape = (2, 1, 1, 3, 1, 1)
+    call(driver.cuLaunchKernel, function, *shape, 0, stream, ctypes.addressof(pointers), 0)
+    call(driver.cuLibraryUnload, library)
+    word[0] = 1
+    call(driver.cuStreamSynchronize, stream)
+    assert (counts.tolist(), ctypes.sizeof(arguments)) == ([6, 5], 16)
+
+
 def check_failing_kernels(name: str, code: str) -> None:
     """The last thread of the block fails. Runs with a delay of faults that leaves time for a call."""
     open_device()

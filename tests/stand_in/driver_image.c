@@ -42,6 +42,7 @@ struct kernel {
 /* The descriptor stays open while the image is loaded: the loader knows a library by its path, which has the
  * descriptor's number in it. */
 struct image {
+    int references; /* one until it is unloaded, and one for each launch in a queue */
     int descriptor;
     void *library;
     struct kernel *kernels;
@@ -88,7 +89,7 @@ static CUresult load_image(struct image **loaded, const void *bytes) {
         return CUDA_ERROR_INVALID_IMAGE;
     }
     *loaded = calloc(1, sizeof **loaded);
-    **loaded = (struct image){.descriptor = descriptor, .library = library};
+    **loaded = (struct image){.references = 1, .descriptor = descriptor, .library = library};
     return CUDA_SUCCESS;
 }
 
@@ -107,9 +108,9 @@ static CUresult load_file(struct image **loaded, const char *path) {
     return code;
 }
 
-static CUresult unload(struct image *image) {
-    if (!image)
-        return CUDA_ERROR_INVALID_HANDLE;
+static void drop_image(struct image *image) {
+    if (__atomic_sub_fetch(&image->references, 1, __ATOMIC_ACQ_REL) > 0)
+        return;
     while (image->kernels) {
         struct kernel *kernel = image->kernels;
         image->kernels = kernel->next;
@@ -119,6 +120,12 @@ static CUresult unload(struct image *image) {
     dlclose(image->library);
     close(image->descriptor);
     free(image);
+}
+
+static CUresult unload(struct image *image) {
+    if (!image)
+        return CUDA_ERROR_INVALID_HANDLE;
+    drop_image(image);
     return CUDA_SUCCESS;
 }
 
@@ -349,7 +356,7 @@ CUDA(cuOccupancyMaxPotentialBlockSize, 6050, cuOccupancyMaxPotentialBlockSize, i
 
 struct launch_work {
     struct work work;
-    struct kernel kernel; /* a copy */
+    struct kernel *kernel; /* its image is held */
     unsigned shape[6];
     void *parameters[MAXIMUM_PARAMETERS];
     char values[]; /* copies: the caller's are its own again after the launch */
@@ -374,13 +381,18 @@ static void spin(struct stream *stream) {
 
 static void run_launch(struct stream *stream, struct work *work) {
     struct launch_work *launch = (struct launch_work *)work;
-    CUresult code = launch->kernel.fault;
+    CUresult code = launch->kernel->fault;
     if (code == CUDA_SUCCESS)
-        code = launch->kernel.run(launch->parameters, launch->shape);
+        code = launch->kernel->run(launch->parameters, launch->shape);
     if (code == NEVER)
         spin(stream);
     else if (code != CUDA_SUCCESS)
         fail(stream, code);
+    drop_image(launch->kernel->image);
+}
+
+static void drop_launch(struct stream *stream, struct work *work, CUresult code) {
+    drop_image(((struct launch_work *)work)->kernel->image);
 }
 
 static CUresult check_shape(const unsigned *shape, unsigned shared) {
@@ -409,13 +421,18 @@ static CUresult launch(struct kernel *kernel, const unsigned *shape, unsigned sh
         return CUDA_ERROR_INVALID_VALUE;
     struct launch_work *work = new_work(sizeof *work + total + 15, run_launch);
     char *value = (char *)(((uintptr_t)work->values + 15) & ~(uintptr_t)15);
-    work->kernel = *kernel;
+    work->work.drop = drop_launch;
+    work->kernel = kernel;
     memcpy(work->shape, shape, sizeof work->shape);
     for (size_t i = 0; i < count; i++) {
         work->parameters[i] = memcpy(value, parameters[i], kernel->sizes[i]);
         value += (kernel->sizes[i] + 15) & ~(size_t)15;
     }
-    return submit(stream, &work->work);
+    __atomic_add_fetch(&kernel->image->references, 1, __ATOMIC_RELAXED);
+    CUresult code = submit(stream, &work->work);
+    if (code != CUDA_SUCCESS)
+        drop_image(kernel->image);
+    return code;
 }
 
 CUDA(cuLaunchKernel, 4000, cuLaunchKernel, void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
