@@ -8,9 +8,9 @@ import os
 import re
 from typing import cast
 
-from .base import AccelBackend, DeviceInfo, NotSupportedError
+from .base import AccelBackend, BackendReport, DeviceInfo, NotSupportedError
 
-__all__ = ["list_devices", "resolve"]
+__all__ = ["describe", "list_devices", "resolve"]
 
 _VARIABLE = "TRIO_ACCEL_BACKEND"
 
@@ -28,20 +28,26 @@ def list_devices() -> tuple[DeviceInfo, ...]:
     return tuple(info for name in _BACKENDS for info in _load(name).list_devices())
 
 
-def resolve(spec: str | None) -> tuple[AccelBackend, DeviceInfo]:
+def describe() -> tuple[BackendReport, ...]:
+    """Tell of every backend what it found on this machine, the best first. Blocks; opens no device."""
+    return tuple(_load(name).describe() for name in _BACKENDS)
+
+
+def resolve(spec: str | None, *, is_worker: bool = False) -> tuple[AccelBackend, DeviceInfo]:
     """Find the device that a name means. Blocks.
 
     Args:
         spec: ``"cpu"``, ``"cpu:0"``, ``"cuda"``, ``"cuda:1"``, ...; None for what the environment
             variable ``TRIO_ACCEL_BACKEND`` says or, where that is not set or empty, for the best
             device there is.
+        is_worker: This process serves that device and nothing else; needs a name.
 
     Raises:
         ValueError: The name is none, or there is no such device.
         NotSupportedError: The backend cannot run on this machine.
     """
     if spec is not None:
-        return _find(spec, f"{spec!r}")
+        return _find(spec, f"{spec!r}", is_worker)
     named = os.environ.get(_VARIABLE)
     if named:
         return _find(named, f"{named!r} (from the environment variable {_VARIABLE})")
@@ -49,13 +55,15 @@ def resolve(spec: str | None) -> tuple[AccelBackend, DeviceInfo]:
     return _load(best.backend), best
 
 
-def _find(spec: str, given: str) -> tuple[AccelBackend, DeviceInfo]:
+def _find(spec: str, given: str, is_worker: bool = False) -> tuple[AccelBackend, DeviceInfo]:
     match = _SPEC.fullmatch(spec)
     if match is None or match["backend"] not in _BACKENDS:
         names = [name for backend in _BACKENDS for name in (backend, f"{backend}:<number>")]
         raise ValueError(f"spec: {given} names no device; allowed: {', '.join(names)}")
     name = match["backend"]
     backend = _load(name)
+    if is_worker:
+        backend.prepare_worker()
     reason = backend.unavailable_reason()
     if reason is not None:
         raise NotSupportedError(f"{given}: {reason}; available: {_available()}", backend=name)
@@ -63,6 +71,9 @@ def _find(spec: str, given: str) -> tuple[AccelBackend, DeviceInfo]:
     for info in backend.list_devices():
         if info.index == index:
             return backend, info
+    reason = backend.unavailable_reason(index)
+    if reason is not None:
+        raise NotSupportedError(f"{given}: {reason}; available: {_available()}", backend=name)
     raise ValueError(f"spec: {given}: there is no such device; available: {_available()}")
 
 

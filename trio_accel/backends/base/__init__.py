@@ -16,6 +16,7 @@ from .errors import (
     QueueFullError,
     StaleRefError,
 )
+from .findings import BackendReport, DeviceReport, Software
 from .memory import BlockMemory, ChunkSource
 from .protocols import (
     AccelBackend,
@@ -39,6 +40,7 @@ __all__ = [
     "AccelError",
     "AccelEvent",
     "AccelStream",
+    "BackendReport",
     "BlockMemory",
     "ChunkAllocator",
     "ChunkKeeper",
@@ -49,6 +51,7 @@ __all__ = [
     "DTypeLike",
     "DeviceInfo",
     "DeviceLostError",
+    "DeviceReport",
     "DriverError",
     "Hold",
     "InputFailedError",
@@ -61,6 +64,7 @@ __all__ = [
     "PlacedBlock",
     "Placement",
     "QueueFullError",
+    "Software",
     "StaleRefError",
     "Waker",
     "as_bits",

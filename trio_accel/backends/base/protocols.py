@@ -7,13 +7,16 @@ ones are called in a worker thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
 from .ops import ArraySpec, OperationSpec
+
+if TYPE_CHECKING:
+    from .findings import BackendReport
 
 __all__ = [
     "AccelBackend",
@@ -393,8 +396,19 @@ class AccelBackend(Protocol):
         """Find the devices; safe (and empty) where driver or hardware are missing. Blocks."""
         ...
 
-    def unavailable_reason(self) -> str | None:
-        """Why there is no device, and what to do about it; None where there is one. Blocks."""
+    def unavailable_reason(self, index: int | None = None) -> str | None:
+        """Why there is no device, and what to do about it; None where there is one. Blocks.
+
+        Args:
+            index: Ask for one device: None for one that can be used, and where there is none of that number.
+        """
+        ...
+
+    def describe(self) -> BackendReport:
+        """Tell of the devices and of what they compute with, also of what is missing. Blocks.
+
+        Opens no device, and loads nothing that a device would need into this process.
+        """
         ...
 
     def open_device(
@@ -414,7 +428,10 @@ class AccelBackend(Protocol):
         ...
 
     def prepare_worker(self) -> None:
-        """Called first in a process that will serve one device of this kind and nothing else."""
+        """Called first in a process that will serve one device of this kind and nothing else.
+
+        From then on the other methods may use the driver in this process, to spare the start of another.
+        """
 
     def map_host(self, descriptor: int, nbytes: int) -> npt.NDArray[np.uint8]:
         """Map a chunk for the host, in a process that need not have the device open.

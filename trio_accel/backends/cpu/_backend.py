@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ..base import ChunkKeeper, DeviceInfo, NotSupportedError
+from ..base import BackendReport, ChunkKeeper, DeviceInfo, DeviceReport, NotSupportedError
 from ..base.host import has_shared_memory, map_shared, total_bytes
 from ._device import CpuDevice
+from ._library import library_names
 from ._malloc import keep_freed_memory
 from ._processor import model_name, usable_cores
 
@@ -50,9 +51,14 @@ class CpuBackend:
             ),
         )
 
-    def unavailable_reason(self) -> str | None:
+    def unavailable_reason(self, index: int | None = None) -> str | None:
         """None: there is always a processor."""
         return None
+
+    def describe(self) -> BackendReport:
+        """Tell of the one device, which computes with packages that are always installed."""
+        (info,) = self.list_devices()
+        return BackendReport(name=self.name, devices=(DeviceReport(info=info, libraries=library_names()),))
 
     def open_device(
         self, index: int, *, memory_limit: int | None, keeper: ChunkKeeper | None = None

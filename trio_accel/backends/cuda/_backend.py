@@ -5,8 +5,18 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NoReturn
 
-from ..base import ChunkKeeper, DeviceInfo, NotSupportedError
-from ._probe import DeviceFacts, probe
+from ..base import (
+    BackendReport,
+    ChunkKeeper,
+    DeviceInfo,
+    DeviceReport,
+    DriverError,
+    NotSupportedError,
+    OutOfMemoryError,
+    Software,
+)
+from ._installed import Installed, installed
+from ._probe import DeviceFacts, Probe, probe, taken
 
 if TYPE_CHECKING:
     from ._device import CudaDevice
@@ -16,6 +26,9 @@ __all__ = ["CudaBackend"]
 
 class CudaBackend:
     """Computes with NVIDIA's libraries. Nothing of CUDA is imported before a device is opened."""
+
+    def __init__(self) -> None:
+        self._is_worker = False
 
     @property
     def name(self) -> str:
@@ -46,15 +59,29 @@ class CudaBackend:
         )
 
     def list_devices(self) -> tuple[DeviceInfo, ...]:
-        """Describe the GPUs that can be used; asks the driver in a process of its own."""
-        found = probe()
-        return tuple(
-            _info(index, facts) for index, facts in enumerate(found.devices) if facts.why_not is None
-        )
+        """Describe the GPUs that can be used; child processes ask the driver and look for libraries."""
+        return tuple(device.info for device in self._look()[1] if device.problem is None)
 
-    def unavailable_reason(self) -> str | None:
-        """Why there is no GPU to use, and what to do about it."""
-        return probe().reason
+    def unavailable_reason(self, index: int | None = None) -> str | None:
+        """Why there is no GPU to use, or not that one, and what to do about it."""
+        found, devices, libraries = self._look()
+        if index is not None:
+            return next((device.problem for device in devices if device.info.index == index), None)
+        if found.reason is not None or libraries is None:
+            return found.reason
+        if any(device.problem is None for device in devices):
+            return None
+        return libraries.reason or devices[0].problem
+
+    def describe(self) -> BackendReport:
+        """Tell of GPUs, of the driver and of CUDA's libraries."""
+        found, devices, libraries = self._look()
+        version = None if found.version is None else ".".join(map(str, found.version))
+        source = "system" if version is not None else None
+        driver = Software(name="NVIDIA driver", version=version, source=source, problem=found.reason)
+        software = () if libraries is None else libraries.software
+        problem = self.unavailable_reason()
+        return BackendReport(name=self.name, devices=devices, software=(driver, *software), problem=problem)
 
     def open_device(
         self, index: int, *, memory_limit: int | None, keeper: ChunkKeeper | None = None
@@ -63,7 +90,9 @@ class CudaBackend:
 
         Raises:
             ValueError: No device has that index, or the limit is negative.
-            NotSupportedError: There is a keeper, and the device cannot export memory.
+            NotSupportedError: There is a keeper, and the device cannot export memory; or another process
+                has the device for itself.
+            OutOfMemoryError: There is not enough memory left for a context.
         """
         devices = {info.index: info for info in self.list_devices()}
         if index not in devices:
@@ -71,25 +100,51 @@ class CudaBackend:
             raise ValueError(f"index: there is no device cuda:{index}; there is {names}")
         if memory_limit is not None and memory_limit < 0:
             raise ValueError(f"memory_limit: {memory_limit} is negative")
-        info, facts = devices[index], probe().devices[index]
+        found, _, libraries = self._look()
+        info, facts = devices[index], found.devices[index]
+        assert libraries is not None  # there is a device that can be used
         if keeper is not None and not facts.keeps_memory:
             raise NotSupportedError(
                 f"{facts.name} cannot export memory to other processes; use isolation='inline'",
                 backend=self.name,
                 device=info.name,
             )
-        from ._device import CudaDevice
-
         limit = info.total_memory if memory_limit is None else memory_limit
-        return CudaDevice(info, limit, facts.architecture, keeper)
+        return _open(info, limit, facts, libraries, keeper)
 
     def prepare_worker(self) -> None:
-        """Give every stream a queue of its own in the hardware: one that is held must not hold up others."""
+        """Ask the driver in this process, and give every stream a queue of its own in the hardware.
+
+        One that is held must not hold up others.
+        """
+        self._is_worker = True
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
     def map_host(self, descriptor: int, nbytes: int) -> NoReturn:
         """Refused: the host cannot address a GPU's memory."""
         raise NotSupportedError("the host cannot address the memory of a GPU", backend=self.name)
+
+    def _look(self) -> tuple[Probe, tuple[DeviceReport, ...], Installed | None]:
+        """What there is; libraries are looked for where there is a device that could use them."""
+        found = probe(is_worker=self._is_worker)
+        libraries = None
+        if found.version is not None and found.devices:
+            libraries = installed(found.version, is_worker=self._is_worker)
+        devices = tuple(_report(index, facts, libraries) for index, facts in enumerate(found.devices))
+        return found, devices, libraries
+
+
+def _report(index: int, facts: DeviceFacts, libraries: Installed | None) -> DeviceReport:
+    problem = facts.why_not
+    if problem is None and libraries is not None:
+        problem = libraries.reason or libraries.refusal(facts.name, facts.capability)
+    major, minor = facts.capability
+    return DeviceReport(
+        info=_info(index, facts),
+        libraries=() if problem is not None or libraries is None else libraries.libraries,
+        properties=(("compute capability", f"{major}.{minor}"), ("compute mode", facts.mode)),
+        problem=problem,
+    )
 
 
 def _info(index: int, facts: DeviceFacts) -> DeviceInfo:
@@ -103,3 +158,26 @@ def _info(index: int, facts: DeviceFacts) -> DeviceInfo:
         completion="adaptive",
         is_exclusive=facts.is_exclusive,
     )
+
+
+def _open(
+    info: DeviceInfo, limit: int, facts: DeviceFacts, libraries: Installed, keeper: ChunkKeeper | None
+) -> CudaDevice:
+    from ._device import CudaDevice
+    from ._driver import CudaMemoryError
+
+    try:
+        return CudaDevice(info, limit, facts.architecture, libraries, keeper)
+    except DriverError as error:
+        # Another process was quicker, in a mode that allows one.
+        if error.code != "CUDA_ERROR_DEVICE_UNAVAILABLE":
+            raise
+        raise NotSupportedError(taken(facts.name), backend="cuda", device=info.name) from error
+    except CudaMemoryError as error:
+        raise OutOfMemoryError(
+            "there is not enough memory left for a context; `nvidia-smi` shows which processes have it",
+            device=info.name,
+            requested=0,
+            free=0,
+            total=info.total_memory,
+        ) from error

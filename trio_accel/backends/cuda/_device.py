@@ -27,6 +27,7 @@ from ._arrays import ArrayKernels, DeviceArray
 from ._bell import Bell
 from ._context import CudaContext
 from ._faults import CudaFaults
+from ._installed import Installed
 from ._kernels import Kernels
 from ._library import CudaLibrary
 from ._memory import CudaMemory
@@ -44,6 +45,8 @@ _LIBRARIES = {
     "random": (".kernels.random", "RandomLibrary"),
     "sparse": (".kernels.sparse", "SparseLibrary"),
 }
+# Where a library's bindings are.
+_PACKAGES = ("cuda", "nvmath")
 _LOOK = 0.0005
 
 
@@ -54,6 +57,7 @@ class CudaDevice:
         info: What it is.
         memory_limit: The most bytes that its blocks may take.
         architecture: Its compute capability, such as ``"90"``.
+        installed: Which of CUDA's libraries there are.
         keeper: Gets the chunks that blocks are placed in.
 
     Attributes:
@@ -64,9 +68,15 @@ class CudaDevice:
     """
 
     def __init__(
-        self, info: DeviceInfo, memory_limit: int, architecture: str, keeper: ChunkKeeper | None = None
+        self,
+        info: DeviceInfo,
+        memory_limit: int,
+        architecture: str,
+        installed: Installed,
+        keeper: ChunkKeeper | None = None,
     ) -> None:
         self._info = info
+        self._installed = installed
         self._is_isolated = keeper is not None
         self.context: CudaContext = CudaContext(info.index, info.name)
         try:
@@ -92,8 +102,8 @@ class CudaDevice:
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """Names of the libraries, sorted."""
-        return tuple(sorted(_LIBRARIES))
+        """Names of the libraries that can be used, sorted."""
+        return self._installed.libraries
 
     def open_stream(self, name: str) -> CudaStream:
         """Make a stream."""
@@ -115,25 +125,27 @@ class CudaDevice:
         """
         self._check_open()
         if name not in _LIBRARIES:
-            raise NotSupportedError(
-                f"the CUDA backend has no library {name!r}; it has {', '.join(self.libraries)}",
-                device=self._info.name,
-                backend=self._info.backend,
+            raise self._unsupported(
+                f"the CUDA backend has no library {name!r}; it has {', '.join(self.libraries)}"
             )
+        problem = self._installed.problem(name)
+        if problem is not None:
+            raise self._unsupported(problem)
         module, attribute = _LIBRARIES[name]
-        from cuda.pathfinder import DynamicLibNotFoundError
-
         try:
             with self.context:
                 library: CudaLibrary = getattr(importlib.import_module(module, __package__), attribute)(self)
-        except DynamicLibNotFoundError as error:
-            raise NotSupportedError(
-                f"library {name!r} needs files of CUDA that are not installed ({error}); install them with "
-                "pip install trio-accel[cuda13], or [cuda12] for a driver of CUDA 12",
-                device=self._info.name,
-                backend=self._info.backend,
+        except ImportError as error:
+            if (error.name or "").partition(".")[0] not in _PACKAGES:
+                raise
+            raise self._unsupported(
+                f"library {name!r} needs {error.name}, which cannot be imported ({error}); install it anew: "
+                "pip install --force-reinstall --no-deps nvmath-python cuda-core"
             ) from error
         return library
+
+    def _unsupported(self, text: str) -> NotSupportedError:
+        return NotSupportedError(text, device=self._info.name, backend=self._info.backend)
 
     def at(self, array: ArraySpec) -> DeviceArray:
         """Where an array lies.

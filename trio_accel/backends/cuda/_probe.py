@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from . import _probe_process
+from ._child import ChildError, ask
+
 __all__ = ["DeviceFacts", "Probe", "probe"]
 
-_PROGRAM = Path(__file__).with_name("_probe_process.py")
+_PROGRAM = Path(_probe_process.__file__)
 _PATIENCE = 60.0
-_LOOK = "look at `nvidia-smi` and the system's log"
+_LOOK = "see what `nvidia-smi` and the system's log say"
 _OLDEST = 12000
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+_ORDER = "CUDA_DEVICE_ORDER"
+_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 _PROHIBITED, _EXCLUSIVE = 2, 3
+_ADVICE = {
+    "CUDA_ERROR_STUB_LIBRARY": (
+        "what was loaded is the toolkit's stub of it: take its folder `stubs` out of LD_LIBRARY_PATH"
+    ),
+    "CUDA_ERROR_DEVICE_UNAVAILABLE": "another process has the GPU for itself, as `nvidia-smi` shows",
+    "CUDA_ERROR_SYSTEM_NOT_READY": (
+        "the system is not ready; with NVSwitch, start its manager: systemctl start nvidia-fabricmanager"
+    ),
+    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": (
+        "its libraries and its kernel module differ in version, as after an update: reboot"
+    ),
+    "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE": (
+        "CUDA's folder `compat` is in use and not made for this GPU: take it out of LD_LIBRARY_PATH"
+    ),
+    "CUDA_ERROR_UNKNOWN": f"load its kernel module anew, or reboot; {_LOOK}",
+}
+_PASSING = {"CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA_ERROR_SYSTEM_NOT_READY"}
 
 
 @attrs.frozen(kw_only=True)
@@ -33,7 +51,8 @@ class DeviceFacts:
         uuid: What NVML and other processes know it by, as hexadecimal digits.
         total_memory: Bytes.
         multiprocessors: How many it has.
-        architecture: Compute capability without the point, such as ``"90"``.
+        capability: Compute capability, such as ``(9, 0)``.
+        mode: Compute mode.
         is_exclusive: Whether it takes the context of one process only.
         keeps_memory: Whether memory can be exported as a descriptor.
         why_not: Why it cannot be used; None if it can.
@@ -43,10 +62,16 @@ class DeviceFacts:
     uuid: str
     total_memory: int
     multiprocessors: int
-    architecture: str
+    capability: tuple[int, int]
+    mode: str
     is_exclusive: bool
     keeps_memory: bool
     why_not: str | None
+
+    @property
+    def architecture(self) -> str:
+        """Compute capability without the point, such as ``"90"``."""
+        return "".join(map(str, self.capability))
 
 
 @attrs.frozen(kw_only=True)
@@ -54,112 +79,123 @@ class Probe:
     """What was found.
 
     Attributes:
-        version: CUDA version of the driver, such as ``"13.0"``; None without a driver.
+        version: CUDA version of the driver, such as ``(13, 0)``; None without a driver.
         devices: By their number.
         reason: Why there is no device to use, and what to do about it; None if there is one.
+        is_passing: Whether it may pass by itself, so that it is worth while to ask again.
     """
 
-    version: str | None = None
+    version: tuple[int, int] | None = None
     devices: Sequence[DeviceFacts] = ()
     reason: str | None = None
+    is_passing: bool = False
 
 
-def probe() -> Probe:
-    """Ask the driver, in a process of its own; blocks. Asked once for each setting of the environment."""
-    return _probe(os.environ.get(_VISIBLE))
+_answers: dict[tuple[str | None, ...], Probe] = {}
 
 
-@functools.cache
-def _probe(visible: str | None) -> Probe:
+def probe(*, is_worker: bool = False) -> Probe:
+    """Ask the driver; blocks. Asked once for each setting of the environment, but for what may pass.
+
+    Args:
+        is_worker: This process serves one device and may load the driver; others ask in a child process.
+    """
+    key = (os.environ.get(_VISIBLE), os.environ.get(_ORDER))
+    if key not in _answers:
+        found = _probe(key[0], is_worker)
+        if found.is_passing:
+            return found
+        _answers[key] = found
+    return _answers[key]
+
+
+def _probe(visible: str | None, is_worker: bool) -> Probe:
     if sys.platform != "linux":
-        return Probe(reason=f"the CUDA backend runs on Linux, this is {sys.platform}")
+        return Probe(reason=f"the CUDA backend runs on Linux, and this is {sys.platform}")
+    if is_worker:
+        return _understood(_probe_process.probe(tries_contexts=False), visible)
     try:
-        done = subprocess.run(  # noqa: S603  # a program of this package
-            [sys.executable, "-I", "-S", str(_PROGRAM)],
-            capture_output=True,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            timeout=_PATIENCE,
-        )
-    except subprocess.TimeoutExpired:
-        return Probe(reason=f"the NVIDIA driver did not answer within {_PATIENCE:g} s; {_LOOK}")
-    except OSError as error:
-        return Probe(reason=f"the NVIDIA driver could not be asked: {error}")
-    if done.returncode:
-        words = done.stderr.decode(errors="replace").strip().splitlines()
-        return Probe(
-            reason=f"the process that asks the NVIDIA driver ended with code {done.returncode}"
-            + (f": {words[-1]}" if words else "")
-        )
-    return _understood(json.loads(done.stdout), visible)
+        answer = ask(_PROGRAM, ["-I", "-S"], None, _PATIENCE)
+    except ChildError as error:
+        return Probe(reason=f"a process that asked the NVIDIA driver for its GPUs {error}; {_LOOK}")
+    return _understood(answer, visible)
 
 
 def _understood(answer: dict[str, Any], visible: str | None) -> Probe:
-    if answer.get("error") == "no driver":
-        return Probe(
-            reason="there is no NVIDIA driver here (libcuda.so.1 was not found); it is installed with the "
-            "system, and not by pip, and a container gets it from its host (docker run --gpus all)"
-        )
+    if answer.get("error") == "load":
+        return Probe(reason=_no_driver(answer["detail"]))
     number = int(answer["version"])
-    version = f"{number // 1000}.{number % 1000 // 10}"
+    version = (number // 1000, number % 1000 // 10) if number else None
     if "error" in answer:
-        return Probe(version=version, reason=_refusal(answer, visible))
-    too_old = _too_old(number, version)
-    devices = tuple(_facts(device) for device in answer["devices"])
-    if too_old is not None:
-        return Probe(version=version, reason=too_old)
-    usable = [device for device in devices if device.why_not is None]
-    if usable:
-        return Probe(version=version, devices=devices)
-    if devices:
-        return Probe(version=version, devices=devices, reason=devices[0].why_not)
-    return Probe(version=version, reason=_none(visible))
+        reason, is_passing = _refusal(answer["detail"], visible), answer["detail"] in _PASSING
+        return Probe(version=version, reason=reason, is_passing=is_passing)
+    if number < _OLDEST:
+        return Probe(version=version, reason=_too_old(version or (0, 0)))
+    devices = tuple(map(_facts, answer["devices"]))
+    is_passing = any(device["context"] in _PASSING for device in answer["devices"])
+    reason = None
+    if all(device.why_not is not None for device in devices):
+        reason = devices[0].why_not if devices else _none(visible)
+    return Probe(version=version, devices=devices, reason=reason, is_passing=is_passing)
 
 
-def _refusal(answer: dict[str, Any], visible: str | None) -> str:
-    name = str(answer["detail"])
-    if name == "CUDA_ERROR_NO_DEVICE":
+def _no_driver(detail: str) -> str:
+    if detail.startswith("libcuda.so.1: cannot open shared object file"):
+        return (
+            "there is no NVIDIA driver here (libcuda.so.1 was not found); it is installed with the system, "
+            "and not by pip; a container gets it from its host (docker run --gpus all)"
+        )
+    return f"the NVIDIA driver cannot be loaded ({detail}); install it anew"
+
+
+def _refusal(name: str, visible: str | None) -> str:
+    if name in ("CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_INVALID_DEVICE"):
         return _none(visible)
-    advice = {
-        "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "driver and kernel module differ in version: reboot",
-        "CUDA_ERROR_SYSTEM_NOT_READY": "start the fabric manager: systemctl start nvidia-fabricmanager",
-        "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE": "take CUDA's compat folder out of LD_LIBRARY_PATH",
-    }.get(name, _LOOK)
-    return f"the NVIDIA driver does not start ({name}); {advice}"
+    return f"the NVIDIA driver does not start ({name}): {_ADVICE.get(name, _LOOK)}"
 
 
 def _none(visible: str | None) -> str:
     if visible is None:
-        return "the NVIDIA driver sees no GPU; see whether `nvidia-smi` does, also outside of a container"
-    return f"{_VISIBLE}={visible!r} shows the NVIDIA driver no GPU; unset it, or name one that is there"
+        return "the NVIDIA driver finds no GPU; see whether `nvidia-smi` does, also outside of a container"
+    setting = f"{_VISIBLE}={visible!r}"
+    return f"the setting {setting} leaves the NVIDIA driver no GPU; unset it, or name one that is there"
 
 
-def _too_old(number: int, version: str) -> str | None:
-    bindings = metadata.version("cuda-bindings")
-    major = int(bindings.partition(".")[0])
-    if number < _OLDEST:
-        return f"the NVIDIA driver is for CUDA {version}, and 12.0 is needed: install driver 525 or later"
-    if number // 1000 < major:
-        return (
-            f"the NVIDIA driver is for CUDA {version}, and cuda-bindings {bindings} needs CUDA {major}: "
-            "pip install trio-accel[cuda12], or install a newer driver"
-        )
-    return None
+def _too_old(version: tuple[int, int]) -> str:
+    major, minor = version
+    return f"the NVIDIA driver is for CUDA {major}.{minor}, and 12.0 is needed: install driver 525 or later"
 
 
 def _facts(device: dict[str, Any]) -> DeviceFacts:
-    why_not = None
-    if device["compute_mode"] == _PROHIBITED:
-        why_not = f"{device['name']} is in compute mode 'prohibited' (nvidia-smi -c DEFAULT ends that)"
-    elif device["has_virtual_memory"] != 1:
-        why_not = f"{device['name']} has no virtual memory management, which arrays are placed by"
     return DeviceFacts(
         name=device["name"],
         uuid=device["uuid"],
         total_memory=device["total_memory"],
         multiprocessors=device["multiprocessors"],
-        architecture=f"{device['major']}{device['minor']}",
+        capability=(device["major"], device["minor"]),
+        mode=_MODES.get(device["compute_mode"], "unknown"),
         is_exclusive=device["compute_mode"] == _EXCLUSIVE,
         keeps_memory=device["has_descriptors"] == 1,
-        why_not=why_not,
+        why_not=_why_not(device),
+    )
+
+
+def _why_not(device: dict[str, Any]) -> str | None:
+    name = device["name"]
+    if device["compute_mode"] == _PROHIBITED:
+        return f"the {name} is in compute mode 'prohibited'; nvidia-smi -c DEFAULT ends that"
+    if device["context"] == "CUDA_ERROR_DEVICE_UNAVAILABLE":
+        return taken(name)
+    if device["context"] is not None:
+        return f"the {name} takes no context ({device['context']}); {_LOOK}"
+    if device["has_virtual_memory"] != 1:
+        return f"the {name} has no virtual memory management, which arrays are placed by"
+    return None
+
+
+def taken(name: str) -> str:
+    """Why a device in mode 'exclusive process' cannot be used."""
+    return (
+        f"the {name} is in compute mode 'exclusive process', and another process has it; `nvidia-smi` shows "
+        "which, and nvidia-smi -c DEFAULT lets processes share it"
     )

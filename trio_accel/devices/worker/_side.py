@@ -162,9 +162,8 @@ class WorkerSide:
                     os._exit(0)
 
     def _open(self) -> AccelDevice:
-        backend, info = resolve(self._config.device)
+        backend, info = resolve(self._config.device, is_worker=True)
         self._stops_when_lost = backend.stops_when_lost
-        backend.prepare_worker()
         limit = self.options.memory_limit
         device = backend.open_device(info.index, memory_limit=limit, keeper=self)
         self._ready_libraries = ReadyLibraries(device)
@@ -318,7 +317,7 @@ class WorkerSide:
         if self._session is not None:
             over = self._leases[number] = trio.Event()
             # The order is that of the messages, so its turn is taken before the next one is read.
-            lease = self._session.engine.lease_block(block, write=write)
+            lease = self._session.engine.leases.hold(block, write=write)
             self._nursery.start_soon(self._lease, number, block, lease, over)
 
     async def _lease(self, number: int, block: int, lease: Any, over: trio.Event) -> None:

@@ -1,0 +1,160 @@
+"""Which of CUDA's libraries are installed, and what can be computed with them."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from ..base import Software
+from . import _installed_process
+from ._child import ChildError, ask
+
+__all__ = ["Installed", "extra_for", "installed"]
+
+_PROGRAM = Path(_installed_process.__file__)
+_PATIENCE = 60.0
+# CUDA's names of its libraries, and what of the backend needs them. A device needs its compiler for kernels.
+_NAMES = {"nvrtc": "NVRTC", "cublas": "cuBLAS", "cufft": "cuFFT", "curand": "cuRAND", "cusparse": "cuSPARSE"}
+_NEEDED_BY = {"cublas": "blas", "cufft": "fft", "curand": "random", "cusparse": "sparse"}
+# What the CUDA version is short of the library's own; the others do not tell by their number.
+_AHEAD = {"nvrtc": 0, "cublas": 0, "cufft": 1}
+_SOURCES = {
+    "site-packages": "wheel",
+    "conda": "conda",
+    "system-search": "system",
+    "was-already-loaded-from-elsewhere": "loaded before",
+}
+# CUDA 13 ends with the compute capabilities below this one.
+_OLDEST_FOR_13 = (7, 5)
+
+
+@attrs.frozen(kw_only=True)
+class Installed:
+    """What was found.
+
+    Attributes:
+        bindings: Version of cuda-bindings; None where it cannot be imported.
+        software: The libraries of CUDA, also those that are missing.
+        reason: Why no device can be used, and what to do about it; None if devices can be.
+    """
+
+    bindings: str | None
+    software: tuple[Software, ...] = ()
+    reason: str | None = None
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Libraries of the backend that can be used, sorted."""
+        needing = {name for software in self.software if not software.problem for name in software.needed_by}
+        return tuple(sorted({"memory", *needing}))
+
+    def problem(self, library: str) -> str | None:
+        """Why a library of the backend cannot be used."""
+        problems = (
+            f"library {library!r} needs {software.name}, which {software.problem}"
+            for software in self.software
+            if library in software.needed_by and software.problem
+        )
+        return next(problems, None)
+
+    def refusal(self, name: str, capability: tuple[int, int]) -> str | None:
+        """Why a device cannot be used with these libraries; None if it can."""
+        compiler = next((software for software in self.software if not software.needed_by), None)
+        is_13 = compiler is not None and (compiler.version or "").startswith("13.")
+        if not is_13 or capability >= _OLDEST_FOR_13:
+            return None
+        return (
+            f"the {name} has compute capability {capability[0]}.{capability[1]}, which CUDA 13 does not "
+            "know any more: pip install 'trio-accel[cuda12]'"
+        )
+
+
+def extra_for(version: tuple[int, int]) -> str:
+    """The command that installs what a driver of this CUDA version runs."""
+    return f"pip install 'trio-accel[{'cuda12' if version < (13, 0) else 'cuda13'}]'"
+
+
+@functools.cache
+def installed(version: tuple[int, int], *, is_worker: bool = False) -> Installed:
+    """Look for CUDA's libraries; blocks. Looked for once.
+
+    Args:
+        version: CUDA version of the driver.
+        is_worker: This process serves a device and may load them; others have it done in a child process.
+    """
+    if is_worker:
+        return _understood(_installed_process.look(), version)
+    try:
+        # With the environment, and with `site`: they say where packages are.
+        answer = ask(_PROGRAM, ["-P"], sys.path, _PATIENCE)
+    except ChildError as error:
+        return Installed(
+            bindings=None,
+            reason=f"a process that loaded CUDA's libraries {error}; install them anew: {extra_for(version)}",
+        )
+    return _understood(answer, version)
+
+
+def _understood(answer: Mapping[str, Any], version: tuple[int, int]) -> Installed:
+    if "error" in answer:
+        if answer["is_missing"]:
+            reason = f"cuda-bindings is not installed: {extra_for(version)}"
+        else:
+            reason = (
+                f"cuda-bindings cannot be imported ({answer['error']}); install it anew: "
+                f"pip install --force-reinstall --no-deps cuda-bindings"
+            )
+        return Installed(bindings=None, reason=reason)
+    bindings = str(answer["bindings"])
+    software = tuple(_software(name, answer["found"][name], version) for name in _NAMES)
+    reason = _bindings_too_new(bindings, version)
+    if reason is None and all(one.source is None for one in software):
+        reason = f"the NVIDIA driver is there, but CUDA's libraries are not installed: {extra_for(version)}"
+    elif reason is None and software[0].problem is not None:
+        reason = f"NVRTC, by which kernels are compiled, {software[0].problem}"
+    return Installed(bindings=bindings, software=software, reason=reason)
+
+
+def _bindings_too_new(bindings: str, version: tuple[int, int]) -> str | None:
+    major = int(bindings.partition(".")[0])
+    if version[0] >= major:
+        return None
+    return (
+        f"the NVIDIA driver is for CUDA {version[0]}.{version[1]}, and cuda-bindings {bindings} needs one "
+        f"for CUDA {major}: {extra_for(version)}, or install a newer driver"
+    )
+
+
+def _software(name: str, found: Mapping[str, Any] | None, version: tuple[int, int]) -> Software:
+    known = {"name": _NAMES[name], "needed_by": (_NEEDED_BY[name],) if name in _NEEDED_BY else ()}
+    if found is None:
+        return Software(**known, problem=f"is not installed: {extra_for(version)}")
+    if "error" in found:
+        return Software(
+            **known,
+            source="damaged",
+            problem=f"cannot be loaded ({found['error']}); install it anew: {extra_for(version)}",
+        )
+    numbers = found["version"]
+    return Software(
+        **known,
+        version=".".join(map(str, numbers)) if numbers else None,
+        source=_SOURCES.get(found["source"], found["source"]),
+        path=found["path"],
+        problem=_too_new(name, numbers, version),
+    )
+
+
+def _too_new(name: str, numbers: list[int] | None, version: tuple[int, int]) -> str | None:
+    """A library of the next CUDA does not run on a driver; one of a later minor version does."""
+    if not numbers or name not in _AHEAD or numbers[0] - _AHEAD[name] <= version[0]:
+        return None
+    return (
+        f"is there for CUDA {numbers[0] - _AHEAD[name]}, and the NVIDIA driver is for CUDA "
+        f"{version[0]}.{version[1]}: {extra_for(version)}, or install a newer driver"
+    )
