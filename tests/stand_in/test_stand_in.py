@@ -6,8 +6,6 @@ last as long as the process.
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import re
 import signal
 import subprocess
@@ -23,45 +21,6 @@ _FOLDER = Path(__file__).parent
 _MEMORY = str(64 << 20)
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-def _load_builder() -> ModuleType:
-    """By its path, since its name is also that of an installed package."""
-    spec = importlib.util.spec_from_file_location("stand_in_build", _FOLDER / "build.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_builder = _load_builder()
-
-
-@pytest.fixture(scope="module")
-def stand_in() -> Any:
-    if not _builder.is_available():
-        pytest.skip("the stand-in driver is compiled with gcc and g++, which are not here")
-    return _builder.build()
-
-
-@pytest.fixture
-def run(stand_in: Any, tmp_path: Path) -> Run:
-    """Runs a program of this folder on the stand-in, whatever devices this process sees."""
-
-    def run(program: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        own = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-        return subprocess.run(
-            [sys.executable, str(_FOLDER / program), *arguments],
-            env={**own, **stand_in.environment(), **variables},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=50,
-            check=False,
-        )
-
-    return run
 
 
 def _checks(program: str) -> list[str]:
@@ -143,8 +102,8 @@ def test_exclusive_devices_have_one_process(run: Run, stand_in: Any, tmp_path: P
     assert run("check_driver.py", "report_exclusive", **variables).stdout == "0\n"
 
 
-def test_builds_are_kept(stand_in: Any, tmp_path: Path) -> None:
-    again = _builder.build(stand_in.folder.parent)
+def test_builds_are_kept(stand_in: Any, builder: ModuleType) -> None:
+    again = builder.build(stand_in.folder.parent)
     assert again == stand_in
     assert all(library.exists() for library in again.libraries)
     assert not list(stand_in.folder.glob("compile-*"))
