@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from trio_accel.backends.base import ContextPoisonedError, DType
-from trio_accel.backends.base.ops import CopySpec, FillSpec
+from trio_accel.backends.base.ops import CopySpec, CopyToHostSpec, FillSpec
 
 
 @pytest.fixture
@@ -119,3 +119,38 @@ def test_nothing_crashes_behind_a_lost_context(backend):
     device.poison("gone before")
     hold.release()
     assert device.close(30)
+
+
+def test_a_device_that_works_without_end_does_so_until_the_release(rig, other):
+    array, elsewhere = rig.put(np.zeros(10)), rig.put(np.zeros(10))
+    rig.finish(rig.stream)
+    hold = rig.device.spin(rig.stream)
+    fill(rig, 2.0, array)
+    behind = rig.stream.record()
+    fill(rig, 1.0, elsewhere, other)
+    rig.finish(other)  # other streams go on
+    assert not behind.is_done
+    hold.release()
+    rig.finish(rig.stream)
+    assert (behind.is_done, behind.error) == (True, None)
+    assert (rig.get(array) == 2.0).all()
+    assert (rig.get(elsewhere) == 1.0).all()
+
+
+def test_what_is_written_to_without_end_changes(rig, other):
+    array, untouched = (rig.put(np.zeros(512, np.uint32)) for _ in range(2))
+    rig.finish(rig.stream)
+    hold = rig.device.spin(rig.stream, array.block)
+    found = set()
+    deadline = time.monotonic() + 30
+    while len(found) < 3 and time.monotonic() < deadline:
+        host = np.empty(512, np.uint32)
+        rig.enqueue("memory", CopyToHostSpec(array, host=host), other)
+        rig.finish(other)
+        found.add(host.tobytes())
+    hold.release()
+    rig.finish(rig.stream)
+    assert len(found) >= 3
+    assert (rig.get(untouched) == 0).all()
+    with pytest.raises(TypeError, match="stream"):
+        rig.device.spin(None)

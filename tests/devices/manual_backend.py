@@ -244,7 +244,10 @@ class ManualDevice:
     def placement(self, block: int) -> PlacedBlock:
         return self.blocks.placement(block)
 
-    def poison(self, reason: str) -> None:
+    def spin(self, stream: ManualStream, block: int | None = None) -> ManualHold:
+        return stream.hold()
+
+    def poison(self, reason: str, how: str = "illegal_address") -> None:
         self.failure = ta.ContextPoisonedError(reason)
 
     def host_view(self, array: ArraySpec) -> Any:

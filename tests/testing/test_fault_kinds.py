@@ -21,7 +21,14 @@ from trio_accel.testing import FaultInjection, inject_fault
 
 ROOT = Path(ta.__file__).parents[1]
 OPTIONS: dict[str, Any] = {"cancel_grace": 0.2, "in_flight": 1}
-LOSSES = [{"poison": True}, {"segfault": True}, {"kill": True}]
+LOSSES = [
+    {"poison": True},
+    {"poison": True, "how": "trap"},
+    {"poison": True, "how": "assert"},
+    {"segfault": True},
+    {"kill": True},
+    {"kill": True, "how": "writing"},
+]
 
 
 @pytest.fixture(params=["inline", "process"])
@@ -95,16 +102,28 @@ async def test_a_delay_takes_its_time_and_the_stream_keeps_its_order(device: ta.
     assert device.generation == 1
 
 
-async def test_a_hung_operation_is_found(system: ta.System, isolation: Any) -> None:
+@pytest.mark.parametrize("how", [None, "kernel", "writing"])
+async def test_a_hung_operation_is_found(system: ta.System, isolation: Any, how: Any) -> None:
     options = ta.DeviceOptions(isolation=isolation, stuck_after=0.1, **OPTIONS)
     async with system.open_device(BACKEND, options=options) as device:
         assert await norm(device) == 2.0
-        fault = inject_fault(device, ta.linalg.Nrm2, hang=True)
+        fault = inject_fault(device, ta.linalg.Nrm2, hang=True, how=how)
         with pytest.raises(ta.CompletionTimeoutError, match=r"stuck_after = 0\.1 s"):
             await norm(device)
         assert await norm(device) == 2.0
         assert counts(fault) == (1, 0)
         assert device.generation == 2
+
+
+async def test_what_an_endless_kernel_wrote_is_damaged_and_nothing_else(isolated: ta.Device) -> None:
+    x, y = [await isolated.put(np.arange(1000.0)) for _ in range(2)]
+    inject_fault(isolated, ta.linalg.Scal, kill=True, how="writing")
+    with pytest.raises(ta.ContextPoisonedError):
+        await ta.linalg.scal(2.0, x)
+    with pytest.raises(ta.StaleRefError, match=r"spoiled by linalg\.Scal"):
+        await x.to_host()
+    np.testing.assert_array_equal(await y.to_host(), np.arange(1000.0))
+    assert await norm(isolated) == 2.0
 
 
 async def test_a_hung_operation_ends_with_its_asker(device: ta.Device) -> None:
@@ -136,8 +155,12 @@ async def test_a_poisoned_context_is_replaced(device: ta.Device) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "death"),
-    [({"segfault": True}, "killed by SIGSEGV"), ({"kill": True}, "killed by SIGKILL")],
-    ids=["segfault", "kill"],
+    [
+        ({"segfault": True}, "killed by SIGSEGV"),
+        ({"kill": True}, "killed by SIGKILL"),
+        ({"kill": True, "how": "writing"}, "killed by SIGKILL"),
+    ],
+    ids=["segfault", "kill", "kill-writing"],
 )
 async def test_a_worker_that_dies_is_replaced_and_arrays_survive(
     isolated: ta.Device, kind: dict[str, Any], death: str
@@ -153,7 +176,9 @@ async def test_a_worker_that_dies_is_replaced_and_arrays_survive(
     assert isolated.generation == 2
 
 
-@pytest.mark.parametrize("kind", LOSSES, ids=lambda kind: next(iter(kind)))
+@pytest.mark.parametrize(
+    "kind", LOSSES, ids=lambda kind: "-".join([next(iter(kind)), *filter(None, [kind.get("how")])])
+)
 async def test_what_runs_again_is_hit_once(system: ta.System, kind: dict[str, Any]) -> None:
     options = ta.DeviceOptions(isolation="process", retry=1, **OPTIONS)
     async with system.open_device(BACKEND, options=options) as device:
@@ -174,7 +199,7 @@ import numpy as np, trio, trio_accel as ta
 
 async def main():
     async with ta.open_system("s") as system:
-        device = await system.open_device(BACKEND, options=ta.DeviceOptions(isolation="inline"))
+        device = await system.open_device({BACKEND!r}, options=ta.DeviceOptions(isolation="inline"))
         ta.testing.inject_fault(device, ta.linalg.Nrm2, {fault}=True)
         print("asking", flush=True)
         await device.ask(ta.linalg.Nrm2(np.ones(3)))

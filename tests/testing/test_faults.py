@@ -105,6 +105,13 @@ async def test_a_crash_is_a_crash(system: ta.System, device: ta.Device) -> None:
         ({"fail": "broken"}, TypeError, "fail must be an exception, got 'broken'"),
         ({"fail": RuntimeError}, TypeError, "fail must be an exception, got <class 'RuntimeError'>"),
         ({"fail": OddError(1, 2)}, TypeError, "fail must be an exception that can be copied, got OddError"),
+        ({"how": "trap"}, ValueError, "how must be left out with fail, got 'trap'"),
+        (
+            {"fail": None, "hang": True, "how": "trap"},
+            ValueError,
+            "how must be 'kernel' or 'writing' with hang",
+        ),
+        ({"fail": None, "kill": True, "how": "gently"}, ValueError, "how must be 'writing' with kill, got"),
         ({"operation": "Nrm2"}, TypeError, "operation must be a message class .*, got 'Nrm2'"),
         ({"operation": ta.linalg.nrm2}, TypeError, "operation must be a message class"),
     ],

@@ -11,7 +11,7 @@ from ._completion import (
 from ._context import ContextActor
 from ._device import Device, device_of
 from ._device_actor import DeviceActor
-from ._faults import Fault, FaultKind, FaultPlan, anew
+from ._faults import Fault, FaultHow, FaultKind, FaultPlan, anew
 from ._hooks import EngineHook, Phase
 from ._library import LibraryActor
 from ._memory import Copy, Empty, Fill, MemoryActor, Put, ToHost
@@ -45,6 +45,7 @@ __all__ = [
     "Empty",
     "EngineHook",
     "Fault",
+    "FaultHow",
     "FaultKind",
     "FaultPlan",
     "Fill",

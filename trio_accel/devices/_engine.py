@@ -161,6 +161,8 @@ class Engine:
                 has_staged = True
                 self._memory.enqueue(copy, lane.stream)
             library.enqueue(launch.spec, lane.stream)
+            if launch.fault is not None:
+                launch.fault.fault.behind(self.device, lane.stream, sorted(writes), self._holds)
         except Exception as error:
             self._abandon(launch, lane, error, blocks if has_staged else None)
             self._locate(error, launch)
@@ -417,7 +419,7 @@ class Engine:
         hit = launch.fault
         if hit is not None:
             hit.strike()
-            hit.fault.before(lane.stream, self.alarms, self._holds)
+            hit.fault.before(self.device, lane.stream, self.alarms, self._holds)
 
     def _notify(self, phase: Phase, launch: Launch) -> None:
         if self._hooks:

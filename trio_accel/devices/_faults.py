@@ -5,18 +5,20 @@ from __future__ import annotations
 import copy
 import os
 import signal
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, TypeAlias, cast
 
 import attrs
 import trio
 
-from ..backends.base import AccelDevice, AccelError, AccelStream, Hold
+from ..backends.base import AccelDevice, AccelError, AccelStream, Hold, Poison
 from ._alarms import Alarms
 from ._bridge import LoopWaker
 
-__all__ = ["Fault", "FaultHit", "FaultKind", "FaultPlan", "Faults", "anew"]
+__all__ = ["Fault", "FaultHit", "FaultHow", "FaultKind", "FaultPlan", "Faults", "anew"]
 
 FaultKind = Literal["fail", "delay", "hang", "poison", "segfault", "kill"]
+FaultHow: TypeAlias = Literal["kernel", "writing"] | Poison
 
 
 @attrs.frozen(kw_only=True)
@@ -27,15 +29,19 @@ class Fault:
         kind: ``"fail"``, the backend raises; ``"delay"``, the operation takes longer; ``"hang"``, it
             never ends; ``"poison"``, it loses the context; ``"segfault"`` and ``"kill"``, the process
             that has the context dies while it runs.
+        how: ``"poison"`` has the kinds of `Poison`. What hangs is held back by the host, or by a
+            ``"kernel"`` that does not end, or by one that is ``"writing"`` to what the operation has made;
+            by that a process may be killed, too.
         error: What the backend raises.
         seconds: How much longer it takes.
     """
 
     kind: FaultKind
+    how: FaultHow | None = None
     error: Exception | None = None
     seconds: float = 0.0
 
-    def before(self, stream: AccelStream, alarms: Alarms, holds: list[Hold]) -> None:
+    def before(self, device: AccelDevice, stream: AccelStream, alarms: Alarms, holds: list[Hold]) -> None:
         """Act before the operation is enqueued.
 
         Raises:
@@ -45,13 +51,29 @@ class Fault:
             raise anew(self.error)
         if self.kind == "segfault":
             stream.crash()
-        elif self.kind in ("delay", "hang"):
-            holds.append(self._hold(stream, alarms))
+        elif self.kind == "delay":
+            holds.append(self._delay(stream, alarms))
+        elif self.kind == "hang" and self.how != "writing":
+            holds.append(device.spin(stream) if self.how == "kernel" else stream.hold())
 
-    def _hold(self, stream: AccelStream, alarms: Alarms) -> Hold:
-        if self.kind == "hang":
-            return stream.hold()
+    def behind(
+        self, device: AccelDevice, stream: AccelStream, written: Sequence[int], holds: list[Hold]
+    ) -> None:
+        """Act when the work is enqueued, and its end is not.
 
+        Args:
+            device: Where.
+            stream: The operation's.
+            written: Blocks that it writes.
+            holds: Takes what is to be released with the context.
+        """
+        if self.how == "writing":
+            reached = stream.record()
+            holds.append(device.spin(stream, written[0] if written else None))
+            if self.kind == "kill":
+                stream.notify(reached, _Kill())
+
+    def _delay(self, stream: AccelStream, alarms: Alarms) -> Hold:
         def reached() -> None:
             waker.close()
             alarms.set(id(hold), trio.current_time() + self.seconds, hold.release)
@@ -64,9 +86,17 @@ class Fault:
     def after(self, device: AccelDevice) -> None:
         """Act once it is enqueued."""
         if self.kind == "poison":
-            device.poison("poisoned by an injected fault")
-        elif self.kind == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
+            how = cast("Poison | None", self.how) or "illegal_address"
+            device.poison("poisoned by an injected fault", how)
+        elif self.kind == "kill" and self.how != "writing":
+            _Kill().ring()
+
+
+class _Kill:
+    """A waker that kills its own process."""
+
+    def ring(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def anew(error: Exception) -> Exception:

@@ -6,12 +6,17 @@ from typing import Any, cast
 
 import attrs
 
-from ..devices import Device, Fault, FaultKind, FaultPlan, Operation, operation_name
+from ..devices import Device, Fault, FaultHow, FaultKind, FaultPlan, Operation, operation_name
 from ..devices import anew as _anew
 
 __all__ = ["FaultInjection", "inject_fault", "poison"]
 
 _MARKS = ("hang", "poison", "segfault", "kill")
+_HOWS: dict[str, tuple[str, ...]] = {
+    "hang": ("kernel", "writing"),
+    "poison": ("illegal_address", "trap", "assert"),
+    "kill": ("writing",),
+}
 
 
 @attrs.frozen(eq=False)
@@ -67,6 +72,7 @@ def inject_fault(
     poison: bool = False,
     segfault: bool = False,
     kill: bool = False,
+    how: FaultHow | None = None,
     count: int = 1,
 ) -> FaultInjection:
     """Make something happen to the next requests for an operation. Exactly one of the faults is given.
@@ -88,10 +94,16 @@ def inject_fault(
         poison: The operation loses the context.
         segfault: The process dies of a native fault when the device comes to the operation.
         kill: The process is killed when the operation has been launched.
+        how: Which one, where there are several. ``poison``: ``"illegal_address"`` (the default),
+            ``"trap"``, ``"assert"``, as kernels do it on an accelerator; on the CPU they are the same.
+            ``hang``: the host holds the stream back by default, a ``"kernel"`` that does not end, or one
+            that is ``"writing"`` to what the operation has written, again and again. ``kill``: with
+            ``"writing"``, while such a kernel runs.
         count: How many requests are hit.
 
     Raises:
-        ValueError: Not exactly one fault, a count below 1, or a delay that is no time.
+        ValueError: Not exactly one fault, a count below 1, a delay that is no time, or a `how` that
+            the fault does not have.
         TypeError: An operation that is no message class, or an error that is none or cannot be copied.
     """
     if not (isinstance(operation, type) and issubclass(operation, Operation)):
@@ -108,12 +120,18 @@ def inject_fault(
             "inject_fault: give exactly one of fail, delay, hang, poison, segfault and kill, got "
             f"{' and '.join(given) or 'none'}"
         )
+    (kind,) = given
+    hows = _HOWS.get(kind, ())
+    if how is not None and how not in hows:
+        raise ValueError(
+            f"inject_fault: how must be {' or '.join(map(repr, hows)) or 'left out'} with {kind}, got {how!r}"
+        )
     if fail is not None:
         _check_copies(fail)
     seconds = 0.0 if delay is None else delay
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < float("inf"):
         raise ValueError(f"inject_fault: delay must be seconds of at least 0, got {delay!r}")
-    fault = Fault(kind=cast("FaultKind", given[0]), error=fail, seconds=seconds)
+    fault = Fault(kind=cast("FaultKind", kind), how=how, error=fail, seconds=seconds)
     plan = FaultPlan(operation_name(operation), fault, count)
     device.faults.add(plan)
     return FaultInjection(device, plan)

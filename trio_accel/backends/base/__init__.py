@@ -30,6 +30,7 @@ from .protocols import (
     KernelLibrary,
     MemoryStatistics,
     PlacedBlock,
+    Poison,
     Waker,
 )
 from .scalars import as_bits, scalar
@@ -63,6 +64,7 @@ __all__ = [
     "OutOfMemoryError",
     "PlacedBlock",
     "Placement",
+    "Poison",
     "QueueFullError",
     "Software",
     "StaleRefError",

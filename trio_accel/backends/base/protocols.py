@@ -30,10 +30,14 @@ __all__ = [
     "KernelLibrary",
     "MemoryStatistics",
     "PlacedBlock",
+    "Poison",
     "Waker",
 ]
 
 Isolation = Literal["process", "inline"]
+
+Poison = Literal["illegal_address", "trap", "assert"]
+"""Ways in which a kernel loses its context; a backend that has no kernels takes them for the same."""
 
 
 @attrs.frozen(kw_only=True)
@@ -332,10 +336,26 @@ class AccelDevice(Protocol):
     def unregister_host(self, array: npt.NDArray[np.uint8]) -> None:
         """Take a `register_host` back: nothing that is enqueued uses the memory. Blocks."""
 
-    def poison(self, reason: str) -> None:
+    def spin(self, stream: AccelStream, block: int | None = None) -> Hold:
+        """Hold a stream back by work of the device that does not end by itself: for tests.
+
+        Args:
+            stream: One of this device.
+            block: Memory that the work writes to, again and again, for as long.
+
+        Raises:
+            ContextPoisonedError: The context is lost.
+        """
+        ...
+
+    def poison(self, reason: str, how: Poison = "illegal_address") -> None:
         """Make the context unusable, as a fault on the device would: for tests of what happens then.
 
         Where a real fault would take more with it than this device, it only counts as lost.
+
+        Args:
+            reason: What the errors say, where it is not the device that reports them.
+            how: Which fault, where the device has several.
         """
 
     def host_view(self, array: ArraySpec) -> npt.NDArray[Any]:

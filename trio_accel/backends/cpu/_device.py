@@ -6,11 +6,19 @@ import os
 import time
 from collections.abc import Iterable
 
-from ..base import ChunkKeeper, DeviceInfo, MemoryStatistics, NotSupportedError, PlacedBlock
+from ..base import (
+    AccelStream,
+    ChunkKeeper,
+    DeviceInfo,
+    MemoryStatistics,
+    NotSupportedError,
+    PlacedBlock,
+    Poison,
+)
 from ..base.ops import ArraySpec
 from ._library import CpuLibrary, library_names, load_kernels
 from ._memory import CpuMemory, HostArray
-from ._stream import CpuFault, CpuStream
+from ._stream import CpuFault, CpuHold, CpuStream
 
 __all__ = ["CpuDevice"]
 
@@ -95,7 +103,13 @@ class CpuDevice:
     def unregister_host(self, array: HostArray) -> None:
         """Nothing to do."""
 
-    def poison(self, reason: str) -> None:
+    def spin(self, stream: AccelStream, block: int | None = None) -> CpuHold:
+        """Hold a stream back by what does not end; see `AccelDevice.spin`."""
+        if not isinstance(stream, CpuStream):
+            raise TypeError(f"stream: the CPU backend has its own streams, not {stream!r}")
+        return stream.hold() if block is None else stream.hold_writing(self._memory.block(block)[0])
+
+    def poison(self, reason: str, how: Poison = "illegal_address") -> None:
         """Make the context unusable; see `AccelDevice.poison`.
 
         What has not run yet does not, events are done with the error, and nobody is rung: the same

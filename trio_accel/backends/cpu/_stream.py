@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import itertools
 import queue
 import threading
 import time
@@ -13,6 +14,7 @@ from functools import partial
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from ..base import AccelEvent, ContextPoisonedError, Waker
 
@@ -20,6 +22,8 @@ __all__ = ["CpuEvent", "CpuFault", "CpuHold", "CpuStream", "Work"]
 
 Work: TypeAlias = Callable[[], object]
 """One operation, ready to run; what it returns is dropped."""
+
+_WRITING = 0.0001
 
 
 class CpuStream:
@@ -93,6 +97,17 @@ class CpuStream:
         """Hold back what is enqueued from now on; see `AccelStream.hold`."""
         hold = CpuHold(waker)
         self.enqueue(hold.wait)
+        return hold
+
+    def hold_writing(self, memory: npt.NDArray[np.uint8]) -> CpuHold:
+        """Hold back what is enqueued from now on, and write to memory for as long.
+
+        Raises:
+            RuntimeError: The stream is closed.
+            ContextPoisonedError: The context is lost.
+        """
+        hold = CpuHold(None)
+        self.enqueue(partial(hold.write_to, memory))
         return hold
 
     def crash(self) -> None:
@@ -222,6 +237,14 @@ class CpuHold:
         if self._waker is not None:
             self._waker.ring()
         self._released.wait()
+
+    def write_to(self, memory: npt.NDArray[np.uint8]) -> None:
+        """Write until the release; called in the stream's thread."""
+        for byte in itertools.cycle(range(256)):
+            memory[...] = byte
+            # In between others get the interpreter's lock.
+            if self._released.wait(_WRITING):
+                return
 
 
 _Item: TypeAlias = "Work | CpuEvent | _Latch | None"

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from cuda.bindings import driver
 
 from ..base import (
+    AccelStream,
     ChunkKeeper,
     ContextPoisonedError,
     DeviceInfo,
@@ -21,6 +22,7 @@ from ..base import (
     NotSupportedError,
     OutOfMemoryError,
     PlacedBlock,
+    Poison,
 )
 from ..base.ops import ArraySpec
 from ._arrays import ArrayKernels, DeviceArray
@@ -31,7 +33,7 @@ from ._installed import Installed
 from ._kernels import Kernels
 from ._library import CudaLibrary
 from ._memory import CudaMemory
-from ._stream import CudaStream
+from ._stream import CudaHold, CudaStream
 from ._transfers import Transfers
 from ._words import Words
 
@@ -85,7 +87,7 @@ class CudaDevice:
             self._memory = CudaMemory(self.context, info.name, memory_limit, keeper)
             self.kernels: Kernels = Kernels(self.context, architecture, info.compute_units)
             self.arrays: ArrayKernels = ArrayKernels(self.context, self.kernels)
-            self._faults = CudaFaults(self.context, self.kernels)
+            self._faults = CudaFaults(self.context, self.kernels, self._words)
         except BaseException:
             self.context.release()
             raise
@@ -195,14 +197,21 @@ class CudaDevice:
         """Take that back; see `AccelDevice.unregister_host`."""
         self.transfers.unregister(array)
 
-    def poison(self, reason: str) -> None:
+    def spin(self, stream: AccelStream, block: int | None = None) -> CudaHold:
+        """Hold a stream back by a kernel that does not end; see `AccelDevice.spin`."""
+        if not isinstance(stream, CudaStream):
+            raise TypeError(f"stream: the CUDA backend has its own streams, not {stream!r}")
+        stream.check()
+        return self._faults.spin(stream, (0, 0) if block is None else self._memory.block(block))
+
+    def poison(self, reason: str, how: Poison = "illegal_address") -> None:
         """Make the context unusable; see `AccelDevice.poison`.
 
-        In a worker process by a kernel that writes to an illegal address. In a process that others use too
-        there would be no CUDA any more: there the context only counts as lost.
+        In a worker process by a kernel. In a process that others use too there would be no CUDA any more:
+        there the context only counts as lost.
         """
         if self._is_isolated:
-            self._faults.launch("fault_illegal_address")
+            self._faults.launch(how)
         else:
             self._bell.defuse()
             self.context.lose(f"the context is lost: {reason}")

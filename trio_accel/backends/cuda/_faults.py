@@ -1,4 +1,4 @@
-"""Kernels that lose the context, for tests of what happens then."""
+"""Kernels that lose the context or do not end, for tests of what happens then."""
 
 from __future__ import annotations
 
@@ -6,28 +6,58 @@ import struct
 
 from cuda.bindings import driver
 
+from ..base import Poison
 from ._context import CudaContext
-from ._kernels import Kernels
+from ._kernels import Function, Kernels
+from ._stream import CudaHold, CudaStream
+from ._words import Words
 
 __all__ = ["CudaFaults"]
 
-_ARGUMENTS = struct.Struct("<Qqq")
+_ARGUMENTS = struct.Struct("<QQqQ")
 # Mapped nowhere.
 _ILLEGAL = 16
+# One block: the rest of the device works on.
+_THREADS = 256
+_ITEM = 4
 
 
 class CudaFaults:
-    """Launches a fault on a stream of its own."""
+    """Launches kernels that no program wants to have."""
 
-    def __init__(self, context: CudaContext, kernels: Kernels) -> None:
+    def __init__(self, context: CudaContext, kernels: Kernels, words: Words) -> None:
         self._context = context
         self._kernels = kernels
+        self._words = words
 
-    def launch(self, name: str) -> None:
-        """Launch ``fault_illegal_address``, ``fault_trap`` or ``fault_assert``; compiles it, which blocks."""
-        function = self._kernels.function("faults", name, _ARGUMENTS.size)
+    def launch(self, how: Poison) -> None:
+        """Lose the context, by a kernel on a stream of its own; compiles it, which blocks."""
+        function = self._function(how)
         with self._context:
             stream = int(self._context.check(driver.cuStreamCreate(1)))
             with function as arguments:
-                _ARGUMENTS.pack_into(arguments, 0, _ILLEGAL, 0, 0)
+                _ARGUMENTS.pack_into(arguments, 0, _ILLEGAL, 0, 0, 0)
                 function.launch(stream, 1)
+
+    def spin(self, stream: CudaStream, memory: tuple[int, int]) -> CudaHold:
+        """Launch a kernel that ends with its hold only; compiles it, which blocks.
+
+        Args:
+            stream: Where.
+            memory: Address and size of what it writes to.
+        """
+        function, (address, nbytes) = self._function("endless"), memory
+        with self._context:
+            word = self._words.take()
+            word.sequence += 1
+            with function as arguments:
+                _ARGUMENTS.pack_into(
+                    arguments, 0, address, word.address, nbytes // _ITEM, word.sequence & 0xFFFFFFFF
+                )
+                function.launch(stream.handle, _THREADS)
+        # By then the stream has passed it.
+        stream.after(lambda: self._words.give_back(word))
+        return CudaHold(self._words, word)
+
+    def _function(self, name: str) -> Function:
+        return self._kernels.function("faults", f"fault_{name}", _ARGUMENTS.size)

@@ -126,9 +126,9 @@ def _empty(dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
 
 
 def _encode_fault(fault: Fault) -> Message:
-    return fault.kind, fault.seconds, None if fault.error is None else encode_error(fault.error)
+    return fault.kind, fault.how, fault.seconds, None if fault.error is None else encode_error(fault.error)
 
 
 def _decode_fault(data: Any) -> Fault:
-    kind, seconds, error = data
-    return Fault(kind=kind, seconds=seconds, error=None if error is None else decode_error(error))
+    kind, how, seconds, error = data
+    return Fault(kind=kind, how=how, seconds=seconds, error=None if error is None else decode_error(error))

@@ -2,12 +2,15 @@
 
 #ifndef STAND_IN
 #define KERNEL(name, Arguments) extern "C" __global__ void name(const Arguments arguments)
-extern "C" __device__ void __assertfail(const char *, const char *, unsigned, const char *, unsigned long long);
+typedef decltype(sizeof 0) Size;
+extern "C" __device__ void __assertfail(const char *, const char *, unsigned, const char *, Size);
 #endif
 
 struct FaultArguments {
-    int *address;
-    long long count, cycles;
+    unsigned *address;
+    const volatile unsigned *word;
+    long long count;
+    unsigned long long sequence;
 };
 
 KERNEL(fault_illegal_address, FaultArguments)
@@ -29,10 +32,12 @@ KERNEL(fault_assert, FaultArguments)
 #endif
 }
 
-// Does not end by itself.
-KERNEL(fault_spin, FaultArguments)
+// Does not end by itself, but when the host writes the number to the word; writes to memory until then.
+KERNEL(fault_endless, FaultArguments)
 {
-    volatile int *word = arguments.address;
-    while (*word == 0)
-        ;
+    for (unsigned pass = 1; (int)(*arguments.word - (unsigned)arguments.sequence) < 0; pass++) {
+        for (long long index = threadIdx.x; index < arguments.count; index += blockDim.x)
+            arguments.address[index] = pass * 2654435761u + (unsigned)index;
+        __threadfence();
+    }
 }
