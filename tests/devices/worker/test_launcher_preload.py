@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
+import trio
+import trio.testing
 from isolated import options
 from processes import LAUNCHER, command, descriptors, launcher, until, wait_dead, workers
 
@@ -105,6 +107,16 @@ async def test_what_has_no_modules_ahead_is_fresh_beside_it(run: Run, ahead: Cal
     assert await run(program, preload=()) is False
 
 
+async def test_the_path_is_that_of_the_program_now(
+    workshop: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "import sys; sys.exit('/somewhere' in sys.path)"
+    for expected in (0, 1):
+        worker = await workshop.start_worker(("-c", code), preload=("colorsys",))
+        assert await worker.wait() == f"exited with code {expected}"
+        monkeypatch.setattr(sys, "path", [*sys.path, "/somewhere"])
+
+
 async def test_more_modules_may_be_named_later(
     run: Run, ahead: Callable[[str], None], tmp_path: Path
 ) -> None:
@@ -176,6 +188,8 @@ async def test_a_blas_of_the_launcher_has_one_thread_and_tells_no_worker(
         "os.getenv('OMP_NUM_THREADS'), len(os.listdir('/proc/self/task'))])"
     )
     assert await run(program, preload=("ahead", "numpy.linalg")) == [["1", "1"], "7", None, 1]
+    program = SAY + "say(['OMP_NUM_THREADS' in os.environ, 'MKL_NUM_THREADS' in os.environ])"
+    assert await run(program) == await run(program, preload=()) == [False, "MKL_NUM_THREADS" in os.environ]
 
 
 async def test_what_a_module_does_to_the_environment_stays(
@@ -364,11 +378,14 @@ async def test_an_import_that_hangs_ends_the_launcher(
     assert "was killed by SIGALRM" in str(system.tree().find("test/launcher").last_error)
 
 
-async def test_no_alarm_is_left_to_the_launcher_or_its_workers(
-    run: Run, ahead: Callable[[str], None]
-) -> None:
-    ahead(WHO)
-    assert await run(SAY + "import signal; say(signal.alarm(0))") == 0
+async def test_no_alarm_is_left_to_the_launcher(run: Run, ahead: Callable[[str], None]) -> None:
+    # Forks do not inherit it: what the launcher has is seen before.
+    ahead(
+        "import os, signal\n"
+        "LEFT = []\n"
+        "os.register_at_fork(before=lambda: LEFT.append(signal.getitimer(signal.ITIMER_REAL)[0]))\n"
+    )
+    assert await run(SAY + "import ahead; say(ahead.LEFT)") == [0.0]
 
 
 async def test_the_death_of_a_launcher_that_has_imported_is_no_reason(
@@ -378,12 +395,20 @@ async def test_the_death_of_a_launcher_that_has_imported_is_no_reason(
     first = launcher()
     sleeper = await workshop.start_worker(("-c", "import signal; signal.pause()"), preload=("ahead",))
     pidfd = os.pidfd_open(sleeper.pid)
-    os.kill(first, signal.SIGKILL)
+    os.kill(first, signal.SIGSTOP)
+
+    async def find_importer() -> None:
+        # The next one imports again.
+        assert (await run(WHO_IMPORTED))[0] == launcher() != first
+
+    async with trio.open_nursery() as nursery:
+        # Ordered of the first.
+        nursery.start_soon(find_importer)
+        await trio.testing.wait_all_tasks_blocked()
+        os.kill(first, signal.SIGKILL)
     await wait_dead(pidfd)
     os.close(pidfd)
     assert await sleeper.wait() == "ended with its launcher"
-    # The next one imports again.
-    assert (await run(WHO_IMPORTED))[0] == launcher() != first
 
 
 async def test_a_device_recovers_by_a_fork(system: ta.System, monkeypatch: pytest.MonkeyPatch) -> None:
