@@ -102,14 +102,7 @@ def installed(version: tuple[int, int], *, is_worker: bool = False) -> Installed
 
 def _understood(answer: Mapping[str, Any], version: tuple[int, int]) -> Installed:
     if "error" in answer:
-        if answer["is_missing"]:
-            reason = f"cuda-bindings is not installed: {extra_for(version)}"
-        else:
-            reason = (
-                f"cuda-bindings cannot be imported ({answer['error']}); install it anew: "
-                f"pip install --force-reinstall --no-deps cuda-bindings"
-            )
-        return Installed(bindings=None, reason=reason)
+        return Installed(bindings=None, reason=_no_bindings(answer, version))
     bindings = str(answer["bindings"])
     software = tuple(_software(name, answer["found"][name], version) for name in _NAMES)
     reason = _bindings_too_new(bindings, version)
@@ -118,6 +111,15 @@ def _understood(answer: Mapping[str, Any], version: tuple[int, int]) -> Installe
     elif reason is None and software[0].problem is not None:
         reason = f"NVRTC, by which kernels are compiled, {software[0].problem}"
     return Installed(bindings=bindings, software=software, reason=reason)
+
+
+def _no_bindings(answer: Mapping[str, Any], version: tuple[int, int]) -> str:
+    if answer["is_missing"]:
+        return f"cuda-bindings is not installed: {extra_for(version)}"
+    return (
+        f"cuda-bindings cannot be imported ({answer['error']}); install it anew: "
+        "pip install --force-reinstall --no-deps cuda-bindings cuda-pathfinder"
+    )
 
 
 def _bindings_too_new(bindings: str, version: tuple[int, int]) -> str | None:
@@ -131,18 +133,16 @@ def _bindings_too_new(bindings: str, version: tuple[int, int]) -> str | None:
 
 
 def _software(name: str, found: Mapping[str, Any] | None, version: tuple[int, int]) -> Software:
-    known = {"name": _NAMES[name], "needed_by": (_NEEDED_BY[name],) if name in _NEEDED_BY else ()}
+    needed_by = (_NEEDED_BY[name],) if name in _NEEDED_BY else ()
+    software = Software(name=_NAMES[name], needed_by=needed_by)
     if found is None:
-        return Software(**known, problem=f"is not installed: {extra_for(version)}")
+        return attrs.evolve(software, problem=f"is not installed: {extra_for(version)}")
     if "error" in found:
-        return Software(
-            **known,
-            source="damaged",
-            problem=f"cannot be loaded ({found['error']}); install it anew: {extra_for(version)}",
-        )
+        problem = f"cannot be loaded ({found['error']}); install it anew: {extra_for(version)}"
+        return attrs.evolve(software, source="damaged", problem=problem)
     numbers = found["version"]
-    return Software(
-        **known,
+    return attrs.evolve(
+        software,
         version=".".join(map(str, numbers)) if numbers else None,
         source=_SOURCES.get(found["source"], found["source"]),
         path=found["path"],

@@ -127,15 +127,15 @@ def _understood(answer: dict[str, Any], visible: str | None) -> Probe:
     number = int(answer["version"])
     version = (number // 1000, number % 1000 // 10) if number else None
     if "error" in answer:
-        reason, is_passing = _refusal(answer["detail"], visible), answer["detail"] in _PASSING
-        return Probe(version=version, reason=reason, is_passing=is_passing)
+        refusal = _refusal(answer["detail"], visible)
+        return Probe(version=version, reason=refusal, is_passing=answer["detail"] in _PASSING)
     if number < _OLDEST:
         return Probe(version=version, reason=_too_old(version or (0, 0)))
     devices = tuple(map(_facts, answer["devices"]))
     is_passing = any(device["context"] in _PASSING for device in answer["devices"])
-    reason = None
-    if all(device.why_not is not None for device in devices):
-        reason = devices[0].why_not if devices else _none(visible)
+    reason = devices[0].why_not if devices else _none(visible)
+    if any(device.why_not is None for device in devices):
+        reason = None
     return Probe(version=version, devices=devices, reason=reason, is_passing=is_passing)
 
 
