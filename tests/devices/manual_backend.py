@@ -28,6 +28,7 @@ from trio_accel.backends.base import (
 from trio_accel.backends.base.host import map_shared
 from trio_accel.backends.base.ops import ArraySpec, OperationSpec
 from trio_accel.backends.cpu._library import load_kernels
+from trio_accel.backends.cpu._loan import HostLoan
 from trio_accel.backends.cpu._memory import CpuMemory
 
 LIBRARIES = ("blas", "fft", "memory", "sparse")
@@ -250,8 +251,8 @@ class ManualDevice:
     def poison(self, reason: str, how: str = "illegal_address") -> None:
         self.failure = ta.ContextPoisonedError(reason)
 
-    def host_view(self, array: ArraySpec) -> Any:
-        return self.blocks.view(array)
+    def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> HostLoan:
+        return HostLoan(self.blocks.view(array), write=write, stream=stream)
 
     def memory(self) -> MemoryStatistics:
         return self.blocks.statistics()

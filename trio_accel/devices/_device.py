@@ -225,12 +225,14 @@ class Device:
         return np.empty(extents, DType.of(dtype).dtype)
 
     @asynccontextmanager
-    async def lease(self, ref: AccelRef, *, write: bool = False) -> AsyncGenerator[npt.NDArray[Any], None]:
-        """Hold an array for the host without a copy; see `AccelRef.lease`."""
+    async def lease(
+        self, ref: AccelRef, *, write: bool = False, stream: object = None
+    ) -> AsyncGenerator[Any, None]:
+        """Hold an array without a copy; see `AccelRef.lease`."""
         if ref.device is not self:
             raise ValueError(f"lease: the array is on {ref.device.path}, not on {self.path}")
         self._check_run("lease")
-        async with self.dispatch.lease(ref, write=write) as array:
+        async with self.dispatch.lease(ref, write=write, stream=stream) as array:
             yield array
 
     async def synchronize(self) -> None:

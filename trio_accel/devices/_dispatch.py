@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-import numpy.typing as npt
-
 if TYPE_CHECKING:
     from ..actors import ActorContext
     from ._operation import Operation
@@ -52,7 +50,7 @@ class Dispatch(Protocol):
         """See `Device.submit`."""
         ...
 
-    def lease(self, ref: AccelRef, *, write: bool) -> AbstractAsyncContextManager[npt.NDArray[Any]]:
+    def lease(self, ref: AccelRef, *, write: bool, stream: object) -> AbstractAsyncContextManager[Any]:
         """See `AccelRef.lease`."""
         ...
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
 
 from ..actors import ActorStoppedError, DeferredReply
 from ..backends.base import (
     AccelDevice,
+    AccelEvent,
     AccelStream,
     CompletionTimeoutError,
     ContextPoisonedError,
@@ -23,13 +22,13 @@ from ..backends.base import (
     KernelLibrary,
     PlacedBlock,
 )
-from ..backends.base.ops import ArraySpec
 from ._alarms import Alarms
 from ._completion import CompletionPort, best_completion
 from ._errors import FailureClass, WithdrawnError, classify, locate
 from ._hazards import HazardTracker
 from ._hooks import EngineHook, Phase, enter, notify
 from ._lane import InFlight, Lane, StreamLoad
+from ._leases import Leases
 from ._memory_in_use import MemoryInUse
 from ._operation import Launch
 from ._options import DeviceOptions
@@ -89,6 +88,9 @@ class Engine:
         self.completion: CompletionPort = (options.completion or best_completion(device.info)).open(self.reap)
         # An operation's grace is dropped when it is done: the alarm holds on to its arrays.
         self.alarms: Alarms = Alarms()
+        self.leases: Leases = Leases(
+            device, self._lanes, self._order, self._hazards, self._memory_in_use, self._watch_lease
+        )
         self._holds: list[Hold] = []
         self._busy = trio.Event()
         self.launched: int = 0
@@ -200,37 +202,6 @@ class Engine:
     def enter(self, launch: Launch) -> None:
         """Note that an operation is handed over: later ones that touch its memory are launched after it."""
         self._turns[launch] = self._order.enter(*launch.blocks())
-
-    @asynccontextmanager
-    async def lease(self, spec: ArraySpec, *, write: bool) -> AsyncGenerator[npt.NDArray[Any], None]:
-        """Hold an array for the host: as a reader or a writer, like an operation that runs so long."""
-        async with self.lease_block(spec.block, write=write):
-            array = self.device.host_view(spec)
-            array.flags.writeable = write
-            yield array
-            array.flags.writeable = False
-
-    def lease_block(self, block: int, *, write: bool) -> AbstractAsyncContextManager[None]:
-        """Hold a block for the host; its turn is that of this call."""
-        blocks = frozenset([block])
-        turn = self._order.enter(frozenset() if write else blocks, blocks if write else frozenset())
-        return self._lease(turn, block, write=write)
-
-    @asynccontextmanager
-    async def _lease(self, turn: Turn, block: int, *, write: bool) -> AsyncGenerator[None, None]:
-        blocks = frozenset([block])
-        try:
-            await turn.wait()
-            for lane in tuple(self._lanes):
-                while any(operation.touches(block, write=write) for operation in lane.operations):
-                    await lane.changed.wait()
-            self._memory_in_use.pin(blocks)
-            try:
-                yield
-            finally:
-                self._memory_in_use.unpin(blocks)
-        finally:
-            self._order.leave(turn)
 
     def leave(self, launch: Launch) -> None:
         """Note that an operation is launched, or never will be."""
@@ -358,8 +329,14 @@ class Engine:
         """Whether an operation is in flight."""
         return launch in self._flying
 
+    def _watch_lease(self, stream: AccelStream, event: AccelEvent) -> None:
+        """Look after what a program enqueued during a lease."""
+        self.completion.watch(stream, event)
+        self._busy.set()
+
     def reap(self) -> None:
         """Reply to everything that is done. Called on the Trio thread after a wake-up."""
+        self.leases.reap()
         for lane in tuple(self._lanes):
             if lane.operations and lane.operations[0].event.is_done:
                 self._reap(lane)
@@ -438,7 +415,7 @@ class Engine:
     async def watch(self) -> None:
         """See what no completion tells: a context that is lost, and operations that do not end."""
         while True:
-            if not self.in_flight:
+            if not self.in_flight and self.leases.is_idle:
                 self._busy = trio.Event()
                 await self._busy.wait()
             await trio.sleep(_WATCH_INTERVAL)
@@ -450,6 +427,9 @@ class Engine:
             if lane.operations and (failure := lane.stream.failure) is not None:
                 self.lose_context(failure)
                 return
+        if (failure := self.leases.failure) is not None:
+            self.lose_context(failure)
+            return
         limit = self._options.stuck_after
         if limit is None:
             return
@@ -509,6 +489,8 @@ class Engine:
         for lane in tuple(self._lanes):
             if owner in (None, lane.owner):
                 await lane.drain()
+        if owner is None:
+            await self.leases.drain()
 
     def fail_all(self, cause: BaseException | None) -> None:
         """End everything in flight: the context is gone."""
@@ -525,6 +507,7 @@ class Engine:
         # Whoever waits to launch hears that it is too late.
         for turn in self._turns.values():
             turn.release()
+        self.leases.lose(lambda: self._lost("lease", "was waited for", cause))
 
     def _fail_lost(self, operation: InFlight, cause: BaseException | None) -> None:
         launch, reply = operation.launch, operation.reply
@@ -538,6 +521,16 @@ class Engine:
 
     def lost(self, launch: Launch, cause: BaseException | None) -> ContextPoisonedError | DeviceLostError:
         """Make the error of an operation that was in flight when the context ended."""
+        return self._lost(launch.name, "was in flight", cause)
+
+    def _lost(
+        self, name: str, state: str, cause: BaseException | None
+    ) -> ContextPoisonedError | DeviceLostError:
+        where: dict[str, Any] = {
+            "device": self.device.info.name,
+            "operation": name,
+            "generation": self.generation,
+        }
         if self.is_closing:
             return DeviceLostError(
                 "the device was closed while this operation was in flight",

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy.typing as npt
 import trio
 
 from ..actors import ActorContext, ActorFailedError, ActorStoppedError, Ref
@@ -166,11 +165,12 @@ class InlineDispatch:
         return pending
 
     @asynccontextmanager
-    async def lease(self, ref: AccelRef, *, write: bool) -> AsyncGenerator[npt.NDArray[Any], None]:
+    async def lease(self, ref: AccelRef, *, write: bool, stream: object) -> AsyncGenerator[Any, None]:
         """See `AccelRef.lease`."""
         session = await self._ready()
         ref.block.check("lease")
-        async with session.engine.lease(ref.spec, write=write) as array:
+        lease = session.engine.leases.lease(ref.block, ref.spec, write=write, stream=stream)
+        async with lease as array:
             # While its turn was waited for, it may have been spoiled or released.
             ref.block.check("lease")
             yield array

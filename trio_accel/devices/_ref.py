@@ -170,22 +170,33 @@ class AccelRef:
         return (await self.to_host()).item()
 
     @asynccontextmanager
-    async def lease(self, *, write: bool = False) -> AsyncGenerator[npt.NDArray[Any], None]:
-        """Hold the array as a NumPy array over the same memory, where the host can address that.
+    async def lease(self, *, write: bool = False, stream: object = None) -> AsyncGenerator[Any, None]:
+        """Hold the array itself, without a copy, for code that is not the device's.
+
+        On the CPU backend that is a NumPy array over the same memory. On CUDA in this process it is an
+        object with ``__dlpack__`` and ``__cuda_array_interface__``, of which ``cupy.asarray`` and
+        ``torch.from_dlpack`` make arrays of theirs.
 
         Earlier operations are waited for as far as they concern it. Until the end of the ``async
         with`` it counts as a reader, or a writer: later operations on the same memory wait, and behind
         them what is asked of the same library. So do not wait inside for an operation that must come
         after the lease, and do not keep the array.
 
+        What was enqueued on a stream of the program meanwhile may still run at the end. Later operations
+        on the same memory follow it on the device, and nobody waits for it.
+
         Args:
             write: Whether the array is to be changed; otherwise it is read-only.
+            stream: CUDA only: the stream on which the array is used. A stream of CuPy or PyTorch, an object
+                with ``__cuda_stream__``, or a handle; by default the legacy default stream, as in both.
 
         Raises:
-            NotSupportedError: The host cannot address the device's memory.
+            NotSupportedError: The array cannot be had without a copy; or a stream, and the device has none.
             StaleRefError: The array must not be used any more.
+            ContextPoisonedError, DeviceLostError: The context ended while the array was waited for.
+            TypeError: The stream is none.
         """
-        async with self._device.lease(self, write=write) as array:
+        async with self._device.lease(self, write=write, stream=stream) as array:
             yield array
 
     async def copy_to(self, device: Device) -> AccelRef:

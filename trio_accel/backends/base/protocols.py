@@ -7,7 +7,7 @@ ones are called in a worker thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import attrs
 import numpy as np
@@ -28,6 +28,7 @@ __all__ = [
     "Hold",
     "Isolation",
     "KernelLibrary",
+    "Loan",
     "MemoryStatistics",
     "PlacedBlock",
     "Poison",
@@ -131,6 +132,27 @@ class Hold(Protocol):
 
     def release(self) -> None:
         """Let the stream go on. From any thread; more than once does nothing."""
+
+
+class Loan(Protocol):
+    """An array that the program has for a while, without a copy."""
+
+    @property
+    def array(self) -> object:
+        """What the program gets: a NumPy array where the host can address the memory."""
+        ...
+
+    def take_back(self) -> tuple[AccelStream, AccelEvent] | None:
+        """End it: `array` is not to be used any more. Once only.
+
+        Returns:
+            An event, with its stream, that is done when what the program has enqueued is, on streams of its
+            own; the memory is in use until then. None where there is nothing of the kind.
+
+        Raises:
+            AccelError: Nobody can tell when that is.
+        """
+        ...
 
 
 class Waker(Protocol):
@@ -358,11 +380,22 @@ class AccelDevice(Protocol):
             how: Which fault, where the device has several.
         """
 
-    def host_view(self, array: ArraySpec) -> npt.NDArray[Any]:
-        """A host array over device memory, where the host can address it.
+    def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> Loan:
+        """Let the program have an array without a copy, with which nothing is left to be done.
+
+        The memory is not freed until the loan is taken back and its event is done; `close` waits for
+        both within its grace.
+
+        Args:
+            array: Which.
+            write: Whether it is to be changed.
+            stream: The program's own stream, in whatever form, on which it will use the array; None for
+                the one that is used by default.
 
         Raises:
-            NotSupportedError: It cannot.
+            NotSupportedError: It cannot be had, or not on a stream.
+            TypeError: The stream is none.
+            ContextPoisonedError: The context is lost.
         """
         ...
 

@@ -17,6 +17,7 @@ from ..base import (
 )
 from ..base.ops import ArraySpec
 from ._library import CpuLibrary, library_names, load_kernels
+from ._loan import HostLoan
 from ._memory import CpuMemory, HostArray
 from ._stream import CpuFault, CpuHold, CpuStream
 
@@ -118,8 +119,12 @@ class CpuDevice:
         self._fault.reason = reason
 
     def host_view(self, array: ArraySpec) -> HostArray:
-        """A host array over a block; see `AccelDevice.host_view`."""
+        """A host array over a block."""
         return self._memory.view(array)
+
+    def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> HostLoan:
+        """Let the program have a host array over a block; see `AccelDevice.lend`."""
+        return HostLoan(self._memory.view(array), write=write, stream=stream)
 
     def memory(self) -> MemoryStatistics:
         """Count the memory."""

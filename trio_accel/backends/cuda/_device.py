@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +31,7 @@ from ._faults import CudaFaults
 from ._installed import Installed
 from ._kernels import Kernels
 from ._library import CudaLibrary
+from ._loan import CudaLoan, Lending
 from ._memory import CudaMemory
 from ._stream import CudaHold, CudaStream
 from ._transfers import Transfers
@@ -93,6 +93,7 @@ class CudaDevice:
             raise
         self.transfers: Transfers = Transfers(self.context, info.name)
         self._streams: list[CudaStream] = []
+        self._lending = Lending(self)
         self._is_closed = False
         self._has_ended = False
         self.context.before_loss(self._forget)
@@ -228,13 +229,10 @@ class CudaDevice:
         """Make the error for when there is no more memory."""
         return self._memory.exhausted(requested)
 
-    def host_view(self, array: ArraySpec) -> NoReturn:
-        """Refused: the host cannot address the memory of a GPU."""
-        raise NotSupportedError(
-            "the host cannot address the memory of a GPU; copy it with to_host()",
-            device=self._info.name,
-            backend=self._info.backend,
-        )
+    def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> CudaLoan:
+        """Let other libraries of the process have an array; see `AccelDevice.lend`."""
+        self._check_open()
+        return self._lending.lend(array, write=write, stream=stream)
 
     def memory(self) -> MemoryStatistics:
         """Count the memory."""
@@ -252,7 +250,7 @@ class CudaDevice:
         deadline = time.monotonic() + grace
         for stream in self._streams:
             stream.close()
-        while not (is_idle := all(stream.has_ended for stream in self._streams)):
+        while not (is_idle := self._lending.is_idle and all(stream.has_ended for stream in self._streams)):
             if time.monotonic() >= deadline:
                 break
             time.sleep(_LOOK)

@@ -11,12 +11,11 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
-import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
 
 from ...actors import ActorContext, ActorSnapshot, MessageEvent
-from ...backends.base import DeviceLostError, MemoryStatistics
+from ...backends.base import DeviceLostError, MemoryStatistics, NotSupportedError
 from .._alarms import Alarms
 from .._completion import SyncCompletion
 from .._context import context_policy
@@ -181,8 +180,20 @@ class WorkerDispatch:
         return pending
 
     @asynccontextmanager
-    async def lease(self, ref: AccelRef, *, write: bool) -> AsyncGenerator[npt.NDArray[Any], None]:
+    async def lease(self, ref: AccelRef, *, write: bool, stream: object) -> AsyncGenerator[Any, None]:
         """See `AccelRef.lease`."""
+        if stream is not None:
+            raise NotSupportedError(
+                "lease: stream: in a worker process no stream of this one reaches the array"
+            )
+        if not self._device.backend.shares_memory_with_host:
+            raise NotSupportedError(
+                "lease: this process cannot address the memory of the device, whose context is in a worker; "
+                "copy with to_host(), or open the device with isolation='inline'",
+                device=self._device.name,
+                operation="lease",
+                backend=self._device.backend.name,
+            )
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._device.availability.is_ended:
             raise await self._device.lost()

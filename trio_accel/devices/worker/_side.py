@@ -317,7 +317,7 @@ class WorkerSide:
         if self._session is not None:
             over = self._leases[number] = trio.Event()
             # The order is that of the messages, so its turn is taken before the next one is read.
-            lease = self._session.engine.lease_block(block, write=write)
+            lease = self._session.engine.leases.hold(block, write=write)
             self._nursery.start_soon(self._lease, number, block, lease, over)
 
     async def _lease(self, number: int, block: int, lease: Any, over: trio.Event) -> None:
