@@ -51,6 +51,7 @@ _LIBRARIES = (
     ("libcublas.so.13", "cublas"),
     ("libcublasLt.so.13", "cublaslt"),
     ("libcufft.so.12", "cufft"),
+    ("libnvJitLink.so.13", "nvjitlink"),
     ("libcusparse.so.12", "cusparse"),
     ("libcurand.so.10", "curand"),
 )

@@ -294,9 +294,10 @@ template <typename Real> static void run(const Work &work) {
         memset(plan.area, 0xff, plan.area_size);
 }
 
-/* The driver frees the holder. */
+/* The driver frees the holder where this is not called. */
 static void run_work(void *holder) {
     Work *work = *(Work **)holder;
+    free(holder);
     if (is_single(work->plan.type))
         run<float>(*work);
     else
@@ -447,7 +448,16 @@ API int cufftExecD2Z(int handle, void *input, void *output) { return execute(han
 API int cufftExecC2R(int handle, void *input, void *output) { return execute(handle, C2R, input, output, 1); }
 API int cufftExecZ2D(int handle, void *input, void *output) { return execute(handle, Z2D, input, output, 1); }
 
+static const int VERSION[] = {12, 0, 0};
+
 API int cufftGetVersion(int *version) {
-    *version = 12000;
+    *version = 1000 * VERSION[0] + 100 * VERSION[1] + VERSION[2];
+    return SUCCESS;
+}
+
+API int cufftGetProperty(int part, int *value) {
+    if (part < 0 || part > 2 || !value)
+        return INVALID_VALUE;
+    *value = VERSION[part];
     return SUCCESS;
 }

@@ -1,0 +1,286 @@
+"""Products with sparse matrices by cuSPARSE."""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
+
+import attrs
+import numpy as np
+from nvmath.bindings import cusparse
+
+from ...base import DType, LibraryError
+from ...base.ops import ArraySpec, SpmvCsrSpec
+from .._arrays import DeviceArray
+from .._library import CudaLibrary
+from .._stream import CudaStream
+from .._words import Word, Words
+from .._workspace import Workspace
+from ._checks import NATIVE, check_dtype, check_same_dtype
+
+if TYPE_CHECKING:
+    from .._device import CudaDevice
+
+__all__ = ["SparseLibrary"]
+
+_AS_IT_IS = cusparse.Operation.NON_TRANSPOSE
+_ALGORITHM = cusparse.SpMVAlg.DEFAULT
+
+_INDICES = (DType.int32, DType.int64)
+_INDEX_TYPES = {DType.int32: cusparse.IndexType.INDEX_32I, DType.int64: cusparse.IndexType.INDEX_64I}
+# cudaDataType.
+_VALUE_TYPES = {DType.float32: 0, DType.float64: 1, DType.complex64: 4, DType.complex128: 5}
+_FACTORS = {dtype: (np.ones(1, dtype.dtype), np.zeros(1, dtype.dtype)) for dtype in NATIVE}
+_POINTERS = {dtype: (one.ctypes.data, zero.ctypes.data) for dtype, (one, zero) in _FACTORS.items()}
+
+# As in sparse.cu.
+_ARGUMENTS = struct.Struct("<7Q3qii")
+_TYPES = {dtype: code for code, dtype in enumerate(NATIVE)}
+_FAULTS = {
+    1: "indptr: {rows} rows need {more} elements from 0 to at most {stored}",
+    2: "indptr: its elements must not decrease",
+    3: "indices: a matrix of {columns} columns has them from 0 on",
+}
+_LANES = 32
+
+_MOST_MATRICES = 256
+
+_Structure: TypeAlias = tuple[object, ...]
+
+
+@attrs.define(eq=False)
+class _Matrix:
+    """A matrix whose structure is right.
+
+    Attributes:
+        handle: cuSPARSE's descriptor; None before the first product by it.
+        pointers: What the descriptor points to.
+        size: Bytes of the buffer that a product needs.
+    """
+
+    handle: int | None = None
+    pointers: tuple[int, int, int] | None = None
+    size: int = 0
+
+
+class SparseLibrary(CudaLibrary):
+    """Products by cuSPARSE, which believes what a matrix says of itself, and reads wherever that leads.
+
+    To check indices on the device costs nearly as much as a product, and nobody can wait for the outcome
+    before the product is enqueued. So the first product with a structure is computed by a kernel that
+    checks all that it reads, and when it has found nothing the next ones are cuSPARSE's. What tells a
+    structure are the blocks of its arrays, whose ids are never given again. A program that changes the
+    arrays in place keeps them right, as `CsrMatrix` says.
+    """
+
+    name: ClassVar[str] = "sparse"
+    statuses: ClassVar[type[Exception] | None] = cusparse.cuSPARSEError
+    codes = cusparse.Status
+    refused: ClassVar[frozenset[str]] = frozenset({"INVALID_VALUE", "MATRIX_TYPE_NOT_SUPPORTED"})
+    exhausted: ClassVar[frozenset[str]] = frozenset({"ALLOC_FAILED", "INSUFFICIENT_RESOURCES"})
+    missing: ClassVar[frozenset[str]] = frozenset({"NOT_SUPPORTED", "ARCH_MISMATCH"})
+
+    def __init__(self, device: CudaDevice) -> None:
+        super().__init__(device)
+        self._table = {SpmvCsrSpec: self._enqueue_product}
+        self._unchecked = device.kernels.function("sparse", "multiply_unchecked", _ARGUMENTS.size)
+        self._matrices: OrderedDict[_Structure, _Matrix] = OrderedDict()
+        # By length and type, for the argument and the result.
+        self._vectors: dict[tuple[str, int, DType], int] = {}
+        self._verdicts = Words(self._context)
+        self._stream: CudaStream | None = None
+        names = ("indptr", "indices", "data", "x", "out", "buffer")
+        self._areas = {name: Workspace(self._context) for name in names}
+        self._handle: int = cusparse.create()
+
+    def _enqueue_product(self, spec: SpmvCsrSpec, stream: CudaStream) -> None:
+        structure = _structure(spec)
+        matrix = self._matrices.get(structure)
+        if matrix is None:
+            _check(spec)
+        elif spec.x.dtype is not spec.data.dtype or spec.out.dtype is not spec.data.dtype:
+            check_same_dtype("spmv", spec.data, spec.x, spec.out)
+        _check_vectors(spec)
+        if matrix is not None and not spec.rows:
+            return
+        out = self._device.at(spec.out)
+        if matrix is not None and not _stored(spec):
+            self._device.arrays.fill(stream, out, 0)
+            return
+        indptr, indices = (
+            self._packed(stream, "indptr", spec.indptr),
+            self._packed(stream, "indices", spec.indices),
+        )
+        data, x = self._packed(stream, "data", spec.data), self._packed(stream, "x", spec.x)
+        result = out
+        if not out.is_contiguous:
+            result = DeviceArray.packed(self._areas["out"].reserve(stream, out.nbytes), out.dtype, out.shape)
+        if matrix is None:
+            self._multiply_unchecked(spec, structure, stream, (indptr, indices, data, x, result.address))
+        else:
+            self._matrices.move_to_end(structure)
+            self._multiply(spec, matrix, stream, (indptr, indices, data), x, result.address)
+        if result is not out:
+            self._device.arrays.convert(stream, result, out)
+
+    def _packed(self, stream: CudaStream, name: str, spec: ArraySpec) -> int:
+        """The address of an array's elements without gaps: its own, or that of a copy."""
+        array = self._device.at(spec)
+        if array.is_contiguous:
+            return array.address
+        packed = DeviceArray.packed(self._areas[name].reserve(stream, array.nbytes), array.dtype, array.shape)
+        self._device.arrays.convert(stream, array, packed)
+        return packed.address
+
+    def _multiply(
+        self,
+        spec: SpmvCsrSpec,
+        matrix: _Matrix,
+        stream: CudaStream,
+        pointers: tuple[int, int, int],
+        x: int,
+        out: int,
+    ) -> None:
+        dtype = spec.data.dtype
+        kind, (one, zero) = _VALUE_TYPES[dtype], _POINTERS[dtype]
+        vectors = self._vector("x", spec.columns, dtype, x), self._vector("out", spec.rows, dtype, out)
+        if matrix.handle is None:
+            self._describe(spec, matrix, pointers, vectors)
+        elif matrix.pointers != pointers:
+            cusparse.csr_set_pointers(matrix.handle, *pointers)
+            matrix.pointers = pointers
+        buffer = self._areas["buffer"].reserve(stream, matrix.size) if matrix.size else 0
+        if stream is not self._stream:
+            cusparse.set_stream(self._handle, stream.handle)
+            self._stream = stream
+        cusparse.sp_mv(
+            *(self._handle, _AS_IT_IS, one, matrix.handle, vectors[0], zero, vectors[1]),
+            *(kind, _ALGORITHM, buffer),
+        )
+
+    def _describe(
+        self, spec: SpmvCsrSpec, matrix: _Matrix, pointers: tuple[int, int, int], vectors: tuple[int, int]
+    ) -> None:
+        """Make the descriptor of a matrix, and find what a product with it needs."""
+        kind, (one, zero) = _VALUE_TYPES[spec.data.dtype], _POINTERS[spec.data.dtype]
+        index = _INDEX_TYPES[spec.indptr.dtype]
+        handle = cusparse.create_csr(
+            *(spec.rows, spec.columns, _stored(spec), *pointers, index, index),
+            *(cusparse.IndexBase.ZERO, kind),
+        )
+        try:
+            matrix.size = cusparse.sp_mv_buffer_size(
+                *(self._handle, _AS_IT_IS, one, handle, vectors[0], zero, vectors[1], kind, _ALGORITHM)
+            )
+        except BaseException:
+            cusparse.destroy_sp_mat(handle)
+            raise
+        matrix.handle, matrix.pointers = handle, pointers
+        self._forget_some()
+
+    def _vector(self, role: str, length: int, dtype: DType, address: int) -> int:
+        """The descriptor of a vector, which points to it."""
+        key = role, length, dtype
+        vector = self._vectors.get(key)
+        if vector is None:
+            if len(self._vectors) >= _MOST_MATRICES:
+                oldest = next(iter(self._vectors))
+                cusparse.destroy_dn_vec(self._vectors.pop(oldest))
+            self._vectors[key] = vector = cusparse.create_dn_vec(length, address, _VALUE_TYPES[dtype])
+        else:
+            cusparse.dn_vec_set_values(vector, address)
+        return vector
+
+    def _forget_some(self) -> None:
+        """Keep no more descriptors than that: the rest is checked again."""
+        while len(self._matrices) > _MOST_MATRICES:
+            _, matrix = self._matrices.popitem(last=False)
+            if matrix.handle is not None:
+                # It lies in host memory, and what runs has no need of it.
+                cusparse.destroy_sp_mat(matrix.handle)
+
+    def _multiply_unchecked(
+        self, spec: SpmvCsrSpec, structure: _Structure, stream: CudaStream, addresses: tuple[int, ...]
+    ) -> None:
+        fault, is_short = self._verdicts.take(), self._verdicts.take()
+        fault.write(0)
+        is_short.write(0)
+        with self._unchecked as arguments:
+            _ARGUMENTS.pack_into(
+                *(arguments, 0, *addresses, fault.address, is_short.address),
+                *(spec.rows, spec.columns, _stored(spec)),
+                *(_TYPES[spec.data.dtype], spec.indptr.dtype is DType.int64),
+            )
+            self._unchecked.launch(stream.handle, max(spec.rows, 1) * _LANES)
+        stream.after(partial(self._judge, spec, structure, fault, is_short))
+
+    def _judge(self, spec: SpmvCsrSpec, structure: _Structure, fault: Word, is_short: Word) -> None:
+        """The product with a matrix that was not checked is done. May run in a thread of the device."""
+        found, has_more = fault.read(), is_short.read()
+        self._verdicts.give_back(fault)
+        self._verdicts.give_back(is_short)
+        if found:
+            raise LibraryError(
+                _FAULTS[found].format(
+                    rows=spec.rows, more=spec.rows + 1, columns=spec.columns, stored=_stored(spec)
+                ),
+                library="sparse",
+                code="invalid_value",
+            )
+        # To have more stored than is used is right, but nothing that cuSPARSE could be told.
+        if not has_more:
+            self._matrices.setdefault(structure, _Matrix())
+
+    def _destroy(self) -> None:
+        for matrix in self._matrices.values():
+            if matrix.handle is not None:
+                cusparse.destroy_sp_mat(matrix.handle)
+        for vector in self._vectors.values():
+            cusparse.destroy_dn_vec(vector)
+        cusparse.destroy(self._handle)
+        self._verdicts.close()
+        for area in self._areas.values():
+            area.close()
+
+
+def _stored(spec: SpmvCsrSpec) -> int:
+    return min(spec.indices.shape[0], spec.data.shape[0])
+
+
+def _structure(spec: SpmvCsrSpec) -> _Structure:
+    """What tells a matrix from others, apart from its values."""
+    indptr, indices, data = spec.indptr, spec.indices, spec.data
+    return (
+        *(spec.rows, spec.columns),
+        # Types are compared by identity: cheaper than their hash, which is NumPy's.
+        *(indptr.block, indptr.offset, indptr.shape, indptr.strides, id(indptr.dtype)),
+        *(indices.block, indices.offset, indices.shape, indices.strides, id(indices.dtype)),
+        *(data.shape, id(data.dtype)),
+    )
+
+
+def _check(spec: SpmvCsrSpec) -> None:
+    """Refuse what can be told to be wrong without the elements.
+
+    Raises:
+        NotSupportedError: A type that cuSPARSE has not.
+        LibraryError: Row pointers of another number.
+    """
+    check_dtype("spmv", check_same_dtype("spmv", spec.data, spec.x, spec.out), NATIVE)
+    check_dtype("spmv with indices", check_same_dtype("spmv", spec.indptr, spec.indices), _INDICES)
+    if spec.indptr.shape != (spec.rows + 1,):
+        message = _FAULTS[1].format(rows=spec.rows, more=spec.rows + 1, stored=_stored(spec))
+        raise LibraryError(message, library="sparse", code="invalid_value")
+
+
+def _check_vectors(spec: SpmvCsrSpec) -> None:
+    for name, array, length in (("x", spec.x, spec.columns), ("out", spec.out, spec.rows)):
+        if array.shape != (length,):
+            raise LibraryError(
+                f"{name}: a matrix of {spec.rows} rows and {spec.columns} columns needs a vector of "
+                f"{length} elements, not of shape {array.shape}",
+                library="sparse",
+                code="invalid_value",
+            )
