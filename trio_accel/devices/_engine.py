@@ -532,17 +532,9 @@ class Engine:
             "generation": self.generation,
         }
         if self.is_closing:
-            return DeviceLostError(
-                "the device was closed while this operation was in flight",
-                device=self.device.info.name,
-                operation=launch.name,
-                generation=self.generation,
-            )
+            return DeviceLostError(f"the device was closed while this operation {state}", **where)
         error = ContextPoisonedError(
-            "the device's context was lost while this operation was in flight; make its outputs again",
-            device=self.device.info.name,
-            operation=launch.name,
-            generation=self.generation,
+            f"the device's context was lost while this operation {state}; make its outputs again", **where
         )
         error.__cause__ = cause
         return error
