@@ -34,7 +34,9 @@ def strategy(request: pytest.FixtureRequest) -> object:
 
 @pytest.fixture
 async def chosen(system: ta.System, strategy: ta.HostCallbackCompletion) -> AsyncGenerator[ta.Device, None]:
-    async with system.open_device(BACKEND, options=ta.DeviceOptions(completion=strategy)) as device:
+    async with system.open_device(
+        BACKEND, options=ta.DeviceOptions(isolation="inline", completion=strategy)
+    ) as device:
         yield device
 
 
@@ -125,7 +127,7 @@ async def test_a_long_operation_costs_the_waiting_thread_next_to_nothing(
 
 async def test_sync_blocks_the_loop_and_says_so(system: ta.System) -> None:
     async with system.open_device(
-        BACKEND, options=ta.DeviceOptions(completion=ta.SyncCompletion())
+        BACKEND, options=ta.DeviceOptions(isolation="inline", completion=ta.SyncCompletion())
     ) as device:
         ref = await device.put(np.ones((400, 400)))
         phases: list[str] = []

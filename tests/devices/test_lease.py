@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import trio
-from chosen import BACKEND
+from chosen import BACKEND, INLINE
 from isolations import isolated
 from manual_backend import ManualBackend
 from trio.testing import wait_all_tasks_blocked
@@ -110,7 +110,7 @@ async def test_an_array_released_while_leased_is_freed_afterwards(device: ta.Dev
 
 
 async def test_an_array_can_be_copied_to_another_device(system: ta.System, device: ta.Device) -> None:
-    async with system.open_device(BACKEND) as other:
+    async with system.open_device(BACKEND, options=INLINE) as other:
         host = np.arange(6.0).reshape(2, 3)
         there = await (await device.put(host)).T.copy_to(other)
         assert there.device is other

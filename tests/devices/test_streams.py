@@ -55,7 +55,9 @@ async def test_so_many_streams_are_used(
 async def test_the_results_do_not_depend_on_it(system: ta.System, strategy: str) -> None:
     rng = np.random.default_rng(3)
     host = rng.standard_normal((16, 16))
-    async with system.open_device(BACKEND, options=ta.DeviceOptions(streams=STRATEGIES[strategy])) as device:
+    async with system.open_device(
+        BACKEND, options=ta.DeviceOptions(isolation="inline", streams=STRATEGIES[strategy])
+    ) as device:
         ref = await device.put(host)
 
         async def client() -> None:

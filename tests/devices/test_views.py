@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chosen import BACKEND
+from chosen import BACKEND, INLINE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -25,7 +25,7 @@ def _numbers(shape: tuple[int, ...]) -> np.ndarray:
 @given(data=st.data(), shape=SHAPES)
 async def test_chains_of_views_show_what_numpy_shows(data: st.DataObject, shape: tuple[int, ...]) -> None:
     host = _numbers(shape)
-    async with ta.open_system("views") as system, system.open_device(BACKEND) as device:
+    async with ta.open_system("views") as system, system.open_device(BACKEND, options=INLINE) as device:
         ref = await device.put(host)
         expected = host
         for _ in range(3):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from chosen import BACKEND
+from chosen import BACKEND, INLINE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_transforms import COMPLEX, check, dtypes, normal, reference, result_dtype
@@ -89,7 +89,7 @@ def test_random_arguments(kind: str, shape: list[int], norm: str | None, data: A
     s = data.draw(st.none() | st.lists(st.integers(1, 9) | st.just(-1), min_size=count, max_size=count))
 
     async def main() -> None:
-        async with ta.open_system("test") as system, system.open_device(BACKEND) as device:
+        async with ta.open_system("test") as system, system.open_device(BACKEND, options=INLINE) as device:
             result = await getattr(fft, kind)(await device.put(a), s, axes, norm)
             check(await result.to_host(), reference(kind, a, s=s, axes=axes, norm=norm), str(a.dtype))
 

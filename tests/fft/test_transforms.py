@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from chosen import BACKEND
+from chosen import BACKEND, INLINE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_transforms import check, dtypes, normal, reference, result_dtype
@@ -113,7 +113,7 @@ def test_random_arguments(
     axis %= len(lengths)
 
     async def main() -> None:
-        async with ta.open_system("test") as system, system.open_device(BACKEND) as device:
+        async with ta.open_system("test") as system, system.open_device(BACKEND, options=INLINE) as device:
             result = await getattr(fft, kind)(await device.put(a), n, axis, norm)
             check(await result.to_host(), reference(kind, a, n=n, axis=axis, norm=norm), dtype)
 

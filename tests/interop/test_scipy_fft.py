@@ -13,7 +13,7 @@ import scipy.fft
 import scipy.signal
 import trio
 import trio.testing
-from chosen import BACKEND
+from chosen import BACKEND, INLINE
 from scipy._lib.uarray import BackendNotImplementedError
 
 import trio_accel as ta
@@ -160,7 +160,7 @@ async def test_refused_in_trios_thread(backend: ScipyFftBackend) -> None:
 
 
 async def test_refused_after_the_device_was_closed(system: ta.System) -> None:
-    async with system.open_device(BACKEND) as device:
+    async with system.open_device(BACKEND, options=INLINE) as device:
         backend = scipy_fft(device)
     with pytest.raises(RuntimeError, match=r"this backend has no device any more .*closed") as caught:
         await in_thread(backend, lambda: scipy.fft.rfft([1.0, 2.0]))

@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from chosen import BACKEND
+from chosen import BACKEND, INLINE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -98,7 +98,7 @@ async def test_any_shape(sizes: Any, letters: Any, dtype: str, factors: Any, see
     a = _random(rng, (m, k) if op_a == "N" else (k, m), dtype)
     b = _random(rng, (k, n) if op_b == "N" else (n, k), dtype)
     c = _random(rng, (m, n), dtype)
-    async with ta.open_system("any") as system, system.open_device(BACKEND) as device:
+    async with ta.open_system("any") as system, system.open_device(BACKEND, options=INLINE) as device:
         ref = await device.put(c)
         await ta.linalg.gemm(alpha, a, await device.put(b), beta, ref, op_a, op_b)
         got = await ref.to_host()

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import trio
-from chosen import BACKEND
+from chosen import BACKEND, INLINE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -143,7 +143,7 @@ def shapes(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
 @settings(max_examples=40, deadline=None)
 def test_random_shapes(shapes: tuple[tuple[int, ...], tuple[int, ...]], dtype: str) -> None:
     async def main() -> None:
-        async with ta.open_system("test") as system, system.open_device(BACKEND) as device:
+        async with ta.open_system("test") as system, system.open_device(BACKEND, options=INLINE) as device:
             a, b = normal(shapes[0], dtype, 1), normal(shapes[1], dtype, 2)
             result = await linalg.matmul(await device.put(a), b)
             check_product(await result.to_host(), a, b, dtype)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import trio
-from chosen import BACKEND
+from chosen import BACKEND, INLINE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -158,7 +158,7 @@ def test_random_vectors(n: int, dtype: str, alpha: float, seed: int) -> None:
     x, y = normal((n,), dtype, seed), normal((n,), dtype, seed + 1)
 
     async def main() -> None:
-        async with ta.open_system("test") as system, system.open_device(BACKEND) as device:
+        async with ta.open_system("test") as system, system.open_device(BACKEND, options=INLINE) as device:
             ry = await device.put(y)
             await linalg.axpy(alpha, x, ry)
             result = wide(await ry.to_host())

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import trio
-from chosen import BACKEND
+from chosen import BACKEND, INLINE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -124,7 +124,9 @@ async def test_what_a_matrix_says_of_itself(device: ta.Device) -> None:
 async def test_a_matrix_that_does_not_fit_leaves_nothing(system: ta.System) -> None:
     matrix = random_matrix(10, 10, "float64", density=0.5)
     limit = matrix.indptr.nbytes + matrix.indices.nbytes + matrix.data.nbytes - 1
-    async with system.open_device(BACKEND, options=ta.DeviceOptions(memory_limit=limit)) as device:
+    async with system.open_device(
+        BACKEND, options=ta.DeviceOptions(isolation="inline", memory_limit=limit)
+    ) as device:
         with pytest.raises(ta.OutOfMemoryError):
             await sparse.csr(device, matrix)
         await device.synchronize()
@@ -143,7 +145,7 @@ def test_random_matrices(rows: int, columns: int, density: float, dtype: str, se
     matrix, x = random_matrix(rows, columns, dtype, density, seed), random_vector(columns, dtype, seed)
 
     async def main() -> None:
-        async with ta.open_system("test") as system, system.open_device(BACKEND) as device:
+        async with ta.open_system("test") as system, system.open_device(BACKEND, options=INLINE) as device:
             a = await sparse.csr(device, matrix)
             check_product(await (await sparse.spmv(a, x)).to_host(), matrix, x, dtype)
 
