@@ -45,31 +45,29 @@ class Product:
 
     Attributes:
         is_swapped: Whether the library's first operand is b: of row-major arrays it makes the transpose.
-        operations: The library's letters of its first and its second operand.
-        m, n, k: Its sizes.
-        leading: Its three leading dimensions.
+        call: The library's letters of its first and second operand, m, n, k, and three leading dimensions.
         batches: Products in one call.
         steps: From one product to the next, for its three operands.
         groups: One call for each.
         packing_a, packing_b: How an operand is laid out anew; None where it is read as it lies.
-        shape_a, shape_b: The operands in full, where they are laid out so; None for their own shapes.
+        is_in_full: Whether both are laid out with all batches, instead of as they are.
         is_c_packed: Whether the result is made elsewhere and copied.
     """
 
     is_swapped: bool
-    operations: tuple[int, int]
-    m: int
-    n: int
-    k: int
-    leading: tuple[int, int, int]
+    call: tuple[int, int, int, int, int, int, int, int]
     batches: int = 1
     steps: tuple[int, int, int] = (0, 0, 0)
     groups: tuple[Group, ...] = (Group(0, 0, 0),)
     packing_a: Packing | None = None
     packing_b: Packing | None = None
-    shape_a: tuple[int, ...] | None = None
-    shape_b: tuple[int, ...] | None = None
+    is_in_full: bool = False
     is_c_packed: bool = False
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is no batch."""
+        return self.batches == 1 and len(self.groups) == 1
 
 
 class Matrices(NamedTuple):
@@ -94,8 +92,7 @@ class _Operand(NamedTuple):
 
 
 def plan_gemm(
-    transpose_a: Transpose,
-    transpose_b: Transpose,
+    letters: tuple[Transpose, Transpose],
     shapes: tuple[tuple[int, int], tuple[int, int], tuple[int, int]],
     strides: tuple[_Strides, _Strides, _Strides],
     itemsize: int,
@@ -106,19 +103,17 @@ def plan_gemm(
     side = _side(shapes[2], strides[2], itemsize)
     is_swapped = side is None or side.has_rows
     rows, columns = shapes[2]
-    inner = shapes[0][1] if transpose_a == "N" else shapes[0][0]
+    inner = shapes[0][1] if letters[0] == "N" else shapes[0][0]
     operands = [
         _operand(shape, step, letter if is_complex or letter == "N" else "T", itemsize, is_swapped)
-        for shape, step, letter in zip(shapes, strides, (transpose_a, transpose_b), strict=False)
+        for shape, step, letter in zip(shapes, strides, letters, strict=False)
     ]
     first, second = reversed(operands) if is_swapped else operands
+    m, n = (columns, rows) if is_swapped else (rows, columns)
+    leading = columns if side is None else side.leading
     return Product(
         is_swapped=is_swapped,
-        operations=(first.operation, second.operation),
-        m=columns if is_swapped else rows,
-        n=rows if is_swapped else columns,
-        k=inner,
-        leading=(first.leading, second.leading, columns if side is None else side.leading),
+        call=(first.operation, second.operation, m, n, inner, first.leading, second.leading, leading),
         packing_a=operands[0].packing,
         packing_b=operands[1].packing,
         is_c_packed=side is None,
@@ -141,7 +136,7 @@ def plan_matmul(
         full = (*batch, *operands[0].shape), (*batch, *operands[1].shape)
         in_order = contiguous_strides(full[0], itemsize), contiguous_strides(full[1], itemsize)
         product = _batched(full, in_order, itemsize)
-        return attrs.evolve(product, packing_a="plain", packing_b="plain", shape_a=full[0], shape_b=full[1])
+        return attrs.evolve(product, packing_a="plain", packing_b="plain", is_in_full=True)
     return attrs.evolve(product, packing_a=packings[0], packing_b=packings[1])
 
 
@@ -167,13 +162,10 @@ def _batched(
     first, second = (right, left) if is_swapped else (left, right)
     batches, step, groups = _groups(batch, a_steps, b_steps, c_steps)
     in_order = (step.b, step.a, step.c) if is_swapped else step
+    m, n = (columns, rows) if is_swapped else (rows, columns)
     return Product(
         is_swapped=is_swapped,
-        operations=(first.operation, second.operation),
-        m=columns if is_swapped else rows,
-        n=rows if is_swapped else columns,
-        k=inner,
-        leading=(first.leading, second.leading, columns if is_swapped else rows),
+        call=(first.operation, second.operation, m, n, inner, first.leading, second.leading, m),
         batches=batches,
         steps=(in_order[0] // itemsize, in_order[1] // itemsize, in_order[2] // itemsize),
         groups=groups,
@@ -251,13 +243,13 @@ def broadcast_operands(
     batch = tuple(b if a == 1 else a for a, b in pairs)[::-1]
     operands: list[Matrices] = []
     for shape, step in zip(shapes, strides, strict=True):
+        leads = _batch_strides(shape[:-2], step[:-2], batch)
         if len(shape) > 1:
-            leads = _batch_strides(shape[:-2], step[:-2], batch)
             operands.append(Matrices((shape[-2], shape[-1]), (step[-2], step[-1]), leads))
         elif operands:
-            operands.append(Matrices((shape[0], 1), (step[0], 0), (0,) * len(batch)))
+            operands.append(Matrices((shape[-1], 1), (step[-1], 0), leads))
         else:
-            operands.append(Matrices((1, shape[0]), (0, step[0]), (0,) * len(batch)))
+            operands.append(Matrices((1, shape[-1]), (0, step[-1]), leads))
     return batch, operands[0], operands[1]
 
 

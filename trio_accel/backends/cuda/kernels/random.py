@@ -92,8 +92,7 @@ class RandomLibrary(CudaLibrary):
         if not out.size:
             return
         numbers = DeviceArray.packed(out.address, out.dtype, (out.size,))
-        moments = (spec.low, spec.width) if spec.distribution == "normal" else ()
-        self._fill(spec, stream, numbers, lambda address, count: draw(address, count, *moments))
+        self._fill(spec, stream, numbers, draw)
         if spec.distribution == "uniform" and (spec.width != 1.0 or spec.low != 0.0):
             self._device.arrays.convert(stream, numbers, numbers, scale=spec.width, shift=spec.low)
 
@@ -102,15 +101,16 @@ class RandomLibrary(CudaLibrary):
         here = _count_in_place(spec, numbers)
         room = min(numbers.size - here, _BLOCKS_ELSEWHERE * _BLOCK)
         elsewhere = self._elsewhere.reserve(stream, _even(room) * numbers.dtype.itemsize) if room else 0
+        moments = (spec.low, spec.width) if spec.distribution == "normal" else ()
         self._select(stream)
         curand.set_pseudo_random_generator_seed(self._generator, spec.seed)
         if here:
             self._place(spec, numbers, 0)
-            draw(numbers.address, here)
+            draw(numbers.address, here, *moments)
         for first in range(here, numbers.size, max(room, 1)):
             count = min(room, numbers.size - first)
             self._place(spec, numbers, first)
-            draw(elsewhere, _even(count))
+            draw(elsewhere, _even(count), *moments)
             made = DeviceArray.packed(elsewhere, numbers.dtype, (count,))
             self._device.arrays.convert(stream, made, _part(numbers, first, count))
 

@@ -1,0 +1,182 @@
+"""The handle of cuBLAS, and what its routines are told of types, factors and memory."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from typing import TYPE_CHECKING
+
+import attrs
+from cuda.bindings import driver
+from nvmath.bindings import cublas
+
+from ...base import DType
+from .._arrays import DeviceArray
+from .._workspace import Workspace
+
+if TYPE_CHECKING:
+    from .._device import CudaDevice
+    from .._stream import CudaStream
+
+__all__ = ["DEFAULT", "DEVICE", "HOST", "KINDS", "Cublas", "Factors", "Kind"]
+
+HOST, DEVICE = int(cublas.PointerMode.HOST), int(cublas.PointerMode.DEVICE)
+"""Where factors and results lie."""
+
+DEFAULT = int(cublas.GemmAlgo.DEFAULT)
+"""cuBLAS chooses how it multiplies."""
+
+# What NVIDIA advises for Hopper; with one of ours cuBLAS allocates nothing, and repeats its results.
+_WORKSPACE = 32 << 20
+# Sums in parts are in the type of the sum, and not in that of the result: rounded once.
+_MATH = int(cublas.Math.DEFAULT_MATH) | int(cublas.Math.DISALLOW_REDUCED_PRECISION_REDUCTION)
+_SINGLE, _DOUBLE = int(cublas.ComputeType.COMPUTE_32F), int(cublas.ComputeType.COMPUTE_64F)
+_FOUR_SINGLES, _FOUR_DOUBLES = struct.Struct("=ff8xff"), struct.Struct("=4d")
+
+
+@attrs.frozen
+class Kind:
+    """What cuBLAS calls an element type.
+
+    Attributes:
+        code: Its `cudaDataType`.
+        factor: That of its factors, in which the vectors' routines compute.
+        compute: In what products are summed up; no shorter type stands in for float32.
+        real: The type of its absolute values.
+        is_double: Whether factors are doubles.
+    """
+
+    code: int
+    factor: int
+    compute: int
+    real: DType
+    is_double: bool
+
+
+KINDS = {
+    DType.float16: Kind(2, 0, _SINGLE, DType.float16, False),
+    DType.bfloat16: Kind(14, 0, _SINGLE, DType.bfloat16, False),
+    DType.float32: Kind(0, 0, _SINGLE, DType.float32, False),
+    DType.float64: Kind(1, 1, _DOUBLE, DType.float64, True),
+    DType.complex64: Kind(4, 4, _SINGLE, DType.float32, False),
+    DType.complex128: Kind(5, 5, _DOUBLE, DType.float64, True),
+}
+
+
+class Factors:
+    """Two factors in host memory, which cuBLAS reads at the call.
+
+    Attributes:
+        alpha: Address of the first one.
+        beta: Address of the second one.
+    """
+
+    __slots__ = ("_buffer", "_view", "alpha", "beta")
+
+    def __init__(self) -> None:
+        self._buffer = bytearray(_FOUR_DOUBLES.size)
+        self._view = (ctypes.c_char * len(self._buffer)).from_buffer(self._buffer)
+        self.alpha: int = ctypes.addressof(self._view)
+        self.beta: int = self.alpha + _FOUR_DOUBLES.size // 2
+
+    def put(self, kind: Kind, alpha: complex, beta: complex = 0.0) -> None:
+        """Write both, of the type that goes with an element type."""
+        numbers = alpha.real, alpha.imag, beta.real, beta.imag
+        if kind.is_double:
+            _FOUR_DOUBLES.pack_into(self._buffer, 0, *numbers)
+            return
+        try:
+            _FOUR_SINGLES.pack_into(self._buffer, 0, *numbers)
+        except OverflowError:
+            # Infinite, as it is for NumPy.
+            rounded = (ctypes.c_float(number).value for number in numbers)
+            _FOUR_SINGLES.pack_into(self._buffer, 0, *rounded)
+
+
+class Cublas:
+    """A handle, on one stream at a time. Made in a thread, with the device's context current.
+
+    Attributes:
+        handle: The library's own.
+        factors: For one call.
+        plain: Factors 1 and 0, for types whose factors are doubles or not.
+    """
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._device = device
+        self._context = device.context
+        self._workspace = Workspace(self._context)
+        self._packed = [Workspace(self._context) for _ in range(3)]
+        self._stream: CudaStream | None = None
+        self._mode = HOST
+        self.factors: Factors = Factors()
+        self.plain: dict[bool, Factors] = {False: Factors(), True: Factors()}
+        for kind in KINDS.values():
+            self.plain[kind.is_double].put(kind, 1.0)
+        self.handle: int = cublas.create()
+        try:
+            cublas.set_math_mode(self.handle, _MATH)
+            self._warm_up()
+        except BaseException:
+            cublas.destroy(self.handle)
+            raise
+
+    def select(self, stream: CudaStream, mode: int) -> None:
+        """Let the handle work on a stream, with results and factors in the memory of host or device.
+
+        Raises:
+            CudaMemoryError: There is no room for the stream's workspace.
+        """
+        if stream is not self._stream:
+            place = self._workspace.reserve(stream, _WORKSPACE)
+            self._stream = None
+            cublas.set_stream(self.handle, stream.handle)
+            # Each stream has its own, and a change of the stream takes it away.
+            cublas.set_workspace(self.handle, place, _WORKSPACE)
+            self._stream = stream
+        if mode != self._mode:
+            cublas.set_pointer_mode(self.handle, mode)
+            self._mode = mode
+
+    def room(self, stream: CudaStream, number: int, array: DeviceArray) -> DeviceArray:
+        """Room for an array in C order, one of three for each operation.
+
+        Raises:
+            CudaMemoryError: There is not so much memory.
+        """
+        place = self._packed[number].reserve(stream, array.nbytes)
+        return DeviceArray.packed(place, array.dtype, array.shape)
+
+    def packed(self, stream: CudaStream, number: int, array: DeviceArray) -> DeviceArray:
+        """Lay an array out anew, in C order; see `room`."""
+        room = self.room(stream, number, array)
+        self._device.arrays.convert(stream, array, room)
+        return room
+
+    def destroy(self) -> None:
+        """Give the handle and its memory back; the context is current."""
+        cublas.destroy(self.handle)
+        for workspace in (self._workspace, *self._packed):
+            workspace.close()
+
+    def _warm_up(self) -> None:
+        """Multiply something: cuBLAS loads kernels at first use, which would hold up whoever asks first."""
+        check = self._context.check
+        stream = int(check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
+        try:
+            size = 64 * 64 * 8
+            place = int(check(driver.cuMemAllocAsync(_WORKSPACE + 2 * size, stream)))
+            check(driver.cuMemsetD8Async(place + _WORKSPACE, 0, 2 * size, stream))
+            cublas.set_stream(self.handle, stream)
+            cublas.set_workspace(self.handle, place, _WORKSPACE)
+            source, out = place + _WORKSPACE, place + _WORKSPACE + size
+            for kind in (KINDS[DType.float32], KINDS[DType.float64], KINDS[DType.bfloat16]):
+                code, plain = kind.code, self.plain[kind.is_double]
+                cublas.gemm_ex_64(
+                    self.handle, 0, 0, 64, 64, 64, plain.alpha, source, code, 64, source, code, 64,
+                    plain.beta, out, code, 64, kind.compute, DEFAULT,
+                )  # fmt: skip
+            check(driver.cuMemFreeAsync(place, stream))
+            check(driver.cuStreamSynchronize(stream))
+        finally:
+            driver.cuStreamDestroy(stream)
