@@ -42,7 +42,7 @@ async def test_a_poisoned_context_hangs_no_wait(
     system: ta.System, completion: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch)
-    options = ta.DeviceOptions(completion=completion, intensity=MANY, backoff=AT_ONCE)
+    options = ta.DeviceOptions(isolation="inline", completion=completion, intensity=MANY, backoff=AT_ONCE)
     outcomes: list[BaseException] = []
 
     async def ask(device: ta.Device, ref: ta.AccelRef) -> None:
@@ -90,7 +90,9 @@ async def test_what_is_stuck_is_given_up_and_the_device_comes_back(
     system: ta.System, completion: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch)
-    options = ta.DeviceOptions(completion=completion, stuck_after=0.3, intensity=MANY, backoff=AT_ONCE)
+    options = ta.DeviceOptions(
+        isolation="inline", completion=completion, stuck_after=0.3, intensity=MANY, backoff=AT_ONCE
+    )
     errors: dict[str, BaseException] = {}
 
     async def ask(name: str, ref: ta.AccelRef) -> None:
