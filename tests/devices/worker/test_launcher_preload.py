@@ -40,8 +40,8 @@ say([
     __name__, sorted(set(globals()) - {"__builtins__", "__annotations__"}),
     __import__("__main__").__dict__ is globals(),
     sys.argv, sys.executable, sys.prefix, sys.base_prefix, sys.exec_prefix, sys.dont_write_bytecode,
-    threading.current_thread() is threading.main_thread(), threading.main_thread().native_id == os.getpid(),
-    threading.active_count(), gc.isenabled(), sys.stdin.read(), sys.stdout.encoding, sys.stderr.encoding,
+    threading.current_thread() is threading.main_thread(), threading.active_count(),
+    gc.isenabled(), sys.stdin.read(), sys.stdout.encoding, sys.stderr.encoding,
     [repr(each) for each in warnings.filters],
 ])
 """

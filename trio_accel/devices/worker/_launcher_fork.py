@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import importlib
+import linecache
 import os
 import signal
 import sys
@@ -229,6 +230,9 @@ def _reseed() -> None:
 def _run(code: str) -> int:
     """Run a program as the main module, as ``python -c`` does; returns its exit code."""
     main = sys.modules["__main__"] = ModuleType("__main__")
+    if sys.version_info >= (3, 13):
+        # Its lines are shown in tracebacks since then.
+        linecache.cache["<string>"] = (len(code), None, code.splitlines(keepends=True), "<string>")
     try:
         exec(compile(code, "<string>", "exec"), vars(main))  # noqa: S102  # what the application asked for
     except SystemExit as error:
