@@ -292,6 +292,7 @@ class ManualBackend:
 
     name: str = "manual"
     preload: tuple[str, ...] = ()
+    shares_memory_with_host: bool = True
     devices: list[ManualDevice] = attrs.field(factory=list)
     may_open: trio.Event = attrs.field(factory=trio.Event)
     refuse_open: Exception | None = None

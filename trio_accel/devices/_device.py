@@ -28,6 +28,7 @@ from ._device_actor import DeviceActor
 from ._dispatch import Dispatch
 from ._faults import Faults
 from ._hooks import EngineHook, Phase
+from ._host_pool import HostPool
 from ._inline import InlineDispatch
 from ._memory import Empty, Put
 from ._operation import Launch, Operation
@@ -68,10 +69,14 @@ class Device:
         self.faults: Faults = Faults()
         self.hooks: list[EngineHook] = []
         self.window: SubmitWindow = SubmitWindow(info.name, options.in_flight)
+        # Where the device has memory of its own, its transfers are fast from and to memory that it knows.
+        self.host_pool: HostPool | None = None
         self._info = info
         self._path = path
         self._actor: Ref[DeviceActor] | None = None
         self._token = trio.lowlevel.current_trio_token()
+        if not backend.shares_memory_with_host:
+            self.host_pool = HostPool(is_shared=self.isolation == "process")
         self.dispatch: Dispatch = (
             WorkerDispatch(self) if self.isolation == "process" else InlineDispatch(self)
         )
@@ -213,7 +218,11 @@ class Device:
         """Make a host array, not initialised, that travels to and from the device without a copy in between.
 
         With `put` and ``to_host(out=)`` it is copied once, by the device itself or to where the device
-        has it. On the CPU backend that is so of any host array; a device of its own memory needs such.
+        has it; so are parts of it that are contiguous. On the CPU backend that is so of any host array; a
+        device with memory of its own needs such. The array may be kept for as long as you like, beyond the
+        end of the device; its memory is used again when no array over it is left.
+
+        Made in another thread than the device's own, or when the device is closed, it is an ordinary array.
 
         Raises:
             ValueError, TypeError: A negative size, or no element type.
@@ -222,7 +231,10 @@ class Device:
         extents = _extents(shape)
         if any(isinstance(extent, bool) or operator.index(extent) < 0 for extent in extents):
             raise ValueError(f"host_empty: shape must hold sizes of at least 0, got {shape!r}")
-        return np.empty(extents, DType.of(dtype).dtype)
+        element, pool = DType.of(dtype).dtype, self.host_pool
+        if pool is None or pool.is_closed or not self._is_own_run():
+            return np.empty(extents, element)
+        return pool.empty(tuple(map(operator.index, extents)), element)
 
     @asynccontextmanager
     async def lease(
@@ -280,6 +292,8 @@ class Device:
         """The device is closed or given up: no context follows."""
         self.availability.end()
         self.blocks.close()
+        if self.host_pool is not None:
+            self.host_pool.close()
 
     def check_pending(self, pending: int) -> None:
         """Refuse a request more than may wait for a context.
@@ -312,15 +326,17 @@ class Device:
 
     def _check_run(self, verb: str) -> None:
         """Refuse another thread or Trio run."""
-        try:
-            token = trio.lowlevel.current_trio_token()
-        except RuntimeError:
-            token = None
-        if token is not self._token:
+        if not self._is_own_run():
             raise RuntimeError(
                 f"{verb}: device {self.path} belongs to another thread or Trio run; from a thread that "
                 "the run has started, use trio.from_thread.run"
             )
+
+    def _is_own_run(self) -> bool:
+        try:
+            return trio.lowlevel.current_trio_token() is self._token
+        except RuntimeError:
+            return False
 
 
 def _extents(shape: int | Sequence[int]) -> tuple[int, ...]:

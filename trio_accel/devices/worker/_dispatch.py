@@ -29,8 +29,9 @@ from ._chunks import ChunkTable
 from ._context import WorkerContextActor
 from ._copy_service import CopyService
 from ._fates import Fates, TryAgainError
-from ._frames import SMALL, died, plain_place
+from ._frames import SMALL, died, plain_place, read_array
 from ._launcher import Launcher, WorkerProcess, open_launcher
+from ._launches import HostArrays, HostCopy
 from ._link import WorkerLink
 from ._mirror import Mirror, decode_event
 from ._pool import WorkerPool, check_options
@@ -57,9 +58,9 @@ class WorkerDispatch:
         self._device = device
         self._options = device.options
         self._chunks = ChunkTable(device.backend, self._unshare)
-        self._copies = CopyService(self._chunks)
+        self._copies = CopyService()
         self._requests = RequestTable(device.options.in_flight, self._send)
-        self._fates = Fates(device)
+        self._fates = Fates(device, self._copies)
         self._pool = WorkerPool(device, self._chunks, self._handle, self._ended)
         self._alarms = Alarms()
         self._mirror = Mirror()
@@ -121,6 +122,7 @@ class WorkerDispatch:
         try:
             async with trio.open_nursery() as self._nursery:
                 self._nursery.start_soon(self._alarms.run)
+                self._copies.open(self._nursery)
                 self._pool.open(self._launcher, self._nursery)
                 observers.on_change(self, self._observe)
                 self._observe()
@@ -257,7 +259,7 @@ class WorkerDispatch:
             raise
         try:
             # Nothing runs on the memory while a copy of before may still write.
-            await self._copies.wait_idle()
+            await self._copies.wait_off_device()
             self._chunks.drop_empty()
             number = self._device.generation + 1
             self._context = context
@@ -317,9 +319,10 @@ class WorkerDispatch:
         self._device.blocks.drain()
         self._device.availability.interrupt()
         self._mirror.clear()
-        self._copies.cancel_all()
+        self._copies.cancel_on_device()
         self._calls.lose()
         had = self._requests.close()
+        self._keep_until_gone(link, had)
         for request in had:
             self._alarms.drop(request)
         self._requests.put_back(self._fates.sort(had, link, error, retry=self._options.retry))
@@ -336,9 +339,8 @@ class WorkerDispatch:
         planned = operation.plan(planner)
         launch = planner.launch(planned.spec)
         device.validated(launch)
-        number = self._requests.next_number()
-        request = OperationRequest(number, launch, *launch.blocks(), spoils=spoils)
-        request.by_value = self._by_value
+        hosts = HostArrays(self._by_value, device.host_pool)
+        request = OperationRequest(self._requests.next_number(), launch, hosts, spoils=spoils)
         return request, planned.reply
 
     def _send(self, request: RemoteRequest) -> None:
@@ -354,6 +356,8 @@ class WorkerDispatch:
             return
         self._released.clear()
         link.send(message, now=self._requests.sent == 1)
+        if isinstance(request, OperationRequest):
+            self._copies.stage(request, self._filled)
         if request.library:
             self._pool.warm(request.library)
 
@@ -375,7 +379,15 @@ class WorkerDispatch:
     def _cancel(self, request: RemoteRequest) -> bool:
         """An asker is cancelled: take its request back, or give it the grace to end."""
         if self._requests.withdraw(request):
-            return True
+            if not request.copies:
+                return True
+            # The worker that was lost had it, or its host array is on its way for the next one.
+            self._copies.cancel(request)
+            request.unwind_after_copies()
+            return False
+        if self._requests.get(request.number) is not request:
+            # What it has made is on its way to the program.
+            return False
         if self._link is not None:
             self._link.send(("cancel", request.number), now=True)
         deadline = trio.current_time() + self._options.cancel_grace
@@ -386,12 +398,39 @@ class WorkerDispatch:
         if isinstance(request, OperationRequest):
             self._copies.cancel(request)
             self._fates.give_up(request, self._link)
+            if self._link is not None:
+                self._keep_until_gone(self._link, [request])
         request.unwind_after_copies()
         if self._link is not None:
             self._link.condemn(
                 "was killed: a cancelled operation did not end within cancel_grace = "
                 f"{self._options.cancel_grace:g} s"
             )
+
+    def _keep_until_gone(self, link: WorkerLink, requests: Iterable[RemoteRequest]) -> None:
+        """What a lost worker may still write to counts as used until it is dead."""
+        kept = [
+            request
+            for request in requests
+            if isinstance(request, OperationRequest) and request.hosts.is_written
+        ]
+        if kept:
+            for request in kept:
+                request.copies += 1
+            self._nursery.start_soon(self._wait_until_gone, link, kept)
+
+    @enable_ki_protection
+    async def _wait_until_gone(self, link: WorkerLink, kept: list[OperationRequest]) -> None:
+        # It is being killed.
+        with trio.CancelScope(shield=True):
+            await link.wait_gone()
+        for request in kept:
+            request.copy_over()
+
+    def _filled(self, copy: HostCopy) -> None:
+        """A host array is in shared memory: streams may wait for it, which is the worker's to know."""
+        if self._link is not None:
+            self._link.send(("filled", copy.transfer), now=True)
 
     def _serving(self) -> WorkerLink:
         if self._link is None:
@@ -463,7 +502,8 @@ class WorkerDispatch:
     def _collect(self, request: OperationRequest) -> None:
         """There is no memory for a request: arrays in reference cycles may hold some."""
         if request.is_cancelled:
-            request.unwind()
+            self._copies.cancel(request)
+            request.unwind_after_copies()
             return
         request.may_collect = False
         gc.collect()
@@ -477,12 +517,24 @@ class WorkerDispatch:
             request.granted.set()
 
     def _on_copy(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
-        transfer, number, *where = message
+        transfer, number, index, chunk, offset, array = message
+
+        def copied() -> None:
+            link.send(("copied", transfer), now=True)
+
+        if link is not self._link:
+            return
         request = self._requests.get(number)
-        if isinstance(request, OperationRequest) and link is self._link:
-            self._copies.start(
-                self._nursery, request, where, lambda: link.send(("copied", transfer), now=True)
+        if isinstance(request, OperationRequest):
+            self._copies.copy_on_device(
+                request,
+                request.hosts.copies[index],
+                lambda: self._chunks.view(chunk, offset, read_array(array)),
+                copied,
             )
+        else:
+            # It was refused with its operands on their way already; the stream is to go on all the same.
+            copied()
 
     def _on_chunk(self, link: WorkerLink, message: Any, descriptors: tuple[int, ...]) -> None:
         if link is self._link:

@@ -15,6 +15,7 @@ from ...backends.base import (
 from .._blocks import Block
 from .._hooks import Phase, notify
 from .._operation import Launch
+from ._copy_service import CopyService
 from ._frames import place_of
 from ._link import WorkerLink
 from ._request import LeaseRequest, OperationRequest, RemoteRequest
@@ -35,13 +36,18 @@ class TryAgainError(Exception):
 class Fates:
     """Gives every request its one outcome.
 
+    Args:
+        device: Whose requests they are.
+        copies: What copies their host arrays.
+
     Attributes:
         is_closing: Whether the device is being closed, so that nothing runs again.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, copies: CopyService) -> None:
         self.is_closing: bool = False
         self._device = device
+        self._copies = copies
 
     def done(self, request: OperationRequest, outcome: Any) -> tuple[list[PlacedBlock], BaseException | None]:
         """The worker is done with an operation.
@@ -59,13 +65,17 @@ class Fates:
         launch = request.launch
         fate, is_launched, is_hit, plain, damaged, places, results = outcome
         if fate == "withdrawn":
-            request.unwind()
+            self._copies.cancel(request)
+            request.unwind_after_copies()
             return [], None
         error = self._error_of(request, plain, is_launched=is_launched)
         if is_hit:
             _strike(launch)
         if error is None:
             request.hosts.fill(results)
+            self._copies.fetch(request)
+        else:
+            self._copies.cancel(request)
         # Of an asker that has gone, nobody has the arrays, and they are released already.
         made = {
             block.id: block for block in launch.keep if isinstance(block, Block) and not block.is_released
@@ -79,7 +89,7 @@ class Fates:
                 output.spoil(launch.name, error)
         if is_launched:
             self._notify(launch)
-        request.finish(error)
+        request.finish_after_copies(error)
         return blocks, error
 
     def _error_of(self, request: OperationRequest, plain: Any, *, is_launched: bool) -> BaseException | None:
@@ -112,8 +122,10 @@ class Fates:
                 self._fail_in_flight(request, cause)
                 return False
             request.launch = request.launch.without_fault()
-        if request.is_cancelled and not request.is_over:
-            request.unwind()
+        if request.is_cancelled:
+            self._copies.cancel(request)
+            request.unwind_after_copies()
+            return False
         return not request.is_over
 
     def _fail_in_flight(self, request: OperationRequest, cause: Exception) -> None:
@@ -130,6 +142,7 @@ class Fates:
         for output in launch.outputs:
             output.spoil(launch.name, error)
         self._notify(launch)
+        self._copies.cancel(request)
         request.finish_after_copies(error)
 
     def give_up(self, request: OperationRequest, link: WorkerLink | None) -> None:
@@ -156,10 +169,11 @@ class Fates:
         if request.spoils:
             for output in request.launch.outputs:
                 output.spoil(request.launch.name, error)
+        self._copies.cancel(request)
         if request.is_cancelled:
-            request.unwind()
+            request.unwind_after_copies()
         else:
-            request.finish(error)
+            request.finish_after_copies(error)
 
     def closed(self) -> DeviceLostError:
         """The error of a request that came too late."""

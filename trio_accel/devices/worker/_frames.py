@@ -14,6 +14,9 @@ lease       number, block, whether it is written, ids of released blocks
 unlease     number
 cancel      number
 copied      transfer
+slab        id, bytes; with its descriptor: host memory of the application, before any array in it is named
+unslab      id: no array lies in it any more
+filled      transfer
 release     ids of blocks
 call        number, what: "count" or "synchronize"
 poison      reason

@@ -20,6 +20,7 @@ from ._frames import WorkerConfig
 from ._launcher import Launcher
 from ._link import MessageHandler, WorkerLink
 from ._page import SharedPage
+from ._slab_table import SlabTable
 
 if TYPE_CHECKING:
     from .._device import Device
@@ -95,6 +96,7 @@ class WorkerPool:
         self._preload = (*modules, _PROGRAM) if modules else ()
         self._options = options = device.options
         self._chunks = chunks
+        self._slabs = SlabTable(device.host_pool, lambda: self.links)
         self._handle = handle
         self._on_end = on_end
         self._links: set[WorkerLink] = set()
@@ -122,6 +124,7 @@ class WorkerPool:
         """Begin; workers are served by tasks of the nursery."""
         self._launcher = launcher
         self._nursery = nursery
+        self._slabs.open(launcher)
 
     async def take(self) -> WorkerLink:
         """A worker that is ready, alone: those before it are dead, and write to memory no more.
@@ -192,6 +195,7 @@ class WorkerPool:
             link.condemn("was ended with its device")
         for link in self.links:
             await link.wait_gone()
+        self._slabs.close()
 
     @enable_ki_protection
     async def _refill(self) -> None:
@@ -250,6 +254,7 @@ class WorkerPool:
                 ),
                 tuple(self._chunks.chunks.values()),
             )
+            self._slabs.tell(link)
             await link.wait(lambda: link.is_ready)
         except BaseException:
             link.condemn("was not needed")

@@ -12,7 +12,6 @@ from ...backends.base.ops import ArraySpec
 from .._operation import Launch
 from .._order import Turn
 from ._channel import Message
-from ._frames import SMALL
 from ._launches import HostArrays, encode_launch
 
 __all__ = ["LeaseRequest", "OperationRequest", "RemoteRequest"]
@@ -28,7 +27,7 @@ class RemoteRequest:
         writes: Blocks that it changes.
         losses: How often the context was lost while it was in flight.
         turn: Its place behind those that it must follow, while it waits in the application.
-        copies: Copies from or to host arrays that run for it now.
+        copies: What uses its host arrays now: copies that run, and a lost worker that is not dead yet.
         failure: Why one of these failed.
     """
 
@@ -96,6 +95,7 @@ class RemoteRequest:
             if on_cancel(self):
                 self._task = None
                 self.is_over = True
+                self._let_go()
                 return trio.lowlevel.Abort.SUCCEEDED
             self._raise_cancel = raise_cancel
             return trio.lowlevel.Abort.FAILED
@@ -107,19 +107,22 @@ class RemoteRequest:
         return self._settle(outcome.Value(None) if error is None else outcome.Error(error), error)
 
     def finish_after_copies(self, error: BaseException | None) -> None:
-        """Give the outcome when no copy uses the program's arrays any more."""
-        self._after_copies(lambda: self.finish(error))
+        """Give the outcome when nothing uses the program's arrays any more; a copy may fail until then."""
+        self._after_copies(lambda: self.finish(error or self.failure))
 
     def unwind_after_copies(self) -> None:
-        """Let a cancelled asker go when no copy uses the program's arrays any more."""
+        """Let a cancelled asker go when nothing uses the program's arrays any more."""
         self._after_copies(self.unwind)
 
     def copy_over(self) -> None:
-        """One of its copies has ended."""
+        """One of those that used its arrays does so no more."""
         self.copies -= 1
         end, self._end = self._end, None
         if end is not None:
             self._after_copies(end)
+
+    def _let_go(self) -> None:
+        """It is over: give back what it has taken for itself."""
 
     def _after_copies(self, end: Callable[[], bool]) -> None:
         if not self.copies:
@@ -136,6 +139,7 @@ class RemoteRequest:
         if self.is_over:
             return False
         self.is_over = True
+        self._let_go()
         task, self._task = self._task, None
         on_done, self._on_done = self._on_done, None
         if task is not None:
@@ -154,21 +158,17 @@ class OperationRequest(RemoteRequest):
         launch: What is launched.
         spoils: Whether its outputs are spoiled also if it was never launched.
         hosts: Its host arrays.
-        by_value: Those up to so many bytes travel with its messages.
         may_collect: Whether garbage is to be collected, once, before it fails for want of memory. Not if
             others may have been refused because of it by then.
     """
 
-    __slots__ = ("by_value", "hosts", "launch", "may_collect", "spoils")
+    __slots__ = ("hosts", "launch", "may_collect", "spoils")
 
-    def __init__(
-        self, number: int, launch: Launch, reads: frozenset[int], writes: frozenset[int], *, spoils: bool
-    ) -> None:
-        super().__init__(number, launch.library, reads, writes)
+    def __init__(self, number: int, launch: Launch, hosts: HostArrays, *, spoils: bool) -> None:
+        super().__init__(number, launch.library, *launch.blocks())
         self.launch: Launch = launch
         self.spoils: bool = spoils
-        self.by_value: int = SMALL
-        self.hosts: HostArrays = HostArrays(SMALL)
+        self.hosts: HostArrays = hosts
         self.may_collect: bool = not spoils
 
     @property
@@ -181,12 +181,16 @@ class OperationRequest(RemoteRequest):
 
         Raises:
             InputFailedError, StaleRefError: An array of it must not be used any more.
+            OutOfMemoryError: There is no host memory for the way of a host array.
             TypeError: The specification holds what cannot cross.
         """
         self.launch.check_inputs()
-        self.hosts = HostArrays(self.by_value)
+        self.hosts.begin()
         launch = encode_launch(self.launch, self.hosts)
         return "request", self.number, word, self.spoils, launch, released
+
+    def _let_go(self) -> None:
+        self.hosts.clear()
 
 
 class LeaseRequest(RemoteRequest):

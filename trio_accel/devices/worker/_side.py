@@ -31,6 +31,7 @@ from ._mirror import encode_event
 from ._page import SharedPage
 from ._ready_libraries import ReadyLibraries
 from ._remote_copies import RemoteCopies
+from ._slabs import WorkerSlabs
 from ._wire import encode_array
 from ._wire_errors import encode_error
 
@@ -81,6 +82,7 @@ class WorkerSide:
         self._device: AccelDevice
         self._ready_libraries: ReadyLibraries
         self._copies = RemoteCopies(channel.send)
+        self._slabs = WorkerSlabs(self._copies)
         self._session: Session | None = None
         self._context: Ref[ContextActor]
         self._subscription: Subscription | None = None
@@ -94,12 +96,14 @@ class WorkerSide:
             "unlease": self._on_unlease,
             "cancel": self._on_cancel,
             "copied": self._copies.copied,
+            "filled": self._copies.filled,
             "release": self._on_release,
             "call": self._on_call,
             "poison": self._on_poison,
             "observe": self._on_observe,
             "close": self._on_close,
             "unchunk": self._on_unchunk,
+            "unslab": self._on_unslab,
             "warm": self._warm,
         }
 
@@ -191,6 +195,8 @@ class WorkerSide:
         elif kind == "chunk":
             number, nbytes = cast("tuple[int, int]", message[1:])
             self._device.map_chunk(number, nbytes, descriptors[0])
+        elif kind == "slab":
+            await self._slabs.add(self._device, *cast("tuple[int, int]", message[1:]), descriptors[0])
         else:
             self._handlers[str(kind)](*message[1:])
 
@@ -235,7 +241,7 @@ class WorkerSide:
             self._table[block] = self.blocks.new(nbytes, block)
         results: list[npt.NDArray[Any]] = []
         try:
-            launch = decode_launch(data, number, self._block, results)
+            launch = decode_launch(data, number, self._block, self._slabs.array, results)
         except Exception as error:  # noqa: BLE001  # a module of the program's that this process does not have
             self._cannot_read(number, data, error, spoils=spoils)
             return
@@ -365,6 +371,17 @@ class WorkerSide:
         # It may have been given back by this worker itself.
         with suppress(KeyError, ValueError):
             self._device.unmap_chunk(number)
+
+    def _on_unslab(self, number: int) -> None:
+        self._nursery.start_soon(self._unregister, self._slabs.remove(number))
+
+    async def _unregister(self, memory: npt.NDArray[Any]) -> None:
+        session = self._session
+        if session is not None:
+            # An operation that failed may have left a transfer behind, which nobody waits for.
+            await session.engine.synchronize()
+        with suppress(AccelError):
+            await trio.to_thread.run_sync(self._device.unregister_host, memory)
 
     def _on_close(self) -> None:
         self._is_closing = True
