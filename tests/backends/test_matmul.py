@@ -81,6 +81,11 @@ def _retyped(view, dtype):
     return np.ndarray(view.shape, retyped.dtype, retyped, offset * retyped.itemsize, strides)
 
 
+def test_more_pairs_than_anybody_calls_for_one_by_one(rig, random_array, exact, assert_close):
+    a, b = random_array((1030, 1, 2, 1), "float32", 1), random_array((1030, 1, 2), "float32", 2)
+    assert_close(multiply(rig, a, b), np.matmul(exact(a), exact(b)))
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_low_precision_accumulates_in_float32_and_rounds_once(rig, random_array, dtype):
     a, b = random_array((64, 4096), dtype, 1), random_array((4096, 64), dtype, 2)

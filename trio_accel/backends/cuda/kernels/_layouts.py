@@ -243,8 +243,8 @@ def broadcast_operands(
     batch = tuple(b if a == 1 else a for a, b in pairs)[::-1]
     operands: list[Matrices] = []
     for shape, step in zip(shapes, strides, strict=True):
-        leads = _batch_strides(shape[:-2], step[:-2], batch)
-        if len(shape) > 1:
+        leads, ndim = _batch_strides(shape[:-2], step[:-2], batch), len(shape)
+        if ndim > 1:
             operands.append(Matrices((shape[-2], shape[-1]), (step[-2], step[-1]), leads))
         elif operands:
             operands.append(Matrices((shape[-1], 1), (step[-1], 0), leads))

@@ -1,0 +1,76 @@
+"""Where random numbers begin and end; which ones they are is checked with the capability."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+import pytest
+
+from trio_accel.backends.base import DType, NotSupportedError
+from trio_accel.backends.base.ops import PHILOX_ROW, PhiloxSpec
+
+BLOCK = 4 * PHILOX_ROW
+KINDS = [
+    ("bits", "uint32"),
+    ("uniform", "float32"),
+    ("uniform", "float64"),
+    ("normal", "float32"),
+    ("normal", "float64"),
+]
+
+
+def draw(rig, kind, size, *, row=0, skip=0, low=0.0, width=1.0, seed=7):
+    """Numbers in an array that begins so many elements into its block, and nothing around it is touched."""
+    distribution, dtype = kind
+    whole = rig.put(np.full(size + 2 * skip + 8, 77, DType(dtype).dtype))
+    step = DType(dtype).itemsize
+    out = attrs.evolve(whole, offset=whole.offset + skip * step, shape=(size,))
+    rig.enqueue("random", PhiloxSpec(distribution, seed, row, low, width, out))
+    host = rig.get(whole)
+    assert (host[:skip] == 77).all()
+    assert (host[skip + size :] == 77).all()
+    return host[skip : skip + size]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 1001, BLOCK - 1, BLOCK + 1, 2 * BLOCK + 3])
+def test_every_size_is_a_beginning(rig, kind, size):
+    np.testing.assert_array_equal(draw(rig, kind, size), draw(rig, kind, 2 * BLOCK + 8)[:size])
+
+
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+@pytest.mark.parametrize("skip", [1, 2, 3])
+def test_an_array_may_begin_anywhere(rig, kind, skip):
+    size = BLOCK + 11
+    np.testing.assert_array_equal(draw(rig, kind, size, skip=skip), draw(rig, kind, size))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+def test_a_row_begins_where_the_one_before_ends(rig, kind):
+    long = draw(rig, kind, 2 * BLOCK)
+    rows = 2 if kind[1] == "float64" else 1
+    for row in (0, 2**40):
+        later = draw(rig, kind, BLOCK, row=row + rows)
+        assert (later == long[BLOCK:]).all() == (row == 0)
+    assert not (draw(rig, kind, 100, row=2**45) == draw(rig, kind, 100)).any()
+    assert not (draw(rig, kind, 100, seed=2**63 + 7) == draw(rig, kind, 100)).any()
+
+
+@pytest.mark.parametrize("kind", KINDS[1:], ids="-".join)
+@pytest.mark.parametrize("size", [1000, 1001])
+def test_bounds_and_moments(rig, assert_close, kind, size):
+    moved = draw(rig, kind, size, low=-3.5, width=0.25)
+    assert_close(moved, -3.5 + 0.25 * draw(rig, kind, size).astype(float))
+
+
+def test_nothing_is_drawn_into_an_empty_array(rig):
+    assert draw(rig, KINDS[3], 0).size == 0
+
+
+def test_what_is_not_supported_is_said(rig, backend):
+    for dtype, strides in (("float16", (2,)), ("float32", (8,))):
+        out = rig.put(np.zeros(8, dtype))
+        out = attrs.evolve(out, shape=(4,), strides=strides)
+        with pytest.raises(NotSupportedError, match="makes contiguous arrays of float32, float64") as caught:
+            rig.enqueue("random", PhiloxSpec("normal", 1, 0, 0.0, 1.0, out))
+        assert caught.value.backend == backend.name
