@@ -21,8 +21,8 @@ _PATIENCE = 60.0
 # CUDA's names of its libraries, and what of the backend needs them. A device needs its compiler for kernels.
 _NAMES = {"nvrtc": "NVRTC", "cublas": "cuBLAS", "cufft": "cuFFT", "curand": "cuRAND", "cusparse": "cuSPARSE"}
 _NEEDED_BY = {"cublas": "blas", "cufft": "fft", "curand": "random", "cusparse": "sparse"}
-# What the CUDA version is short of the library's own; the others do not tell by their number.
-_AHEAD = {"nvrtc": 0, "cublas": 0, "cufft": 1}
+# How far a library's major version is behind that of its CUDA; the others do not tell by their number.
+_BEHIND = {"nvrtc": 0, "cublas": 0, "cufft": 1}
 _SOURCES = {
     "site-packages": "wheel",
     "conda": "conda",
@@ -152,9 +152,12 @@ def _software(name: str, found: Mapping[str, Any] | None, version: tuple[int, in
 
 def _too_new(name: str, numbers: list[int] | None, version: tuple[int, int]) -> str | None:
     """A library of the next CUDA does not run on a driver; one of a later minor version does."""
-    if not numbers or name not in _AHEAD or numbers[0] - _AHEAD[name] <= version[0]:
+    if not numbers or name not in _BEHIND:
+        return None
+    major = numbers[0] + _BEHIND[name]
+    if major <= version[0]:
         return None
     return (
-        f"is there for CUDA {numbers[0] - _AHEAD[name]}, and the NVIDIA driver is for CUDA "
-        f"{version[0]}.{version[1]}: {extra_for(version)}, or install a newer driver"
+        f"is there for CUDA {major}, and the NVIDIA driver is for CUDA {version[0]}.{version[1]}: "
+        f"{extra_for(version)}, or install a newer driver"
     )

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+# Test folders are no packages: what several modules of this one share is imported by its own name.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from surroundings import LIBRARIES, Machine, load_builder, make_library
+
+
+@pytest.fixture(scope="session")
+def builder() -> ModuleType:
+    return load_builder()
+
+
+@pytest.fixture(scope="session")
+def stand_in(builder: ModuleType) -> Any:
+    """The stand-in for the driver and its libraries, built."""
+    if not builder.is_available():
+        pytest.skip("the stand-in driver is compiled with gcc and g++, which are not here")
+    return builder.build()
+
+
+@pytest.fixture(scope="session")
+def made_libraries(stand_in: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a file for each library of CUDA, which tells its version and does nothing else."""
+    folder = tmp_path_factory.mktemp("libraries")
+    for name in LIBRARIES:
+        make_library(folder, name)
+    return folder
+
+
+@pytest.fixture
+def forget_probes() -> Iterator[None]:
+    """Let the backend ask anew, now and after the test."""
+    from trio_accel.backends.cuda import _installed, _probe
+
+    for _ in range(2):
+        _probe._answers.clear()
+        _installed.installed.cache_clear()
+        if _ == 0:
+            yield
+
+
+@pytest.fixture
+def machine(
+    stand_in: Any,
+    made_libraries: Path,
+    forget_probes: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Machine:
+    """A machine without driver and libraries; child processes of this one see it, this one does not."""
+    folder = tmp_path / "lib"
+    folder.mkdir()
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_PATH", "CUDA_HOME", "CONDA_PREFIX", "LD_PRELOAD"):
+        monkeypatch.delenv(name, raising=False)
+    machine = Machine(folder, stand_in, made_libraries)
+    for name, value in machine.environment().items():
+        monkeypatch.setenv(name, value)
+    return machine
+
+
+@pytest.fixture
+def equipped(machine: Machine) -> Machine:
+    """The same with a driver of CUDA 13.0 and all libraries."""
+    machine.add_driver()
+    machine.add()
+    return machine
+
+
+Variables = Callable[..., dict[str, str]]
+
+
+@pytest.fixture
+def variables(machine: Machine) -> Variables:
+    """The environment of a program on that machine, with further variables."""
+    return lambda **more: {**os.environ, **machine.environment(), **more}

@@ -1,0 +1,90 @@
+"""Folders of libraries that stand for how a machine is equipped with CUDA."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+STAND_IN = Path(__file__).parents[2] / "stand_in"
+
+_PROPERTY = """
+int {name}GetProperty(int part, int *value) {{
+    int parts[3] = {{{version}}};
+    *value = parts[part];
+    return 0;
+}}
+"""
+_NVRTC = """
+int {name}Version(int *major, int *minor) {{
+    int parts[2] = {{{version}}};
+    *major = parts[0];
+    *minor = parts[1];
+    return 0;
+}}
+"""
+
+# Name, file and version of what CUDA 13.0 has; the dependencies have nothing that is called.
+LIBRARIES = {
+    "nvrtc": ("libnvrtc.so.13", "13, 0"),
+    "cublas": ("libcublas.so.13", "13, 1, 2"),
+    "cublasLt": ("libcublasLt.so.13", ""),
+    "cufft": ("libcufft.so.12", "12, 0, 1"),
+    "curand": ("libcurand.so.10", "10, 4, 0"),
+    "cusparse": ("libcusparse.so.12", "12, 6, 3"),
+    "nvJitLink": ("libnvJitLink.so.13", ""),
+}
+
+
+def load_builder() -> ModuleType:
+    """`tests/stand_in/build.py`, by its path: its name is also that of an installed package."""
+    spec = importlib.util.spec_from_file_location("stand_in_build", STAND_IN / "build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def compile_library(path: Path, source: str) -> None:
+    """Compile C to a shared library whose name is that of its file."""
+    command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", f"-Wl,-soname,{path.name}", "-o", str(path)]
+    subprocess.run(command, input=source, text=True, check=True)
+
+
+def make_library(folder: Path, name: str, version: str | None = None) -> Path:
+    """Compile what has the version of a library of CUDA, and nothing else of it."""
+    file, usual = LIBRARIES[name]
+    template = _NVRTC if name == "nvrtc" else _PROPERTY
+    path = folder / file
+    compile_library(path, template.format(name=name, version=version or usual or "0, 0, 0"))
+    return path
+
+
+class Machine:
+    """A folder in the search path of libraries, and the variables that put it there."""
+
+    def __init__(self, folder: Path, stand_in: Any, made: Path) -> None:
+        self.folder = folder
+        self.stand_in = stand_in
+        self._made = made
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        return {"LD_LIBRARY_PATH": str(self.folder), "STAND_IN_DIR": str(self.folder), **variables}
+
+    def add_driver(self) -> None:
+        driver = next(path for path in self.stand_in.libraries if path.name == "libcuda.so.1")
+        (self.folder / "libcuda.so.1").symlink_to(driver)
+
+    def add(self, names: Iterable[str] = tuple(LIBRARIES)) -> None:
+        for name in names:
+            path = self.folder / LIBRARIES[name][0]
+            path.unlink(missing_ok=True)
+            path.symlink_to(self._made / path.name)
+
+    def remove(self, name: str) -> None:
+        (self.folder / LIBRARIES[name][0]).unlink()

@@ -1,0 +1,484 @@
+"""What the backend says of a machine that lacks something, from the driver to a single library."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from surroundings import LIBRARIES, Machine, compile_library, make_library
+
+from trio_accel.backends import describe, list_devices, resolve
+from trio_accel.backends.base import NotSupportedError
+from trio_accel.backends.cuda import CudaBackend, _child, _installed, _probe
+
+ROOT = Path(__file__).parents[3]
+CUDA13 = "pip install 'trio-accel[cuda13]'"
+CUDA12 = "pip install 'trio-accel[cuda12]'"
+
+
+def refusal(spec: str = "cuda") -> str:
+    """What opening a device says, where nothing but the CPU is left."""
+    assert [info.name for info in list_devices()] == ["cpu:0"]
+    assert resolve(None)[1].name == "cpu:0"
+    with pytest.raises(NotSupportedError) as caught:
+        resolve(spec)
+    text = str(caught.value)
+    assert caught.value.backend == "cuda"
+    assert text.startswith(f"{spec!r}: ")
+    assert text.endswith("; available: cpu:0")
+    assert "\n" not in text
+    return text.removeprefix(f"{spec!r}: ").removesuffix("; available: cpu:0")
+
+
+@pytest.fixture(autouse=True)
+def _no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRIO_ACCEL_BACKEND", raising=False)
+
+
+@pytest.fixture
+def bare(machine: Machine) -> Machine:
+    """A machine on which nothing of CUDA is found but what the test puts there."""
+    machine.add_driver()
+    if any(one.source is not None for one in _installed.installed((13, 0)).software):
+        pytest.skip("libraries of CUDA are installed here: none can be missing")
+    _installed.installed.cache_clear()
+    return machine
+
+
+class TestDriver:
+    def test_there_is_none(self, machine: Machine) -> None:
+        if not refusal().startswith("there is no NVIDIA driver here (libcuda.so.1 was not found)"):
+            pytest.skip("there is a driver here")
+        assert "docker run --gpus all" in refusal()
+
+    def test_its_file_is_damaged(self, machine: Machine) -> None:
+        (machine.folder / "libcuda.so.1").write_bytes(b"no library")
+        assert "the NVIDIA driver cannot be loaded (" in refusal()
+        assert "install it anew" in refusal()
+
+    @pytest.mark.parametrize(
+        ("code", "name", "advice"),
+        [
+            (999, "CUDA_ERROR_UNKNOWN", "reboot"),
+            (802, "CUDA_ERROR_SYSTEM_NOT_READY", "nvidia-fabricmanager"),
+            (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "reboot"),
+            (804, "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE", "LD_LIBRARY_PATH"),
+            (46, "CUDA_ERROR_DEVICE_UNAVAILABLE", "another process"),
+            (34, "CUDA_ERROR_STUB_LIBRARY", "LD_LIBRARY_PATH"),
+            (3, "CUDA_ERROR_NOT_INITIALIZED", "nvidia-smi"),
+        ],
+    )
+    def test_it_does_not_start(
+        self, equipped: Machine, monkeypatch: pytest.MonkeyPatch, code: int, name: str, advice: str
+    ) -> None:
+        monkeypatch.setenv("STAND_IN_INIT_ERROR", str(code))
+        text = refusal()
+        assert text.startswith(f"the NVIDIA driver does not start ({name}): ")
+        assert advice in text
+
+    @pytest.mark.parametrize("code", ["802", "46"])
+    def test_what_passes_by_itself_is_asked_again(
+        self, equipped: Machine, monkeypatch: pytest.MonkeyPatch, code: str
+    ) -> None:
+        monkeypatch.setenv("STAND_IN_INIT_ERROR", code)
+        assert refusal()
+        monkeypatch.delenv("STAND_IN_INIT_ERROR")
+        assert resolve(None)[1].name == "cuda:0"
+
+    def test_what_does_not_is_asked_once(self, equipped: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("STAND_IN_INIT_ERROR", "999")
+        first = refusal()
+        monkeypatch.delenv("STAND_IN_INIT_ERROR")
+        assert refusal() == first
+
+    def test_it_is_too_old(self, equipped: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("STAND_IN_VERSION", "11080")
+        assert refusal() == (
+            "the NVIDIA driver is for CUDA 11.8, and 12.0 is needed: install driver 525 or later"
+        )
+
+    def test_it_is_older_than_the_bindings(self, equipped: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+        if int(_bindings().partition(".")[0]) < 13:
+            pytest.skip("the bindings are for CUDA 12")
+        monkeypatch.setenv("STAND_IN_VERSION", "12080")
+        text = refusal()
+        assert text.startswith("the NVIDIA driver is for CUDA 12.8, and cuda-bindings 13.")
+        assert text.endswith(f" needs one for CUDA 13: {CUDA12}, or install a newer driver")
+
+    def test_it_hangs(self, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+        hanging = "#include <unistd.h>\nint cuInit() { return pause(); }"
+        compile_library(machine.folder / "libcuda.so.1", hanging)
+        monkeypatch.setattr(_probe, "_PATIENCE", 0.3)
+        assert refusal().startswith(
+            "a process that asked the NVIDIA driver for its GPUs did not answer within"
+        )
+
+    def test_it_crashes(self, machine: Machine) -> None:
+        compile_library(machine.folder / "libcuda.so.1", "int cuInit() { __builtin_trap(); }")
+        text = refusal()
+        assert text.startswith("a process that asked the NVIDIA driver for its GPUs crashed (SIGILL)")
+        assert "nvidia-smi" in text
+
+    def test_functions_are_missing(self, machine: Machine) -> None:
+        compile_library(machine.folder / "libcuda.so.1", "int cuInit() { return 0; }")
+        assert "ended with code 1 (AttributeError: " in refusal()
+        assert "cuDriverGetVersion" in refusal()
+
+
+class TestDevices:
+    @pytest.mark.parametrize("visible", ["", "-1", "7", "no such", "GPU-0"])
+    def test_the_environment_leaves_none(
+        self, equipped: Machine, monkeypatch: pytest.MonkeyPatch, visible: str
+    ) -> None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert refusal() == (
+            f"the setting CUDA_VISIBLE_DEVICES={visible!r} leaves the NVIDIA driver no GPU; unset it, or "
+            "name one that is there"
+        )
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+        assert [info.name for info in list_devices()] == ["cuda:0", "cpu:0"]
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+        assert [info.name for info in list_devices()] == ["cuda:0", "cuda:1", "cpu:0"]
+
+    def test_there_is_none(self, equipped: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("STAND_IN_DEVICES", "0")
+        assert refusal("cuda:1").startswith("the NVIDIA driver finds no GPU; see whether `nvidia-smi` does")
+
+    def test_none_of_that_number(self, equipped: Machine) -> None:
+        with pytest.raises(ValueError, match=r"'cuda:7': there is no such device") as caught:
+            resolve("cuda:7")
+        assert str(caught.value).endswith("available: cuda:0, cuda:1, cpu:0")
+
+    def test_none_allows_a_context(self, equipped: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("STAND_IN_COMPUTE_MODE", "2")
+        assert "is in compute mode 'prohibited'; nvidia-smi -c DEFAULT ends that" in refusal()
+
+    def test_another_process_has_it(self, equipped: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("STAND_IN_COMPUTE_MODE", "3")
+        monkeypatch.setenv("STAND_IN_DEVICES", "1")
+        with _context_elsewhere():
+            text = refusal()
+            assert "is in compute mode 'exclusive process', and another process has it" in text
+            assert "nvidia-smi" in text
+        # It is free again, and nobody need start anew.
+        info = resolve("cuda")[1]
+        assert (info.name, info.is_exclusive) == ("cuda:0", True)
+
+    def test_one_that_cannot_be_used_says_why_by_its_number(
+        self, monkeypatch: pytest.MonkeyPatch, forget_probes: None
+    ) -> None:
+        devices = [device(), device(compute_mode=2), device(has_virtual_memory=0)]
+        monkeypatch.setattr(_probe, "ask", lambda *_: {"version": 13000, "devices": devices})
+        monkeypatch.setattr(_installed, "ask", lambda *_: found())
+        assert [info.name for info in list_devices()] == ["cuda:0", "cpu:0"]
+        with pytest.raises(NotSupportedError, match="'cuda:1': the GPU is in compute mode 'prohibited'"):
+            resolve("cuda:1")
+        with pytest.raises(NotSupportedError, match="'cuda:2': the GPU has no virtual memory management"):
+            resolve("cuda:2")
+        assert CudaBackend().unavailable_reason() is None
+
+    def test_one_is_too_old_for_the_libraries(
+        self, monkeypatch: pytest.MonkeyPatch, forget_probes: None
+    ) -> None:
+        old = device(major=7, minor=0)
+        monkeypatch.setattr(_probe, "ask", lambda *_: {"version": 13000, "devices": [old]})
+        monkeypatch.setattr(_installed, "ask", lambda *_: found())
+        assert refusal() == (
+            f"the GPU has compute capability 7.0, which CUDA 13 does not know any more: {CUDA12}"
+        )
+
+
+class TestLibraries:
+    def test_all_are_there(self, bare: Machine) -> None:
+        bare.add()
+        cuda = describe()[0]
+        assert cuda.problem is None
+        assert [device.libraries for device in cuda.devices] == [
+            ("blas", "fft", "memory", "random", "sparse")
+        ] * 2
+        found = {one.name: (one.version, one.source, one.path) for one in cuda.software}
+        folder = bare.folder
+        assert found == {
+            "NVIDIA driver": ("13.0", "system", None),
+            "NVRTC": ("13.0", "system", str(folder / "libnvrtc.so.13")),
+            "cuBLAS": ("13.1.2", "system", str(folder / "libcublas.so.13")),
+            "cuFFT": ("12.0.1", "system", str(folder / "libcufft.so.12")),
+            "cuRAND": ("10.4.0", "system", str(folder / "libcurand.so.10")),
+            "cuSPARSE": ("12.6.3", "system", str(folder / "libcusparse.so.12")),
+        }
+
+    @pytest.mark.parametrize("variable", ["CONDA_PREFIX", "CUDA_PATH"])
+    def test_they_are_found_where_the_bindings_look(
+        self, bare: Machine, monkeypatch: pytest.MonkeyPatch, made_libraries: Path, variable: str
+    ) -> None:
+        prefix = bare.folder.parent / "prefix"
+        prefix.mkdir()
+        (prefix / "lib").symlink_to(made_libraries)
+        monkeypatch.setenv(variable, str(prefix))
+        _, nvrtc, *_ = describe()[0].software
+        assert nvrtc.version == "13.0"
+        assert nvrtc.path is not None
+        assert (prefix / "lib" / "libnvrtc.so.13").samefile(nvrtc.path)
+        assert nvrtc.source == {"CONDA_PREFIX": "conda", "CUDA_PATH": "CUDA_PATH"}[variable]
+
+    def test_there_are_none(self, bare: Machine) -> None:
+        assert refusal() == (f"the NVIDIA driver is there, but CUDA's libraries are not installed: {CUDA13}")
+
+    def test_without_the_compiler_there_is_no_device(self, bare: Machine) -> None:
+        bare.add(set(LIBRARIES) - {"nvrtc"})
+        assert refusal() == f"NVRTC, by which kernels are compiled, is not installed: {CUDA13}"
+
+    @pytest.mark.parametrize(
+        ("missing", "library", "name"),
+        [
+            ("cublas", "blas", "cuBLAS"),
+            ("cublasLt", "blas", "cuBLAS"),
+            ("cufft", "fft", "cuFFT"),
+            ("curand", "random", "cuRAND"),
+            ("cusparse", "sparse", "cuSPARSE"),
+            ("nvJitLink", "sparse", "cuSPARSE"),
+        ],
+    )
+    def test_without_one_the_others_are_there(
+        self, bare: Machine, missing: str, library: str, name: str
+    ) -> None:
+        bare.add(set(LIBRARIES) - {missing})
+        libraries = _installed.installed((13, 0))
+        assert set(libraries.libraries) == {"blas", "fft", "memory", "random", "sparse"} - {library}
+        assert libraries.problem(library) == (
+            f"library {library!r} needs {name}, which is not installed: {CUDA13}"
+        )
+        assert resolve("cuda")[1].name == "cuda:0"
+
+    def test_one_is_damaged(self, bare: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+        # One that the loader itself would skip: the bindings load this one by its path.
+        bare.add(set(LIBRARIES) - {"cufft"})
+        prefix = bare.folder.parent / "prefix"
+        (prefix / "lib").mkdir(parents=True)
+        (prefix / "lib" / "libcufft.so.12").write_bytes(b"no library")
+        monkeypatch.setenv("CUDA_PATH", str(prefix))
+        problem = _installed.installed((13, 0)).problem("fft")
+        assert problem is not None
+        assert "which cannot be loaded (" in problem
+        assert problem.endswith(f"install it anew: {CUDA13}")
+
+    def test_one_is_of_a_newer_cuda(self, bare: Machine) -> None:
+        bare.add(set(LIBRARIES) - {"cublas", "cufft"})
+        make_library(bare.folder, "cublas", "14, 0, 1")
+        make_library(bare.folder, "cufft", "13, 0, 0")
+        libraries = _installed.installed((13, 0))
+        assert libraries.libraries == ("memory", "random", "sparse")
+        for library, name in (("blas", "cuBLAS"), ("fft", "cuFFT")):
+            assert libraries.problem(library) == (
+                f"library {library!r} needs {name}, which is there for CUDA 14, and the NVIDIA driver is "
+                f"for CUDA 13.0: {CUDA13}, or install a newer driver"
+            )
+
+    def test_looking_for_them_crashes(self, bare: Machine) -> None:
+        bare.add(set(LIBRARIES) - {"curand"})
+        source = "__attribute__((constructor)) void start() { __builtin_trap(); }"
+        compile_library(bare.folder / "libcurand.so.10", source)
+        assert refusal() == (
+            f"a process that loaded CUDA's libraries crashed (SIGILL); install them anew: {CUDA13}"
+        )
+
+    @pytest.mark.parametrize("text", ["raise ImportError('libX.so: undefined symbol')", "import no_such"])
+    def test_the_bindings_cannot_be_imported(
+        self, equipped: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+    ) -> None:
+        package = tmp_path / "broken" / "cuda" / "bindings"
+        package.mkdir(parents=True)
+        for folder, content in ((package.parent, ""), (package, text)):
+            (folder / "__init__.py").write_text(content)
+        monkeypatch.syspath_prepend(str(package.parents[1]))
+        reason = refusal()
+        assert reason.startswith("cuda-bindings cannot be imported (")
+        assert "install it anew: pip install --force-reinstall --no-deps cuda-bindings" in reason
+
+    def test_the_bindings_are_not_installed(
+        self, equipped: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "empty" / "cuda").mkdir(parents=True)
+        (tmp_path / "empty" / "cuda" / "__init__.py").touch()
+        monkeypatch.syspath_prepend(str(tmp_path / "empty"))
+        assert refusal() == f"cuda-bindings is not installed: {CUDA13}"
+
+    def test_this_process_loads_none(self, equipped: Machine) -> None:
+        assert describe()[0].problem is None
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+        assert str(equipped.folder) not in maps
+        assert "libcuda.so" not in maps or Path("/dev/nvidia0").exists()
+
+
+@pytest.mark.parametrize("isolation", ["inline", "process"])
+class TestOpening:
+    def test_a_library_that_is_missing_is_refused_by_the_actor(
+        self, bare: Machine, variables: Callable[..., dict[str, str]], isolation: str
+    ) -> None:
+        bare.add(set(LIBRARIES) - {"cufft"})
+        _link_stand_ins(bare, "libnvrtc.so.13")
+        text = _run(
+            f"""
+device = await system.open_device("cuda", options=ta.DeviceOptions(isolation={isolation!r}))
+print(device.libraries)
+x = await device.put(np.arange(4.0))
+try:
+    await ta.fft.fft(x)
+except ta.NotSupportedError as error:
+    print(error.message)
+print(await x.to_host())
+""",
+            variables(),
+        )
+        assert text.splitlines() == [
+            "('blas', 'memory', 'random', 'sparse')",
+            f"library 'fft' needs cuFFT, which is not installed: {CUDA13}",
+            "[0. 1. 2. 3.]",
+        ]
+
+    def test_another_process_was_quicker(
+        self, equipped: Machine, variables: Callable[..., dict[str, str]], isolation: str
+    ) -> None:
+        _link_stand_ins(equipped, "libnvrtc.so.13")
+        text = _run(
+            f"""
+import subprocess, sys
+assert [info.name for info in ta.list_devices()] == ["cuda:0", "cpu:0"]
+with subprocess.Popen([sys.executable, "-c", {_HOLDER!r}], stdin=-1, stdout=-1) as holder:
+    holder.stdout.readline()
+    try:
+        await system.open_device("cuda", options=ta.DeviceOptions(isolation={isolation!r}))
+    except ta.NotSupportedError as error:
+        print(error.message)
+    holder.stdin.close()
+device = await system.open_device("cuda", options=ta.DeviceOptions(isolation={isolation!r}))
+print(device.info.name)
+""",
+            variables(STAND_IN_COMPUTE_MODE="3", STAND_IN_DEVICES="1"),
+        )
+        refused, opened = text.splitlines()
+        assert "is in compute mode 'exclusive process', and another process has it" in refused
+        assert opened == "cuda:0"
+
+
+class TestChild:
+    def program(self, tmp_path: Path, text: str) -> Any:
+        (tmp_path / "program.py").write_text(text)
+        return _child.ask(tmp_path / "program.py", [], {"a": 1}, 20.0)
+
+    def test_the_answer_is_the_last_line(self, tmp_path: Path) -> None:
+        text = "import json, sys; print('hello'); print(json.dumps([json.load(sys.stdin), 2]))"
+        assert self.program(tmp_path, text) == [{"a": 1}, 2]
+
+    @pytest.mark.parametrize(
+        ("text", "how"),
+        [
+            ("", r"gave no answer"),
+            ("print('hello')", r"gave no answer"),
+            ("raise SystemExit(3)", r"ended with code 3$"),
+            ("import os; os.kill(os.getpid(), 9)", r"crashed \(SIGKILL\)"),
+            ("1 / 0", r"ended with code 1 \(ZeroDivisionError: division by zero\)"),
+        ],
+    )
+    def test_there_is_none(self, tmp_path: Path, text: str, how: str) -> None:
+        with pytest.raises(_child.ChildError, match=how):
+            self.program(tmp_path, text)
+
+    def test_the_interpreter_cannot_be_started(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
+        with pytest.raises(_child.ChildError, match="could not be started"):
+            self.program(tmp_path, "")
+
+
+_HOLDER = """
+import ctypes, sys
+driver = ctypes.CDLL("libcuda.so.1")
+context = ctypes.c_void_p()
+assert driver.cuInit(0) == 0
+assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+print("it has it", flush=True)
+sys.stdin.read()
+"""
+
+
+class _context_elsewhere:  # noqa: N801  # reads as what it is
+    """Another process has a context on the first device."""
+
+    def __enter__(self) -> None:
+        command = [sys.executable, "-c", _HOLDER]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe)
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"it has it\n"
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+        assert self._process.returncode == 0
+
+
+def _run(body: str, environment: dict[str, str]) -> str:
+    lines = "\n".join(f"        {line}" for line in body.strip().splitlines())
+    program = f"""
+import numpy as np, trio
+import trio_accel as ta
+async def main():
+    async with ta.open_system("test") as system:
+{lines}
+trio.run(main)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _link_stand_ins(machine: Machine, *files: str) -> None:
+    for path in machine.stand_in.libraries:
+        if path.name in files:
+            (machine.folder / path.name).unlink()
+            (machine.folder / path.name).symlink_to(path)
+
+
+def _bindings() -> str:
+    from importlib.metadata import version
+
+    return version("cuda-bindings")
+
+
+def device(**changes: object) -> dict[str, object]:
+    """What the driver says of a device."""
+    facts: dict[str, object] = {
+        "name": "GPU",
+        "uuid": "00",
+        "total_memory": 1 << 30,
+        "context": None,
+        "multiprocessors": 10,
+        "compute_mode": 0,
+        "major": 9,
+        "minor": 0,
+        "has_virtual_memory": 1,
+        "has_descriptors": 1,
+    }
+    return {**facts, **changes}
+
+
+def found() -> dict[str, object]:
+    """What is found where all libraries of CUDA 13 are installed."""
+    versions = {"nvrtc": [13, 0], "cublas": [13, 0, 0], "cufft": [12, 0, 0], "curand": None, "cusparse": None}
+    return {
+        "bindings": "13.0.0",
+        "found": {
+            name: {"path": f"/lib/{name}.so", "source": "site-packages", "version": version}
+            for name, version in versions.items()
+        },
+    }
