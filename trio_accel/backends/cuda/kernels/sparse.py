@@ -115,7 +115,7 @@ class SparseLibrary(CudaLibrary):
         )
         data, x = self._packed(stream, "data", spec.data), self._packed(stream, "x", spec.x)
         result = out
-        if not out.is_contiguous:
+        if not _has_no_gaps(spec.out):
             result = DeviceArray.packed(self._areas["out"].reserve(stream, out.nbytes), out.dtype, out.shape)
         if matrix is None:
             self._multiply_unchecked(spec, structure, stream, (indptr, indices, data, x, result.address))
@@ -128,7 +128,7 @@ class SparseLibrary(CudaLibrary):
     def _packed(self, stream: CudaStream, name: str, spec: ArraySpec) -> int:
         """The address of an array's elements without gaps: its own, or that of a copy."""
         array = self._device.at(spec)
-        if array.is_contiguous:
+        if _has_no_gaps(spec):
             return array.address
         packed = DeviceArray.packed(self._areas[name].reserve(stream, array.nbytes), array.dtype, array.shape)
         self._device.arrays.convert(stream, array, packed)
@@ -249,8 +249,12 @@ def _stored(spec: SpmvCsrSpec) -> int:
     return min(spec.indices.shape[0], spec.data.shape[0])
 
 
+def _has_no_gaps(vector: ArraySpec) -> bool:
+    return vector.strides[0] == vector.dtype.itemsize or vector.shape[0] <= 1
+
+
 def _structure(spec: SpmvCsrSpec) -> _Structure:
-    """What tells a matrix from others, apart from its values."""
+    """What tells a matrix from others, and is checked with it, apart from its values."""
     indptr, indices, data = spec.indptr, spec.indices, spec.data
     return (
         *(spec.rows, spec.columns),
@@ -270,6 +274,10 @@ def _check(spec: SpmvCsrSpec) -> None:
     """
     check_dtype("spmv", check_same_dtype("spmv", spec.data, spec.x, spec.out), NATIVE)
     check_dtype("spmv with indices", check_same_dtype("spmv", spec.indptr, spec.indices), _INDICES)
+    for name, array in (("indices", spec.indices), ("data", spec.data)):
+        if array.ndim != 1:
+            message = f"{name}: must have one axis, got shape {array.shape}"
+            raise LibraryError(message, library="sparse", code="invalid_value")
     if spec.indptr.shape != (spec.rows + 1,):
         message = _FAULTS[1].format(rows=spec.rows, more=spec.rows + 1, stored=_stored(spec))
         raise LibraryError(message, library="sparse", code="invalid_value")
