@@ -187,14 +187,20 @@ async def test_after_the_end_every_use_says_so(device: ta.Device) -> None:
 @pytest.mark.parametrize(
     ("spec", "error", "text"),
     [
-        ("cuda:7", ta.NotSupportedError, r"'cuda:7': .* no cuda backend; available: cpu:0"),
+        ("cuda:7", ta.NotSupportedError, r"'cuda:7': .+; available: cpu:0"),
         ("cpu:7", ValueError, r"'cpu:7': there is no such device; available: cpu:0"),
-        ("abacus", ValueError, r"'abacus' names no device; allowed: cpu, cpu:<number>"),
+        ("abacus", ValueError, r"'abacus' names no device; allowed: .*cpu, cpu:<number>"),
     ],
 )
 async def test_devices_that_are_none(
-    system: ta.System, isolation: Isolation, spec: str, error: type[Exception], text: str
+    system: ta.System,
+    monkeypatch: pytest.MonkeyPatch,
+    isolation: Isolation,
+    spec: str,
+    error: type[Exception],
+    text: str,
 ) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # no GPU, with a driver as without one
     with pytest.raises(error, match=text):
         await system.open_device(spec, options=ta.DeviceOptions(isolation=isolation))
     assert system.tree().children == ()

@@ -69,17 +69,18 @@ async def test_what_the_environment_says(system: ta.System, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("spec", "error", "message"),
     [
-        ("abacus", ValueError, r"'abacus' names no device; allowed: cpu, cpu:<number>"),
+        ("abacus", ValueError, r"'abacus' names no device; allowed: .*cpu, cpu:<number>"),
         ("cpu:7", ValueError, r"'cpu:7': there is no such device; available: cpu:0"),
         ("cpu:x", ValueError, r"'cpu:x' names no device"),
-        ("cuda", ta.NotSupportedError, r"no cuda backend; available: cpu:0"),
+        ("cuda", ta.NotSupportedError, r"'cuda': .+; available: cpu:0"),
         (0, TypeError, r"spec must be the name of a device such as 'cpu' or None, got 0"),
         (b"cpu", TypeError, r"spec must be the name of a device"),
     ],
 )
 async def test_names_that_are_none(
-    system: ta.System, spec: str, error: type[Exception], message: str
+    system: ta.System, monkeypatch: pytest.MonkeyPatch, spec: str, error: type[Exception], message: str
 ) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # no GPU, with a driver as without one
     with pytest.raises(error, match=message):
         await system.open_device(spec)
     assert system.tree().children == ()
