@@ -43,6 +43,23 @@ KERNEL(checked, Limit) { assert((int)threadIdx.x < arguments.limit); }
 KERNEL(trapped, Limit) { if ((int)threadIdx.x >= arguments.limit) __trap(); }
 """
 
+FUNCTIONS = """
+extern "C" __global__ void floats(const double *x, double *y) {
+    double v = x[threadIdx.x];
+    double results[] = {rsqrtf(fabs(v)), sinpif(v), cospi(v), __fmaf_rn(v, v, v), max(v, .25), min(-v, .25)};
+    for (int i = 0; i < 6; i++)
+        y[6 * threadIdx.x + i] = results[i];
+}
+extern "C" __global__ void integers(const unsigned long long *x, unsigned long long *y) {
+    unsigned long long v = x[threadIdx.x];
+    unsigned low = (unsigned)v;
+    unsigned long long results[] = {__umul64hi(v, v), __umulhi(low, low), __popcll(v), __clz(low), __ffsll(v),
+                                    __float_as_uint(__uint_as_float(low)), atomicCAS(&y[6], 0, v)};
+    for (int i = 0; i < 6; i++)
+        y[7 * threadIdx.x + i] = results[i];
+}
+"""
+
 
 def _compile(source: str, *names: str) -> Any:
     options = ProgramOptions(arch="sm_90", std="c++17")
@@ -122,6 +139,33 @@ def check_launches() -> None:
     library = call(driver.cuKernelGetLibrary, kernel.handle)
     assert code_of(driver.cuLibraryGetKernel, library, b"nothing") == 500
     assert code_of(driver.cuLibraryLoadData, b"\0" * 64, [], [], 0, [], [], 0) == 200
+
+
+def _run(name: str, inputs: Any, outputs: int) -> Any:
+    """Calls a kernel of one block with inputs and outputs of the same type."""
+    stream, source, target = make_stream(), pinned(inputs.size, inputs.dtype), pinned(outputs, inputs.dtype)
+    source[:] = inputs
+    kernel = _compile(FUNCTIONS).get_kernel(name)
+    addresses = (ctypes.c_uint64 * 2)(source.ctypes.data, target.ctypes.data)
+    pointers = (ctypes.c_void_p * 2)(*(ctypes.addressof(addresses) + offset for offset in (0, 8)))
+    shape = (1, 1, 1, inputs.size, 1, 1)
+    function = driver.CUfunction(int(kernel.handle))
+    call(driver.cuLaunchKernel, function, *shape, 0, stream, ctypes.addressof(pointers), 0)
+    call(driver.cuStreamSynchronize, stream)
+    return target.reshape(inputs.size, -1)
+
+
+def check_functions_of_kernels() -> None:
+    open_device()
+    x = np.random.default_rng(2).uniform(-3, 3, 50)
+    columns = [1 / np.sqrt(abs(x)), np.sin(np.pi * x), np.cos(np.pi * x), x * x + x]
+    columns += [np.maximum(x, 0.25), np.minimum(-x, 0.25)]
+    np.testing.assert_allclose(_run("floats", x, 300), np.stack(columns, 1), rtol=2e-6, atol=2e-6)
+    found = _run("integers", np.array([2**63 + 5, 96], np.uint64), 14)
+    big, low = 2**63 + 5, 5
+    assert found[0, :6].tolist() == [big * big >> 64, low * low >> 32, 3, 29, 1, 5]
+    assert found[1, :6].tolist() == [0, 0, 2, 25, 6, 96]
+    assert found[0, 6] == big  # the first came, the second found it taken
 
 
 def check_unloading() -> None:

@@ -164,39 +164,39 @@ static inline double max(double a, double b) {
     return fmax(a, b);
 }
 
-static inline float rsqrtf(float x) {
-    return 1.0f / sqrtf(x);
-}
-static inline double rsqrt(double x) {
-    return 1.0 / sqrt(x);
-}
+// Macros, and functions behind them, since newer C libraries have functions of these names too.
 #define __expf(x) expf(x)
 #define __logf(x) logf(x)
 #define __sinf(x) sinf(x)
 #define __cosf(x) cosf(x)
 #define __powf(x, y) powf(x, y)
+#define rsqrtf(x) stand_in::reciprocal_root((float)(x))
+#define rsqrt(x) stand_in::reciprocal_root(x)
+#define sinpif(x) ((float)stand_in::sine_of_pi(x))
+#define cospif(x) ((float)stand_in::cosine_of_pi(x))
+#define sinpi(x) stand_in::sine_of_pi(x)
+#define cospi(x) stand_in::cosine_of_pi(x)
+#define sincospif(x, sine, cosine) ((void)(*(sine) = sinpif(x), *(cosine) = cospif(x)))
+#define sincospi(x, sine, cosine) ((void)(*(sine) = sinpi(x), *(cosine) = cospi(x)))
+
+namespace stand_in {
+static inline float reciprocal_root(float x) {
+    return 1.0f / sqrtf(x);
+}
+static inline double reciprocal_root(double x) {
+    return 1.0 / sqrt(x);
+}
+static inline double sine_of_pi(double x) {
+    return sin(M_PI * remainder(x, 2.0));
+}
+static inline double cosine_of_pi(double x) {
+    return cos(M_PI * remainder(x, 2.0));
+}
+} // namespace stand_in
+
 static inline float __fdividef(float x, float y) {
     return x / y;
 }
-static inline float sinpif(float x) {
-    return sinf((float)M_PI * x);
-}
-static inline float cospif(float x) {
-    return cosf((float)M_PI * x);
-}
-static inline double sinpi(double x) {
-    return sin(M_PI * x);
-}
-static inline double cospi(double x) {
-    return cos(M_PI * x);
-}
-static inline void sincospif(float x, float *s, float *c) {
-    *s = sinpif(x), *c = cospif(x);
-}
-static inline void sincospi(double x, double *s, double *c) {
-    *s = sinpi(x), *c = cospi(x);
-}
-
 static inline float __fadd_rn(float x, float y) {
     return x + y;
 }
