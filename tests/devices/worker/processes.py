@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import time
+import uuid
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import trio
 
 PROC = Path("/proc")
 LAUNCHER = "_launcher_process.py"
+_DYING = 2.0
 
 
 def everyone() -> Iterator[tuple[int, int, int]]:
@@ -64,6 +69,23 @@ def descriptors(pid: int | None = None) -> dict[int, str]:
             # The one of the listing itself.
             continue
     return found
+
+
+@contextmanager
+def none_left(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None]:
+    """Fail where a process is left that was started in the body, however far removed."""
+    mark = uuid.uuid4().hex
+    # Handed down to every process that is started from here, and by those.
+    monkeypatch.setenv("TRIO_ACCEL_TEST_MARK", mark)
+    zombies = children()
+    yield
+    deadline = time.monotonic() + _DYING
+    while (left := marked(mark)) and time.monotonic() < deadline:
+        # One that was killed and is nobody's child here takes a moment.
+        time.sleep(0.005)
+    assert not left, f"processes are alive: {[command(pid) for pid in left]}"
+    left = children() - zombies
+    assert not left, f"processes were not reaped: {left}"
 
 
 async def wait_dead(*pidfds: int) -> None:

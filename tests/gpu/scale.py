@@ -1,0 +1,21 @@
+"""How much is done: all of it, or so little that a stand-in for the hardware can do it, too."""
+
+from __future__ import annotations
+
+import os
+from typing import TypeVar
+
+ValueT = TypeVar("ValueT")
+
+VARIABLE = "TRIO_ACCEL_GPU_SCALE"
+IS_CHOSEN = VARIABLE in os.environ
+IS_SMALL = os.environ.get(VARIABLE) == "small"
+
+
+def scaled(full: ValueT, small: ValueT) -> ValueT:
+    """What the environment asks for."""
+    return small if IS_SMALL else full
+
+
+ROUNDS = scaled(20, 2)
+"""How often each fault is injected."""
