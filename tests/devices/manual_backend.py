@@ -248,7 +248,7 @@ class ManualDevice:
     def spin(self, stream: ManualStream, block: int | None = None) -> ManualHold:
         return stream.hold()
 
-    def poison(self, reason: str, how: str = "illegal_address") -> None:
+    def poison(self, reason: str, how: str = "illegal_address", stream: object = None) -> None:
         self.failure = ta.ContextPoisonedError(reason)
 
     def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> HostLoan:

@@ -173,7 +173,7 @@ class Engine:
             self.leave(launch)
         operation = self._fly(lane, launch, reads, writes)
         if launch.fault is not None:
-            launch.fault.fault.after(self.device)
+            launch.fault.fault.after()
         for block in writes:
             self._writers[block] = operation
         self.completion.watch(lane.stream, operation.event)

@@ -67,7 +67,10 @@ class Fault:
             written: Blocks that it writes.
             holds: Takes what is to be released with the context.
         """
-        if self.how == "writing":
+        if self.kind == "poison":
+            how = cast("Poison | None", self.how) or "illegal_address"
+            device.poison("poisoned by an injected fault", how, stream)
+        elif self.how == "writing":
             reached = stream.record()
             holds.append(device.spin(stream, written[0] if written else None))
             if self.kind == "kill":
@@ -83,12 +86,9 @@ class Fault:
         hold = stream.hold(waker)
         return hold
 
-    def after(self, device: AccelDevice) -> None:
-        """Act once it is enqueued."""
-        if self.kind == "poison":
-            how = cast("Poison | None", self.how) or "illegal_address"
-            device.poison("poisoned by an injected fault", how)
-        elif self.kind == "kill" and self.how != "writing":
+    def after(self) -> None:
+        """Act once it is launched."""
+        if self.kind == "kill" and self.how != "writing":
             _Kill().ring()
 
 

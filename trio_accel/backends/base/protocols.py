@@ -370,7 +370,7 @@ class AccelDevice(Protocol):
         """
         ...
 
-    def poison(self, reason: str, how: Poison = "illegal_address") -> None:
+    def poison(self, reason: str, how: Poison = "illegal_address", stream: AccelStream | None = None) -> None:
         """Make the context unusable, as a fault on the device would: for tests of what happens then.
 
         Where a real fault would take more with it than this device, it only counts as lost.
@@ -378,6 +378,7 @@ class AccelDevice(Protocol):
         Args:
             reason: What the errors say, where it is not the device that reports them.
             how: Which fault, where the device has several.
+            stream: Where it happens: what is enqueued there from now on is not done before it is seen.
         """
 
     def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> Loan:

@@ -110,7 +110,7 @@ class CpuDevice:
             raise TypeError(f"stream: the CPU backend has its own streams, not {stream!r}")
         return stream.hold() if block is None else stream.hold_writing(self._memory.block(block)[0])
 
-    def poison(self, reason: str, how: Poison = "illegal_address") -> None:
+    def poison(self, reason: str, how: Poison = "illegal_address", stream: AccelStream | None = None) -> None:
         """Make the context unusable; see `AccelDevice.poison`.
 
         What has not run yet does not, events are done with the error, and nobody is rung: the same

@@ -205,14 +205,14 @@ class CudaDevice:
         stream.check()
         return self._faults.spin(stream, (0, 0) if block is None else self._memory.block(block))
 
-    def poison(self, reason: str, how: Poison = "illegal_address") -> None:
+    def poison(self, reason: str, how: Poison = "illegal_address", stream: AccelStream | None = None) -> None:
         """Make the context unusable; see `AccelDevice.poison`.
 
         In a worker process by a kernel. In a process that others use too there would be no CUDA any more:
         there the context only counts as lost.
         """
         if self._is_isolated:
-            self._faults.launch(how)
+            self._faults.launch(how, stream if isinstance(stream, CudaStream) else None)
         else:
             self._bell.defuse()
             self.context.lose(f"the context is lost: {reason}")

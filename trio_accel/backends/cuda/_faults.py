@@ -30,14 +30,14 @@ class CudaFaults:
         self._kernels = kernels
         self._words = words
 
-    def launch(self, how: Poison) -> None:
-        """Lose the context, by a kernel on a stream of its own; compiles it, which blocks."""
+    def launch(self, how: Poison, stream: CudaStream | None) -> None:
+        """Lose the context by a kernel, on a stream or on one of its own; compiles it, which blocks."""
         function = self._function(how)
         with self._context:
-            stream = int(self._context.check(driver.cuStreamCreate(1)))
+            handle = stream.handle if stream else int(self._context.check(driver.cuStreamCreate(1)))
             with function as arguments:
                 _ARGUMENTS.pack_into(arguments, 0, _ILLEGAL, 0, 0, 0)
-                function.launch(stream, 1)
+                function.launch(handle, 1)
 
     def spin(self, stream: CudaStream, memory: tuple[int, int]) -> CudaHold:
         """Launch a kernel that ends with its hold only; compiles it, which blocks.
