@@ -21,6 +21,7 @@ _FOLDER = Path(__file__).parent
 _MEMORY = str(64 << 20)
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+Succeed = Callable[..., str]
 
 
 def _checks(program: str) -> list[str]:
@@ -28,19 +29,14 @@ def _checks(program: str) -> list[str]:
     return re.findall(r"^def (check_\w+)\(\)", (_FOLDER / program).read_text(), re.MULTILINE)
 
 
-def _succeed(done: subprocess.CompletedProcess[str]) -> str:
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.mark.parametrize("check", _checks("check_driver.py"))
-def test_driver(run: Run, check: str) -> None:
-    _succeed(run("check_driver.py", check))
+def test_driver(succeed: Succeed, check: str) -> None:
+    succeed("check_driver.py", check)
 
 
 @pytest.mark.parametrize("check", [each for each in _checks("check_memory.py") if "without" not in each])
-def test_memory(run: Run, check: str) -> None:
-    _succeed(run("check_memory.py", check, STAND_IN_MEMORY=_MEMORY))
+def test_memory(succeed: Succeed, check: str) -> None:
+    succeed("check_memory.py", check, STAND_IN_MEMORY=_MEMORY)
 
 
 def test_memory_without_access_faults(run: Run) -> None:
@@ -48,8 +44,8 @@ def test_memory_without_access_faults(run: Run) -> None:
 
 
 @pytest.mark.parametrize("check", _checks("check_core.py"))
-def test_core(run: Run, check: str) -> None:
-    _succeed(run("check_core.py", check))
+def test_core(succeed: Succeed, check: str) -> None:
+    succeed("check_core.py", check)
 
 
 @pytest.mark.parametrize(
@@ -62,8 +58,8 @@ def test_core(run: Run, check: str) -> None:
         ("trapped", 719),
     ],
 )
-def test_failing_kernels(run: Run, kernel: str, code: int) -> None:
-    _succeed(run("check_core.py", "check_failing_kernels", kernel, str(code), STAND_IN_FAULT_DELAY="100"))
+def test_failing_kernels(succeed: Succeed, kernel: str, code: int) -> None:
+    succeed("check_core.py", "check_failing_kernels", kernel, str(code), STAND_IN_FAULT_DELAY="300")
 
 
 @pytest.mark.parametrize(
@@ -82,8 +78,8 @@ def test_failing_kernels(run: Run, kernel: str, code: int) -> None:
         ({"CUDA_VISIBLE_DEVICES": "0,0"}, "100"),
     ],
 )
-def test_devices(run: Run, variables: dict[str, str], expected: str) -> None:
-    assert _succeed(run("check_driver.py", "report_devices", **variables)).strip() == expected
+def test_devices(succeed: Succeed, variables: dict[str, str], expected: str) -> None:
+    assert succeed("check_driver.py", "report_devices", **variables).strip() == expected
 
 
 def test_exclusive_devices_have_one_process(run: Run, stand_in: Any, tmp_path: Path) -> None:
