@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from contextlib import suppress
 from typing import TYPE_CHECKING, SupportsIndex
 
 from cuda.bindings import driver
@@ -43,8 +44,10 @@ def handle_of(stream: object) -> int:
 def _number_of(stream: object) -> int | None:
     if stream is None:
         return _LEGACY
-    if isinstance(stream, SupportsIndex):
-        return None if isinstance(stream, bool) else operator.index(stream)
+    if isinstance(stream, SupportsIndex) and not isinstance(stream, bool):
+        # An array has an index, too, if it has one element.
+        with suppress(TypeError):
+            return operator.index(stream)
     if isinstance(stream, driver.CUstream):
         return int(stream)
     protocol = getattr(stream, "__cuda_stream__", None)
