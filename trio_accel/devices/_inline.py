@@ -16,6 +16,7 @@ from ._library import LibraryActor
 from ._operation import Launch, Operation, Planner
 from ._pending import Pending
 from ._ref import AccelRef
+from ._registrar import HostRegistrar
 from ._statistics import DeviceStatistics
 from ._submissions import OpenLibrary
 
@@ -36,6 +37,8 @@ class InlineDispatch:
 
     def __init__(self, device: Device) -> None:
         self._device = device
+        pool = device.host_pool
+        self._registrar = None if pool is None else HostRegistrar(pool)
         self._context_ref: Ref[ContextActor] | None = None
         self.pending = 0
         self.session: Session | None = None
@@ -71,9 +74,15 @@ class InlineDispatch:
 
     @asynccontextmanager
     async def open(self, context: ActorContext) -> AsyncGenerator[None, None]:
-        """Nothing lasts longer than a context."""
-        await trio.lowlevel.checkpoint()
-        yield
+        """Make the pool of host memory, if there is one, known to each context's device."""
+        if self._registrar is None:
+            await trio.lowlevel.checkpoint()
+            yield
+            return
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._registrar.run)
+            yield
+            nursery.cancel_scope.cancel(reason="the device ends")
 
     async def start_context(self, context: ActorContext) -> None:
         """Start the context's actor."""
@@ -104,6 +113,8 @@ class InlineDispatch:
     def attach(self, session: Session) -> None:
         """A context is ready: start its generation."""
         self.session = session
+        if self._registrar is not None:
+            self._registrar.attach(session.engine.device)
         blocks = self._device.blocks
         blocks.valid_since = session.generation
         blocks.release = session.engine.release_all
@@ -114,6 +125,8 @@ class InlineDispatch:
         self._device.blocks.drain()
         self._device.blocks.lose()
         self.session = None
+        if self._registrar is not None:
+            self._registrar.detach()
         self._device.availability.interrupt()
 
     async def ask(self, operation: Operation[LibraryT, ReplyT]) -> ReplyT:

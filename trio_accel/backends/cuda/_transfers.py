@@ -51,6 +51,9 @@ class Transfers:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
+        # Held while pages are pinned, which takes long: never wanted where nothing may block.
+        self._pinning = threading.Lock()
+        self._is_closed = False
 
     def register(self, array: HostArray) -> None:
         """Pin memory of the host, so that it is transferred without a copy; blocks.
@@ -62,18 +65,24 @@ class Transfers:
             AccelError: The driver refused.
         """
         start, end = array.ctypes.data, array.ctypes.data + array.nbytes
-        with self._context:
-            self._context.check(
-                driver.cuMemHostRegister(start, array.nbytes, driver.CU_MEMHOSTREGISTER_PORTABLE)
-            )
-        with self._lock:
-            index = bisect.bisect(self._starts, start)
-            self._starts.insert(index, start)
-            self._ends.insert(index, end)
+        with self._pinning, self._context:
+            if self._is_closed:
+                return
+            result = driver.cuMemHostRegister(start, array.nbytes, driver.CU_MEMHOSTREGISTER_PORTABLE)
+            # By a device that was closed while a stream of it was stuck: contexts of a process are one.
+            if result[0] != driver.CUresult.CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED:
+                self._context.check(result)
+            with self._lock:
+                index = bisect.bisect(self._starts, start)
+                self._starts.insert(index, start)
+                self._ends.insert(index, end)
 
     def unregister(self, array: HostArray) -> None:
         """Give the pages back to the system; no transfer uses them. Blocks."""
-        start = array.ctypes.data
+        with self._pinning:
+            self._forget(array.ctypes.data)
+
+    def _forget(self, start: int) -> None:
         with self._lock:
             index = bisect.bisect_left(self._starts, start)
             if index == len(self._starts) or self._starts[index] != start:
@@ -122,7 +131,10 @@ class Transfers:
             self._start(stream, _Job(host, address, is_upload=False))
 
     def close(self) -> None:
-        """End the thread and free the pinned memory: no stream is held any more. The context is current."""
+        """End the thread, free the pinned memory and unregister the rest: no stream is held any more.
+
+        The context is current.
+        """
         thread = self._thread
         if thread is not None:
             self._jobs.put(None)
@@ -131,6 +143,10 @@ class Transfers:
         areas, self._areas = self._areas, []
         for area in areas:
             driver.cuMemFreeHost(area)
+        with self._pinning:
+            self._is_closed = True
+            for start in tuple(self._starts):
+                self._forget(start)
 
     def _start(self, stream: CudaStream, job: _Job) -> None:
         with self._lock:

@@ -13,7 +13,7 @@ from trio.lowlevel import enable_ki_protection
 
 from ._copies import Copying
 from ._launches import HostCopy
-from ._request import OperationRequest
+from ._request import OperationRequest, RemoteRequest
 
 __all__ = ["CopyService"]
 
@@ -91,7 +91,7 @@ class CopyService:
         else:
             self._start(request, copy, place, copied)
 
-    def cancel(self, request: OperationRequest) -> None:
+    def cancel(self, request: RemoteRequest) -> None:
         """End the copies of one request soon."""
         for copying, running in self._running.items():
             if running.request is request:

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import attrs
 import trio
@@ -386,7 +386,9 @@ class WorkerDispatch:
             request.unwind_after_copies()
             return False
         if self._requests.get(request.number) is not request:
-            # What it has made is on its way to the program.
+            # What it has made is on its way to the program: also that may take long.
+            deadline = trio.current_time() + self._options.cancel_grace
+            self._alarms.set(request, deadline, lambda: self._leave(request))
             return False
         if self._link is not None:
             self._link.send(("cancel", request.number), now=True)
@@ -406,6 +408,12 @@ class WorkerDispatch:
                 "was killed: a cancelled operation did not end within cancel_grace = "
                 f"{self._options.cancel_grace:g} s"
             )
+
+    def _leave(self, request: RemoteRequest) -> None:
+        """A cancelled asker waits no longer for its host array to be filled."""
+        if not request.is_over:
+            self._copies.cancel(request)
+            request.unwind_after_copies()
 
     def _keep_until_gone(self, link: WorkerLink, requests: Iterable[RemoteRequest]) -> None:
         """What a lost worker may still write to counts as used until it is dead."""
@@ -517,7 +525,8 @@ class WorkerDispatch:
             request.granted.set()
 
     def _on_copy(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
-        transfer, number, index, chunk, offset, array = message
+        transfer, number, index, chunk, offset, plain = cast("tuple[int, int, int, int, int, Any]", message)
+        array = read_array(plain)
 
         def copied() -> None:
             link.send(("copied", transfer), now=True)
@@ -529,7 +538,7 @@ class WorkerDispatch:
             self._copies.copy_on_device(
                 request,
                 request.hosts.copies[index],
-                lambda: self._chunks.view(chunk, offset, read_array(array)),
+                lambda: self._chunks.view(chunk, offset, array),
                 copied,
             )
         else:

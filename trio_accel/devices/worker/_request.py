@@ -111,7 +111,8 @@ class RemoteRequest:
         self._after_copies(lambda: self.finish(error or self.failure))
 
     def unwind_after_copies(self) -> None:
-        """Let a cancelled asker go when nothing uses the program's arrays any more."""
+        """Let a cancelled asker go when nothing uses the program's arrays any more, whatever the outcome."""
+        self._end = None
         self._after_copies(self.unwind)
 
     def copy_over(self) -> None:

@@ -33,6 +33,7 @@ class CUmemLocationType(IntEnum):
 class CUresult(IntEnum):
     CUDA_SUCCESS = 0
     CUDA_ERROR_NOT_READY = 600
+    CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712
 
 class CUstreamWaitValue_flags(IntEnum):
     CU_STREAM_WAIT_VALUE_GEQ = 0
