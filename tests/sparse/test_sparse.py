@@ -113,7 +113,7 @@ async def test_indices_of_eight_bytes(device: ta.Device) -> None:
 
 async def test_what_a_matrix_says_of_itself(device: ta.Device) -> None:
     a = await sparse.csr(device, random_matrix(3, 4, "float32", density=0.5))
-    assert repr(a) == "<CsrMatrix float32 (3, 4), 6 stored, on cpu:0>"
+    assert repr(a) == f"<CsrMatrix float32 (3, 4), 6 stored, on {device.name}>"
     a.release()
     await device.synchronize()
     assert (await device.statistics()).memory.used == 0
@@ -304,4 +304,4 @@ async def test_a_matrix_made_by_hand_that_is_inconsistent(system: ta.System, dev
     with pytest.raises(ta.LibraryError, match="indptr: 2 rows need 3 elements") as caught:
         await sparse.spmv(sparse.CsrMatrix((2, 2), *arrays), np.ones(2))
     assert caught.value.library == "sparse"
-    assert system.tree().find("test/cpu:0/context/sparse").restarts == 0
+    assert system.tree().find(f"test/{device.name}/context/sparse").restarts == 0
