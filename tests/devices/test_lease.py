@@ -109,6 +109,39 @@ async def test_an_array_released_while_leased_is_freed_afterwards(device: ta.Dev
     assert (await device.statistics()).memory.blocks == 0
 
 
+async def test_there_are_no_streams_of_others_on_the_cpu(device: ta.Device) -> None:
+    if device.info.backend != "cpu":
+        pytest.skip("CUDA has streams")
+    ref = await device.put(np.ones(3))
+    with pytest.raises(ta.NotSupportedError, match="lease: stream: "):
+        async with ref.lease(stream=1):
+            pass
+    async with ref.lease(stream=None) as array:
+        assert array.tolist() == [1, 1, 1]
+
+
+async def test_one_that_waits_when_the_context_is_lost_hears_of_it(
+    manual: ta.Device, backend: ManualBackend
+) -> None:
+    ref = await manual.put(np.ones(3))
+    backend.device.is_held = True
+    pending = manual.submit(ta.linalg.Scal(2.0, ref))
+    await wait_all_tasks_blocked()
+
+    async def lease() -> None:
+        with pytest.raises(ta.ContextPoisonedError, match="lost while this operation was waited for"):
+            async with ref.lease():
+                pass
+
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lease)
+            await wait_all_tasks_blocked()
+            manual.dispatch.poison("by a test")
+    with pytest.raises(ta.ContextPoisonedError, match="while this operation was in flight"):
+        await pending.wait()
+
+
 async def test_an_array_can_be_copied_to_another_device(system: ta.System, device: ta.Device) -> None:
     async with system.open_device(BACKEND, options=INLINE) as other:
         host = np.arange(6.0).reshape(2, 3)

@@ -45,6 +45,9 @@ async def arrays(device: ta.Device, host: npt.NDArray[np.float32]) -> None:
     assert_type(await a.fill(0.0), ta.AccelRef)
     assert_type(await a.to_host(), npt.NDArray[Any])
     assert_type(await a.to_host(out=host), npt.NDArray[Any])
+    async with a.lease(write=True, stream=7) as array:
+        # What it is depends on the backend.
+        assert_type(array, Any)
     await a.to_host(host)  # type: ignore[call-arg]  # `out` is a keyword
     await device.zeros("three")  # type: ignore[arg-type]
     a["name"]  # type: ignore[index]

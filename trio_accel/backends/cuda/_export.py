@@ -6,12 +6,12 @@ import ctypes
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-from cuda.core import Buffer
-from cuda.core.utils import StridedMemoryView
 
 from ..base import DType, StaleRefError
 
 if TYPE_CHECKING:
+    from cuda.core.utils import StridedMemoryView
+
     from ..base import DeviceInfo
     from ._arrays import DeviceArray
     from ._context import CudaContext
@@ -161,6 +161,9 @@ class CudaArray:
             raise StaleRefError("the lease of this array is over; lease it again", device=self._info.name)
 
     def _view(self) -> StridedMemoryView:
+        from cuda.core import Buffer
+        from cuda.core.utils import StridedMemoryView
+
         array = self._array
         size = array.dtype.itemsize
         if any(stride % size for stride in array.strides):

@@ -1,4 +1,4 @@
-# What the CUDA backend uses of cuda.core: its compiler for kernels.
+# What the CUDA backend uses of cuda.core: its compiler for kernels, and memory for others to see.
 
 from .utils import FileStreamProgramCache
 
@@ -13,3 +13,7 @@ class Program:
     def __init__(self, code: str, code_type: str, options: ProgramOptions = ...) -> None: ...
     def compile(self, target_type: str, *, cache: FileStreamProgramCache | None = ...) -> ObjectCode: ...
     def close(self) -> None: ...
+
+class Buffer:
+    @staticmethod
+    def from_handle(ptr: int, size: int, *, owner: object = ...) -> Buffer: ...
