@@ -6,9 +6,12 @@ import sys
 from importlib import metadata
 from typing import TYPE_CHECKING
 
+import attrs
 import pytest
 
 import trio_accel as ta
+from trio_accel.backends.base import BackendReport, DeviceReport, Software
+from trio_accel.cli import _info
 
 if TYPE_CHECKING:
     from conftest import Cli
@@ -23,7 +26,7 @@ def report(cli: Cli) -> dict[str, object]:
 
 
 def test_the_document(report: dict[str, object]) -> None:
-    assert list(report) == ["command", "version", "devices", "accelerator", "versions", "blas"]
+    assert list(report) == ["command", "version", "devices", "backends", "accelerator", "versions", "blas"]
     assert (report["command"], report["version"]) == ("info", ta.__version__)
 
 
@@ -40,9 +43,10 @@ def test_every_device_is_there_with_its_libraries(report: dict[str, object]) -> 
             "total_memory",
             "compute_units",
             "libraries",
+            "properties",
         ]
         assert (device["total_memory"], device["compute_units"]) == (info.total_memory, info.compute_units)
-        assert {"blas", "fft", "sparse"} <= set(device["libraries"])
+        assert {"memory", "blas", "fft", "sparse"} <= set(device["libraries"])
 
 
 def test_versions_are_those_that_are_installed(report: dict[str, object]) -> None:
@@ -67,8 +71,18 @@ def test_it_says_why_there_is_no_accelerator(cli: Cli, report: dict[str, object]
         assert reason is None
     else:
         assert isinstance(reason, str)
-        assert "cuda" in reason
+        assert "NVIDIA driver" in reason
         assert f"no accelerator: {reason}\n" in cli("info").out
+
+
+def test_every_backend_is_there_with_what_it_lacks(report: dict[str, object]) -> None:
+    backends = report["backends"]
+    assert isinstance(backends, list)
+    cuda, cpu = backends
+    assert (cpu["name"], cpu["problem"], cpu["software"]) == ("cpu", None, [])
+    assert cuda["name"] == "cuda"
+    assert cuda["software"][0]["name"] == "NVIDIA driver"
+    assert (cuda["problem"] is None) == any(info.backend == "cuda" for info in ta.list_devices())
 
 
 def test_the_text_has_the_same_facts(cli: Cli, report: dict[str, object]) -> None:
@@ -84,11 +98,75 @@ def test_the_text_has_the_same_facts(cli: Cli, report: dict[str, object]) -> Non
         assert f"{device['name']} {device['description']} {device['compute_units']}" in text
 
 
-@pytest.mark.skipif(
-    any(info.backend != "cpu" for info in ta.list_devices()), reason="there is an accelerator"
-)
-def test_without_a_driver_no_cuda_package_is_imported(cli: Cli) -> None:
+def test_no_cuda_package_is_imported(cli: Cli) -> None:
     before = {name for name in sys.modules if name.partition(".")[0] in ("cuda", "nvmath")}
     assert cli("info").code == 0
     after = {name for name in sys.modules if name.partition(".")[0] in ("cuda", "nvmath")}
     assert after == before
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """Two GPUs of which one can be used, and a library that is missing."""
+    gpu = ta.DeviceInfo(
+        backend="cuda",
+        index=0,
+        description="NVIDIA [H200]",
+        total_memory=141 << 30,
+        compute_units=132,
+        isolations=("process", "inline"),
+    )
+    properties = (("compute capability", "9.0"), ("compute mode", "default"))
+    backend = BackendReport(
+        name="cuda",
+        devices=(
+            DeviceReport(info=gpu, libraries=("blas", "memory"), properties=properties),
+            DeviceReport(info=attrs.evolve(gpu, index=1), problem="it is in compute mode 'prohibited'"),
+        ),
+        software=(
+            Software(name="NVIDIA driver", version="580.1 (CUDA 13.0)", source="system"),
+            Software(
+                name="NVRTC", version="13.0", source="wheel", path="/venv/nvidia/cu13/lib/libnvrtc.so.13"
+            ),
+            Software(name="cuBLAS", source="wheel", path="/venv/nvidia/cu13/lib/b.so", needed_by=("blas",)),
+            Software(name="cuFFT", needed_by=("fft",), problem="is not installed: pip install 'x[y]'"),
+        ),
+    )
+    cpu = BackendReport(name="cpu", devices=(DeviceReport(info=_cpu(), libraries=("blas",)),))
+    monkeypatch.setattr(_info, "describe", lambda: (backend, cpu))
+    return attrs.asdict(backend)
+
+
+def test_a_gpu_with_its_driver_and_libraries(cli: Cli, gpus: dict[str, object]) -> None:
+    document = json.loads(cli("info", "--json").out)
+    first, second = document["devices"]
+    assert (first["name"], first["libraries"], second["name"]) == ("cuda:0", ["blas", "memory"], "cpu:0")
+    assert first["properties"] == {"compute capability": "9.0", "compute mode": "default"}
+    cuda, cpu = document["backends"]
+    assert cuda["software"] == json.loads(json.dumps(gpus["software"]))
+    assert cuda["unusable"] == [
+        {"name": "cuda:1", "description": "NVIDIA [H200]", "problem": "it is in compute mode 'prohibited'"}
+    ]
+    assert (cuda["problem"], cpu["unusable"], document["accelerator"]) == (None, [], None)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_its_text_fits_the_terminal(
+    cli: Cli, gpus: dict[str, object], monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    done = cli("info")
+    lines = [line.rstrip() for line in done.out.splitlines()]
+    assert (done.code, done.err) == (0, "")
+    assert max(map(len, lines)) <= width
+    assert "cuda:0  NVIDIA [H200]  132    141.0 GiB  blas, memory" in lines
+    assert "cuda:0  compute capability 9.0, compute mode default" in lines
+    assert "NVIDIA driver  580.1 (CUDA 13.0)  system" in lines
+    assert "NVRTC          13.0               wheel    /venv/nvidia/cu13/lib" in lines
+    assert "cuBLAS (blas)                     wheel" in lines
+    assert "cuFFT (fft)                       missing  is not installed: pip install 'x[y]'" in lines
+    assert "cuda:1 cannot be used: it is in compute mode 'prohibited'" in lines
+
+
+def _cpu() -> ta.DeviceInfo:
+    return next(info for info in ta.list_devices() if info.backend == "cpu")

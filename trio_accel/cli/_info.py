@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 from functools import partial
 from importlib import metadata
@@ -14,6 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 import trio_accel as ta
+from trio_accel.backends import describe
+from trio_accel.cli._errors import printable
 from trio_accel.cli._results import as_json as to_json
 from trio_accel.cli._run import in_thread, run_async
 from trio_accel.cli._screen import make_console, print_line
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rich.console import Console
+
+    from trio_accel.backends.base import BackendReport, DeviceReport, Software
 
 __all__ = ["show_info"]
 
@@ -39,8 +44,8 @@ _DISTRIBUTIONS = (
 
 
 @attrs.frozen(kw_only=True)
-class DeviceReport:
-    """A device and what was found on it.
+class DeviceEntry:
+    """A device that can be used.
 
     Attributes:
         name: What ``open_device`` takes.
@@ -48,7 +53,8 @@ class DeviceReport:
         description: The product.
         total_memory: Bytes.
         compute_units: Processor cores or multiprocessors.
-        libraries: Libraries of its backend.
+        libraries: Libraries of its backend that it has.
+        properties: What else its backend knows of it.
     """
 
     name: str
@@ -57,6 +63,39 @@ class DeviceReport:
     total_memory: int
     compute_units: int
     libraries: Sequence[str]
+    properties: Mapping[str, str]
+
+
+@attrs.frozen(kw_only=True)
+class Unusable:
+    """A device that is there and cannot be used.
+
+    Attributes:
+        name: What ``open_device`` would take.
+        description: The product.
+        problem: Why not, and what to do about it.
+    """
+
+    name: str
+    description: str
+    problem: str
+
+
+@attrs.frozen(kw_only=True)
+class BackendEntry:
+    """A kind of device.
+
+    Attributes:
+        name: Its name.
+        problem: Why it has no device that can be used, ``None`` if it has one.
+        software: The driver and the vendor's libraries, also those that are missing.
+        unusable: Its devices that cannot be used.
+    """
+
+    name: str
+    problem: str | None
+    software: Sequence[Software]
+    unusable: Sequence[Unusable]
 
 
 @attrs.frozen(kw_only=True)
@@ -65,14 +104,16 @@ class InfoReport:
 
     Attributes:
         version: Of trio_accel.
-        devices: The best first.
+        devices: Those that can be used, the best first.
+        backends: All of them, the best first.
         accelerator: Why there is no accelerator, ``None`` if there is one.
         versions: Of Python and the installed packages; ``None`` for one that is not installed.
         blas: NumPy's BLAS library.
     """
 
     version: str
-    devices: Sequence[DeviceReport]
+    devices: Sequence[DeviceEntry]
+    backends: Sequence[BackendEntry]
     accelerator: str | None
     versions: Mapping[str, str | None]
     blas: str
@@ -84,14 +125,17 @@ def show_info(*, as_json: bool) -> int:
 
 
 async def _show(is_json: bool) -> int:
-    devices = await in_thread(ta.list_devices)
-    async with ta.open_system("info") as system:
-        reports = [await _report(system, info) for info in devices]
-        reason = None
-        if all(info.backend == "cpu" for info in devices):
-            reason = await _no_accelerator(system)
+    found = await in_thread(describe)
+    devices = [_device(device) for backend in found for device in backend.devices if device.problem is None]
+    problems = [backend.problem for backend in found if backend.problem is not None]
+    has_accelerator = any(device.backend != "cpu" for device in devices)
     report = InfoReport(
-        version=ta.__version__, devices=reports, accelerator=reason, versions=_versions(), blas=_numpy_blas()
+        version=ta.__version__,
+        devices=devices,
+        backends=[_backend(backend) for backend in found],
+        accelerator=None if has_accelerator else "; ".join(problems),
+        versions=_versions(),
+        blas=_numpy_blas(),
     )
     if is_json:
         print(json.dumps({"command": "info", **_fields(report)}, allow_nan=False, indent=2))
@@ -100,26 +144,26 @@ async def _show(is_json: bool) -> int:
     return 0
 
 
-async def _report(system: ta.System, info: ta.DeviceInfo) -> DeviceReport:
-    async with system.open_device(info.name) as device:
-        libraries = tuple(device.libraries)
-    return DeviceReport(
+def _device(report: DeviceReport) -> DeviceEntry:
+    info = report.info
+    return DeviceEntry(
         name=info.name,
         backend=info.backend,
         description=info.description,
         total_memory=info.total_memory,
         compute_units=info.compute_units,
-        libraries=libraries,
+        libraries=report.libraries,
+        properties=dict(report.properties),
     )
 
 
-async def _no_accelerator(system: ta.System) -> str | None:
-    """The reason that the registry gives for having no CUDA device."""
-    try:
-        async with system.open_device("cuda"):
-            return None
-    except (ta.AccelError, ValueError) as error:
-        return str(error)
+def _backend(report: BackendReport) -> BackendEntry:
+    unusable = [
+        Unusable(name=device.info.name, description=device.info.description, problem=device.problem)
+        for device in report.devices
+        if device.problem is not None
+    ]
+    return BackendEntry(name=report.name, problem=report.problem, software=report.software, unusable=unusable)
 
 
 def _versions() -> dict[str, str | None]:
@@ -152,12 +196,56 @@ def _print(console: Console, report: InfoReport) -> None:
     for device in report.devices:
         memory = f"{device.total_memory / 2**30:.1f} GiB"
         libraries = ", ".join(device.libraries)
-        table.add_row(device.name, device.description, str(device.compute_units), memory, libraries)
+        table.add_row(device.name, escape(device.description), str(device.compute_units), memory, libraries)
     console.print(table)
+    for backend in report.backends:
+        _print_backend(
+            console, backend, [device for device in report.devices if device.backend == backend.name]
+        )
     if report.accelerator is not None:
         console.print()
-        print_line(console, f"[yellow]no accelerator: {escape(report.accelerator)}[/]")
+        print_line(console, f"[yellow]no accelerator: {escape(printable(report.accelerator))}[/]")
     console.print()
     rows = [(name, version or "not installed") for name, version in report.versions.items()]
     rows.insert(1 + list(report.versions).index("numpy"), ("NumPy's BLAS", report.blas))
     console.print(facts(iter(rows)))
+
+
+def _print_backend(console: Console, backend: BackendEntry, devices: Sequence[DeviceEntry]) -> None:
+    rows = [
+        (device.name, ", ".join(f"{name} {value}" for name, value in device.properties.items()))
+        for device in devices
+        if device.properties
+    ]
+    if rows:
+        console.print()
+        console.print(facts(iter(rows)))
+    # What there is no driver for is missing anyway.
+    if any(software.source is not None for software in backend.software):
+        if not rows:
+            console.print()
+        console.print(_software_table(backend))
+    if backend.problem is None:
+        for device in backend.unusable:
+            console.print()
+            text = escape(printable(f"{device.name} cannot be used: {device.problem}"))
+            print_line(console, f"[yellow]{text}[/]")
+
+
+def _software_table(backend: BackendEntry) -> Table:
+    """One row for each; a folder only where it is another than in the row above."""
+    table = Table.grid(padding=(0, 2))
+    for is_whole in (True, True, True, False):
+        table.add_column(no_wrap=is_whole, overflow="fold")
+    shown = ""
+    for one in backend.software:
+        name = one.name + (f" ({', '.join(one.needed_by)})" if one.needed_by else "")
+        folder = "" if one.path is None else os.path.dirname(one.path)
+        # What keeps the whole backend from working is said below.
+        problem = None if one.problem == backend.problem else one.problem
+        note = problem or ("" if folder == shown else folder)
+        shown = folder or shown
+        style = "yellow" if one.problem else ""
+        cells = (name, one.version or "", one.source or "missing", note)
+        table.add_row(*(escape(printable(cell)) for cell in cells), style=style)
+    return table

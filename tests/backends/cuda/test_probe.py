@@ -274,8 +274,8 @@ class TestLibraries:
         assert libraries.libraries == ("memory", "random", "sparse")
         for library, name in (("blas", "cuBLAS"), ("fft", "cuFFT")):
             assert libraries.problem(library) == (
-                f"library {library!r} needs {name}, which is there for CUDA 14, and the NVIDIA driver is "
-                f"for CUDA 13.0: {CUDA13}, or install a newer driver"
+                f"library {library!r} needs {name}, which is for CUDA 14, and the NVIDIA driver for "
+                f"CUDA 13.0: {CUDA13}, or install a newer driver"
             )
 
     def test_looking_for_them_crashes(self, bare: Machine) -> None:

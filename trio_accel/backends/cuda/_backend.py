@@ -76,9 +76,12 @@ class CudaBackend:
     def describe(self) -> BackendReport:
         """Tell of GPUs, of the driver and of CUDA's libraries."""
         found, devices, libraries = self._look()
-        version = None if found.version is None else ".".join(map(str, found.version))
-        source = "system" if version is not None else None
-        driver = Software(name="NVIDIA driver", version=version, source=source, problem=found.reason)
+        driver = Software(
+            name="NVIDIA driver",
+            version=found.driver,
+            source=None if found.version is None else "system",
+            problem=None if found.devices else found.reason,
+        )
         software = () if libraries is None else libraries.software
         problem = self.unavailable_reason()
         return BackendReport(name=self.name, devices=devices, software=(driver, *software), problem=problem)

@@ -158,6 +158,6 @@ def _too_new(name: str, numbers: list[int] | None, version: tuple[int, int]) -> 
     if major <= version[0]:
         return None
     return (
-        f"is there for CUDA {major}, and the NVIDIA driver is for CUDA {version[0]}.{version[1]}: "
+        f"is for CUDA {major}, and the NVIDIA driver for CUDA {version[0]}.{version[1]}: "
         f"{extra_for(version)}, or install a newer driver"
     )

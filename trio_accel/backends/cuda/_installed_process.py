@@ -10,6 +10,7 @@ import ctypes
 import importlib
 import json
 import sys
+import warnings
 from types import ModuleType
 
 # The function that tells the version, and whether it is asked for one part of it at a time.
@@ -37,7 +38,10 @@ def look() -> dict[str, object]:
 
 def _find(pathfinder: ModuleType, name: str) -> dict[str, object] | None:
     try:
-        library = pathfinder.load_nvidia_dynamic_lib(name)
+        with warnings.catch_warnings():
+            # What it warns of does no harm here, and must not fail where warnings are errors.
+            warnings.simplefilter("ignore")
+            library = pathfinder.load_nvidia_dynamic_lib(name)
     except pathfinder.DynamicLibNotFoundError:
         return None
     except Exception as error:  # noqa: BLE001  # a damaged file, or one for another system

@@ -16,6 +16,7 @@ from ._child import ChildError, ask
 __all__ = ["DeviceFacts", "Probe", "probe"]
 
 _PROGRAM = Path(_probe_process.__file__)
+_MODULE = Path("/sys/module/nvidia/version")
 _PATIENCE = 60.0
 _LOOK = "see what `nvidia-smi` and the system's log say"
 _OLDEST = 12000
@@ -89,6 +90,17 @@ class Probe:
     devices: Sequence[DeviceFacts] = ()
     reason: str | None = None
     is_passing: bool = False
+
+    @property
+    def driver(self) -> str | None:
+        """The driver's own version, where the system tells it, and its CUDA's; None without a driver."""
+        if self.version is None:
+            return None
+        cuda = "CUDA " + ".".join(map(str, self.version))
+        try:
+            return f"{_MODULE.read_text(encoding='utf-8').strip()} ({cuda})"
+        except OSError:
+            return cuda
 
 
 _answers: dict[tuple[str | None, ...], Probe] = {}
