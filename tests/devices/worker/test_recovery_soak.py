@@ -70,9 +70,11 @@ class Client:
             self.add,
             self.multiply,
             self.chain,
-            self.lease,
             self.forget,
         ]
+        if BACKEND == "cpu":
+            # The host can address the memory.
+            steps.append(self.lease)
         while True:
             step = self.random.choice(steps) if self.arrays else self.put
             self.outcomes["begun"] += 1
@@ -223,7 +225,7 @@ async def test_everything_at_once(system: ta.System, seconds: float) -> None:
         assert outcomes["done"] > outcomes["begun"] / 2
         assert device.generation > 3
         with trio.fail_after(20):
-            await _settled(device)
+            await settled(device)
             for client in clients:
                 for array in client.arrays:
                     if "damaged" not in repr(array.ref):
@@ -250,7 +252,7 @@ async def test_everything_at_once(system: ta.System, seconds: float) -> None:
         assert len(without_chunks) <= len(before) + 1
 
 
-async def _settled(device: ta.Device) -> None:
+async def settled(device: ta.Device) -> None:
     """Faults that wait for an operation hit nobody any more, and the device serves."""
     for plan in tuple(device.faults._plans):
         device.faults.remove(plan)
