@@ -31,6 +31,14 @@ if BACKEND == "cuda":
     from foreign_library import Library, Tensor
 
 
+@pytest.fixture(scope="module", autouse=True)
+def the_driver_is_open() -> Generator[None, None, None]:
+    """What a driver keeps of its first use until the process ends is there before the first test."""
+    library = Library()
+    yield
+    library.close()
+
+
 @pytest.fixture
 def library() -> Generator[Library, None, None]:
     library = Library()
