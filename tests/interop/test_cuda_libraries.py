@@ -119,13 +119,12 @@ class TestPyTorch:
         self, torch: Any, device: ta.Device, name: str, take: str
     ) -> None:
         ref = await device.put(values(name))
-        how: Callable[[Any], Any] = (
-            torch.from_dlpack
-            if take == "from_dlpack"
-            else lambda array: torch.as_tensor(array, device="cuda")
-        )
+        how: dict[str, Callable[[Any], Any]] = {
+            "as_tensor": lambda array: torch.as_tensor(array, device="cuda"),
+            "from_dlpack": torch.from_dlpack,
+        }
         async with ref.lease(write=True) as array:
-            theirs = how(array)
+            theirs = how[take](array)
             assert theirs.data_ptr() == array.__cuda_array_interface__["data"][0]
             np.testing.assert_array_equal(theirs.cpu().numpy(), values(name))
             theirs[1] = theirs[2]
@@ -156,7 +155,7 @@ class TestPyTorch:
         np.testing.assert_array_equal(await ref.to_host(), host)
 
     async def test_what_is_only_read(self, torch: Any, device: ta.Device) -> None:
-        """It has no arrays that are read-only: by one protocol it refuses them, by the other it looks away."""
+        """It has no arrays that are read-only: it refuses them by one protocol, and not by the other."""
         ref = await device.put(values("float64"))
         async with ref.lease() as array:
             with pytest.raises(TypeError, match="read only flag"):
