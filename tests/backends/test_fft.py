@@ -124,6 +124,20 @@ def test_a_result_that_is_laid_out_otherwise(rig, random_array, exact, assert_cl
 
 
 @pytest.mark.parametrize(("kind", "direction", "dtype"), CASES)
+@pytest.mark.parametrize("axes", [(1,), (0,), (0, 1), (2, 0, 1)])
+def test_the_source_is_left_alone(rig, random_array, kind, direction, dtype, axes):
+    values = random_array((6, 10, 4), dtype)
+    source, shape = rig.put(values), list(values.shape)
+    for axis in axes:
+        shape[axis] = 6
+    if kind == "r2c":
+        shape[axes[-1]] = 4
+    out = rig.empty(tuple(shape), RESULTS.get((kind, dtype), dtype))
+    rig.enqueue("fft", FftSpec(kind, direction, (6,) * len(axes), axes, "ortho", source, out))
+    np.testing.assert_array_equal(rig.get(source), values)
+
+
+@pytest.mark.parametrize(("kind", "direction", "dtype"), CASES)
 def test_nothing_but_padding(rig, kind, direction, dtype):
     assert not transform(rig, np.zeros((3, 0), dtype), kind, direction, 8, 1, "backward").any()
 

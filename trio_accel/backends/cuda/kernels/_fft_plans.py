@@ -139,6 +139,10 @@ class Plans:
         # Whoever asks for a plan keeps it.
         self._known: WeakValueDictionary[PlanKey, Plan] = WeakValueDictionary()
 
+    def __len__(self) -> int:
+        """How many are made."""
+        return len(self._made)
+
     def find(self, key: PlanKey) -> Plan:
         """The plan of a key, made or not."""
         plan = self._known.get(key)

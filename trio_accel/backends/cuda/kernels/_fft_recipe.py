@@ -171,7 +171,7 @@ class _Cook:
                 for group in groups:
                     if self._transform(at, target, group):
                         return group
-        elif targets and self._fit(out, out, groups[0]) is not None:
+        if not is_ours and targets and self._fit(out, out, groups[0]) is not None:
             self._pack(out)
             self._transform(out, out, groups[0])
             return groups[0]

@@ -178,7 +178,6 @@ class SparseLibrary(CudaLibrary):
             cusparse.destroy_sp_mat(handle)
             raise
         matrix.handle, matrix.pointers = handle, pointers
-        self._forget_some()
 
     def _vector(self, role: str, length: int, dtype: DType, address: int) -> int:
         """The descriptor of a vector, which points to it."""
@@ -204,6 +203,7 @@ class SparseLibrary(CudaLibrary):
     def _multiply_unchecked(
         self, spec: SpmvCsrSpec, structure: _Structure, stream: CudaStream, addresses: tuple[int, ...]
     ) -> None:
+        self._forget_some()
         fault, is_short = self._verdicts.take(), self._verdicts.take()
         fault.write(0)
         is_short.write(0)

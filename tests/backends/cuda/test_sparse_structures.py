@@ -1,0 +1,138 @@
+"""A matrix is believed once it was found right; until then its product is one that checks what it reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import scipy.sparse
+
+from trio_accel.backends.base import LibraryError
+from trio_accel.backends.base.ops import SpmvCsrSpec
+
+
+@pytest.fixture(autouse=True)
+def _only_cuda(backend: Any) -> None:
+    if backend.name != "cuda":
+        pytest.skip("of what only the CUDA backend checks")
+
+
+def product(
+    rig: Any, indptr: list[int], indices: list[int], columns: int = 2, index: str = "int32"
+) -> SpmvCsrSpec:
+    """By a vector of 1, 2, ..., of a matrix of ones."""
+    rows = len(indptr) - 1
+    arrays = [rig.put(np.array(values, index)) for values in (indptr, indices)]
+    data, x = rig.put(np.ones(len(indices))), rig.put(np.arange(1.0, columns + 1))
+    return SpmvCsrSpec(rows, columns, *arrays, data, x, rig.empty((rows,), "float64"))
+
+
+def believed(rig: Any) -> list[bool]:
+    """Of each matrix that was found right, whether cuSPARSE has it."""
+    return [matrix.handle is not None for matrix in rig.library("sparse")._matrices.values()]
+
+
+def test_the_first_product_checks_and_the_next_is_the_librarys(rig: Any) -> None:
+    spec = product(rig, [0, 2, 3], [0, 1, 1])
+    rig.enqueue("sparse", spec)
+    assert believed(rig) == []
+    rig.finish(rig.stream)
+    assert believed(rig) == [False]
+    np.testing.assert_array_equal(rig.get(spec.out), [3, 2])
+    rig.apply("sparse", spec)
+    assert believed(rig) == [True]
+    np.testing.assert_array_equal(rig.get(spec.out), [3, 2])
+
+
+@pytest.mark.parametrize("index", ["int32", "int64"])
+@pytest.mark.parametrize(
+    ("indptr", "indices", "message"),
+    [
+        ([0, 1, 2], [0, 2], "indices: a matrix of 2 columns"),
+        ([0, 1, 2], [-1, 0], "indices: a matrix of 2 columns"),
+        ([0, 1, 2], [0, 2**31 - 1], "indices: a matrix of 2 columns"),
+        ([0, 2, 1, 2], [0, 1], "indptr: its elements must not decrease"),
+        # Two things are wrong, and either is told.
+        ([0, 9, 2], [0, 1], "indptr: "),
+        ([0, -5, 2], [0, 1], "indptr: "),
+        ([0, 1, 3], [0, 1], "indptr: 2 rows need 3 elements from 0 to at most 2"),
+        ([3], [], "indptr: 0 rows need 1 elements from 0 to at most 0"),
+        ([0, 1], [], "indptr: 1 rows need 2 elements from 0 to at most 0"),
+    ],
+)
+def test_what_a_structure_says_wrong_is_told_each_time_and_hurts_nobody(
+    rig: Any, indptr: list[int], indices: list[int], message: str, index: str
+) -> None:
+    wrong, right = product(rig, indptr, indices, index=index), product(rig, [0, 2], [0, 1], index=index)
+    for _ in range(2):
+        with pytest.raises(LibraryError, match=message):
+            rig.apply("sparse", wrong)
+        rig.apply("sparse", right)
+        np.testing.assert_array_equal(rig.get(right.out), [3])
+    assert len(believed(rig)) == 1
+    assert rig.stream.failure is None
+
+
+def test_another_array_is_another_structure(rig: Any) -> None:
+    right = product(rig, [0, 1, 2], [0, 1])
+    for _ in range(2):
+        rig.apply("sparse", right)
+    wrong = attrs.evolve(right, indices=rig.put(np.array([0, 5], np.int32)))
+    with pytest.raises(LibraryError, match="indices"):
+        rig.apply("sparse", wrong)
+    with pytest.raises(LibraryError, match="indices"):
+        # As many columns are no more.
+        rig.apply("sparse", attrs.evolve(right, columns=1, x=rig.put(np.ones(1))))
+
+
+def test_the_verdict_comes_with_its_own_operation(rig: Any) -> None:
+    wrong, right = product(rig, [0, 1, 2], [0, 7]), product(rig, [0, 2], [0, 1])
+    rig.finish(rig.stream)
+    hold = rig.stream.hold()
+    events = []
+    for spec in (right, wrong, right):
+        rig.enqueue("sparse", spec)
+        events.append(rig.stream.record())
+    hold.release()
+    rig.stream.synchronize()
+    assert [type(event.error) for event in events] == [type(None), LibraryError, type(None)]
+
+
+def test_vectors_of_another_length_are_refused_at_once(rig: Any) -> None:
+    spec = product(rig, [0, 1, 2], [0, 1])
+    for _ in range(2):
+        with pytest.raises(LibraryError, match=r"x: a matrix of 2 rows and 2 columns .* not of shape \(3,\)"):
+            rig.enqueue("sparse", attrs.evolve(spec, x=rig.put(np.ones(3))))
+        with pytest.raises(LibraryError, match=r"out: a matrix .* of 2 elements, not of shape \(1,\)"):
+            rig.enqueue("sparse", attrs.evolve(spec, out=rig.empty((1,), "float64")))
+        rig.apply("sparse", spec)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_matrix_in_views_of_larger_arrays(rig: Any, times: int) -> None:
+    matrix = scipy.sparse.random_array((20, 30), density=0.3, rng=np.random.default_rng(2), format="csr")
+    x = np.arange(30.0)
+
+    def spread(values: Any) -> Any:
+        whole = np.full(2 * len(values) + 1, 99, values.dtype)
+        whole[1::2] = values
+        return rig.put_as_laid_out(whole[1::2])
+
+    arrays = [spread(part) for part in (matrix.indptr, matrix.indices, matrix.data, x)]
+    out = rig.empty((20,), "float64")
+    for _ in range(times):
+        rig.apply("sparse", SpmvCsrSpec(20, 30, *arrays, out))
+    assert believed(rig) == [times > 1]
+    np.testing.assert_allclose(rig.get(out), matrix @ x, rtol=1e-12)
+
+
+def test_so_many_are_kept_and_no_more(rig: Any) -> None:
+    specs = [product(rig, [0, 1, 2], [0, 1]) for _ in range(260)]
+    for _ in range(3):
+        for spec in specs:
+            rig.apply("sparse", spec)
+        assert len(believed(rig)) <= 257
+    for spec in specs:
+        np.testing.assert_array_equal(rig.get(spec.out), [1, 2])
