@@ -55,7 +55,9 @@ if code:
     sys.exit(f"the CUDA driver answers with error {code}")
 if not count.value:
     sys.exit("the CUDA driver sees no device")
-print(version.value // 1000)
+if version.value < 12000:
+    sys.exit("the CUDA driver is older than CUDA 12")
+print(min(version.value // 1000, 13))  # the extras there are; a newer driver runs what is for the last one
 """
 
 

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from email.message import Message
@@ -18,6 +19,7 @@ import hatchling.build
 import pytest
 
 import trio_accel as ta
+from trio_accel.backends.cuda import _installed
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -58,6 +60,19 @@ def test_the_wheel_holds_the_package_with_types_and_data(wheel: zipfile.Path) ->
     assert names == tracked("trio_accel/**/*")
     assert "trio_accel/py.typed" in names
     assert {Path(name).suffix for name in names if name.startswith("trio_accel/cli/data/")} >= {".wav", ".gz"}
+    kernels = "trio_accel/backends/cuda/kernels/"
+    assert {f"{kernels}arrays.cu", f"{kernels}faults.cu"} <= names  # compiled where they are used
+
+
+def test_the_source_distribution_holds_what_the_tests_need(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        name = hatchling.build.build_sdist(str(tmp_path))
+    with tarfile.open(tmp_path / name) as archive:
+        names = {member.partition("/")[2] for member in archive.getnames()}
+    folders = ("trio_accel/**/*", "typings/**/*", "tests/stand_in/*.c", "tests/stand_in/*.h", "examples/*.py")
+    assert tracked(*folders) <= names
+    assert {"noxfile.py", "pyproject.toml", "trio_accel/backends/cuda/kernels/arrays.cu"} <= names
 
 
 def test_the_wheel_names_its_command_and_carries_its_licence(wheel: zipfile.Path) -> None:
@@ -89,6 +104,23 @@ def test_the_base_installation_is_light() -> None:
     assert base >= {"trio", "numpy", "scipy", "cuda-core", "cuda-bindings", "nvmath-python"}
     heavy = ("nvidia", "cuda-toolkit", "torch", "cupy", "matplotlib")
     assert [name for name in base if name.startswith(heavy)] == []
+
+
+@pytest.mark.parametrize("major", [12, 13])
+def test_an_extra_installs_all_that_the_cuda_backend_loads(major: int) -> None:
+    extra = f"cuda{major}"
+    bindings, toolkit = PROJECT["optional-dependencies"][extra]
+    parts = re.fullmatch(rf"cuda-toolkit\[(.*)\]=={major}\.\*", toolkit)
+    assert parts is not None
+    # cuSPARSE cannot be loaded without nvJitLink.
+    assert {*parts[1].split(",")} >= {*_installed._NAMES, "nvjitlink"}
+    assert bindings.startswith(f"cuda-bindings>={major}")
+    assert bindings.endswith(f",<{major + 1}")
+    assert _installed.extra_for((major, 0)) == f"pip install 'trio-accel[{extra}]'"
+
+
+def test_a_newer_driver_gets_the_newest_extra() -> None:
+    assert "[cuda13]" in _installed.extra_for((14, 1))
 
 
 def test_ci_runs_the_readmes_test_command() -> None:

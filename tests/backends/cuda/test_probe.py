@@ -200,10 +200,13 @@ class TestLibraries:
         assert [device.libraries for device in cuda.devices] == [
             ("blas", "fft", "memory", "random", "sparse")
         ] * 2
-        found = {one.name: (one.version, one.source, one.path) for one in cuda.software}
+        driver, *libraries = cuda.software
+        assert (driver.name, driver.source) == ("NVIDIA driver", "system")
+        assert driver.version is not None
+        assert driver.version.rstrip(")").endswith("CUDA 13.0")
+        found = {one.name: (one.version, one.source, one.path) for one in libraries}
         folder = bare.folder
         assert found == {
-            "NVIDIA driver": ("13.0", "system", None),
             "NVRTC": ("13.0", "system", str(folder / "libnvrtc.so.13")),
             "cuBLAS": ("13.1.2", "system", str(folder / "libcublas.so.13")),
             "cuFFT": ("12.0.1", "system", str(folder / "libcufft.so.12")),
@@ -392,6 +395,22 @@ class TestChild:
         monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
         with pytest.raises(_child.ChildError, match="could not be started"):
             self.program(tmp_path, "")
+
+
+@pytest.mark.parametrize(
+    ("version", "extra"), [("12080", "12"), ("13000", "13"), ("13030", "13"), ("14010", "13"), ("11080", "")]
+)
+def test_nox_installs_for_the_driver(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, version: str, extra: str
+) -> None:
+    machine.add_driver()
+    monkeypatch.setenv("STAND_IN_VERSION", version)
+    program = "import noxfile; print(noxfile._driver())"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    reason = None if extra else "the CUDA driver is older than CUDA 12"
+    assert done.stdout.strip() == repr((extra, reason))
 
 
 _HOLDER = """
