@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
-from chosen import BACKEND
 from manual_backend import ManualBackend
 from trio.testing import wait_all_tasks_blocked
 
@@ -51,7 +50,7 @@ async def test_a_poisoned_context_hangs_no_wait(
         except ta.AccelError as error:
             outcomes.append(error)
 
-    async with system.open_device(BACKEND, options=options) as device:
+    async with system.open_device("cpu", options=options) as device:
         refs = [await device.put(np.ones(3)) for _ in range(4)]
         bystander = await device.put(np.ones(3))
         with trio.fail_after(5):
@@ -101,7 +100,7 @@ async def test_what_is_stuck_is_given_up_and_the_device_comes_back(
         except ta.AccelError as error:
             errors[name] = error
 
-    async with system.open_device(BACKEND, options=options) as device:
+    async with system.open_device("cpu", options=options) as device:
         first, second = await device.put(np.ones(3)), await device.put(np.ones(3))
         with trio.fail_after(5):
             async with trio.open_nursery() as nursery:

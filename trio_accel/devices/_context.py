@@ -28,7 +28,8 @@ __all__ = ["ContextActor", "ContextOwner", "Session", "context_policy", "load_li
 _DIRECTIVES = {
     Exception: Directive.RESUME,
     ContextPoisonedError: Directive.RESTART,
-    DeviceLostError: Directive.RESTART,
+    # No context will be had any more.
+    DeviceLostError: Directive.ESCALATE,
 }
 
 

@@ -318,8 +318,13 @@ class Device:
         error = (await self._actor.wait_terminated()).error
         if error is None:
             return DeviceLostError("the device is closed", device=self.name)
+        # What made it hopeless says more than who failed over it.
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, DeviceLostError):
+            cause = cause.__cause__
+        why = str(error) if cause is None else cause.message
         lost = DeviceLostError(
-            f"the device was given up: {error}", device=self.name, generation=self.generation
+            f"the device was given up: {why}", device=self.name, generation=self.generation
         )
         lost.__cause__ = error
         return lost

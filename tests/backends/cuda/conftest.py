@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from surroundings import LIBRARIES, Machine, load_builder, make_library
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="session")
@@ -83,3 +86,24 @@ Variables = Callable[..., dict[str, str]]
 def variables(machine: Machine) -> Variables:
     """The environment of a program on that machine, with further variables."""
     return lambda **more: {**os.environ, **machine.environment(), **more}
+
+
+@pytest.fixture
+def run_on_stand_in(stand_in: Any, tmp_path: Path) -> Callable[..., str]:
+    """Runs a program, given as text, in a process that has the stand-in; returns what it printed."""
+
+    def run(program: str, **variables: str) -> str:
+        own = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**own, **stand_in.environment(), "PYTHONPATH": str(ROOT), **variables},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run

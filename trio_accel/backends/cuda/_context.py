@@ -9,7 +9,7 @@ from typing import Any
 
 from cuda.bindings import driver
 
-from ..base import ContextPoisonedError
+from ..base import ContextPoisonedError, DeviceLostError
 from ._driver import check, describe, error_of, is_sticky
 
 __all__ = ["CudaContext"]
@@ -46,7 +46,14 @@ class CudaContext:
         self._device = device
         check(driver.cuInit(0))
         self._number = check(driver.cuDeviceGet(index))
-        self._handle = check(driver.cuDevicePrimaryCtxRetain(self._number))
+        try:
+            self._handle = check(driver.cuDevicePrimaryCtxRetain(self._number))
+        except ContextPoisonedError as error:
+            raise DeviceLostError(
+                "an earlier fault has ended CUDA in this process, and only a new process has it again; with"
+                " isolation='process' the device is rebuilt by itself",
+                device=device,
+            ) from error
         self._depth = threading.local()
         self._lock = threading.Lock()
         self._loss: str | None = None
