@@ -102,7 +102,7 @@ class CudaLibrary:
         if failure is not None:
             return failure
         status = getattr(error, "status", error)
-        name = str(status) if self.codes is None else self.codes(status).name
+        name = self.codes(status).name if self.codes is not None and isinstance(status, int) else str(status)
         if name in self.exhausted:
             return self._exhausted()
         if name in self.missing:

@@ -111,7 +111,7 @@ def fit(source: View, out: View, lengths: dict[int, int]) -> Fit | None:
         if embedding is None:
             return None
         sides.append((embedding, step[order[-1]]))
-    runs = _runs([(out.shape[axis], *(step[axis] for step in steps)) for axis in _others(out, order)])
+    runs = _runs([(out.shape[axis], steps[0][axis], steps[1][axis]) for axis in _others(out, order)])
     if runs is None:
         return None
     (batch, idist, odist), offsets = runs

@@ -58,7 +58,7 @@ class FftLibrary(CudaLibrary):
 
     name: ClassVar[str] = "fft"
     statuses: ClassVar[type[Exception] | None] = cufft.cuFFTError
-    codes: ClassVar[type[cufft.Result] | None] = cufft.Result
+    codes = cufft.Result
     refused: ClassVar[frozenset[str]] = frozenset({"INVALID_SIZE", "INVALID_TYPE", "NOT_IMPLEMENTED"})
     exhausted: ClassVar[frozenset[str]] = frozenset({"ALLOC_FAILED"})
     missing: ClassVar[frozenset[str]] = frozenset({"NOT_SUPPORTED", "MISSING_DEPENDENCY"})

@@ -146,23 +146,24 @@ class SparseLibrary(CudaLibrary):
         dtype = spec.data.dtype
         kind, (one, zero) = _VALUE_TYPES[dtype], _POINTERS[dtype]
         vectors = self._vector("x", spec.columns, dtype, x), self._vector("out", spec.rows, dtype, out)
-        if matrix.handle is None:
-            self._describe(spec, matrix, pointers, vectors)
+        handle = matrix.handle
+        if handle is None:
+            handle = self._describe(spec, matrix, pointers, vectors)
         elif matrix.pointers != pointers:
-            cusparse.csr_set_pointers(matrix.handle, *pointers)
+            cusparse.csr_set_pointers(handle, *pointers)
             matrix.pointers = pointers
         buffer = self._areas["buffer"].reserve(stream, matrix.size) if matrix.size else 0
         if stream is not self._stream:
             cusparse.set_stream(self._handle, stream.handle)
             self._stream = stream
         cusparse.sp_mv(
-            *(self._handle, _AS_IT_IS, one, matrix.handle, vectors[0], zero, vectors[1]),
-            *(kind, _ALGORITHM, buffer),
+            *(self._handle, _AS_IT_IS, one, handle, vectors[0], zero, vectors[1], kind, _ALGORITHM),
+            buffer,
         )
 
     def _describe(
         self, spec: SpmvCsrSpec, matrix: _Matrix, pointers: tuple[int, int, int], vectors: tuple[int, int]
-    ) -> None:
+    ) -> int:
         """Make the descriptor of a matrix, and find what a product with it needs."""
         kind, (one, zero) = _VALUE_TYPES[spec.data.dtype], _POINTERS[spec.data.dtype]
         index = _INDEX_TYPES[spec.indptr.dtype]
@@ -178,6 +179,7 @@ class SparseLibrary(CudaLibrary):
             cusparse.destroy_sp_mat(handle)
             raise
         matrix.handle, matrix.pointers = handle, pointers
+        return handle
 
     def _vector(self, role: str, length: int, dtype: DType, address: int) -> int:
         """The descriptor of a vector, which points to it."""
@@ -209,7 +211,9 @@ class SparseLibrary(CudaLibrary):
         is_short.write(0)
         with self._unchecked as arguments:
             _ARGUMENTS.pack_into(
-                *(arguments, 0, *addresses, fault.address, is_short.address),
+                arguments,
+                0,
+                *(*addresses, fault.address, is_short.address),
                 *(spec.rows, spec.columns, _stored(spec)),
                 *(_TYPES[spec.data.dtype], spec.indptr.dtype is DType.int64),
             )
