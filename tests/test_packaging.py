@@ -119,6 +119,17 @@ def test_an_extra_installs_all_that_the_cuda_backend_loads(major: int) -> None:
     assert _installed.extra_for((major, 0)) == f"pip install 'trio-accel[{extra}]'"
 
 
+def test_the_extras_that_the_documentation_names_exist() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    named = [
+        name.strip()
+        for page in pages
+        for names in re.findall(r"(?:trio-accel|'\.)\[([a-z0-9,]+)\]", page.read_text(encoding="utf-8"))
+        for name in names.split(",")
+    ]
+    assert {"cuda12", "cuda13", "plot"} <= set(named) <= EXTRAS
+
+
 def test_a_newer_driver_gets_the_newest_extra() -> None:
     assert "[cuda13]" in _installed.extra_for((14, 1))
 
