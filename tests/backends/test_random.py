@@ -74,3 +74,16 @@ def test_what_is_not_supported_is_said(rig, backend):
         with pytest.raises(NotSupportedError, match="makes contiguous arrays of float32, float64") as caught:
             rig.enqueue("random", PhiloxSpec("normal", 1, 0, 0.0, 1.0, out))
         assert caught.value.backend == backend.name
+
+
+def test_draws_on_several_streams_in_turn(rig):
+    other = rig.device.open_stream("other")
+    expected = [draw(rig, KINDS[4], 1001, seed=seed) for seed in range(4)]
+    outs = [rig.empty((1001,), "float64") for _ in expected]
+    for seed, out in enumerate(outs):
+        spec = PhiloxSpec("normal", seed, 0, 0.0, 1.0, out)
+        rig.enqueue("random", spec, other if seed % 2 else rig.stream)
+    rig.finish(other)
+    rig.finish(rig.stream)
+    for host, out in zip(expected, outs, strict=True):
+        np.testing.assert_array_equal(rig.get(out), host)
