@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trio_accel.backends.base import LibraryError, NotSupportedError
+from trio_accel.backends.base import LibraryError, NotSupportedError, OutOfMemoryError
 from trio_accel.backends.base.ops import FftSpec
+
+cufft = pytest.importorskip("nvmath.bindings.cufft")
 
 _MOST = 64
 
@@ -142,3 +144,36 @@ def test_its_end_gives_all_plans_back(rig: Any) -> None:
     rig.finish(rig.stream)
     library.close()
     assert len(library._plans) == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "message"),
+    [
+        (cufft.Result.ALLOC_FAILED, OutOfMemoryError, "memory"),
+        (cufft.Result.INVALID_SIZE, LibraryError, "fft refused: .*INVALID_SIZE"),
+        (cufft.Result.NOT_SUPPORTED, NotSupportedError, "NOT_SUPPORTED"),
+        (cufft.Result.INTERNAL_ERROR, cufft.cuFFTError, "INTERNAL_ERROR"),
+    ],
+)
+def test_what_a_plan_fails_with(
+    rig: Any, monkeypatch: pytest.MonkeyPatch, status: Any, error: type[Exception], message: str
+) -> None:
+    made: list[int] = []
+
+    def refuse(plan: int, *_: object) -> int:
+        made.append(plan)
+        raise cufft.cuFFTError(int(status))
+
+    spec = transform(rig, 30)
+    plan = rig.library("fft").prepare(spec)
+    with monkeypatch.context() as patch:
+        patch.setattr(cufft, "make_plan_many64", refuse)
+        with pytest.raises(error, match=message):
+            plan()
+    for handle in made:
+        with pytest.raises(cufft.cuFFTError, match="INVALID_PLAN"):
+            cufft.destroy(handle)
+    assert count(rig) == 0
+    plan()  # once more
+    rig.enqueue("fft", spec)
+    check(rig, spec)

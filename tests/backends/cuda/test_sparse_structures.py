@@ -12,6 +12,8 @@ import scipy.sparse
 from trio_accel.backends.base import LibraryError
 from trio_accel.backends.base.ops import SpmvCsrSpec
 
+cusparse = pytest.importorskip("nvmath.bindings.cusparse")
+
 
 @pytest.fixture(autouse=True)
 def _only_cuda(backend: Any) -> None:
@@ -136,3 +138,24 @@ def test_so_many_are_kept_and_no_more(rig: Any) -> None:
         assert len(believed(rig)) <= 257
     for spec in specs:
         np.testing.assert_array_equal(rig.get(spec.out), [1, 2])
+
+
+def test_a_product_that_cusparse_refuses_leaves_nothing(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def refuse(_: int, operation: int, alpha: int, matrix: int, *others: object) -> int:
+        made.append(matrix)
+        raise cusparse.cuSPARSEError(int(cusparse.Status.INVALID_VALUE))
+
+    spec = product(rig, [0, 1, 2], [0, 1])
+    rig.apply("sparse", spec)
+    with monkeypatch.context() as patch:
+        patch.setattr(cusparse, "sp_mv_buffer_size", refuse)
+        with pytest.raises(LibraryError, match="sparse refused: INVALID_VALUE") as caught:
+            rig.enqueue("sparse", spec)
+    assert caught.value.code == "INVALID_VALUE"
+    for matrix in made:
+        with pytest.raises(cusparse.cuSPARSEError, match="INVALID_VALUE"):
+            cusparse.destroy_sp_mat(matrix)
+    rig.apply("sparse", spec)
+    np.testing.assert_array_equal(rig.get(spec.out), [1, 2])
