@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,14 +10,13 @@ import numpy as np
 import pytest
 import trio
 from chosen import BACKEND
+from cuts import Cut
 from isolated import options, wait_in_flight
 from processes import until
 from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.devices import ToHost
-from trio_accel.devices.worker import _copy_service
-from trio_accel.devices.worker._copies import Copying
 
 
 @asynccontextmanager
@@ -47,25 +45,8 @@ async def balanced(device: ta.Device, blocks: int) -> None:
     assert found.memory.blocks == blocks
 
 
-class Cut:
-    """Copies that stay in their midst until they are let go or cancelled."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.entered = threading.Event()
-        self.leave = threading.Event()
-        cut = self
-
-        class Halting(Copying):
-            def run(self) -> None:
-                cut.entered.set()
-                while not (cut.leave.wait(0.002) or self._is_cancelled):
-                    pass
-                super().run()
-
-        monkeypatch.setattr(_copy_service, "Copying", Halting)
-
-    async def wait_entered(self) -> None:
-        await trio.to_thread.run_sync(self.entered.wait)
+# Where the application has the device's memory mapped; for the others see `test_staged_copies`.
+mapped = pytest.mark.skipif(BACKEND != "cpu", reason="the host cannot map the memory of this device")
 
 
 @pytest.mark.parametrize("isolation", ["inline", "process"])
@@ -212,6 +193,7 @@ async def test_cancelled_while_the_worker_is_replaced(system: ta.System) -> None
         await balanced(device, 1)
 
 
+@mapped
 @pytest.mark.parametrize("is_read", [False, True], ids=["put", "to_host"])
 async def test_cancelled_while_the_application_copies(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, is_read: bool
@@ -245,6 +227,7 @@ async def test_cancelled_while_the_application_copies(
         await balanced(device, 1)
 
 
+@mapped
 @pytest.mark.parametrize("is_read", [False, True], ids=["put", "to_host"])
 async def test_the_worker_dies_while_the_application_copies(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, is_read: bool
@@ -275,6 +258,7 @@ async def test_the_worker_dies_while_the_application_copies(
         await balanced(device, 2)
 
 
+@mapped
 async def test_past_the_grace_of_a_copy_nothing_uses_the_array(
     system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from ...backends.base import DeviceLostError, MemoryStatistics, NotSupportedErro
 from .._alarms import Alarms
 from .._completion import SyncCompletion
 from .._context import context_policy
+from .._errors import locate
 from .._operation import Operation, Planner
 from .._pending import Pending
 from .._ref import AccelRef
@@ -352,6 +353,9 @@ class WorkerDispatch:
             message = request.message(word, tuple(self._released))
         except Exception as error:  # noqa: BLE001  # it is the asker's
             self._requests.done(request.number)
+            if isinstance(request, OperationRequest):
+                name, generation = self._device.name, self._device.generation
+                locate(error, device=name, operation=request.launch.name, generation=generation)
             self._fates.refuse(request, error)
             return
         self._released.clear()
