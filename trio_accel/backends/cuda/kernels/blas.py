@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from nvmath.bindings import cublas
 
@@ -38,12 +39,12 @@ class BlasLibrary(CudaLibrary):
     What a product of certain types and layouts comes to is found out once and kept.
     """
 
-    name = "blas"
-    statuses = cublas.cuBLASError
-    codes = cublas.Status
-    refused = frozenset({"INVALID_VALUE"})
-    exhausted = frozenset({"ALLOC_FAILED"})
-    missing = frozenset({"NOT_SUPPORTED", "ARCH_MISMATCH"})
+    name: ClassVar[str] = "blas"
+    statuses: ClassVar[type[Exception] | None] = cublas.cuBLASError
+    codes: ClassVar[type[enum.IntEnum] | None] = cublas.Status
+    refused: ClassVar[frozenset[str]] = frozenset({"INVALID_VALUE"})
+    exhausted: ClassVar[frozenset[str]] = frozenset({"ALLOC_FAILED"})
+    missing: ClassVar[frozenset[str]] = frozenset({"NOT_SUPPORTED", "ARCH_MISMATCH"})
 
     def __init__(self, device: CudaDevice) -> None:
         super().__init__(device)

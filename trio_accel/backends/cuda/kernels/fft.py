@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 from collections import OrderedDict
 from collections.abc import Callable
@@ -58,7 +59,7 @@ class FftLibrary(CudaLibrary):
 
     name: ClassVar[str] = "fft"
     statuses: ClassVar[type[Exception] | None] = cufft.cuFFTError
-    codes = cufft.Result
+    codes: ClassVar[type[enum.IntEnum] | None] = cufft.Result
     refused: ClassVar[frozenset[str]] = frozenset({"INVALID_SIZE", "INVALID_TYPE", "NOT_IMPLEMENTED"})
     exhausted: ClassVar[frozenset[str]] = frozenset({"ALLOC_FAILED"})
     missing: ClassVar[frozenset[str]] = frozenset({"NOT_SUPPORTED", "MISSING_DEPENDENCY"})

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from cuda.bindings import driver
 from nvmath.bindings import curand
@@ -41,12 +42,12 @@ class RandomLibrary(CudaLibrary):
     262144 numbers, of doubles in every second row.
     """
 
-    name = "random"
-    statuses = curand.cuRANDError
-    codes = curand.Status
-    refused = frozenset({"LENGTH_NOT_MULTIPLE", "OUT_OF_RANGE", "TYPE_ERROR"})
-    exhausted = frozenset({"ALLOCATION_FAILED"})
-    missing = frozenset({"ARCH_MISMATCH", "DOUBLE_PRECISION_REQUIRED"})
+    name: ClassVar[str] = "random"
+    statuses: ClassVar[type[Exception] | None] = curand.cuRANDError
+    codes: ClassVar[type[enum.IntEnum] | None] = curand.Status
+    refused: ClassVar[frozenset[str]] = frozenset({"LENGTH_NOT_MULTIPLE", "OUT_OF_RANGE", "TYPE_ERROR"})
+    exhausted: ClassVar[frozenset[str]] = frozenset({"ALLOCATION_FAILED"})
+    missing: ClassVar[frozenset[str]] = frozenset({"ARCH_MISMATCH", "DOUBLE_PRECISION_REQUIRED"})
 
     def __init__(self, device: CudaDevice) -> None:
         super().__init__(device)

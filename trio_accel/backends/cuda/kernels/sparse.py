@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import struct
 from collections import OrderedDict
 from functools import partial
@@ -77,7 +78,7 @@ class SparseLibrary(CudaLibrary):
 
     name: ClassVar[str] = "sparse"
     statuses: ClassVar[type[Exception] | None] = cusparse.cuSPARSEError
-    codes = cusparse.Status
+    codes: ClassVar[type[enum.IntEnum] | None] = cusparse.Status
     refused: ClassVar[frozenset[str]] = frozenset({"INVALID_VALUE", "MATRIX_TYPE_NOT_SUPPORTED"})
     exhausted: ClassVar[frozenset[str]] = frozenset({"ALLOC_FAILED", "INSUFFICIENT_RESOURCES"})
     missing: ClassVar[frozenset[str]] = frozenset({"NOT_SUPPORTED", "ARCH_MISMATCH"})
