@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -366,6 +367,30 @@ print(device.info.name)
         refused, opened = text.splitlines()
         assert "is in compute mode 'exclusive process', and another process has it" in refused
         assert opened == "cuda:0"
+
+
+def test_bindings_of_libraries_that_cannot_be_imported_are_named(
+    equipped: Machine, variables: Callable[..., dict[str, str]]
+) -> None:
+    _link_stand_ins(equipped, "libnvrtc.so.13")
+    text = _run(
+        """
+import sys
+sys.modules["nvmath"] = None
+device = await system.open_device("cuda", options=ta.DeviceOptions(isolation="inline"))
+x = await device.put(np.arange(4.0))
+try:
+    await ta.fft.fft(x)
+except ta.NotSupportedError as error:
+    print(error.message)
+print(await x.to_host())
+""",
+        variables(),
+    )
+    refused, host = text.splitlines()
+    assert re.match(r"library 'fft' needs nvmath(\.bindings)?, which cannot be imported \(", refused)
+    assert refused.endswith("pip install --force-reinstall --no-deps nvmath-python cuda-core")
+    assert host == "[0. 1. 2. 3.]"
 
 
 class TestChild:

@@ -25,7 +25,7 @@ _CODES = {DType.bfloat16: 4, DType.float8_e4m3fn: 10, DType.float8_e5m2: 12}
 _TYPE_IN_TENSOR = 20
 _TENSOR_IN_VERSIONED = 32
 # What has no name in NumPy's own type strings goes through `cuda.core` as numbers of the same size.
-_CARRIERS = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16)}
+_CARRIERS: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16)}
 
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype = ctypes.c_void_p
