@@ -442,3 +442,27 @@ async def test_a_lease_is_refused_at_once(device: ta.Device) -> None:
         async with ref.lease():
             pass
     assert device.dispatch._requests.sent == 0
+
+
+async def test_so_much_is_on_its_way_at_a_time(device: ta.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others wait in the application, without host memory; one that needs more goes alone."""
+    staging = device.dispatch._staging
+    staging.limit = 2 * HOST.nbytes
+    cut = Cut(monkeypatch)
+    pending = [device.submit(Put(number * HOST)) for number in range(6)]
+    large = device.submit(Put(np.concatenate([HOST] * 5)))
+    await cut.wait_entered()
+    assert staging.taken == taken(device) == 2 * HOST.nbytes
+    assert device.dispatch._requests.waiting == 5
+    # What needs none goes on, also when more than the limit is taken.
+    staging.limit = HOST.nbytes
+    small = device.submit(ta.linalg.Nrm2(HOST[:3]))
+    await small.wait()
+    staging.limit = 2 * HOST.nbytes
+    cut.leave.set()
+    for number, put in enumerate(pending):
+        np.testing.assert_array_equal(await (await put.wait()).to_host(), number * HOST)
+    np.testing.assert_array_equal(await (await large.wait()).to_host(), np.concatenate([HOST] * 5))
+    assert staging.taken == 0
+    del pending, large, put, small
+    await balanced(device, 0)

@@ -12,7 +12,7 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ._copies import Copying
-from ._launches import HostCopy
+from ._host_arrays import HostCopy
 from ._request import OperationRequest, RemoteRequest
 
 __all__ = ["CopyService"]

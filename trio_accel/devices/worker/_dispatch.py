@@ -31,8 +31,8 @@ from ._context import WorkerContextActor
 from ._copy_service import CopyService
 from ._fates import Fates, TryAgainError
 from ._frames import SMALL, died, plain_place, read_array
+from ._host_arrays import HostArrays, HostCopy, Staging
 from ._launcher import Launcher, WorkerProcess, open_launcher
-from ._launches import HostArrays, HostCopy
 from ._link import WorkerLink
 from ._mirror import Mirror, decode_event
 from ._pool import WorkerPool, check_options
@@ -73,6 +73,7 @@ class WorkerDispatch:
         # A worker whose loop blocks cannot be told that something was copied.
         self._by_value = sys.maxsize if isinstance(self._options.completion, SyncCompletion) else SMALL
         self._token = trio.lowlevel.current_trio_token()
+        self._staging = None if device.host_pool is None else Staging(device.host_pool, self._pump_soon)
         self._launcher: Launcher
         self._nursery: trio.Nursery
         self._handlers: dict[str, Callable[[WorkerLink, Any, tuple[int, ...]], None]] = {
@@ -340,7 +341,7 @@ class WorkerDispatch:
         planned = operation.plan(planner)
         launch = planner.launch(planned.spec)
         device.validated(launch)
-        hosts = HostArrays(self._by_value, device.host_pool)
+        hosts = HostArrays(self._by_value, self._staging)
         request = OperationRequest(self._requests.next_number(), launch, hosts, spoils=spoils)
         return request, planned.reply
 
@@ -438,6 +439,11 @@ class WorkerDispatch:
             await link.wait_gone()
         for request in kept:
             request.copy_over()
+
+    def _pump_soon(self) -> None:
+        # Not here, in the midst of what a request ends by.
+        if self._requests.waiting:
+            self._token.run_sync_soon(self._requests.pump, idempotent=True)
 
     def _filled(self, copy: HostCopy) -> None:
         """A host array is in shared memory: streams may wait for it, which is the worker's to know."""

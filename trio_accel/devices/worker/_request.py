@@ -12,7 +12,8 @@ from ...backends.base.ops import ArraySpec
 from .._operation import Launch
 from .._order import Turn
 from ._channel import Message
-from ._launches import HostArrays, encode_launch
+from ._host_arrays import HostArrays
+from ._launches import encode_launch
 
 __all__ = ["LeaseRequest", "OperationRequest", "RemoteRequest"]
 
@@ -73,6 +74,11 @@ class RemoteRequest:
     def message(self, word: int, released: tuple[int, ...]) -> Message:
         """What is sent to the worker."""
         raise NotImplementedError
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there is host memory for the way of its host arrays."""
+        return True
 
     def call_back(self, on_done: Callable[[BaseException | None], None]) -> None:
         """Hand the outcome to a function."""
@@ -176,6 +182,11 @@ class OperationRequest(RemoteRequest):
     def makes_all_it_writes(self) -> bool:
         """Whether it changes no array that was there before."""
         return self.writes <= {block for block, _ in self.launch.allocations}
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there is host memory for the way of its host arrays."""
+        return self.hosts.fit(self.launch)
 
     def message(self, word: int, released: tuple[int, ...]) -> Message:
         """What is sent to the worker.

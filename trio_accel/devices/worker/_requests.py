@@ -147,7 +147,8 @@ class RequestTable:
 
     def _has_room(self, request: RemoteRequest) -> bool:
         # A lease launches nothing.
-        return not request.library or self._counts.get(request.library, 0) < self._limit
+        is_free = not request.library or self._counts.get(request.library, 0) < self._limit
+        return is_free and request.has_room
 
     def _may_go(self, request: RemoteRequest) -> bool:
         return self._has_room(request) and (request.turn is None or request.turn.is_ready)
