@@ -39,6 +39,21 @@ class Gate:
         call(driver.cuMemFreeHost(self.address))
 
 
+@attrs.frozen
+class Array:
+    """An array of this library."""
+
+    address: int
+    shape: tuple[int, ...]
+    stream: int
+    named: dict[str, Any]
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        plain = {"shape": self.shape, "typestr": "<f4", "data": (self.address, False), "strides": None}
+        return {**plain, **self.named}
+
+
 class Library:
     """Works in the primary context of the first device; `close` gives everything back."""
 
@@ -76,6 +91,13 @@ class Library:
         self._memory.append(int(call(driver.cuMemAlloc(nbytes))))
         call(driver.cuMemcpyDtoDAsync(self._memory[-1], interface["data"][0], nbytes, stream))
         return self._memory[-1]
+
+    def array(
+        self, shape: tuple[int, ...], *, stream: int = _LEGACY, named: dict[str, Any] | None = None
+    ) -> Array:
+        """An array of its own, of float32, computed on a stream; `named` is what it says otherwise."""
+        self._memory.append(int(call(driver.cuMemAlloc(4 * int(np.prod(shape))))))
+        return Array(self._memory[-1], shape, stream, named or {"version": 3, "stream": stream})
 
     def read(self, address: int, count: int, stream: int) -> list[float]:
         call(driver.cuStreamSynchronize(stream))

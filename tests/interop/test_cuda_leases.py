@@ -402,6 +402,97 @@ class TestStreamsThatAreNone:
         return refusing
 
 
+View = Callable[[Any], Any]
+_VIEWS: dict[str, View] = {
+    "whole": lambda x: x,
+    "transposed": lambda x: x.T,
+    "part": lambda x: x[1:3, ::2],
+    "backwards": lambda x: x[::-1, 1:4],
+    "row": lambda x: x[2],
+    "element": lambda x: x[1, 2, ...],
+    "new axis": lambda x: x[:, None, 1],
+    "nothing": lambda x: x[2:2],
+}
+
+
+class TestPut:
+    """The other direction: an array of the other library becomes one of the device."""
+
+    async def test_the_copy_follows_the_stream_that_the_array_names(
+        self, device: ta.Device, library: Library
+    ) -> None:
+        theirs = library.array((4, 5), stream=library.stream())
+        library.gate.hold(theirs.stream)
+        library.fill(theirs, 7.0, theirs.stream)
+        put: list[ta.AccelRef] = []
+        other = await device.put(np.arange(4.0))
+
+        async def work() -> None:
+            put.append(await device.put(theirs))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work)
+            for _ in range(20):
+                await ta.linalg.scal(1.0, other)
+            assert not put
+            library.gate.open()
+        library.fill(theirs, 8.0, theirs.stream)
+        np.testing.assert_array_equal(await put[0].to_host(), np.full((4, 5), 7.0, np.float32))
+        assert put[0].dtype == "float32"
+
+    @pytest.mark.parametrize(
+        "named", [{"version": 2}, {"version": 3, "stream": 1}, {"version": 3, "stream": 0}]
+    )
+    async def test_by_default_it_follows_the_legacy_default_stream(
+        self, device: ta.Device, library: Library, named: dict[str, int]
+    ) -> None:
+        theirs = library.array((1000,), named=named)
+        library.gate.hold(LEGACY)
+        library.fill(theirs, 7.0, LEGACY)
+        other = await ones(device)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(device.put, theirs)
+            for _ in range(20):
+                await ta.linalg.scal(1.0, other)
+            library.gate.open()
+        assert (await (await device.put(theirs)).to_host()).tolist() == [7.0] * 1000
+
+    async def test_one_that_names_no_stream_is_not_waited_for(
+        self, device: ta.Device, library: Library
+    ) -> None:
+        theirs = library.array((10,), named={"version": 3, "stream": None})
+        library.fill(theirs, 7.0, LEGACY)
+        library.read(theirs.address, 10, LEGACY)
+        library.gate.hold(LEGACY)
+        assert (await (await device.put(theirs)).to_host()).tolist() == [7.0] * 10
+
+    @pytest.mark.parametrize("view", _VIEWS)
+    async def test_layouts_and_another_devices_array(self, device: ta.Device, view: str) -> None:
+        host = np.arange(20, dtype=np.int16).reshape(4, 5)
+        ref = _VIEWS[view](await device.put(host))
+        async with ref.lease() as array:
+            copied = await device.put(array)
+        assert copied.spec.block != ref.spec.block
+        np.testing.assert_array_equal(await copied.to_host(), _VIEWS[view](host))
+
+    async def test_what_is_refused(self, device: ta.Device, library: Library) -> None:
+        theirs = library.array((4,))
+        with pytest.raises(TypeError, match="a masked array"):
+            await device.put(library.array((4,), named={"version": 3, "mask": theirs}))
+        with pytest.raises(TypeError, match="is no element type of a device"):
+            await device.put(library.array((4,), named={"version": 3, "typestr": "|V4"}))
+        with pytest.raises(NotSupportedError, match="on no memory of this device"):
+            await device.put(library.array((4,), named={"version": 3, "data": (4096, False)}))
+        assert (await device.statistics()).memory.blocks == 0
+
+    @pytest.mark.parametrize("where", ["cpu", "cuda"])
+    async def test_where_the_memory_is_another(self, system: ta.System, library: Library, where: str) -> None:
+        options = ta.DeviceOptions(isolation="process" if where == "cuda" else "inline")
+        async with system.open_device(where, options=options) as device:
+            with pytest.raises(NotSupportedError, match='isolation="inline"'):
+                await device.put(library.array((4,)))
+
+
 # Type code and bits by dlpack.h.
 _TYPES = {
     "float64": (2, 64),
@@ -423,18 +514,6 @@ _TYPES = {
     "bool": (6, 8),
 }
 _NOT_NUMPYS = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
-
-View = Callable[[Any], Any]
-_VIEWS: dict[str, View] = {
-    "whole": lambda x: x,
-    "transposed": lambda x: x.T,
-    "part": lambda x: x[1:3, ::2],
-    "backwards": lambda x: x[::-1, 1:4],
-    "row": lambda x: x[2],
-    "element": lambda x: x[1, 2, ...],
-    "new axis": lambda x: x[:, None, 1],
-    "nothing": lambda x: x[2:2],
-}
 
 
 class TestProtocols:

@@ -98,6 +98,25 @@ class TestCuPy:
         assert (await copied.to_host()).tolist() == [1.0] * 3
         assert set((await ref.to_host()).ravel()) == {6.0}
 
+    @pytest.mark.parametrize("name", TYPES)
+    async def test_put(self, cupy: Any, device: ta.Device, name: str) -> None:
+        theirs = cupy.asarray(values(name))
+        np.testing.assert_array_equal(await (await device.put(theirs)).to_host(), values(name))
+        np.testing.assert_array_equal(
+            await (await device.put(theirs.T[::-1])).to_host(), values(name).T[::-1]
+        )
+
+    async def test_put_follows_its_stream(self, cupy: Any, device: ta.Device) -> None:
+        spin = cupy.RawKernel(_SPIN, "spin")
+        spin((1,), (1,), (np.int64(1),))
+        theirs = cupy.zeros(1000, np.float32)
+        cupy.cuda.get_current_stream().synchronize()
+        with cupy.cuda.Stream(non_blocking=True):
+            spin((1,), (1,), (np.int64(CYCLES),))
+            theirs[...] = 3.0
+            put = await device.put(theirs)
+        assert (await put.to_host()).tolist() == [3.0] * 1000
+
 
 class TestPyTorch:
     @pytest.fixture(scope="class")
@@ -181,3 +200,19 @@ class TestPyTorch:
         assert not pending.is_done
         assert (await copied.to_host()).tolist() == [1.0] * 3
         assert set((await ref.to_host()).ravel()) == {6.0}
+
+    @pytest.mark.parametrize("name", TORCHS)
+    async def test_put(self, torch: Any, device: ta.Device, name: str) -> None:
+        theirs = torch.from_numpy(values(name)).cuda()
+        np.testing.assert_array_equal(await (await device.put(theirs)).to_host(), values(name))
+        np.testing.assert_array_equal(await (await device.put(theirs.T[1:])).to_host(), values(name).T[1:])
+
+    async def test_put_follows_the_default_stream(self, torch: Any, device: ta.Device) -> None:
+        theirs = torch.zeros(1000, device="cuda")
+        torch.cuda._sleep(CYCLES)
+        theirs.fill_(3.0)
+        assert (await (await device.put(theirs)).to_host()).tolist() == [3.0] * 1000
+
+    async def test_an_array_on_the_host_is_one(self, torch: Any, device: ta.Device) -> None:
+        put = await device.put(torch.arange(5))
+        assert (await put.to_host()).tolist() == [0, 1, 2, 3, 4]

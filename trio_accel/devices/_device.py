@@ -19,8 +19,11 @@ from ..backends.base import (
     DeviceLostError,
     DType,
     DTypeLike,
+    ForeignArray,
     Isolation,
+    NotSupportedError,
     QueueFullError,
+    SharesCudaMemory,
 )
 from ._availability import Availability
 from ._blocks import BlockTable
@@ -180,17 +183,24 @@ class Device:
         self._check_run("submit")
         return self.dispatch.submit(operation)
 
-    async def put(self, host: npt.ArrayLike) -> AccelRef:
-        """Copy a host array to the device; returns when the host array may be changed again.
+    async def put(self, host: npt.ArrayLike | SharesCudaMemory) -> AccelRef:
+        """Copy an array to the device; returns when the original may be changed again.
 
         Args:
             host: A NumPy array of any strides and a device dtype (native byte order), or what
-                `numpy.asarray` makes one of.
+                `numpy.asarray` makes one of. A CUDA device in this process also takes arrays of CuPy, PyTorch
+                and others, by ``__cuda_array_interface__``: they are copied on the device, after the stream
+                that they name, or the legacy default stream where they cannot name one.
 
         Raises:
             TypeError: Its dtype is no element type of a device.
+            NotSupportedError: An array on a GPU, which the device's context does not address.
             OutOfMemoryError: There is not enough device memory.
         """
+        foreign = ForeignArray.of(host)
+        if foreign is not None:
+            self._check_foreign()
+            return await self.ask(Put(foreign))
         # `asarray` would drop the mask of a masked array, which `Put` refuses.
         array: npt.NDArray[Any] = np.asanyarray(host)
         return await self.ask(Put(array))
@@ -328,6 +338,17 @@ class Device:
         )
         lost.__cause__ = error
         return lost
+
+    def _check_foreign(self) -> None:
+        """Refuse arrays of other CUDA libraries where they are in another memory."""
+        if self.isolation == "process" or self.backend.shares_memory_with_host:
+            raise NotSupportedError(
+                f"put: the array is in the memory of a GPU, which {self.path} does not address: that takes "
+                'backend "cuda" with isolation="inline"; copy the array to the host first',
+                device=self.name,
+                operation="put",
+                backend=self.backend.name,
+            )
 
     def _check_run(self, verb: str) -> None:
         """Refuse another thread or Trio run."""

@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ..backends.base import DType
+from ..backends.base import CopyFromForeignSpec, DType, ForeignArray
 from ..backends.base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec
 from ._library import LibraryActor
 from ._operation import Operation, Planned, Planner, in_range
@@ -27,13 +27,17 @@ class MemoryActor(LibraryActor):
 
 @attrs.frozen(eq=False)
 class Put(Operation[MemoryActor, AccelRef]):
-    """Copy a host array to the device; replies when the host array may be changed again."""
+    """Copy an array to the device; replies when the original may be changed again."""
 
-    host: npt.NDArray[Any]
+    host: npt.NDArray[Any] | ForeignArray
     library: ClassVar[str] = _PATH
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Refuse what is no array of a device dtype."""
+        if isinstance(self.host, ForeignArray):
+            out = planner.output(self.host.shape, planner.dtype("host", self.host.dtype))
+            planner.keep(self.host)
+            return Planned(CopyFromForeignSpec(self.host, out.spec), out)
         if not isinstance(self.host, np.ndarray):
             raise TypeError(f"{planner.name}: host must be a NumPy array, got {type(self.host).__name__}")
         planner.unmasked("host", self.host)

@@ -17,6 +17,7 @@ from .errors import (
     StaleRefError,
 )
 from .findings import BackendReport, DeviceReport, Software
+from .foreign import CopyFromForeignSpec, ForeignArray, SharesCudaMemory
 from .memory import BlockMemory, ChunkSource
 from .protocols import (
     AccelBackend,
@@ -49,12 +50,14 @@ __all__ = [
     "ChunkSource",
     "CompletionTimeoutError",
     "ContextPoisonedError",
+    "CopyFromForeignSpec",
     "DType",
     "DTypeLike",
     "DeviceInfo",
     "DeviceLostError",
     "DeviceReport",
     "DriverError",
+    "ForeignArray",
     "Hold",
     "InputFailedError",
     "Isolation",
@@ -68,6 +71,7 @@ __all__ = [
     "Placement",
     "Poison",
     "QueueFullError",
+    "SharesCudaMemory",
     "Software",
     "StaleRefError",
     "Waker",

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cuda.bindings import driver
+
+from ...base import CopyFromForeignSpec, DriverError, LibraryError, NotSupportedError
 from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec
 from .._arrays import DeviceArray
+from .._foreign import follow
 from .._library import CudaLibrary
 from .._stream import CudaStream
 from .._workspace import Workspace
@@ -14,6 +18,8 @@ if TYPE_CHECKING:
     from .._device import CudaDevice
 
 __all__ = ["MemoryLibrary"]
+
+_DEVICE = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 
 class MemoryLibrary(CudaLibrary):
@@ -29,6 +35,7 @@ class MemoryLibrary(CudaLibrary):
             CopyToHostSpec: self._copy_to_host,
             CopySpec: self._copy,
             FillSpec: self._fill,
+            CopyFromForeignSpec: self._copy_from_foreign,
         }
 
     def _copy_from_host(self, spec: CopyFromHostSpec, stream: CudaStream) -> None:
@@ -54,6 +61,25 @@ class MemoryLibrary(CudaLibrary):
 
     def _copy(self, spec: CopySpec, stream: CudaStream) -> None:
         self._device.arrays.convert(stream, self._device.at(spec.source), self._device.at(spec.out))
+
+    def _copy_from_foreign(self, spec: CopyFromForeignSpec, stream: CudaStream) -> None:
+        source, out = spec.source, self._device.at(spec.out)
+        if not out.size:
+            return
+        device = driver.cuPointerGetAttribute(_DEVICE, source.address)
+        if device[0] or int(device[1]) != self._device.info.index:
+            raise NotSupportedError("the array is on no memory of this device", backend="cuda")
+        if source.stream is not None:
+            try:
+                follow(stream, source.stream, self._context)
+            except DriverError as error:
+                raise LibraryError(
+                    f"the stream that the array names cannot be waited for: {error}",
+                    library=self.name,
+                    code=error.code,
+                ) from error
+        array = DeviceArray(source.address, out.dtype, source.shape, source.strides)
+        self._device.arrays.convert(stream, array, out)
 
     def _fill(self, spec: FillSpec, stream: CudaStream) -> None:
         self._device.arrays.fill(stream, self._device.at(spec.out), spec.value)

@@ -1,0 +1,84 @@
+"""Arrays of other libraries, in memory that a device can address."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, cast
+
+import attrs
+import numpy as np
+
+from .ops._spec import ArraySpec, OperationSpec, contiguous_strides, writes
+
+__all__ = ["CopyFromForeignSpec", "ForeignArray", "SharesCudaMemory"]
+
+# A stream that is not named is the one that libraries use by default.
+_LEGACY = 1
+# From here on an array says for itself whether somebody has to wait for a stream.
+_NAMES_ITS_STREAM = 3
+
+
+class SharesCudaMemory(Protocol):
+    """An array of a library that works on a GPU."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Where the array is, and how it is laid out."""
+        ...
+
+
+@attrs.frozen(eq=False)
+class ForeignArray:
+    """An array in the memory of a GPU, as its owner describes it by ``__cuda_array_interface__``.
+
+    Attributes:
+        owner: Whose it is; keeps the memory.
+        address: Of the first element.
+        dtype: Element type, as NumPy has it.
+        shape: Elements along each axis.
+        strides: Bytes from one element to the next along each axis.
+        stream: Handle of the stream on which it was computed; None if that is done.
+    """
+
+    owner: object
+    address: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    stream: int | None
+
+    @classmethod
+    def of(cls, owner: object) -> ForeignArray | None:
+        """Read what an object says of itself; None if it does not have the protocol.
+
+        Raises:
+            TypeError: An array with a mask.
+        """
+        if isinstance(owner, np.ndarray):
+            return None
+        interface = getattr(owner, "__cuda_array_interface__", None)
+        if not isinstance(interface, dict):
+            return None
+        return cls._read(owner, cast("dict[str, Any]", interface))
+
+    @classmethod
+    def _read(cls, owner: object, interface: dict[str, Any]) -> ForeignArray:
+        if interface.get("mask") is not None:
+            raise TypeError("host: a masked array; a device array has no mask")
+        dtype = np.dtype(interface["typestr"])
+        shape = tuple(int(extent) for extent in interface["shape"])
+        strides = interface.get("strides") or contiguous_strides(shape, dtype.itemsize)
+        stream = interface.get("stream")
+        if stream == 0 or (stream is None and interface["version"] < _NAMES_ITS_STREAM):
+            stream = _LEGACY
+        return cls(owner, int(interface["data"][0]), dtype, shape, tuple(map(int, strides)), stream)
+
+
+@attrs.frozen
+class CopyFromForeignSpec(OperationSpec):
+    """Copy an array of another library, of the same shape and dtype, when its stream has computed it.
+
+    Only devices have it that share their memory with other libraries.
+    """
+
+    source: ForeignArray
+    out: ArraySpec = writes()
