@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import trio
-from chosen import BACKEND
+from chosen import BACKEND, NAME
 from isolations import isolated
 from trio.testing import wait_all_tasks_blocked
 
@@ -89,11 +89,11 @@ async def test_a_failure_is_told_with_its_error_and_times(system: ta.System, dev
         await device.synchronize()
         await wait_all_tasks_blocked()
     [failed] = [event for event in heard.events if isinstance(event, ta.MessageFailed)]
-    assert (failed.path, failed.message_type) == ("test/cpu:0/context/blas", "linalg.Scal")
+    assert (failed.path, failed.message_type) == (f"test/{NAME}/context/blas", "linalg.Scal")
     assert isinstance(failed.error, RuntimeError)
     assert str(failed.error) == "broken"
     [restarted] = [event for event in heard.events if isinstance(event, ta.ActorRestarted)]
-    assert (restarted.path, restarted.incarnation) == ("test/cpu:0/context/blas", 1)
+    assert (restarted.path, restarted.incarnation) == (f"test/{NAME}/context/blas", 1)
     [slow] = [
         event
         for event in heard.events
@@ -117,7 +117,7 @@ async def test_the_tree_shows_library_actors_with_true_counts(system: ta.System,
         await ta.linalg.scal(1.0, x)
     await ta.linalg.dot(await device.put(np.ones(4)), np.ones(4))
     await device.synchronize()
-    nodes = {node.name: node for node in system.tree().find("test/cpu:0/context").children}
+    nodes = {node.name: node for node in system.tree().find(f"test/{NAME}/context").children}
     shown = {
         name: (node.actor_class, node.state, node.handled, node.failed, node.restarts)
         for name, node in nodes.items()
@@ -144,11 +144,11 @@ async def test_the_tree_shows_what_waits_and_what_is_in_flight(
             with trio.fail_after(5):
                 while (await device.statistics()).queues.get(BLAS, NONE).waiting != 3:
                     pass
-            node = system.tree().find("test/cpu:0/context/blas")
+            node = system.tree().find(f"test/{NAME}/context/blas")
             assert node.deferred == 2
             # Inline one of the three is in the hands of the actor, which waits for room.
             assert node.mailbox_depth + node.running == 3
-        assert system.tree().find("test/cpu:0/context/blas").handled == 5
+        assert system.tree().find(f"test/{NAME}/context/blas").handled == 5
 
 
 @isolated

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import trio
-from chosen import BACKEND
+from chosen import BACKEND, NAME
 from isolations import isolated
 from trio.testing import wait_all_tasks_blocked
 
@@ -53,14 +53,14 @@ async def test_the_address_stays_and_work_sent_in_the_gap_runs_after_it(
                 await wait_all_tasks_blocked()
             assert results == []
         assert sorted(results) == [float(number) for number in range(10)]
-        assert (device.generation, device.path) == (2, "test/cpu:0")
+        assert (device.generation, device.path) == (2, f"test/{NAME}")
         after = system.tree().find(device.path)
         assert (after.path, after.actor_class, after.incarnation) == (
             before.path,
             before.actor_class,
             before.incarnation,
         )
-        assert system.tree().find("test/cpu:0/context").restarts == 1
+        assert system.tree().find(f"test/{NAME}/context").restarts == 1
 
 
 async def test_so_many_requests_wait_in_the_gap_and_no_more(system: ta.System, isolation: Isolation) -> None:
@@ -68,7 +68,7 @@ async def test_so_many_requests_wait_in_the_gap_and_no_more(system: ta.System, i
     async with system.open_device(BACKEND, options=options) as device:
         await lose(device)
         outcomes: Counter[str] = Counter()
-        refusal = "1024 requests wait already for the context to be rebuilt (device cpu:0)"
+        refusal = f"1024 requests wait already for the context to be rebuilt (device {NAME})"
 
         async def ask() -> None:
             try:

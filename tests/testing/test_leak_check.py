@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
-from chosen import BACKEND
+from chosen import BACKEND, NAME
 
 import trio_accel as ta
 from trio_accel.testing import Leak, LeakError, leak_check
@@ -102,7 +102,9 @@ async def test_a_context_that_was_replaced_is_no_leak(system: ta.System, spares:
 
 async def test_an_array(opened: ta.Device) -> None:
     kept = await opened.put(np.zeros(3))
-    with finds("array <AccelRef float32 (5,) on cpu:0>, 20 bytes", "memory of test/cpu:0: 1 block more, "):
+    with finds(
+        f"array <AccelRef float32 (5,) on {NAME}>, 20 bytes", f"memory of test/{NAME}: 1 block more, "
+    ):
         async with leak_check():
             view = (await opened.put(np.ones((2, 5), np.float32)))[0]
             array = await opened.put(np.ones(3))
@@ -120,7 +122,7 @@ async def test_an_array_in_a_cycle_is_none(opened: ta.Device) -> None:
 
 
 async def test_memory_that_no_array_refers_to(opened: ta.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    with finds("memory of test/cpu:0: 1 block more, "), monkeypatch.context() as broken:
+    with finds(f"memory of test/{NAME}: 1 block more, "), monkeypatch.context() as broken:
         async with leak_check():
             broken.setattr("trio_accel.devices._blocks.Block.__del__", lambda block: None)
             await opened.put(np.ones(10))
@@ -129,7 +131,7 @@ async def test_memory_that_no_array_refers_to(opened: ta.Device, monkeypatch: py
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 async def test_a_device(system: ta.System, isolation: Any) -> None:
-    with finds("device test/cpu:0 is open"):
+    with finds(f"device test/{NAME} is open"):
         async with leak_check():
             device = await system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation))
             await program(device)
