@@ -8,6 +8,7 @@ import sys
 import attrs
 import numpy as np
 import pytest
+import scipy.sparse
 import trio
 import trio.testing
 
@@ -29,6 +30,7 @@ from trio_accel.benchmarks._harness import alternate, per_call
 from trio_accel.benchmarks._statistics import Pairs, percentile
 from trio_accel.benchmarks._table import goal_text, number
 from trio_accel.benchmarks.loop_lag import lags
+from trio_accel.benchmarks.rivals import banded
 
 IS_ISOLATED = "process" in ta.list_devices()[0].isolations
 ISOLATIONS = [
@@ -179,8 +181,11 @@ def test_an_isolation_leaves_the_benchmarks_of_it() -> None:
 
     everything = {benchmark.name for benchmark in BENCHMARKS}
     inline, isolated = names(isolation="inline"), names(isolation="process")
-    assert isolated == [f"{name}-process" for name in inline]
-    assert {*inline, *isolated} == {name for name in everything if name.startswith("devices.")}
+    # To recover, memory must outlive its context.
+    assert isolated == [f"{name}-process" for name in [*inline, "cuda.recovery"]]
+    assert {*inline, *isolated} == {name for name in everything if name.startswith(("devices.", "cuda."))} - {
+        "cuda.engine"  # in a process of its own, as a worker is
+    }
     assert names("devices.matmul-64", isolation="process") == ["devices.matmul-64-process"]
     assert names("devices.matmul-64-process", isolation="process") == ["devices.matmul-64-process"]
     assert names("actors", "devices.matmul-64", isolation="inline") == ["devices.matmul-64"]
@@ -194,7 +199,9 @@ async def test_every_benchmark_of_a_device_runs_where_the_device_has_the_isolati
 ) -> None:
     plan = Plan(pairs=1, warmups=0, scale=0.002, backend="cpu")
     # Beside a busy loop a thread may get no time at all: that is what it shows.
-    chosen = [benchmark for benchmark in select([], isolation=isolation) if "busy" not in benchmark.name]
+    chosen = [
+        benchmark for benchmark in select(["devices"], isolation=isolation) if "busy" not in benchmark.name
+    ]
     rows = [row for benchmark in chosen for row in await benchmark.run(plan)]
     assert [row.name for row in rows if row.verdict not in (Verdict.MET, Verdict.MISSED, Verdict.NONE)] == []
     assert len({row.name for row in rows}) == len(rows) == 12
@@ -240,3 +247,20 @@ async def test_what_is_not_installed_is_a_row_that_says_so(monkeypatch: pytest.M
     rows = await benchmark.run(Plan.quick())
     assert [row.name for row in rows] == ["actors.ask-pykka", "actors.ask-pykka-thread"]
     assert {(row.verdict, row.reason) for row in rows} == {(Verdict.NOT_RUN, "Pykka is not installed")}
+
+
+async def test_what_is_measured_on_cuda_devices_says_so_on_others() -> None:
+    for benchmark in select(["cuda.latency", "cuda.recovery-process"]):
+        (row,) = await benchmark.run(Plan(pairs=1, backend="cpu"))
+        assert (row.name, row.verdict) == (benchmark.name, Verdict.NOT_RUN)
+        assert row.reason == "it is measured on CUDA devices, not on cpu"
+
+
+def test_the_sparse_matrix_of_the_bandwidth_is_canonical() -> None:
+    for rows in (3, 1000, 700_000):
+        indptr, indices, data = banded(rows)
+        matrix = scipy.sparse.csr_array((data, indices, indptr), shape=(rows, rows))
+        matrix.check_format(full_check=True)
+        assert matrix.has_canonical_format
+        assert matrix.nnz == min(rows, 10) * rows
+        assert (matrix @ np.ones(rows, np.float32) == min(rows, 10)).all()

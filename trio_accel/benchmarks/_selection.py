@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import actor_lives, actors, device_lives, devices, loop_lag, waiting
+from . import (
+    actor_lives,
+    actors,
+    cuda_bandwidth,
+    cuda_completion,
+    cuda_engine,
+    cuda_lag,
+    cuda_latency,
+    cuda_recovery,
+    cuda_throughput,
+    device_lives,
+    devices,
+    loop_lag,
+    waiting,
+)
 from ._harness import Benchmark, Isolation
 
 __all__ = ["BENCHMARKS", "select"]
@@ -16,6 +30,13 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     *device_lives.BENCHMARKS,
     *loop_lag.BENCHMARKS,
     *waiting.BENCHMARKS,
+    *cuda_latency.BENCHMARKS,
+    *cuda_throughput.BENCHMARKS,
+    *cuda_engine.BENCHMARKS,
+    *cuda_bandwidth.BENCHMARKS,
+    *cuda_completion.BENCHMARKS,
+    *cuda_lag.BENCHMARKS,
+    *cuda_recovery.BENCHMARKS,
 )
 
 

@@ -1,0 +1,6 @@
+"""What CUDA operations are compared with: each rival runs in a process of its own, and measures itself."""
+
+from ._banded import banded
+from ._rival import Rival, RivalMissingError, open_rival
+
+__all__ = ["Rival", "RivalMissingError", "banded", "open_rival"]
