@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
 import numpy as np
 import pytest
+import trio
+from chosen import BACKEND
 
 import trio_accel as ta
+from trio_accel.backends.base import Isolation
+from trio_accel.backends.cpu import CpuBackend
+from trio_accel.backends.cpu._device import CpuDevice
 
 
 @pytest.mark.parametrize("shape", [0, 5, (), (3, 0, 2), (200, 150)])
@@ -41,3 +49,123 @@ async def test_what_is_no_shape_is_refused(
 async def test_what_is_no_dtype_is_refused(device: ta.Device) -> None:
     with pytest.raises(TypeError, match="datetime64"):
         device.host_empty(3, "datetime64[s]")
+
+
+async def test_they_outlive_their_device(system: ta.System, isolation: Isolation) -> None:
+    device = await system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation))
+    host = device.host_empty(100_000)
+    await (await device.put(np.arange(100_000.0))).to_host(out=host)
+    view = host[1::2]
+    await device.close()
+    del host
+    after = device.host_empty(100_000)
+    after[...] = -1.0
+    np.testing.assert_array_equal(view, np.arange(100_000.0)[1::2])
+
+
+async def lose(device: ta.Device) -> None:
+    """Poison the context, and wait for the next: a real fault shows when work meets it."""
+    ta.testing.poison(device)
+    while device.generation == 1:
+        with contextlib.suppress(ta.ContextPoisonedError):
+            await device.zeros(3)
+
+
+async def test_they_outlive_a_context(device: ta.Device) -> None:
+    host = device.host_empty((300, 400), "float32")
+    host[...] = np.arange(300 * 400).reshape(300, 400)
+    await device.put(host)
+    await lose(device)
+    back = device.host_empty((300, 400), "float32")
+    await (await device.put(host[100:])).to_host(out=back[100:])
+    np.testing.assert_array_equal(back[100:], np.arange(300 * 400).reshape(300, 400)[100:])
+    assert device.generation == 2
+
+
+async def test_one_made_in_another_thread_travels_like_any(device: ta.Device) -> None:
+    host = await trio.to_thread.run_sync(device.host_empty, 100_000)
+    host[...] = np.arange(100_000.0)
+    np.testing.assert_array_equal(await (await device.put(host)).to_host(), host)
+
+
+class Known:
+    """What devices are told of host memory, in the order of the calls."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.told: list[tuple[str, Any, int]] = []
+        if BACKEND == "cpu":
+            monkeypatch.setattr(CpuBackend, "shares_memory_with_host", property(lambda self: False))
+            self._watch(monkeypatch, CpuDevice)
+        else:
+            from trio_accel.backends.cuda._device import CudaDevice
+
+            self._watch(monkeypatch, CudaDevice)
+
+    def _watch(self, monkeypatch: pytest.MonkeyPatch, cls: type[Any]) -> None:
+        for name in ("register_host", "unregister_host"):
+            method = getattr(cls, name)
+
+            def tell(device: Any, memory: Any, *, name: str = name, method: Any = method) -> None:
+                method(device, memory)
+                self.told.append((name, device, memory.nbytes))
+
+            monkeypatch.setattr(cls, name, tell)
+
+    def of(self, device: Any) -> list[tuple[str, int]]:
+        """What one of them was told."""
+        return [(name, nbytes >> 20) for name, told, nbytes in self.told if told is device]
+
+    async def wait(self, count: int) -> None:
+        """Wait for so many calls."""
+        with trio.fail_after(30):
+            while len(self.told) < count:  # noqa: ASYNC110  # threads tell
+                await trio.sleep(0.001)
+
+
+async def test_each_context_in_this_process_knows_the_memory(
+    system: ta.System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = Known(monkeypatch)
+    async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation="inline")) as device:
+        first = device.dispatch.session.engine.device
+        host, large = device.host_empty(1 << 20, "uint8"), device.host_empty(300 << 20, "uint8")
+        await known.wait(2)
+        assert known.of(first) == [("register_host", 64), ("register_host", 300)]
+        del large
+        await known.wait(3)
+        assert known.of(first)[2:] == [("unregister_host", 300)]
+        host[...] = np.arange(1 << 20, dtype=np.uint8)
+        await lose(device)
+        back = device.host_empty(1 << 20, "uint8")
+        await (await device.put(host)).to_host(out=back)
+        np.testing.assert_array_equal(back, host)
+        await known.wait(4)
+        second = device.dispatch.session.engine.device
+        assert second is not first
+        assert known.of(second) == [("register_host", 64)]
+        if BACKEND == "cuda":
+            assert second.transfers.is_registered(host)
+    if BACKEND == "cuda":
+        # Whoever uses the same memory next finds it as the system gave it.
+        assert not second.transfers.is_registered(host)
+
+
+async def test_a_device_that_cannot_know_the_memory_transfers_all_the_same(
+    system: ta.System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = Known(monkeypatch)
+
+    def refuse(device: object, memory: object) -> None:
+        known.told.append(("refused", device, 0))
+        raise ta.AccelError("no page can be locked")
+
+    cls = CpuDevice
+    if BACKEND == "cuda":
+        from trio_accel.backends.cuda._device import CudaDevice as cls  # noqa: N813
+    monkeypatch.setattr(cls, "register_host", refuse)
+    async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation="inline")) as device:
+        host = device.host_empty(100_000)
+        host[...] = np.arange(100_000.0)
+        await known.wait(1)
+        np.testing.assert_array_equal(await (await device.put(host)).to_host(), host)
+        assert device.generation == 1
