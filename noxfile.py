@@ -125,7 +125,8 @@ def tests(session: nox.Session, backend: str) -> None:
         if asked_for("cuda", sys.argv[1:], os.environ):
             session.error(message)
         session.skip(message)
-    _python(session, "-m", "pytest", *session.posargs, env={"TRIO_ACCEL_BACKEND": backend})
+    # Those for the hardware take most of an hour: they have a session of their own.
+    _python(session, "-m", "pytest", "-m", "not gpu", *session.posargs, env={"TRIO_ACCEL_BACKEND": backend})
 
 
 @nox.session(venv_backend="none", requires=["env"])
@@ -172,6 +173,16 @@ def examples(session: nox.Session) -> None:
 def benchmarks(session: nox.Session) -> None:
     """Print the benchmark table; arguments after `--` go to `trio-accel bench`. A missed goal fails it."""
     _python(session, "-m", "trio_accel.cli", "bench", *session.posargs)
+
+
+@nox.session(venv_backend="none", requires=["env"], default=False)
+def gpu(session: nox.Session) -> None:
+    """Run what needs the hardware: tests, faults, benchmarks, a soak. `-- --only rounds,leaks` runs a part."""
+    reason = why_not_cuda()
+    if reason is not None:
+        session.error(f"cannot test on the hardware: {reason}")
+    out = ("--out", str(Path(session.create_tmp()) / "results"))
+    _python(session, "-m", "trio_accel.benchmarks.gpu", *out, *session.posargs)
 
 
 @nox.session(venv_backend="none", requires=["env"], default=False)
