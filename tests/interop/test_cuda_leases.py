@@ -7,6 +7,7 @@ would wait for ever.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import aclosing
 from typing import Any
 
 import attrs
@@ -304,6 +305,32 @@ class TestEnds:
             async with ref.lease():
                 pass
         await elsewhere(device)
+
+    async def test_a_loss_that_nothing_else_has_noticed(self, device: ta.Device, library: Library) -> None:
+        ref, stream = await ones(device), library.stream()
+        lost = device.dispatch.session.engine.device  # type: ignore[union-attr]
+        async with ref.lease(write=True, stream=stream) as array:
+            library.gate.hold(stream)
+            library.fill(array, 3.0, stream)
+            ref.release()
+            ta.testing.poison(device, "by a test")
+        with trio.fail_after(5):
+            async with aclosing(device.watch_generation()) as generations:
+                async for generation in generations:
+                    if generation == 2:
+                        break
+        # What comes too late writes to memory that is still there.
+        assert lost.memory().blocks == 1
+        library.gate.open()
+        assert lost.close(5.0)
+        assert lost.memory().blocks == 0
+        ref = await ones(device)
+        ta.testing.poison(device, "again")
+        with pytest.raises(ta.ContextPoisonedError, match="again"):
+            async with ref.lease():
+                pass
+        await elsewhere(device)
+        assert device.generation == 3
 
     async def test_one_that_waits_when_the_context_is_lost(self, device: ta.Device, library: Library) -> None:
         ref, stream = await ones(device), library.stream()

@@ -89,7 +89,13 @@ class Engine:
         # An operation's grace is dropped when it is done: the alarm holds on to its arrays.
         self.alarms: Alarms = Alarms()
         self.leases: Leases = Leases(
-            device, self._lanes, self._order, self._hazards, self._memory_in_use, self._watch_lease
+            device,
+            self._lanes,
+            self._order,
+            self._hazards,
+            self._memory_in_use,
+            self._watch_lease,
+            self.lose_context,
         )
         self._holds: list[Hold] = []
         self._busy = trio.Event()

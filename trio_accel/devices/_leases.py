@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import trio
 
-from ..backends.base import AccelDevice, AccelEvent, AccelStream, Loan
+from ..backends.base import AccelDevice, AccelEvent, AccelStream, ContextPoisonedError, Loan
 from ..backends.base.ops import ArraySpec
 from ._blocks import Block
 from ._hazards import HazardTracker
@@ -44,6 +44,7 @@ class Leases:
         hazards: Gets what the program has enqueued.
         memory: Blocks that are in use.
         watch: Has `reap` called soon after an event on a stream is done.
+        lose: Has the context replaced, which is lost.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Leases:
         hazards: HazardTracker,
         memory: MemoryInUse,
         watch: Callable[[AccelStream, AccelEvent], None],
+        lose: Callable[[Exception], None],
     ) -> None:
         self._device = device
         self._lanes = lanes
@@ -61,6 +63,7 @@ class Leases:
         self._hazards = hazards
         self._memory = memory
         self._watch = watch
+        self._lose = lose
         self._tails: list[_Tail] = []
         self._changed = trio.Event()
         self._lost: Callable[[], Exception] | None = None
@@ -93,7 +96,11 @@ class Leases:
         async with self.hold(spec.block, write=write):
             if self._lost is not None:
                 raise self._lost()
-            loan = self._device.lend(spec, write=write, stream=stream)
+            try:
+                loan = self._device.lend(spec, write=write, stream=stream)
+            except ContextPoisonedError as error:
+                self._lose(error)
+                raise
             try:
                 yield loan.array
             finally:
@@ -110,6 +117,11 @@ class Leases:
         done = [tail for tail in self._tails if tail.event.is_done]
         if done:
             self._tails = [tail for tail in self._tails if tail not in done]
+            errors = [error for tail in done if (error := tail.event.error) is not None]
+            if errors:
+                # They are done with because the context is lost, and may be running all the same.
+                self._lose(errors[0])
+                return
             for tail in done:
                 self._memory.unpin([tail.block])
             self._notify()

@@ -232,6 +232,9 @@ class CudaDevice:
     def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> CudaLoan:
         """Let other libraries of the process have an array; see `AccelDevice.lend`."""
         self._check_open()
+        failure = self.context.failure()
+        if failure is not None:
+            raise failure
         return self._lending.lend(array, write=write, stream=stream)
 
     def memory(self) -> MemoryStatistics:
@@ -256,6 +259,9 @@ class CudaDevice:
             time.sleep(_LOOK)
         if is_idle:
             self._end()
+        else:
+            # What is left keeps its memory, and nobody waits for it.
+            self._bell.close(is_idle=False)
         return is_idle
 
     def _end(self) -> None:
