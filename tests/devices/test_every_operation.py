@@ -226,8 +226,9 @@ async def test_a_gibibyte(device: ta.Device) -> None:
     host = np.arange(size // 8, dtype=np.int64)
     ref = await device.put(host)
     assert await (await ref[-1:].copy()).item() == host[-1]
-    async with ref.lease() as array:
-        assert np.array_equal(array, host)
+    if device.info.backend == "cpu":
+        async with ref.lease() as array:
+            assert np.array_equal(array, host)
     host[: host.size // 4] = 0
     await ref[: host.size // 4].to_host(out=host[: host.size // 4])
     assert host[: host.size // 4].sum() == (host.size // 4) * (host.size // 4 - 1) // 2

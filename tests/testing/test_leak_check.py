@@ -45,8 +45,9 @@ async def program(device: ta.Device) -> None:
     pending = device.submit(ta.linalg.Matmul(a, a))
     await ta.fft.fft(a)
     await (await ta.linalg.nrm2(pending.value.reshape(-1))).item()
-    async with a.lease() as array:
-        assert array[0, 0] == 1.0
+    if device.info.backend == "cpu":
+        async with a.lease() as array:
+            assert array[0, 0] == 1.0
 
 
 @contextmanager
@@ -173,6 +174,7 @@ async def test_shared_memory(opened: ta.Device) -> None:
 
 
 @only_linux
+@pytest.mark.skipif(BACKEND != "cpu", reason="the host cannot address its memory")
 async def test_the_memory_of_a_device_that_an_array_outlives(system: ta.System) -> None:
     kept: list[Any] = []
 

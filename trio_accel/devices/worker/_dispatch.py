@@ -186,6 +186,10 @@ class WorkerDispatch:
     @asynccontextmanager
     async def lease(self, ref: AccelRef, *, write: bool, stream: object) -> AsyncGenerator[Any, None]:
         """See `AccelRef.lease`."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self._device.availability.is_ended:
+            raise await self._device.lost()
+        ref.block.check("lease")
         if stream is not None:
             raise NotSupportedError(
                 "lease: stream: in a worker process no stream of this one reaches the array"
@@ -198,10 +202,6 @@ class WorkerDispatch:
                 operation="lease",
                 backend=self._device.backend.name,
             )
-        await trio.lowlevel.checkpoint_if_cancelled()
-        if self._device.availability.is_ended:
-            raise await self._device.lost()
-        ref.block.check("lease")
         request = LeaseRequest(self._requests.next_number(), ref.spec, write=write)
         try:
             self._requests.add(request)
