@@ -466,3 +466,36 @@ async def test_so_much_is_on_its_way_at_a_time(device: ta.Device, monkeypatch: p
     assert staging.taken == 0
     del pending, large, put, small
     await balanced(device, 0)
+
+
+async def test_a_worker_whose_loop_blocks_needs_no_message(system: ta.System) -> None:
+    async with system.open_device(BACKEND, options=options(completion=ta.SyncCompletion())) as device:
+        host = device.host_empty(SIZE)
+        host[...] = HOST
+        for given in (host, HOST):
+            ref = await device.put(given)
+            np.testing.assert_array_equal(await ref.to_host(), HOST)
+            back = device.host_empty(SIZE)
+            await ref.to_host(out=back)
+            np.testing.assert_array_equal(back, HOST)
+        assert copies(device) == 0
+
+
+async def test_without_device_memory_what_was_copied_goes_back(system: ta.System) -> None:
+    """It is tried again when garbage is collected, by the same way."""
+    async with system.open_device(BACKEND, options=options(memory_limit=3 * HOST.nbytes)) as device:
+        kept = [await device.put(HOST) for _ in range(2)]
+        with pytest.raises(ta.OutOfMemoryError) as caught:
+            await device.put(np.concatenate([HOST] * 2))
+        assert caught.value.total == 3 * HOST.nbytes
+        # It is copied at most once, and cut when it is refused.
+        assert copies(device) == 3
+        np.testing.assert_array_equal(await kept[1].to_host(), HOST)
+        # What is held by garbage only makes room.
+        cycle: list[object] = [kept.pop()]
+        cycle.append(cycle)
+        del cycle
+        ref = await device.put(np.concatenate([HOST] * 2))
+        np.testing.assert_array_equal(await ref.to_host(), np.concatenate([HOST] * 2))
+        del ref, caught
+        await balanced(device, 1)
