@@ -177,7 +177,7 @@ def benchmarks(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["env"], default=False)
 def gpu(session: nox.Session) -> None:
-    """Run what needs the hardware: tests, faults, benchmarks, a soak. `-- --only rounds,leaks` runs a part."""
+    """Run what needs the hardware: tests, faults, benchmarks, a soak; `-- --only rounds,leaks` a part."""
     reason = why_not_cuda()
     if reason is not None:
         session.error(f"cannot test on the hardware: {reason}")

@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from chosen import BACKEND
 
 import trio_accel as ta
 
 if TYPE_CHECKING:
     from conftest import Cli
 
-IS_ISOLATED = "process" in ta.list_devices()[0].isolations
+DEVICE = next(info for info in ta.list_devices() if info.backend == BACKEND)
+IS_ISOLATED = "process" in DEVICE.isolations
 INLINE = "inline"
 PROCESS = pytest.param(
     "process", marks=pytest.mark.skipif(not IS_ISOLATED, reason="the device has no worker processes")
 )
-FAULTS = {"inline": ["crash", "poison"], "process": ["crash", "poison", "kill"]}
+TRAPS = [] if BACKEND == "cpu" else ["trap"]
+FAULTS = {"inline": ["crash", "poison"], "process": ["crash", "poison", *TRAPS, "kill", "hang"]}
 CHECKS = {
     "inline": "arrays that differ, those put again included",
     "process": "arrays lost or changed",
@@ -114,6 +117,7 @@ def test_in_a_worker_process_the_arrays_outlive_every_context(cli: Cli) -> None:
     assert [array["lost_with"] for array in arrays] == [None] * 4
     assert all(array["sha256_before"] == array["sha256_after"] for array in arrays)
     assert step["summary"].endswith("arrays unchanged")
+    assert step["data"]["failed"].pop("CompletionTimeoutError") == 1
     assert set(step["data"]["failed"]) <= {"ActorFailedError", "ContextPoisonedError"}
 
 
@@ -138,7 +142,13 @@ def test_the_text_for_a_person(cli: Cli, isolation: str) -> None:
     (fates,) = (row for row in table if row[:2] == ["requests", "by"])
     assert fates == ["requests", "by", "last", "fault", "none", *names, "all"]
     total = next(row for row in table if row[:1] == ["together"])[1:]
-    outcomes = ("completed", "ActorFailedError", "ContextPoisonedError", "StaleRefError")
+    outcomes = (
+        "completed",
+        "ActorFailedError",
+        "CompletionTimeoutError",
+        "ContextPoisonedError",
+        "StaleRefError",
+    )
     rows = [row[1:] for row in table if row[:1] and row[0] in outcomes and len(row) == len(names) + 3]
     assert [sum(int(row[column]) for row in rows) for column in range(len(names) + 2)] == [
         int(number) for number in total

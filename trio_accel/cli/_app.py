@@ -230,8 +230,8 @@ def recover(*, backend: _Backend = None, isolation: _Isolation = None, json: _Js
     """Crash and poison under load, and show the fate of every request.
 
     Four clients ask for products while the BLAS actor is crashed, the context is poisoned and, where it
-    has one, its worker process is killed. Prints the tree of actors and the hashes of arrays before and
-    after, and how long each fault was felt; every result is compared with NumPy in float64.
+    has one, its worker process is killed or hangs. Prints the tree of actors and the hashes of arrays
+    before and after, and how long each fault was felt; every result is compared with NumPy in float64.
 
     Args:
         backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.

@@ -12,6 +12,7 @@ import trio
 import trio_accel as ta
 from trio_accel.cli._device import isolation_of, open_device
 from trio_accel.cli._json import run_for_json
+from trio_accel.cli._recover import RecoverStep
 from trio_accel.cli._results import Bench, as_json
 from trio_accel.cli._run import run_async
 from trio_accel.cli._screen import Reporter, SilentReporter, make_console, open_screen
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run_demo"]
 
+_STUCK_AFTER = 2.0
 _WHERE: dict[Isolation, str] = {"inline": "inline", "process": "in a worker process"}
 
 
@@ -72,7 +74,9 @@ def run_demo(
         AccelError, ActorError: A step failed.
     """
     document = _Document()
-    opening = partial(open_device, backend=backend, isolation=isolation)
+    # A step that has operations hang needs them to be given up; no operation of any step takes so long.
+    limit = _STUCK_AFTER if any(isinstance(step, RecoverStep) for step in steps) else None
+    opening = partial(open_device, backend=backend, isolation=isolation, stuck_after=limit)
     job = partial(_run, steps, opening, document, as_json)
     return run_for_json(job, document.render) if as_json else run_async(job)
 

@@ -17,18 +17,27 @@ _CANCEL_GRACE = 0.2
 _INTENSITY = ta.Intensity(100, 60.0)
 
 
-async def open_device(system: ta.System, backend: str | None, isolation: Isolation | None) -> ta.Device:
+async def open_device(
+    system: ta.System,
+    backend: str | None,
+    isolation: Isolation | None,
+    *,
+    stuck_after: float | None = None,
+) -> ta.Device:
     """Open a device.
 
     Args:
         system: Where.
         backend: Its name, ``None`` for the best one.
         isolation: Where its context lives, ``None`` for the backend's default.
+        stuck_after: Seconds after which an operation counts as hung, ``None`` for never.
 
     Raises:
         InputError: There is no such device, or it does not have the isolation.
     """
-    options = ta.DeviceOptions(isolation=isolation, cancel_grace=_CANCEL_GRACE, intensity=_INTENSITY)
+    options = ta.DeviceOptions(
+        isolation=isolation, cancel_grace=_CANCEL_GRACE, intensity=_INTENSITY, stuck_after=stuck_after
+    )
     try:
         return await system.open_device(backend, options=options)
     except (ValueError, ta.NotSupportedError) as error:

@@ -71,17 +71,33 @@ def _poison(device: ta.Device) -> None:
     ta.testing.poison(device, REASON)
 
 
+def _trap(device: ta.Device) -> None:
+    ta.testing.inject_fault(device, ta.linalg.Matmul, poison=True, how="trap")
+
+
 def _kill(device: ta.Device) -> None:
-    ta.testing.inject_fault(device, ta.linalg.Matmul, kill=True)
+    ta.testing.inject_fault(device, ta.linalg.Matmul, kill=True, how="writing")
 
 
-def faults_of(isolation: Isolation) -> Sequence[Fault]:
+def _hang(device: ta.Device) -> None:
+    ta.testing.inject_fault(device, ta.linalg.Matmul, hang=True, how="kernel")
+
+
+def faults_of(device: ta.Device, isolation: Isolation) -> Sequence[Fault]:
     """The faults that a device in this isolation can survive, the mildest first."""
     crash = Fault(name="crash", text="crash of the BLAS actor", losses=0, inject=_crash)
     poison = Fault(name="poison", text="poison of the context", losses=1, inject=_poison)
+    if isolation == "inline":
+        # There the worker is this process.
+        return crash, poison
+    trap = Fault(name="trap", text="trap in a kernel", losses=1, inject=_trap)
     kill = Fault(name="kill", text="kill of the worker process", losses=1, inject=_kill)
-    # Inline the worker is this process.
-    return (crash, poison, kill) if isolation == "process" else (crash, poison)
+    limit = device.options.stuck_after
+    hang = Fault(name="hang", text=f"hang, given up after {limit} s", losses=1, inject=_hang)
+    # Without kernels it is the same as the poison.
+    traps = () if device.info.backend == "cpu" else (trap,)
+    # Without a limit a hung operation is waited for.
+    return crash, poison, *traps, kill, *(() if limit is None else (hang,))
 
 
 async def inject(fault: Fault, load: Load) -> FaultReport:

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = ["RecoverData", "RecoverStep"]
 
-# How a request may fail: over a crash, with its context, and inline for want of an array that is gone.
+# How a request may fail: over a crash, with its context, hung, and inline for want of an array that is gone.
 _FAILURES: dict[Isolation, frozenset[str]] = {
     "inline": frozenset({"ActorFailedError", "ContextPoisonedError", "StaleRefError"}),
-    "process": frozenset({"ActorFailedError", "ContextPoisonedError"}),
+    "process": frozenset({"ActorFailedError", "ContextPoisonedError", "CompletionTimeoutError"}),
 }
 
 
@@ -85,7 +85,7 @@ class RecoverStep:
     async def run(self, bench: Bench) -> StepResult:
         """Ask, break, ask on; then count."""
         isolation = isolation_of(bench.device)
-        faults = faults_of(isolation)
+        faults = faults_of(bench.device, isolation)
         parts = len(faults) + 2
         bench.progress.update(0, parts, "putting arrays")
         witnesses = Witnesses(device=bench.device)
