@@ -19,6 +19,7 @@ from trio.testing import wait_all_tasks_blocked
 import trio_accel as ta
 from trio_accel.devices import _host_pool
 from trio_accel.devices._host_pool import HostPool, Slab
+from trio_accel.devices._registrar import HostRegistrar
 
 MIB = 1 << 20
 
@@ -233,3 +234,70 @@ async def test_where_there_is_no_shared_memory_it_is_the_process_s_own(
     assert [slab.descriptor for slab in pool.slabs.values()] == [None]
     pool.close()
     assert made.sum() == 9000
+
+
+async def test_what_a_lost_device_may_write_to_is_not_given_out_again(pool: HostPool) -> None:
+    before, early = array(pool, 5000), array(pool, 5000)
+    kept = pool.find(before)
+    del early
+    pool.hold_back()
+    after = array(pool, 5000)
+    del before, after
+    pool.hold_back()
+    pool.drain()
+    # Only what was made after the loss, or had been dropped before, is there again.
+    assert pool.used == 8192
+    made = [array(pool, 5000) for _ in range(5)]
+    assert kept not in [pool.find(other) for other in made]
+    pool.let_go()
+    assert pool.used == 5 * 8192
+    assert pool.find(array(pool, 5000)) == kept
+
+
+class Stuck:
+    """A device that ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.has_ended = False
+        self.known: list[int] = []
+
+    def register_host(self, memory: np.ndarray) -> None:
+        self.known.append(memory.nbytes)
+
+    def unregister_host(self, memory: np.ndarray) -> None:
+        self.known.remove(memory.nbytes)
+
+    def close(self, grace: float) -> bool:
+        assert grace == 0.0
+        if not self.has_ended:
+            raise ta.ContextPoisonedError("a stream is stuck")
+        return True
+
+
+async def test_a_stuck_device_keeps_what_it_may_write_to() -> None:
+    pool = HostPool(is_shared=False)
+    registrar = HostRegistrar(pool)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(registrar.run)
+        lost, following = Stuck(), Stuck()
+        registrar.attach(lost)  # type: ignore[arg-type]
+        made = array(pool, 5000)
+        registrar.detach()
+        registrar.detach()
+        del made
+        registrar.attach(following)  # type: ignore[arg-type]
+        while following.known != [64 * MIB]:  # noqa: ASYNC110  # a thread tells
+            await trio.sleep(0.001)
+        pool.drain()
+        assert pool.used == 8192
+        lost.has_ended = True
+        large = array(pool, 300 * MIB)
+        while following.known != [64 * MIB, 300 * MIB]:  # noqa: ASYNC110  # a thread tells
+            await trio.sleep(0.001)
+        assert pool.used == 300 * MIB
+        del large
+        while following.known != [64 * MIB]:  # noqa: ASYNC110  # a thread tells
+            await trio.sleep(0.001)
+        registrar.detach()
+        nursery.cancel_scope.cancel()
+    pool.close()

@@ -124,6 +124,9 @@ class HostPool:
         self._starts: list[int] = []
         self._sorted: list[Slab] = []
         self._dropped: deque[int] = deque()
+        # Regions up to this number may still be written to, and those of them that were dropped meanwhile.
+        self._unsure = 0
+        self._held_back: list[int] = []
         self._is_rung = False
         self._waker = LoopWaker(self.drain)
 
@@ -184,7 +187,23 @@ class HostPool:
         self._is_rung = False
         if not self.is_closed:
             for _ in range(len(self._dropped)):
-                self._allocator.free(self._dropped.popleft())
+                region = self._dropped.popleft()
+                if region <= self._unsure:
+                    self._held_back.append(region)
+                else:
+                    self._allocator.free(region)
+
+    def hold_back(self) -> None:
+        """A device was lost and may still write to what is in use now: nothing of it is given out again."""
+        self.drain()
+        self._unsure = next(self._region_numbers)
+
+    def let_go(self) -> None:
+        """No lost device writes any more: give out again what was held back."""
+        self._unsure = 0
+        self._dropped.extend(self._held_back)
+        self._held_back.clear()
+        self.drain()
 
     def close(self) -> None:
         """Forget everything; arrays stay as they are."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from math import inf
 from typing import TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
 
@@ -18,7 +18,7 @@ from ._host_pool import HostPool, Slab
 __all__ = ["HostRegistrar"]
 
 _logger = logging.getLogger("trio_accel.devices")
-_Change: TypeAlias = tuple[Callable[[npt.NDArray[np.uint8]], None], npt.NDArray[np.uint8]]
+_Change: TypeAlias = Callable[[], None]
 
 
 class HostRegistrar:
@@ -27,6 +27,9 @@ class HostRegistrar:
     That takes milliseconds for each slab, so a thread does it, one after the other. Until then, the
     arrays in it are to the device as any other; and if the device refuses, they stay so.
 
+    A device that was lost may have a stream that is stuck, and still write to an array of the pool when
+    that goes on. So what was in use then is given out again only when such a device has ended.
+
     Args:
         pool: The slabs.
     """
@@ -34,41 +37,61 @@ class HostRegistrar:
     def __init__(self, pool: HostPool) -> None:
         self._pool = pool
         self._device: AccelDevice | None = None
+        self._lost: list[AccelDevice] = []
         self._changes, self._pending = trio.open_memory_channel[_Change](inf)
         pool.on_make = self._add
         pool.on_drop = self._remove
 
     def attach(self, device: AccelDevice) -> None:
-        """A device is open; until it is closed it knows what is registered."""
+        """A device is open; until it is closed it knows what is registered. Those before it are closed."""
         self._device = device
+        if self._lost:
+            self._changes.send_nowait(self._nothing)
         for slab in self._pool.slabs.values():
             self._add(slab)
 
     def detach(self) -> None:
-        """The device is about to be closed, which makes it forget everything."""
-        self._device = None
+        """The device is lost, or about to be closed, which makes it forget everything."""
+        if self._device is not None:
+            self._lost.append(self._device)
+            self._device = None
+            self._pool.hold_back()
 
     async def run(self) -> None:
         """Tell the devices, until it is cancelled."""
-        async for change, memory in self._pending:
-            await self._tell(change, memory)
+        async for change in self._pending:
+            if self._lost and self._device is not None:
+                await self._settle()
+            await self._tell(change)
             # Nothing is to hold on to memory while there is nothing to do.
-            del change, memory
+            del change
 
     @enable_ki_protection
-    async def _tell(
-        self, change: Callable[[npt.NDArray[np.uint8]], None], memory: npt.NDArray[np.uint8]
-    ) -> None:
+    async def _settle(self) -> None:
+        """See whether the lost devices have ended: a device that is closed again says so."""
+        for device in tuple(self._lost):
+            # One that cannot even be closed has not ended, as far as anybody knows.
+            with suppress(Exception):
+                if await trio.to_thread.run_sync(device.close, 0.0):
+                    self._lost.remove(device)
+        if not self._lost:
+            self._pool.let_go()
+
+    @enable_ki_protection
+    async def _tell(self, change: _Change) -> None:
         try:
-            await trio.to_thread.run_sync(change, memory)
+            await trio.to_thread.run_sync(change)
         except Exception as error:  # noqa: BLE001  # the device is closed by now, or cannot; it goes on without
-            _logger.debug("host memory of %d bytes is not known to the device: %r", memory.nbytes, error)
+            _logger.debug("host memory is not known to the device: %r", error)
 
     def _add(self, slab: Slab) -> None:
         if self._device is not None:
-            self._changes.send_nowait((self._device.register_host, slab.memory))
+            self._changes.send_nowait(partial(self._device.register_host, slab.memory))
 
     def _remove(self, slab: Slab) -> None:
         # Whatever used it is over: it held on to its array.
         if self._device is not None:
-            self._changes.send_nowait((self._device.unregister_host, slab.memory))
+            self._changes.send_nowait(partial(self._device.unregister_host, slab.memory))
+
+    def _nothing(self) -> None:
+        """Only look after the lost devices."""
