@@ -30,6 +30,7 @@ class Machine:
         blas: Library that NumPy multiplies matrices with.
         versions: Versions of the packages, by name.
         environment: Variables that are set and tell BLAS how many threads to use.
+        accelerators: Descriptions of the devices besides the processor.
         load: Load average of the last minute when this was made: what else the machine was doing.
     """
 
@@ -41,13 +42,16 @@ class Machine:
     blas: str
     versions: dict[str, str]
     environment: dict[str, str]
+    accelerators: tuple[str, ...]
     load: float
 
     @classmethod
     def here(cls) -> Machine:
         """Look at this machine."""
-        processor = next(device for device in ta.list_devices() if device.backend == "cpu")
-        packages = ("trio", "numpy", "scipy")
+        devices = ta.list_devices()
+        processor = next(device for device in devices if device.backend == "cpu")
+        accelerators = tuple(device.description for device in devices if device.backend != "cpu")
+        packages = ("trio", "numpy", "scipy", *(("cuda-bindings", "nvmath-python") if accelerators else ()))
         return cls(
             processor=processor.description,
             cores=processor.compute_units,
@@ -58,14 +62,17 @@ class Machine:
             versions={"trio_accel": ta.__version__}
             | {name: importlib.metadata.version(name) for name in packages},
             environment={name: os.environ[name] for name in _THREADS if name in os.environ},
+            accelerators=accelerators,
             load=os.getloadavg()[0] if sys.platform != "win32" else float("nan"),
         )
 
     def __str__(self) -> str:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         environment = "".join(f", {name}={value}" for name, value in self.environment.items())
+        accelerators = "".join(f"{name}; " for name in self.accelerators)
         return (
-            f"{self.processor}, {self.cores} cores, {self.memory / 2**30:.1f} GiB, {self.system}\n"
+            f"{accelerators}{self.processor}, {self.cores} cores, {self.memory / 2**30:.1f} GiB, "
+            f"{self.system}\n"
             f"{self.python}, {versions}, {self.blas}{environment}; load {self.load:.1f} at the start"
         )
 

@@ -26,6 +26,7 @@ _RESERVE = 15.0
 # What the soak needs beside its own time.
 _AROUND_SOAK = 45.0
 _KILL_AFTER = 5.0
+_NAMED = 4
 _PYTEST_END = re.compile(r"=* ?((?:\d+ \w+,? ?)+ in .*?)(?: ?=*)$")
 
 
@@ -35,7 +36,7 @@ class Outcome:
 
     Attributes:
         name: Its name.
-        verdict: ``"ok"``, ``"FAILED"``, ``"CUT OFF"`` or ``"no time"``.
+        verdict: ``"ok"``, ``"FAILED"``, ``"MISSED"`` where goals were, ``"CUT OFF"`` or ``"no time"``.
         seconds: How long it took.
         text: What it came to, in a few words.
     """
@@ -103,8 +104,11 @@ def _run(section: Section, settings: Settings, ends: float) -> Outcome:
     with log.open("wb") as file:
         code = _call(section, settings, file, left)
     seconds = time.monotonic() - start
+    text = _summary(section, settings, log)
     verdict = "CUT OFF" if code is None else "FAILED" if code else "ok"
-    return Outcome(name=section.name, verdict=verdict, seconds=seconds, text=_summary(section, settings, log))
+    if verdict == "FAILED" and section.measures and "MISSED" in text:
+        verdict = "MISSED"
+    return Outcome(name=section.name, verdict=verdict, seconds=seconds, text=text)
 
 
 def _call(section: Section, settings: Settings, file: Any, seconds: float) -> int | None:
@@ -156,7 +160,8 @@ def _goals(path: Path) -> str:
     missed = [row["name"] for row in rows if row["verdict"] == "MISSED"]
     met = sum(row["verdict"] == "met" for row in rows)
     skipped = sum(row["verdict"] == "not run" for row in rows)
-    parts = [f"{met} met", f"{len(missed)} MISSED: {', '.join(missed)}" if missed else "none missed"]
+    names = ", ".join(missed[:_NAMED]) + (" ..." if len(missed) > _NAMED else "")
+    parts = [f"{met} met", f"{len(missed)} MISSED: {names}" if missed else "none missed"]
     return ", ".join(parts + ([f"{skipped} not run"] if skipped else []))
 
 
