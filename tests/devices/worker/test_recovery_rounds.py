@@ -17,6 +17,7 @@ from processes import until
 from recovery_load import AT_ONCE, IN_FLIGHT, MANY, Base, Load, Times, play
 
 import trio_accel as ta
+from trio_accel.backends.cpu import CpuBackend
 
 ROUNDS = 20
 BARE_IMPORTS = 0.33
@@ -98,6 +99,17 @@ async def test_each_request_has_the_fate_of_its_class(
     spares: int,
 ) -> None:
     measured[strike, spares] = await rounds(system, strike, spares)
+
+
+@pytest.mark.slow
+@KINDS
+async def test_and_where_host_arrays_go_by_way_of_host_memory(
+    system: ta.System, monkeypatch: pytest.MonkeyPatch, strike: Callable[[Load], Awaitable[None]], spares: int
+) -> None:
+    if BACKEND != "cpu":
+        pytest.skip("all host arrays of this device do")
+    monkeypatch.setattr(CpuBackend, "shares_memory_with_host", property(lambda self: False))
+    await rounds(system, strike, spares, count=3)
 
 
 @pytest.mark.slow
