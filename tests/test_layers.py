@@ -41,7 +41,12 @@ RUN_BY = {"benchmarks": "cli"}  # what of the top another part of it may import,
 THREADS = re.compile(r"trio_accel\.(devices\._bridge|backends\.(?!base\b)\w+\._?\w*streams?)")
 # And these, for the reason given.
 THREADS_TOO = {
-    "trio_accel.backends.cpu._memory": "a lock: memory is given out on one thread and closed on another",
+    "trio_accel.backends.base.memory": "a lock: memory is given out on one thread and closed on another",
+    "trio_accel.backends.cuda._bell": "the bridge from host functions: it waits for a semaphore",
+    "trio_accel.backends.cuda._context": "a context is current in a thread, and lost in any",
+    "trio_accel.backends.cuda._kernels": "locks: sources are compiled in a thread, and launched from several",
+    "trio_accel.backends.cuda._transfers": "copies of pageable memory, which the driver makes its caller wait for",
+    "trio_accel.backends.cuda._words": "a lock: holds are released from any thread",
     "trio_accel.devices.worker._page": "the heartbeat: a sign of life must not depend on the loop",
     "trio_accel.testing._census": "the leak check looks at the threads there are, and starts none",
 }
