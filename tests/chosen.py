@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Awaitable, Callable
+
+import trio
 
 import trio_accel as ta
 
@@ -11,6 +14,14 @@ BACKEND = os.environ.get("TRIO_ACCEL_BACKEND", "").partition(":")[0] or "cpu"
 
 NAME = f"{BACKEND}:0"
 """Name of its first device."""
+
+
+async def for_ever(ask: Callable[[], Awaitable[object]]) -> None:
+    """Ask until it fails, for ten seconds at most: a real fault shows when the driver has noticed it."""
+    with trio.fail_after(10):
+        while True:
+            await ask()
+
 
 INLINE = ta.DeviceOptions(isolation="inline")
 """For tests of what is the same in both isolations, and of what only an engine in this process shows."""
