@@ -93,7 +93,7 @@ def faults_of(device: ta.Device, isolation: Isolation) -> Sequence[Fault]:
     trap = Fault(name="trap", text="trap in a kernel", losses=1, inject=_trap)
     kill = Fault(name="kill", text="kill of the worker process", losses=1, inject=_kill)
     limit = device.options.stuck_after
-    hang = Fault(name="hang", text=f"hang, given up after {limit} s", losses=1, inject=_hang)
+    hang = Fault(name="hang", text=f"hang, given up after {limit or 0:g} s", losses=1, inject=_hang)
     # Without kernels it is the same as the poison.
     traps = () if device.info.backend == "cpu" else (trap,)
     # Without a limit a hung operation is waited for.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -80,6 +81,8 @@ class Section:
             "TRIO_ACCEL_GPU_SCALE": "small" if settings.is_small else "full",
             "TRIO_ACCEL_SOAK_SECONDS": f"{settings.soak:g}",
             "PYTHONUNBUFFERED": "1",
+            # The package need not be installed; what is started from elsewhere finds it, too.
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
         }
 
 
