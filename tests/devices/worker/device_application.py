@@ -1,7 +1,8 @@
 """A program that keeps a device in a worker busy: it says what it has, and waits for its end.
 
 The words on its command line say what else happens: ``hang`` and ``stop``, its worker does not answer;
-``lose``, it loses its worker again and again; ``fork``, a forked child holds everything that it holds.
+``lose``, it loses its worker again and again; ``fork``, a forked child holds everything that it holds;
+``stage``, host arrays go by way of host memory, as where it cannot map the device's.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 import trio
 
 import trio_accel as ta
+from trio_accel.backends.cpu import CpuBackend
 
 GRACE = 0.5
 
@@ -70,6 +72,8 @@ async def main(words: list[str]) -> None:
         intensity=ta.Intensity(1000, 60.0),
         backoff=ta.Backoff(base=0.0),
     )
+    if "stage" in words:
+        CpuBackend.shares_memory_with_host = property(lambda self: False)  # type: ignore[assignment,method-assign]
     say(at="opening")
     async with (
         ta.open_system("application") as system,

@@ -95,7 +95,9 @@ def shared(pid: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("fork",), ("fork", "stop"), ("fork", "spare"), ("hang",)], ids="+".join
+    "words",
+    [(), ("fork",), ("fork", "stop"), ("fork", "spare"), ("hang",), ("fork", "stage")],
+    ids="+".join,
 )
 async def test_nothing_is_left_when_the_application_is_killed(words: tuple[str, ...]) -> None:
     async with application(*words) as app:
@@ -129,7 +131,9 @@ async def interrupted(app: Application) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("words", [(), ("lose",), ("spare",)], ids=["working", "losing", "spare"])
+@pytest.mark.parametrize(
+    "words", [(), ("lose",), ("spare",), ("stage", "lose")], ids=["working", "losing", "spare", "staging"]
+)
 async def test_ctrl_c_in_the_middle_of_work(words: tuple[str, ...], seed: int) -> None:
     async with application(*words) as app:
         await app.wait_said("working")
