@@ -7,6 +7,7 @@ installed once per run, whatever is asked for. `nox -R` uses the environment of 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,10 +16,12 @@ from pathlib import Path
 import nox
 
 nox.needs_version = ">=2025.10.16"  # `download_python` of a session
-nox.options.sessions = ["lint", "types", "tests", "docs", "examples"]
+nox.options.sessions = ["lint", "types", "tests", "stand_in", "docs", "examples"]
 nox.options.error_on_missing_interpreters = True
 
 ROOT = Path(__file__).parent
+# What knows no backend by name.
+STAND_IN = ("backends", "devices", "fft", "interop", "linalg", "random", "sparse", "testing")
 FOLDERS = ("trio_accel", "tests", "examples")
 # Calls that block on a device or on a vendor library's planning: in async code they hold up the Trio loop.
 # The left side is a pattern for the call as it is written; the right side must not contain a comma.
@@ -127,6 +130,17 @@ def tests(session: nox.Session, backend: str) -> None:
         session.skip(message)
     # Those for the hardware take most of an hour: they have a session of their own.
     _python(session, "-m", "pytest", "-m", "not gpu", *session.posargs, env={"TRIO_ACCEL_BACKEND": backend})
+
+
+@nox.session(venv_backend="none", requires=["env"])
+def stand_in(session: nox.Session) -> None:
+    """Run the tests of the CUDA backend on a driver and libraries that the tests compile: no GPU is needed."""
+    if not all(map(shutil.which, ("gcc", "g++"))):
+        session.skip("the stand-in for the driver is compiled with gcc and g++, which are not here")
+    builder = str(ROOT / "tests" / "stand_in" / "build.py")
+    command = (_Environment.python, "-m", "pytest", "-m", "not gpu and not slow and not alone")
+    folders = session.posargs or [f"tests/{folder}" for folder in STAND_IN]
+    _python(session, builder, "--", *command, *folders, env={"TRIO_ACCEL_BACKEND": "cuda"})
 
 
 @nox.session(venv_backend="none", requires=["env"])
