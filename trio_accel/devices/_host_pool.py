@@ -14,6 +14,7 @@ from typing import Any, cast
 import attrs
 import numpy as np
 import numpy.typing as npt
+from trio.lowlevel import enable_ki_protection
 
 from ..backends.base.chunks import ChunkAllocator
 from ..backends.base.host import available_bytes, make_shared
@@ -98,7 +99,8 @@ class HostPool:
     To make memory known to a device takes long, so slabs are kept and used again. They grow by doubling;
     a large array lies alone. Arrays outlive the pool: when that is closed, it only forgets them.
 
-    Everything but the end of an array happens on the Trio thread.
+    Everything but the end of an array happens on the Trio thread, and nothing of it is torn apart by a
+    Ctrl-C: it may be the program's own task that asks.
 
     Args:
         is_shared: Whether other processes are to have the memory.
@@ -149,6 +151,7 @@ class HostPool:
         nbytes = math.prod(shape) * dtype.itemsize
         return self.region(nbytes).array(shape, dtype) if nbytes else np.empty(shape, dtype)
 
+    @enable_ki_protection
     def region(self, nbytes: int) -> Region:
         """Take memory.
 
