@@ -4,6 +4,11 @@
 #define KERNEL(name, Arguments) extern "C" __global__ void name(const Arguments arguments)
 typedef decltype(sizeof 0) Size;
 extern "C" __device__ void __assertfail(const char *, const char *, unsigned, const char *, Size);
+#define PAUSE() __nanosleep(1000)
+#else
+// A thread of the host's, which others need as well.
+extern "C" int usleep(unsigned);
+#define PAUSE() usleep(20)
 #endif
 
 struct FaultArguments {
@@ -39,5 +44,6 @@ KERNEL(fault_endless, FaultArguments)
         for (long long index = threadIdx.x; index < arguments.count; index += blockDim.x)
             arguments.address[index] = pass * 2654435761u + (unsigned)index;
         __threadfence();
+        PAUSE();
     }
 }
