@@ -135,6 +135,15 @@ class Device:
         return self.dispatch.libraries
 
     @property
+    def descriptors(self) -> tuple[int, ...]:
+        """Descriptors of its memory, and of that of its host arrays, for the runtime's own use."""
+        slabs = () if self.host_pool is None else self.host_pool.slabs.values()
+        return (
+            *self.dispatch.descriptors,
+            *(slab.descriptor for slab in slabs if slab.descriptor is not None),
+        )
+
+    @property
     def pending(self) -> int:
         """Requests that wait while the context is being rebuilt; 0 while there is one."""
         return self.dispatch.pending

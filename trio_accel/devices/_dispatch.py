@@ -28,6 +28,11 @@ class Dispatch(Protocol):
         ...
 
     @property
+    def descriptors(self) -> tuple[int, ...]:
+        """Descriptors of the memory that arrays of the device lie in, as far as this process holds any."""
+        ...
+
+    @property
     def libraries(self) -> Sequence[str]:
         """Names of the libraries that the current context has."""
         ...

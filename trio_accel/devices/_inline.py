@@ -64,6 +64,11 @@ class InlineDispatch:
         return self._device.generation + 1
 
     @property
+    def descriptors(self) -> tuple[int, ...]:
+        """None: the memory is the context's."""
+        return ()
+
+    @property
     def libraries(self) -> Sequence[str]:
         """Names of the libraries of the current context."""
         return tuple(self._engine().device.libraries)

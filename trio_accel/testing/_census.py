@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import weakref
 from collections import Counter
@@ -24,7 +25,7 @@ LeakKind = Literal["device", "array", "memory", "chunk", "descriptor", "shared m
 _CACHED_THREAD = "Trio thread "
 _LAUNCHER = "_launcher_process.py"
 _LAUNCHER_CLASS = "LauncherActor"
-# Memory of isolated devices on the CPU backend; elsewhere its descriptors go by the driver's names.
+# Memory of isolated devices on the CPU backend, and host arrays.
 _CHUNK = "/memfd:trio_accel"
 _PAGE = "/memfd:trio_accel page"
 # What the application holds of a launcher; and of a worker, besides a page.
@@ -62,9 +63,8 @@ class Census:
         processes: Children, and theirs.
         workers: How many worker processes belong to open devices.
         launchers: How many launchers of them belong to open systems.
-        chunks: How many chunks may have been kept, though nothing lies in them.
-        opened: Descriptors, but for shared memory.
-        shared: Names of shared memory that is mapped or open, by inode.
+        opened: Descriptors, but for shared memory and what open devices hold of theirs.
+        shared: Names of shared memory that is mapped or open, by inode; without that of open devices.
     """
 
     devices: weakref.WeakSet[Device]
@@ -75,7 +75,6 @@ class Census:
     processes: tuple[Process, ...]
     workers: int
     launchers: int
-    chunks: int
     opened: tuple[Descriptor, ...]
     shared: Mapping[int, str]
 
@@ -94,6 +93,8 @@ class Census:
         gc.collect()
         devices = open_devices(everything)
         isolated = [device for device in devices if device.isolation == "process"]
+        held = [descriptor for device in devices for descriptor in device.descriptors]
+        of_devices = {os.fstat(descriptor).st_ino for descriptor in held}
         return cls(
             devices=weakref.WeakSet(device for device in devices if belongs(device)),
             arrays={
@@ -107,9 +108,8 @@ class Census:
             processes=descendants(),
             workers=sum(1 + device.options.spares for device in isolated),
             launchers=sum(_has_launcher(system) for system in _living(System)),
-            chunks=len(isolated),
-            opened=descriptors(),
-            shared=shared_memory(),
+            opened=tuple(item for item in descriptors() if item.number not in held),
+            shared={inode: name for inode, name in shared_memory().items() if inode not in of_devices},
         )
 
     def leaks_since(self, before: Census) -> list[Leak]:
@@ -165,7 +165,6 @@ class Census:
 
     def _shared_since(self, before: Census) -> Iterator[Leak]:
         may_be = Counter(before.shared.values())
-        may_be[_CHUNK] += self.chunks
         may_be[_PAGE] += max(0, self.workers - len(before._launching()[1]))
         for name, number in Counter(self.shared.values()).items():
             new = [
@@ -176,7 +175,10 @@ class Census:
 
     def _launching(self) -> tuple[list[Process], list[Process]]:
         """Launchers, and workers."""
-        launchers = [process for process in self.processes if _LAUNCHER in process.command]
+        named = [process for process in self.processes if _LAUNCHER in process.command]
+        # A worker that was forked has its launcher's command line.
+        forked_from = {process.pid for process in named}
+        launchers = [process for process in named if process.parent not in forked_from]
         pids = {process.pid for process in launchers}
         return launchers, [process for process in self.processes if process.parent in pids]
 

@@ -107,6 +107,11 @@ class WorkerDispatch:
         return 0 if self._link is not None else self._requests.waiting
 
     @property
+    def descriptors(self) -> tuple[int, ...]:
+        """Those of the chunks."""
+        return tuple(chunk.descriptor for chunk in self._chunks.chunks.values())
+
+    @property
     def libraries(self) -> Sequence[str]:
         """Names of the libraries of the current context."""
         return self._serving().libraries
