@@ -54,7 +54,8 @@ def poison(device: Device, reason: str = "poisoned by a test") -> None:
     """Make the device's context unusable, as a fault on the hardware would, while it works.
 
     What is in flight ends with `ContextPoisonedError`, and the context is replaced. If nothing is, the
-    next operation finds out, and ends so.
+    next operation finds out, and ends so. In a worker process of an accelerator it is a real fault: what
+    completes before the driver has noticed is complete.
 
     Raises:
         DeviceLostError: The device has no context now.

@@ -103,7 +103,7 @@ SECTIONS = (
     Section(
         name="recover",
         text="the demo of faults under load",
-        command=("demo", "recover", "--backend", "cuda", "--json"),
+        command=("demo", "recover", "--json"),
     ),
     Section(
         name="rounds",
