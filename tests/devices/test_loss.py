@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
+from chosen import BACKEND, for_ever
 from manual_backend import ManualBackend
 from trio.testing import wait_all_tasks_blocked
 
@@ -78,8 +79,10 @@ async def test_the_next_launch_on_a_poisoned_context_is_refused_and_replaces_it(
     ref = await device.put(np.ones(3))
     ta.testing.poison(device, "a stray write")
     with pytest.raises(ta.ContextPoisonedError) as caught:
-        await ta.linalg.scal(2.0, ref)
-    assert "a stray write" in f"{caught.value} {caught.value.__cause__}"
+        await for_ever(lambda: ta.linalg.scal(2.0, ref))
+    # A real one is told in the driver's words.
+    why = "CUDA_ERROR" if BACKEND == "cuda" and device.isolation == "process" else "a stray write"
+    assert why in f"{caught.value} {caught.value.__cause__}"
     np.testing.assert_array_equal(await (await device.put(np.ones(3))).to_host(), np.ones(3))
     assert device.generation == 2
 

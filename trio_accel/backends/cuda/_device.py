@@ -155,8 +155,17 @@ class CudaDevice:
 
         Raises:
             KeyError: There is no such block.
+            ValueError: The array does not lie within it.
         """
-        address, _ = self._memory.block(array.block)
+        address, nbytes = self._memory.block(array.block)
+        lowest = highest = array.offset
+        for extent, stride in zip(array.shape, array.strides, strict=True):
+            if stride > 0:
+                highest += (extent - 1) * stride
+            else:
+                lowest += (extent - 1) * stride
+        if (lowest < 0 or highest + array.dtype.itemsize > nbytes) and array.size:
+            raise ValueError(f"the array does not lie within its block of {nbytes} bytes: {array}")
         return DeviceArray(address + array.offset, array.dtype, array.shape, array.strides)
 
     def allocate(self, block: int, nbytes: int) -> None:

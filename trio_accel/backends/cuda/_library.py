@@ -46,6 +46,7 @@ class CudaLibrary:
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
         self._context = device.context
+        self._is_closed = False
 
     @property
     def operations(self) -> frozenset[type[OperationSpec]]:
@@ -72,7 +73,8 @@ class CudaLibrary:
 
     def close(self) -> None:
         """Give handles and workspaces back; a lost context keeps them, as it would refuse to."""
-        if not self._context.is_dead:
+        if not self._context.is_dead and not self._is_closed:
+            self._is_closed = True
             with self._context:
                 self._destroy()
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Any
 
 import attrs
 from cuda.bindings import driver
 
-from ..base import AccelError, BlockMemory, ChunkKeeper
+from ..base import AccelError, BlockMemory, ChunkKeeper, ContextPoisonedError
 from ._context import CudaContext
 
 __all__ = ["CudaMemory", "DeviceChunk"]
@@ -108,8 +109,9 @@ class _Source:
 
     def drop(self, chunk: DeviceChunk) -> None:
         # After a fault nothing is given back through the driver: the end of the process does that.
+        # One that shows only now is known to the context by then.
         if not self._context.is_dead:
-            with self._context:
+            with self._context, suppress(ContextPoisonedError):
                 self._check(driver.cuMemUnmap(chunk.address, chunk.nbytes))
                 self._check(driver.cuMemAddressFree(chunk.address, chunk.nbytes))
 
