@@ -134,7 +134,7 @@ def tests(session: nox.Session, backend: str) -> None:
 
 @nox.session(venv_backend="none", requires=["env"])
 def stand_in(session: nox.Session) -> None:
-    """Run the tests of the CUDA backend on a driver and libraries that the tests compile: no GPU is needed."""
+    """Run tests of the CUDA backend on a driver and libraries that they compile: without a GPU."""
     if not all(map(shutil.which, ("gcc", "g++"))):
         session.skip("the stand-in for the driver is compiled with gcc and g++, which are not here")
     builder = str(ROOT / "tests" / "stand_in" / "build.py")
