@@ -45,6 +45,7 @@ THREADS_TOO = {
     "trio_accel.backends.cuda._bell": "the bridge from host functions: it waits for a semaphore",
     "trio_accel.backends.cuda._context": "a context is current in a thread, and lost in any",
     "trio_accel.backends.cuda._kernels": "locks: sources are compiled in a thread, and launched from several",
+    "trio_accel.backends.cuda._reclaim": "to unmap memory may wait for a stream that Trio's thread holds",
     "trio_accel.backends.cuda._transfers": "copies of pageable memory, which make their caller wait",
     "trio_accel.backends.cuda._words": "a lock: holds are released from any thread",
     "trio_accel.devices.worker._page": "the heartbeat: a sign of life must not depend on the loop",

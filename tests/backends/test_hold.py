@@ -154,3 +154,17 @@ def test_what_is_written_to_without_end_changes(rig, other):
     assert (rig.get(untouched) == 0).all()
     with pytest.raises(TypeError, match="stream"):
         rig.device.spin(None)
+
+
+def test_memory_comes_and_goes_while_a_stream_is_held(rig):
+    """Who lets the stream go is the one who allocates and frees: it must not wait for the stream."""
+    hold = rig.stream.hold()
+    event = rig.stream.record()
+    for block in range(10**6, 10**6 + 3):
+        rig.device.allocate(block, 300 << 20)  # in a chunk of its own
+        rig.device.free(block)
+    rig.device.register_host(host := np.zeros(1 << 16, np.uint8))
+    assert not event.is_done
+    hold.release()
+    rig.finish(rig.stream)
+    rig.device.unregister_host(host)

@@ -88,10 +88,11 @@ class CudaDevice:
             self.kernels: Kernels = Kernels(self.context, architecture, info.compute_units)
             self.arrays: ArrayKernels = ArrayKernels(self.context, self.kernels)
             self._faults = CudaFaults(self.context, self.kernels, self._words)
+            self.transfers: Transfers = Transfers(self.context, info.name)
+            self.transfers.prepare()
         except BaseException:
             self.context.release()
             raise
-        self.transfers: Transfers = Transfers(self.context, info.name)
         self._streams: list[CudaStream] = []
         self._lending = Lending(self)
         self._is_closed = False

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import attrs
 from cuda.bindings import driver
 
-from ..base import AccelError, BlockMemory, ChunkKeeper, ContextPoisonedError
+from ..base import AccelError, BlockMemory, ChunkKeeper
 from ._context import CudaContext
+from ._driver import CudaMemoryError
+from ._reclaim import Reclaimer
 
 __all__ = ["CudaMemory", "DeviceChunk"]
 
 _DESCRIPTOR = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+# What is on its way back waits for streams that this thread may have to let go.
+_PATIENCE = 0.5
 _NONE = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
 
 
@@ -42,7 +47,14 @@ class CudaMemory(BlockMemory[DeviceChunk, int]):
     """
 
     def __init__(self, context: CudaContext, device: str, limit: int, keeper: ChunkKeeper | None) -> None:
-        super().__init__(device, limit, _Source(context, is_kept=keeper is not None), keeper)
+        self._reclaimer = Reclaimer(device)
+        source = _Source(context, self._reclaimer, is_kept=keeper is not None)
+        super().__init__(device, limit, source, keeper)
+
+    def clear(self) -> None:
+        """Give every block back, and wait until the driver has the memory; blocks."""
+        super().clear()
+        self._reclaimer.close()
 
 
 class _Source:
@@ -50,8 +62,9 @@ class _Source:
 
     first = 256 << 20
 
-    def __init__(self, context: CudaContext, *, is_kept: bool) -> None:
+    def __init__(self, context: CudaContext, reclaimer: Reclaimer, *, is_kept: bool) -> None:
         self._context = context
+        self._reclaimer = reclaimer
         self._check = context.check
         location = driver.CUmemLocation()
         location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
@@ -69,13 +82,12 @@ class _Source:
     def make(self, nbytes: int) -> tuple[DeviceChunk, int]:
         size = self._whole(nbytes)
         with self._context:
-            handle = self._check(driver.cuMemCreate(size, self._properties, 0))
-            return self._mapped(handle, size), size
+            return self._mapped(self._create(size), size), size
 
     def make_kept(self, nbytes: int, keeper: ChunkKeeper, chunk: int) -> tuple[DeviceChunk, int]:
         size = self._whole(nbytes)
         with self._context:
-            handle = self._check(driver.cuMemCreate(size, self._properties, 0))
+            handle = self._create(size)
             try:
                 descriptor = int(self._check(driver.cuMemExportToShareableHandle(handle, _DESCRIPTOR, 0)))
             except BaseException:
@@ -109,11 +121,14 @@ class _Source:
 
     def drop(self, chunk: DeviceChunk) -> None:
         # After a fault nothing is given back through the driver: the end of the process does that.
-        # One that shows only now is known to the context by then.
         if not self._context.is_dead:
-            with self._context, suppress(ContextPoisonedError):
-                self._check(driver.cuMemUnmap(chunk.address, chunk.nbytes))
-                self._check(driver.cuMemAddressFree(chunk.address, chunk.nbytes))
+            self._reclaimer.give_back(partial(self._unmap, chunk))
+
+    def _unmap(self, chunk: DeviceChunk) -> None:
+        # A fault that shows only now is known to the context by then.
+        with self._context, suppress(AccelError):
+            self._check(driver.cuMemUnmap(chunk.address, chunk.nbytes))
+            self._check(driver.cuMemAddressFree(chunk.address, chunk.nbytes))
 
     def block(self, chunk: DeviceChunk, offset: int, nbytes: int) -> int:
         return chunk.address + offset
@@ -122,6 +137,15 @@ class _Source:
         with self._context:
             code, free, _ = driver.cuMemGetInfo()
         return 0 if code else int(free)
+
+    def _create(self, nbytes: int) -> Any:
+        """Take physical memory from the driver, if need be when what is on its way back has come."""
+        try:
+            return self._check(driver.cuMemCreate(nbytes, self._properties, 0))
+        except CudaMemoryError:
+            if not self._reclaimer.wait(_PATIENCE):
+                raise
+            return self._check(driver.cuMemCreate(nbytes, self._properties, 0))
 
     def _whole(self, nbytes: int) -> int:
         return max(1, -(-nbytes // self._granularity)) * self._granularity

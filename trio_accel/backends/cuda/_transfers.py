@@ -55,6 +55,10 @@ class Transfers:
         self._pinning = threading.Lock()
         self._is_closed = False
 
+    def prepare(self) -> None:
+        """Take the first pinned memory; blocks."""
+        self._add_slots()
+
     def register(self, array: HostArray) -> None:
         """Pin memory of the host, so that it is transferred without a copy; blocks.
 

@@ -54,6 +54,9 @@ class Words:
         self._free: list[Word] = []
         self._pages: list[int] = []
         self._lock = threading.Lock()
+        # In the thread that opens the device: pinned memory takes the driver a while.
+        with context:
+            self._add_page()
 
     def take(self) -> Word:
         """A word that nobody uses. The context is current."""
