@@ -144,7 +144,7 @@ class Forks:
             for name in modules:
                 importlib.import_module(name)
                 self._imported.add(name)
-        except BaseException as error:  # noqa: BLE001  # the worker meets it again, and tells
+        except BaseException as error:  # noqa: ASYNC103, BLE001  # the worker meets it again, and tells
             self._failed[name] = f"an import failed: {error!r}"
         signal.alarm(0)
         os.chdir("/")
@@ -241,9 +241,9 @@ def _run(code: str) -> int:
         _show(error)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
-    except BaseException as error:  # noqa: BLE001  # the interpreter would end by it
+    except BaseException as error:  # noqa: ASYNC103, BLE001  # the interpreter would end by it
         _show(error)
-        return 1
+        return 1  # noqa: ASYNC104
     return 0
 
 
@@ -253,7 +253,7 @@ def _show(error: BaseException) -> None:
     error.__traceback__ = trace and trace.tb_next
     try:
         sys.excepthook(type(error), error, error.__traceback__)
-    except BaseException:  # noqa: BLE001  # a broken hook must not hide what happened
+    except BaseException:  # noqa: ASYNC103, BLE001  # a broken hook must not hide what happened
         sys.__excepthook__(type(error), error, error.__traceback__)
 
 
