@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import sys
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
 from contextvars import Context
@@ -105,6 +106,11 @@ class ContextOwner(Protocol):
         """Blocks that the device has from the context before."""
         ...
 
+    @property
+    def opened(self) -> AccelDevice | None:
+        """The device, where it is open already."""
+        ...
+
     def open_device(self) -> AccelDevice:
         """Open the device; blocks."""
         ...
@@ -162,9 +168,11 @@ class ContextActor(Actor):
                 await engine.close()
 
     async def _open(self) -> tuple[AccelDevice, KernelLibrary]:
-        opened = await trio.to_thread.run_sync(self._owner.open_device)
+        opened = self._owner.opened or await trio.to_thread.run_sync(self._owner.open_device)
         try:
-            return opened, await trio.to_thread.run_sync(opened.open_library, "memory")
+            # A thread takes a good part of the time in which a spare is to take over.
+            ready = opened.ready_library("memory")
+            return opened, ready or await trio.to_thread.run_sync(opened.open_library, "memory")
         except BaseException:
             # Cancelled, too: it may have been while the device was being opened.
             with trio.CancelScope(shield=True):
@@ -183,7 +191,10 @@ class ContextActor(Actor):
         known = libraries.get(message.library)
         if known is not None and not known.is_terminated:
             return known
-        actor_class = await trio.to_thread.run_sync(load_library, message.library)
+        if message.library.partition(":")[0] in sys.modules:
+            actor_class = load_library(message.library)
+        else:
+            actor_class = await trio.to_thread.run_sync(load_library, message.library)
         options = self._owner.options
         library = await self.context.spawn(
             actor_class,

@@ -110,6 +110,11 @@ class InlineDispatch:
         """None: memory is lost with its context."""
         return ()
 
+    @property
+    def opened(self) -> None:
+        """It is opened for each context."""
+        return
+
     def open_device(self) -> AccelDevice:
         """Open the device; blocks."""
         device = self._device

@@ -43,7 +43,9 @@ class LibraryActor(Actor):
         a new handle and stream.
         """
         engine = self._engine
-        kernels = await trio.to_thread.run_sync(engine.device.open_library, self.library)
+        kernels = engine.device.ready_library(self.library)
+        if kernels is None:
+            kernels = await trio.to_thread.run_sync(engine.device.open_library, self.library)
         try:
             lane = engine.open_lane(self.library, context.path)
         except BaseException:

@@ -290,6 +290,10 @@ class AccelDevice(Protocol):
         """
         ...
 
+    def ready_library(self, name: str) -> KernelLibrary | None:
+        """A library that can be had at once, for its caller alone; None where `open_library` has to block."""
+        ...
+
     def allocate(self, block: int, nbytes: int) -> None:
         """Make a memory block under an id that the caller chose.
 

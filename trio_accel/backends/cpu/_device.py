@@ -16,7 +16,7 @@ from ..base import (
     Poison,
 )
 from ..base.ops import ArraySpec
-from ._library import CpuLibrary, library_names, load_kernels
+from ._library import CpuLibrary, is_loaded, library_names, load_kernels
 from ._loan import HostLoan
 from ._memory import CpuMemory, HostArray
 from ._stream import CpuFault, CpuHold, CpuStream
@@ -67,6 +67,10 @@ class CpuDevice:
                 backend=self._info.backend,
             )
         return CpuLibrary(name, load_kernels(name), self._memory, self._info.name)
+
+    def ready_library(self, name: str) -> CpuLibrary | None:
+        """A library whose modules are imported."""
+        return self.open_library(name) if is_loaded(name) else None
 
     def allocate(self, block: int, nbytes: int) -> None:
         """Make a memory block; see `CpuMemory.allocate`."""

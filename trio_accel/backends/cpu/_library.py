@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import math
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias, cast
@@ -15,7 +17,7 @@ from ..base.ops import OperationSpec
 from ._memory import CpuMemory
 from ._stream import CpuStream, Work
 
-__all__ = ["CpuLibrary", "Kernel", "Kernels", "library_names", "load_kernels"]
+__all__ = ["CpuLibrary", "Kernel", "Kernels", "is_loaded", "library_names", "load_kernels"]
 
 Kernel: TypeAlias = Callable[[Any, CpuMemory], Work]
 """Prepares an operation in the caller's thread: takes its specification, checks what it cannot
@@ -91,6 +93,12 @@ def _run(work: Work, memory: CpuMemory) -> None:
 def library_names() -> tuple[str, ...]:
     """Names of the libraries, sorted."""
     return tuple(sorted(_MODULES))
+
+
+def is_loaded(name: str) -> bool:
+    """Whether a library's kernels are imported."""
+    module = _MODULES.get(name)
+    return module is not None and importlib.util.resolve_name(module, __package__) in sys.modules
 
 
 def load_kernels(name: str) -> Kernels:

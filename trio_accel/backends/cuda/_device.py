@@ -151,6 +151,9 @@ class CudaDevice:
     def _unsupported(self, text: str) -> NotSupportedError:
         return NotSupportedError(text, device=self._info.name, backend=self._info.backend)
 
+    def ready_library(self, name: str) -> None:
+        """None: to make a handle takes the vendor's library a while."""
+
     def at(self, array: ArraySpec) -> DeviceArray:
         """Where an array lies.
 

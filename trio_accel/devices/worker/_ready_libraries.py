@@ -23,6 +23,11 @@ class ReadyLibraries:
         if name not in self._ready:
             self._ready[name] = self._device.open_library(name)
 
+    def take(self, name: str) -> KernelLibrary | None:
+        """The one that was opened ahead, if there is one, or what the device has at once."""
+        ready = self._ready.pop(name, None)
+        return self._device.ready_library(name) if ready is None else ready
+
     def open(self, name: str) -> KernelLibrary:
         """The one that was opened ahead, or a new one; blocks.
 

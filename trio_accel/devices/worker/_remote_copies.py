@@ -141,7 +141,13 @@ class _Device:
         return getattr(self._device, name)
 
     def open_library(self, name: str) -> KernelLibrary:
-        library = self._libraries.open(name)
+        return self._wrapped(name, self._libraries.open(name))
+
+    def ready_library(self, name: str) -> KernelLibrary | None:
+        library = self._libraries.take(name)
+        return None if library is None else self._wrapped(name, library)
+
+    def _wrapped(self, name: str, library: KernelLibrary) -> KernelLibrary:
         return _Memory(library, self._device, self._copies) if name == "memory" else library
 
 

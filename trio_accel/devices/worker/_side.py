@@ -109,6 +109,11 @@ class WorkerSide:
 
     # What the context asks of its owner.
 
+    @property
+    def opened(self) -> AccelDevice:
+        """The device is open already."""
+        return self._device
+
     def open_device(self) -> AccelDevice:
         """The device is open already."""
         return self._device
@@ -171,6 +176,8 @@ class WorkerSide:
         limit = self.options.memory_limit
         device = backend.open_device(info.index, memory_limit=limit, keeper=self)
         self._ready_libraries = ReadyLibraries(device)
+        # The engine has one, and the memory actor.
+        self._ready_libraries.load("memory")
         return self._copies.wrap(device, self._ready_libraries)
 
     def _give_up(self, error: BaseException) -> None:
