@@ -26,7 +26,9 @@ _KEPT = 64 << 20
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "alone: measures times, and is to run on a machine that is idle")
-    pytest.register_assert_rewrite("recovery_load", "test_recovery_soak", "witnesses")
+    # Other folders may have imported them by now.
+    shared = ("recovery_load", "test_recovery_soak", "witnesses")
+    pytest.register_assert_rewrite(*[name for name in shared if name not in sys.modules])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -88,7 +88,7 @@ class ContextOwner(Protocol):
 
     @property
     def next_generation(self) -> int:
-        """Number of the context that is being opened."""
+        """Number of the context that is being opened; 0 where it stands ready and has none yet."""
         ...
 
     @property
@@ -99,11 +99,6 @@ class ContextOwner(Protocol):
     @property
     def on_launch(self) -> Callable[[Launch], None] | None:
         """Called before each launch, whatever becomes of it."""
-        ...
-
-    @property
-    def adopted(self) -> Iterable[int]:
-        """Blocks that the device has from the context before."""
         ...
 
     @property
@@ -142,7 +137,6 @@ class ContextActor(Actor):
             hooks=owner.hooks,
             lose=self._lose,
             drain=owner.blocks.drain,
-            adopted=owner.adopted,
             on_launch=owner.on_launch,
         )
         self._session = Session(engine.generation, engine, context, owner.variables)
@@ -168,11 +162,14 @@ class ContextActor(Actor):
                 await engine.close()
 
     async def _open(self) -> tuple[AccelDevice, KernelLibrary]:
-        opened = self._owner.opened or await trio.to_thread.run_sync(self._owner.open_device)
+        opened = self._owner.opened
+        if opened is None:
+            opened = await trio.to_thread.run_sync(self._owner.open_device)
         try:
-            # A thread takes a good part of the time in which a spare is to take over.
-            ready = opened.ready_library("memory")
-            return opened, ready or await trio.to_thread.run_sync(opened.open_library, "memory")
+            memory = opened.ready_library("memory")
+            if memory is None:
+                memory = await trio.to_thread.run_sync(opened.open_library, "memory")
+            return opened, memory
         except BaseException:
             # Cancelled, too: it may have been while the device was being opened.
             with trio.CancelScope(shield=True):

@@ -60,7 +60,6 @@ class Engine:
         hooks: list[EngineHook],
         lose: Callable[[Exception], None],
         drain: Callable[[], None],
-        adopted: Iterable[int] = (),
         on_launch: Callable[[Launch], None] | None = None,
     ) -> None:
         self.device = device
@@ -84,7 +83,7 @@ class Engine:
         # Those whose library actor has begun with them, and those of them that are taken back.
         self._waiting: dict[Launch, Lane] = {}
         self._withdrawn: set[Launch] = set()
-        self._memory_in_use = MemoryInUse(device, self._hazards, adopted)
+        self._memory_in_use = MemoryInUse(device, self._hazards)
         self.completion: CompletionPort = (options.completion or best_completion(device.info)).open(self.reap)
         # An operation's grace is dropped when it is done: the alarm holds on to its arrays.
         self.alarms: Alarms = Alarms()
@@ -106,6 +105,16 @@ class Engine:
     def in_flight(self) -> int:
         """Operations that the backend has."""
         return sum(len(lane.operations) for lane in self._lanes)
+
+    def begin(self, generation: int, adopted: Iterable[int]) -> None:
+        """Serve as a generation of the device; for an engine that stood ready.
+
+        Args:
+            generation: Its number.
+            adopted: Blocks that are there from the context before.
+        """
+        self.generation = generation
+        self._memory_in_use.adopt(adopted)
 
     def open_lane(self, library: str, owner: str) -> Lane:
         """Take a stream for one incarnation of the library actor with the path `owner`."""

@@ -106,11 +106,6 @@ class InlineDispatch:
         return
 
     @property
-    def adopted(self) -> Sequence[int]:
-        """None: memory is lost with its context."""
-        return ()
-
-    @property
     def opened(self) -> None:
         """It is opened for each context."""
         return

@@ -17,17 +17,20 @@ class MemoryInUse:
     Args:
         device: Whose memory it is.
         hazards: What is remembered of their use; forgotten with them.
-        adopted: Blocks that are there from the context before.
     """
 
     __slots__ = ("_allocated", "_device", "_dropped", "_hazards", "_pins")
 
-    def __init__(self, device: AccelDevice, hazards: HazardTracker, adopted: Iterable[int]) -> None:
+    def __init__(self, device: AccelDevice, hazards: HazardTracker) -> None:
         self._device = device
         self._hazards = hazards
-        self._allocated: set[int] = set(adopted)
+        self._allocated: set[int] = set()
         self._pins: dict[int, int] = {}
         self._dropped: set[int] = set()
+
+    def adopt(self, blocks: Iterable[int]) -> None:
+        """Take over blocks that are there from the context before."""
+        self._allocated.update(blocks)
 
     def allocate(self, block: int, nbytes: int, drain: Callable[[], None]) -> None:
         """Make a block.

@@ -200,6 +200,8 @@ class WorkerPool:
     @enable_ki_protection
     async def _refill(self) -> None:
         try:
+            # The worker that has just taken over has the processors for itself first.
+            await trio.sleep(_LEAST_PAUSE)
             while len(self._spares) < self._options.spares:
                 if self._failures:
                     await trio.sleep(min(_LEAST_PAUSE * 2**self._failures, _LONGEST_PAUSE))

@@ -65,8 +65,7 @@ class WorkerSide:
             cancel_grace=_FOREVER,
         )
         self.hooks: list[EngineHook] = []
-        self.next_generation: int = 1
-        self.adopted: tuple[int, ...] = ()
+        self.next_generation: int = 0
         self.variables: Context = copy_context()
         self._below = f"{config.path}/context/"
         self._grace = config.options.cancel_grace
@@ -86,6 +85,8 @@ class WorkerSide:
         self._session: Session | None = None
         self._context: Ref[ContextActor]
         self._subscription: Subscription | None = None
+        # Events of the time in which it stood ready.
+        self._early: list[Message] | None = []
         self._is_closing = False
         self._is_lost = False
         self._stops_when_lost = False
@@ -119,10 +120,9 @@ class WorkerSide:
         return self._device
 
     def attach(self, session: Session) -> None:
-        """The context is ready."""
+        """The context stands ready."""
         self._session = session
         self.blocks.release = session.engine.release_all
-        self._availability.begin(session.generation)
 
     def detach(self, error: BaseException | None) -> None:
         """It is gone; the application hears what it was lost to, if that is known by now."""
@@ -157,10 +157,11 @@ class WorkerSide:
             await trio.sleep_forever()
         for path in self._config.warm:
             self._warm(path)
-        gc.freeze()
         self._on_observe(self._config.is_observed)
-        self._channel.send(("ready", tuple(self._device.libraries)), now=True)
         async with trio.open_nursery() as self._nursery:
+            await self._stand_ready()
+            gc.freeze()
+            self._channel.send(("ready", tuple(self._device.libraries)), now=True)
             while True:
                 for message, descriptors in received:
                     await self._take(message, descriptors)
@@ -198,7 +199,7 @@ class WorkerSide:
         """Act on a message."""
         kind = message[0]
         if kind == "start":
-            await self._start(*cast("Any", message[1:]))
+            self._start(*cast("Any", message[1:]))
         elif kind == "chunk":
             number, nbytes = cast("tuple[int, int]", message[1:])
             self._device.map_chunk(number, nbytes, descriptors[0])
@@ -207,28 +208,43 @@ class WorkerSide:
         else:
             self._handlers[str(kind)](*message[1:])
 
-    async def _start(self, generation: int, places: Iterable[Any]) -> None:
+    def _start(self, generation: int, places: Iterable[Any]) -> None:
+        session = self._session
+        if session is None:
+            # It was lost while it stood ready, and the application knows.
+            return
         try:
-            await self._begin(generation, [place_of(place) for place in places])
+            self._begin(session, generation, [place_of(place) for place in places])
         except Exception as error:  # noqa: BLE001  # the application decides
             self._give_up(error)
         else:
             self._channel.send(("started",), now=True)
 
-    async def _begin(self, generation: int, blocks: list[PlacedBlock]) -> None:
-        self.next_generation = generation
+    async def _stand_ready(self) -> None:
+        """Have the context's actor run before anybody needs it; what it needs of the memory follows."""
+        try:
+            self._context = await self._system.spawn(
+                ContextActor,
+                self,
+                name="context",
+                restart=Restart.TEMPORARY,
+                policy=attrs.evolve(context_policy(self.options), grace=self._grace + 5.0),
+            )
+        except Exception as error:  # noqa: BLE001  # the application decides
+            self._give_up(error)
+            await trio.sleep_forever()
+        self._nursery.start_soon(self._watch_context)
+
+    def _begin(self, session: Session, generation: int, blocks: list[PlacedBlock]) -> None:
         self._device.adopt(blocks)
+        self._availability.begin(generation)
         for block in blocks:
             self._table[block.block] = self.blocks.new(block.nbytes, block.block)
-        self.adopted = tuple(self._table)
-        self._context = await self._system.spawn(
-            ContextActor,
-            self,
-            name="context",
-            restart=Restart.TEMPORARY,
-            policy=attrs.evolve(context_policy(self.options), grace=self._grace + 5.0),
-        )
-        self._nursery.start_soon(self._watch_context)
+        session.generation = generation
+        session.engine.begin(generation, self._table)
+        early, self._early = self._early, None
+        for message in early or ():
+            self._channel.send(message)
 
     async def _watch_context(self) -> None:
         """See the context's actor fail over its libraries: what it failed with is known at its end."""
@@ -425,7 +441,12 @@ class WorkerSide:
         if isinstance(event, ActorStarted):
             with suppress(KeyError):
                 actor_class = self._system.tree().find(path).actor_class
-        self._channel.send(("event", encode_event(event), actor_class))
+        message: Message = ("event", encode_event(event), actor_class)
+        if self._early is None:
+            self._channel.send(message)
+        else:
+            # The tree shows the actors of the worker that serves.
+            self._early.append(message)
 
 
 _FOREVER = 1e9
