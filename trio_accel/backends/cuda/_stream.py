@@ -65,7 +65,7 @@ class CudaStream:
     def failure(self) -> Exception | None:
         """Why the context cannot be used any more; asks the driver, which is how a fault is learned of."""
         if not self._context.is_lost and not self.is_destroyed:
-            self._query()
+            self._query(self.handle)
         return self._context.failure()
 
     @property
@@ -73,7 +73,11 @@ class CudaStream:
         """Whether the stream is closed and everything enqueued is done, or never will be."""
         if not self.is_closed:
             return False
-        return self.is_destroyed or self._query() != driver.CUresult.CUDA_ERROR_NOT_READY
+        if self.is_destroyed:
+            return True
+        # A ring is enqueued on the side: what it posts must outlive it.
+        handles = (self.handle,) if self._side is None else (self.handle, self._side)
+        return all(self._query(handle) != driver.CUresult.CUDA_ERROR_NOT_READY for handle in handles)
 
     def check(self) -> None:
         """Refuse what cannot be enqueued.
@@ -228,8 +232,8 @@ class CudaStream:
             driver.cuStreamWaitValue32(self.handle, word.address, sequence & _MASK, _AT_LEAST)
         )
 
-    def _query(self) -> int:
-        code = driver.cuStreamQuery(self.handle)[0]
+    def _query(self, handle: int) -> int:
+        code = driver.cuStreamQuery(handle)[0]
         if is_sticky(code):
             self._context.lose_to(int(code))
         return int(code)
