@@ -50,10 +50,12 @@ class CudaMemory(BlockMemory[DeviceChunk, int]):
         self._reclaimer = Reclaimer(device)
         source = _Source(context, self._reclaimer, is_kept=keeper is not None)
         super().__init__(device, limit, source, keeper)
+        self._chunk_source = source
 
     def clear(self) -> None:
         """Give every block back, and wait until the driver has the memory; blocks."""
         super().clear()
+        self._chunk_source.give_back()
         self._reclaimer.close()
 
 
@@ -65,6 +67,7 @@ class _Source:
     def __init__(self, context: CudaContext, reclaimer: Reclaimer, *, is_kept: bool) -> None:
         self._context = context
         self._reclaimer = reclaimer
+        self._postponed: list[DeviceChunk] = []
         self._check = context.check
         location = driver.CUmemLocation()
         location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
@@ -120,9 +123,19 @@ class _Source:
                 raise ValueError(f"nbytes: {nbytes} cannot be mapped of this chunk: {error}") from error
 
     def drop(self, chunk: DeviceChunk) -> None:
+        # In a context that only counts as lost, work that nobody waits for any more still runs.
+        if self._context.is_lost:
+            self._postponed.append(chunk)
+        else:
+            self._reclaimer.give_back(partial(self._unmap, chunk))
+
+    def give_back(self) -> None:
+        """Unmap what was dropped after the context was lost: all streams have ended."""
+        postponed, self._postponed = self._postponed, []
         # After a fault nothing is given back through the driver: the end of the process does that.
         if not self._context.is_dead:
-            self._reclaimer.give_back(partial(self._unmap, chunk))
+            for chunk in postponed:
+                self._reclaimer.give_back(partial(self._unmap, chunk))
 
     def _unmap(self, chunk: DeviceChunk) -> None:
         # A fault that shows only now is known to the context by then.

@@ -38,9 +38,10 @@ class Workspace:
     def close(self) -> None:
         """Give everything back, behind what uses it. The context is current."""
         for stream, (address, _) in self._areas.items():
-            if stream.is_closed:
-                # Whoever closes a library has seen to it that nothing of it runs.
+            if stream.is_destroyed:
+                # It has ended, and with it all that used the area.
                 driver.cuMemFreeAsync(address, 0)
             else:
+                # Closed or not: work that nobody waits for any more may be on it.
                 self._context.check(driver.cuMemFreeAsync(address, stream.handle))
         self._areas.clear()
