@@ -63,7 +63,7 @@ class Engine:
         on_launch: Callable[[Launch], None] | None = None,
     ) -> None:
         self.device = device
-        self.generation = generation
+        self.generation: int = generation
         self._memory = memory
         self._options = options
         self._hooks = hooks
