@@ -211,7 +211,7 @@ class ManualDevice:
     is_closed: bool = False
     has_ended: bool = False
 
-    def open_stream(self, name: str) -> ManualStream:
+    def open_stream(self, name: str, priority: int = 0) -> ManualStream:
         stream = ManualStream(name, self)
         self.streams.append(stream)
         return stream

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import attrs
@@ -39,13 +39,33 @@ class StreamStrategy(Protocol):
         ...
 
 
+def _priorities(
+    instance: object, attribute: attrs.Attribute[Mapping[str, int]], value: Mapping[str, int]
+) -> None:
+    is_right = isinstance(value, Mapping) and all(
+        isinstance(library, str) and isinstance(priority, int) and not isinstance(priority, bool)
+        for library, priority in value.items()
+    )
+    if not is_right:
+        raise TypeError(
+            f"{type(instance).__name__}: priorities must map names of libraries to whole numbers, got {value!r}"
+        )
+
+
 @attrs.frozen(kw_only=True)
 class PerActorStreams:
-    """A stream for each library actor, a new one after a crash: nobody waits behind another. The default."""
+    """A stream for each library actor, a new one after a crash: nobody waits behind another. The default.
+
+    Attributes:
+        priorities: By the name of the library, 0 for those that are not named: work of a higher one is
+            begun first, where the device has priorities (CUDA; the CPU has none).
+    """
+
+    priorities: Mapping[str, int] = attrs.field(factory=dict[str, int], validator=_priorities)
 
     def open(self, device: AccelDevice) -> StreamSource:
         """Start for one context."""
-        return _OwnStreams(device)
+        return _OwnStreams(device, self.priorities)
 
 
 @attrs.frozen(kw_only=True)
@@ -89,9 +109,11 @@ class StreamPool:
 @attrs.frozen
 class _OwnStreams:
     _device: AccelDevice
+    _priorities: Mapping[str, int]
 
     def acquire(self, library: str) -> AccelStream:
-        return self._device.open_stream(f"{self._device.info.name} {library}")
+        name = f"{self._device.info.name} {library}"
+        return self._device.open_stream(name, self._priorities.get(library, 0))
 
     def release(self, stream: AccelStream) -> None:
         stream.close()

@@ -278,8 +278,14 @@ class AccelDevice(Protocol):
         """Names of the libraries that were found, sorted."""
         ...
 
-    def open_stream(self, name: str) -> AccelStream:
-        """Make a stream."""
+    def open_stream(self, name: str, priority: int = 0) -> AccelStream:
+        """Make a stream.
+
+        Args:
+            name: For people.
+            priority: Work of a stream with a higher one is begun first, where the device can choose. Beyond
+                what it has, its highest or lowest is meant; a device without priorities has one.
+        """
         ...
 
     def open_library(self, name: str) -> KernelLibrary:

@@ -44,8 +44,8 @@ class CpuDevice:
         """Names of the libraries, sorted."""
         return library_names()
 
-    def open_stream(self, name: str) -> CpuStream:
-        """Make a stream; its thread starts with the first work."""
+    def open_stream(self, name: str, priority: int = 0) -> CpuStream:
+        """Make a stream; its thread starts with the first work. The system knows no priority of one."""
         self._check_open()
         stream = CpuStream(name, self._fault)
         # A long-lived device opens a stream for each restart of a library: forget those that ended.

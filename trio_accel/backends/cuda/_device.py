@@ -109,10 +109,10 @@ class CudaDevice:
         """Names of the libraries that can be used, sorted."""
         return self._installed.libraries
 
-    def open_stream(self, name: str) -> CudaStream:
-        """Make a stream."""
+    def open_stream(self, name: str, priority: int = 0) -> CudaStream:
+        """Make a stream; see `AccelDevice.open_stream`. An H200 has six priorities, 0 to 5."""
         self._check_open()
-        stream = CudaStream(name, self, self._words, self._bell)
+        stream = CudaStream(name, self, self._words, self._bell, self._priority(priority))
         # A long-lived device opens a stream for each restart of a library: give back those that ended.
         for other in self._streams:
             if other.has_ended:
@@ -296,6 +296,14 @@ class CudaDevice:
     def _forget(self) -> None:
         for stream in tuple(self._streams):
             stream.forget()
+
+    def _priority(self, priority: int) -> int:
+        """As the driver counts: the more urgent, the smaller."""
+        if not priority:
+            return 0
+        with self.context:
+            least, greatest = self.context.check(driver.cuCtxGetStreamPriorityRange())
+        return max(int(greatest), min(int(least), -priority))
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -1,0 +1,33 @@
+"""Priorities of streams, as the driver has them."""
+
+from __future__ import annotations
+
+PROGRAM = """
+import trio
+from cuda.bindings import driver
+import trio_accel as ta
+from trio_accel.backends import resolve
+
+device = resolve("cuda")[0].open_device(0, memory_limit=None)
+for asked in (0, 1, 3, 100, -4):
+    stream = device.open_stream("s", asked)
+    print(asked, int(driver.cuStreamGetPriority(stream.handle)[1]))
+assert device.close(10)
+
+
+async def main():
+    options = ta.DeviceOptions(isolation="inline", streams=ta.PerActorStreams(priorities={"memory": 2}))
+    async with ta.open_system("s") as system, system.open_device("cuda", options=options) as device:
+        a = await device.put(__import__("numpy").eye(3))
+        await ta.linalg.nrm2(a.reshape(9))
+        lanes = device.dispatch.session.engine._lanes
+        print(sorted(int(driver.cuStreamGetPriority(lane.stream.handle)[1]) for lane in lanes))
+
+
+trio.run(main)
+"""
+
+
+def test_they_are_those_that_were_asked_for_within_the_devices_range(run_on_stand_in):
+    said = run_on_stand_in(PROGRAM).splitlines()
+    assert said == ["0 0", "1 -1", "3 -3", "100 -5", "-4 0", "[-2, 0]"]
