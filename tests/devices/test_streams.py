@@ -84,7 +84,7 @@ async def test_the_results_do_not_depend_on_it(system: ta.System, strategy: str)
             TypeError,
             "whole numbers, got {'blas': 'high'}",
         ),  # type: ignore[dict-item]
-        (lambda: ta.PerActorStreams(priorities=["blas"]), TypeError, "must map names of libraries"),  # type: ignore[arg-type]
+        (lambda: ta.PerActorStreams(priorities=["blas"]), TypeError, "must map library names"),  # type: ignore[arg-type]
         (lambda: ta.DeviceOptions(streams=4), TypeError, r"such as StreamPool\(4\), got 4"),  # type: ignore[arg-type]
         (lambda: ta.DeviceOptions(streams=ta.SingleStream), TypeError, "streams must be a stream strategy"),  # type: ignore[arg-type]
     ],

@@ -48,7 +48,7 @@ def _priorities(
     )
     if not is_right:
         raise TypeError(
-            f"{type(instance).__name__}: priorities must map names of libraries to whole numbers, got {value!r}"
+            f"{type(instance).__name__}: priorities must map library names to whole numbers, got {value!r}"
         )
 
 
