@@ -507,6 +507,13 @@ class Engine:
         if owner is None:
             await self.leases.drain()
 
+    async def settle(self) -> None:
+        """Wait until what is in flight now is over, whatever is launched meanwhile."""
+        for lane in tuple(self._lanes):
+            last = lane.operations[-1] if lane.operations else None
+            while last is not None and last in lane.operations and not last.is_given_up:
+                await lane.changed.wait()
+
     def fail_all(self, cause: BaseException | None) -> None:
         """End everything in flight: the context is gone."""
         self._is_lost = True

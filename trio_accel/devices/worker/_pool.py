@@ -30,6 +30,7 @@ __all__ = ["WorkerPool", "check_options"]
 # Between attempts to have a spare.
 _LEAST_PAUSE = 0.05
 _LONGEST_PAUSE = 10.0
+_DOUBLINGS = 8
 _logger = logging.getLogger("trio_accel.devices")
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -202,17 +203,22 @@ class WorkerPool:
         try:
             # The worker that has just taken over has the processors for itself first.
             await trio.sleep(_LEAST_PAUSE)
-            while len(self._spares) < self._options.spares:
+            while self._wants_spare():
                 if self._failures:
-                    await trio.sleep(min(_LEAST_PAUSE * 2**self._failures, _LONGEST_PAUSE))
+                    await trio.sleep(min(_LEAST_PAUSE * 2 ** min(self._failures, _DOUBLINGS), _LONGEST_PAUSE))
                 try:
                     await self._add_spare()
                 except Exception as error:  # noqa: BLE001  # whatever it is, the device goes on without
+                    if self._is_closed:
+                        return
                     # What ails it will show when it is needed.
                     self._failures += 1
                     _logger.warning("device %s: a spare worker did not come up: %r", self._device, error)
         finally:
             self._is_refilling = False
+
+    def _wants_spare(self) -> bool:
+        return not self._is_closed and len(self._spares) < self._options.spares
 
     async def _add_spare(self) -> None:
         known = len(self._warm)

@@ -148,7 +148,8 @@ class RequestTable:
     def _has_room(self, request: RemoteRequest) -> bool:
         # A lease launches nothing.
         is_free = not request.library or self._counts.get(request.library, 0) < self._limit
-        return is_free and request.has_room
+        # Who is alone may go: nobody would ever make room for it.
+        return is_free and (request.has_room or not self._sent)
 
     def _may_go(self, request: RemoteRequest) -> bool:
         return self._has_room(request) and (request.turn is None or request.turn.is_ready)

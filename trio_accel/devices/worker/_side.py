@@ -159,6 +159,7 @@ class WorkerSide:
             self._warm(path)
         self._on_observe(self._config.is_observed)
         async with trio.open_nursery() as self._nursery:
+            self._nursery.start_soon(self._slabs.run)
             await self._stand_ready()
             gc.freeze()
             self._channel.send(("ready", tuple(self._device.libraries)), now=True)
@@ -204,7 +205,7 @@ class WorkerSide:
             number, nbytes = cast("tuple[int, int]", message[1:])
             self._device.map_chunk(number, nbytes, descriptors[0])
         elif kind == "slab":
-            await self._slabs.add(self._device, *cast("tuple[int, int]", message[1:]), descriptors[0])
+            self._slabs.add(self._device, *cast("tuple[int, int]", message[1:]), descriptors[0])
         else:
             self._handlers[str(kind)](*message[1:])
 
@@ -396,15 +397,11 @@ class WorkerSide:
             self._device.unmap_chunk(number)
 
     def _on_unslab(self, number: int) -> None:
-        self._nursery.start_soon(self._unregister, self._slabs.remove(number))
+        self._slabs.remove(self._device, number, self._settle)
 
-    async def _unregister(self, memory: npt.NDArray[Any]) -> None:
-        session = self._session
-        if session is not None:
-            # An operation that failed may have left a transfer behind, which nobody waits for.
-            await session.engine.synchronize()
-        with suppress(AccelError):
-            await trio.to_thread.run_sync(self._device.unregister_host, memory)
+    async def _settle(self) -> None:
+        if self._session is not None:
+            await self._session.engine.settle()
 
     def _on_close(self) -> None:
         self._is_closing = True
