@@ -121,3 +121,29 @@ def test_what_waits_is_taken_in_its_order() -> None:
     waiting = list(world.waiting)
     assert world.table.take_waiting() == waiting
     assert world.table.waiting == 0
+
+
+class Large(RemoteRequest):
+    """One for which there is never room beside others."""
+
+    @property
+    def has_room(self) -> bool:
+        return False
+
+
+def test_what_finds_no_room_beside_others_goes_when_it_is_alone() -> None:
+    sent: list[RemoteRequest] = []
+    table = RequestTable(LIMIT, sent.append)
+    table.open()
+    first, second = (Large(table.next_number(), "a", frozenset(), frozenset()) for _ in range(2))
+    table.add(first)
+    table.add(second)
+    assert sent == [first]
+    # It comes again, behind the other, and holds what it held.
+    table.done(first.number)
+    first.number = table.next_number()
+    table.add(first)
+    assert sent == [first, second]
+    table.done(second.number)
+    table.pump()
+    assert sent == [first, second, first]
