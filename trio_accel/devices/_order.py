@@ -22,9 +22,19 @@ class Turn:
         waits_for: How many others must be launched before.
         followers: Those that wait for this one.
         ready: Set when it waits for none any more; made when somebody waits for that.
+        is_leaving: Whether it is gone but for its place, which those behind it keep.
     """
 
-    __slots__ = ("_is_over", "followers", "reads", "ready", "waits_for", "writes")
+    __slots__ = (
+        "_is_over",
+        "_is_released",
+        "followers",
+        "is_leaving",
+        "reads",
+        "ready",
+        "waits_for",
+        "writes",
+    )
 
     def __init__(self, reads: frozenset[int], writes: frozenset[int]) -> None:
         self.reads: frozenset[int] = reads
@@ -32,12 +42,14 @@ class Turn:
         self.waits_for: int = 0
         self.followers: list[Turn] = []
         self.ready: trio.Event | None = None
+        self.is_leaving: bool = False
         self._is_over = False
+        self._is_released = False
 
     @property
     def is_ready(self) -> bool:
         """Whether everything that must be launched before has been, or never will be."""
-        return self.waits_for <= 0
+        return self.waits_for == 0 or self._is_released
 
     async def wait(self) -> None:
         """Wait until it is."""
@@ -47,7 +59,7 @@ class Turn:
 
     def release(self) -> None:
         """Wait for nothing more: the order is of no account."""
-        self.waits_for = 0
+        self._is_released = True
         if self.ready is not None:
             self.ready.set()
 
@@ -57,17 +69,20 @@ class Turn:
             other.followers.append(self)
             self.waits_for += 1
 
-    def end(self) -> bool:
-        """It was launched, or never will be; returns False if that was known."""
-        if self._is_over:
-            return False
+    def end(self) -> list[Turn]:
+        """Give the place up; returns those that may give up theirs now."""
         self._is_over = True
-        for turn in self.followers:
+        followers, self.followers = self.followers, []
+        for turn in followers:
             turn.waits_for -= 1
             if turn.is_ready and turn.ready is not None:
                 turn.ready.set()
-        self.followers.clear()
-        return True
+        return [turn for turn in followers if turn.is_leaving and not turn.waits_for]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has given its place up."""
+        return self._is_over
 
 
 class SubmissionOrder:
@@ -103,9 +118,19 @@ class SubmissionOrder:
         return turn
 
     def leave(self, turn: Turn) -> None:
-        """An operation was launched, or never will be: those that wait for it go on."""
-        if not turn.end():
-            return
+        """An operation was launched, or never will be: those that wait for it go on.
+
+        One that was taken back while it waited keeps its place until its turn: whoever came behind it
+        knows of those before it by that alone.
+        """
+        turn.is_leaving = True
+        leaving = [turn] if not turn.waits_for and not turn.is_over else []
+        while leaving:
+            left = leaving.pop()
+            self._forget(left)
+            leaving += left.end()
+
+    def _forget(self, turn: Turn) -> None:
         for block in turn.writes:
             if self._writers.get(block) is turn:
                 del self._writers[block]

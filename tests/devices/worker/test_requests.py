@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import attrs
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trio_accel.devices.worker._request import RemoteRequest
@@ -98,8 +98,15 @@ class World:
             assert sum(one.library == first.library for one in self.had) == LIMIT
 
 
+NONE, ONE = frozenset[int](), frozenset([0])
+CLOSED = [("add", "", NONE, NONE), ("lose", set())]
+
+
 @settings(max_examples=400, deadline=None)
 @given(actions)
+# One that is taken back from between others that touch the same memory.
+@example([*CLOSED, ("add", "a", ONE, NONE), ("add", "a", NONE, ONE), ("withdraw", 2), ("add", "", NONE, ONE)])
+@example([*CLOSED, ("add", "a", NONE, ONE), ("add", "a", NONE, ONE), ("withdraw", 2), ("add", "", NONE, ONE)])
 def test_requests_go_in_order_so_many_at_a_time_and_none_is_forgotten(history: list[tuple]) -> None:
     world = World()
     for action, *arguments in history:
