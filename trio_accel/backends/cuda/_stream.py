@@ -174,7 +174,8 @@ class CudaStream:
         """Look how far the stream is; returns the number of its last event that is done."""
         with self._lock:
             done = self._done
-            if not self._context.is_lost:
+            # The word of a stream that was given back is another's.
+            if not self._context.is_lost and not self.is_destroyed:
                 done += (self._word.read() - done) & _MASK
             while self._finishing and self._finishing[0].sequence <= done:
                 self._finishing.popleft().finish()

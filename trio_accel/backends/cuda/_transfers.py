@@ -163,13 +163,20 @@ class Transfers:
         job.hold = stream.hold()
         stream.after(job.check)
         # Last: the thread may be done with it at once.
-        stream.notify(reached, job)
+        try:
+            stream.notify(reached, job)
+        except BaseException:
+            # Nobody else would ever let the stream go.
+            job.end()
+            raise
 
     def _take_slot(self) -> HostArray:
-        with self._lock:
-            if not self._slots:
-                self._add_slots()
-            return self._slots.pop()
+        while True:
+            with self._lock:
+                if self._slots:
+                    return self._slots.pop()
+            # Without the lock: a fault that shows here has what others hold given back.
+            self._add_slots()
 
     def _add_slots(self) -> None:
         area, memory = self._pinned(_SLOTS * SMALL)

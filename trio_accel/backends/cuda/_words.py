@@ -60,10 +60,12 @@ class Words:
 
     def take(self) -> Word:
         """A word that nobody uses. The context is current."""
-        with self._lock:
-            if not self._free:
-                self._add_page()
-            return self._free.pop()
+        while True:
+            with self._lock:
+                if self._free:
+                    return self._free.pop()
+            # Without the lock: a fault that shows here has what others hold given back.
+            self._add_page()
 
     def give_back(self, word: Word) -> None:
         """Let others have it: nothing that was enqueued waits for more than it holds."""
