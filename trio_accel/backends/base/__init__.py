@@ -1,6 +1,6 @@
 """Protocols, operation specifications, element types and errors that all backends share."""
 
-from . import ops
+from . import checks, ops
 from .chunks import ChunkAllocator, Placement
 from .dtypes import DType, DTypeLike
 from .errors import (
@@ -76,6 +76,7 @@ __all__ = [
     "StaleRefError",
     "Waker",
     "as_bits",
+    "checks",
     "ops",
     "scalar",
 ]

@@ -8,10 +8,11 @@ from functools import partial
 import numpy as np
 
 from ...base import DType
+from ...base.checks import INEXACT, LOW_PRECISION, scalar_of
 from ...base.ops import AxpySpec, DotSpec, Nrm2Spec, ScalSpec
 from .._memory import CpuMemory, HostArray
 from .._stream import Work
-from ._checks import INEXACT, LOW_PRECISION, check_dtype, check_same_dtype, scalar_of
+from ._checks import check_dtype, check_same_dtype
 from ._fortran import AXPY
 from ._pieces import pieces
 

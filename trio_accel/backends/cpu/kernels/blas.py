@@ -7,11 +7,12 @@ from functools import partial
 import numpy as np
 
 from ...base import DType
+from ...base.checks import INEXACT, LOW_PRECISION, scalar_of
 from ...base.ops import AxpySpec, DotSpec, GemmSpec, MatmulSpec, Nrm2Spec, ScalSpec, Transpose
 from .._library import Kernels
 from .._memory import CpuMemory, HostArray
 from .._stream import Work
-from ._checks import INEXACT, LOW_PRECISION, check_dtype, check_same_dtype, scalar_of
+from ._checks import check_dtype, check_same_dtype
 from ._fortran import GEMM, LONGEST, Gemm
 from ._pieces import convert, to_float32
 from ._vectors import axpy, dot, nrm2, scal

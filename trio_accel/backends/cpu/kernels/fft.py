@@ -10,7 +10,8 @@ import numpy as np
 import scipy.fft
 from scipy.fft._backend import _ScipyBackend  # pyright: ignore[reportPrivateUsage]
 
-from ...base import DType, LibraryError
+from ...base import DType
+from ...base.checks import check_transform_axes
 from ...base.ops import FftSpec
 from .._library import Kernels
 from .._memory import CpuMemory, HostArray
@@ -46,24 +47,11 @@ def fft(spec: FftSpec, memory: CpuMemory) -> Work:
     results = _DTYPES[spec.kind]
     check_dtype(operation, spec.source.dtype, results)
     check_dtype(f"{operation} of {spec.source.dtype} to", spec.out.dtype, (results[spec.source.dtype],))
-    _check_axes(spec)
+    check_transform_axes(spec)
     source, out = memory.view(spec.source), memory.view(spec.out)
     options = {"s": spec.lengths, "axes": spec.axes, "norm": spec.norm}
     run = _run_in_place if spec.kind == "c2c" else _run
     return partial(run, _TRANSFORMS[spec.kind, spec.direction], source, out, options)
-
-
-def _check_axes(spec: FftSpec) -> None:
-    axes, lengths = spec.axes, spec.lengths
-    if not axes or len(set(axes)) < len(axes) or not set(axes) <= set(range(spec.source.ndim)):
-        message = f"axes: {axes} are no distinct axes of an array of shape {spec.source.shape}"
-    elif len(lengths) != len(axes):
-        message = f"lengths: {len(lengths)} are given for {len(axes)} axes"
-    elif min(lengths) < 1:
-        message = f"lengths: a transform has at least one point along each axis, not {lengths}"
-    else:
-        return
-    raise LibraryError(message, library="fft", code="size")
 
 
 def _run(transform: object, source: HostArray, out: HostArray, options: dict[str, Any]) -> None:

@@ -9,11 +9,12 @@ import numpy as np
 from scipy.sparse import _sparsetools
 
 from ...base import DType, LibraryError
+from ...base.checks import NATIVE
 from ...base.ops import SpmvCsrSpec
 from .._library import Kernels
 from .._memory import CpuMemory, HostArray
 from .._stream import Work
-from ._checks import NATIVE, check_dtype, check_same_dtype
+from ._checks import check_dtype, check_same_dtype
 
 __all__ = ["KERNELS"]
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, TypeAlias
 from nvmath.bindings import cublas
 
 from ...base import DType
+from ...base.checks import INEXACT
 from ...base.ops import AxpySpec, DotSpec, Nrm2Spec, ScalSpec
-from ._checks import INEXACT, check_dtype, check_same_dtype, factor_of
+from ._checks import check_dtype, check_same_dtype, factor_of
 from ._cublas import DEVICE, HOST, KINDS, Cublas, Kind
 from ._layouts import vectors
 

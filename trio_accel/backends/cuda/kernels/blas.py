@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from nvmath.bindings import cublas
 
 from ...base import DType
+from ...base.checks import INEXACT
 from ...base.ops import AxpySpec, DotSpec, GemmSpec, MatmulSpec, Nrm2Spec, OperationSpec, ScalSpec
 from .._arrays import DeviceArray
 from .._library import CudaLibrary
 from .._stream import CudaStream
-from ._checks import INEXACT, check_dtype, check_same_dtype, factor_of
+from ._checks import check_dtype, check_same_dtype, factor_of
 from ._cublas import DEFAULT, HOST, KINDS, Cublas, Factors, Kind
 from ._integers import IntegerProducts
 from ._layouts import Product, broadcast_operands, plan_gemm, plan_matmul

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, ClassVar
 import attrs
 from nvmath.bindings import cufft
 
-from ...base import DType, LibraryError
+from ...base import DType
+from ...base.checks import check_transform_axes
 from ...base.ops import FftSpec, OperationSpec
 from .._library import CudaLibrary
 from .._stream import CudaStream
@@ -178,13 +179,4 @@ def _check(spec: FftSpec) -> None:
     results = _DTYPES[spec.kind]
     check_dtype(operation, spec.source.dtype, results)
     check_dtype(f"{operation} of {spec.source.dtype} to", spec.out.dtype, (results[spec.source.dtype],))
-    axes, lengths = spec.axes, spec.lengths
-    if not axes or len(set(axes)) < len(axes) or not set(axes) <= set(range(spec.source.ndim)):
-        message = f"axes: {axes} are no distinct axes of an array of shape {spec.source.shape}"
-    elif len(lengths) != len(axes):
-        message = f"lengths: {len(lengths)} are given for {len(axes)} axes"
-    elif min(lengths) < 1:
-        message = f"lengths: a transform has at least one point along each axis, not {lengths}"
-    else:
-        return
-    raise LibraryError(message, library="fft", code="size")
+    check_transform_axes(spec)

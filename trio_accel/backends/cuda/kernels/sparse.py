@@ -13,13 +13,14 @@ import numpy as np
 from nvmath.bindings import cusparse
 
 from ...base import DType, LibraryError
+from ...base.checks import NATIVE
 from ...base.ops import ArraySpec, SpmvCsrSpec
 from .._arrays import DeviceArray
 from .._library import CudaLibrary
 from .._stream import CudaStream
 from .._words import Word, Words
 from .._workspace import Workspace
-from ._checks import NATIVE, check_dtype, check_same_dtype
+from ._checks import check_dtype, check_same_dtype
 
 if TYPE_CHECKING:
     from .._device import CudaDevice
