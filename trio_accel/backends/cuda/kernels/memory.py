@@ -15,6 +15,7 @@ from .._stream import CudaStream
 from .._workspace import Workspace
 
 if TYPE_CHECKING:
+    from ...base.foreign import ForeignArray
     from .._device import CudaDevice
 
 __all__ = ["MemoryLibrary"]
@@ -69,6 +70,7 @@ class MemoryLibrary(CudaLibrary):
         device = driver.cuPointerGetAttribute(_DEVICE, source.address)
         if device[0] or int(device[1]) != self._device.info.index:
             raise NotSupportedError("the array is on no memory of this device", backend="cuda")
+        _check_alignment(source, out.dtype.itemsize)
         if source.stream is not None:
             try:
                 follow(stream, source.stream, self._context)
@@ -89,3 +91,20 @@ class MemoryLibrary(CudaLibrary):
 
     def _destroy(self) -> None:
         self._packed.close()
+
+
+def _check_alignment(source: ForeignArray, itemsize: int) -> None:
+    """Refuse elements that a kernel cannot read: that would end CUDA for the whole process.
+
+    Raises:
+        LibraryError: An element does not begin at a multiple of its size, or of 8 bytes.
+    """
+    step = min(itemsize, 8)
+    strides = [stride for extent, stride in zip(source.shape, source.strides, strict=True) if extent > 1]
+    if any(number % step for number in (source.address, *strides)):
+        raise LibraryError(
+            f"host: its elements of {itemsize} bytes must lie at multiples of {step}; it begins at address "
+            f"{source.address:#x} and has strides {source.strides}: give a contiguous copy",
+            library="memory",
+            code="misaligned",
+        )
