@@ -225,9 +225,9 @@ class Engine:
             self._order.leave(turn)
 
     def may_launch(self, launch: Launch, lane: Lane) -> bool:
-        """Whether there is room in the window, and everything that must be launched before has been."""
+        """Whether what it needs is there, and room in the window, and all that goes before is launched."""
         turn = self._turns.get(launch)
-        return not lane.is_full and (turn is None or turn.is_ready)
+        return launch.has_arrived and not lane.is_full and (turn is None or turn.is_ready)
 
     async def prepare(self, launch: Launch, lane: Lane, prepare: Callable[[], None]) -> Exception | None:
         """Have a library do what would block the loop, in a thread.
@@ -264,7 +264,9 @@ class Engine:
         """
         self._waiting[launch] = lane
         try:
-            while lane.is_full and launch not in self._withdrawn:
+            for arrival in launch.arrivals:
+                arrival.tell(lane.notify)
+            while (lane.is_full or not launch.has_arrived) and self._counts_on(launch, lane):
                 await lane.changed.wait()
             turn = self._turns.get(launch)
             if turn is not None and launch not in self._withdrawn:
@@ -274,6 +276,10 @@ class Engine:
         finally:
             del self._waiting[launch]
             self._withdrawn.discard(launch)
+
+    def _counts_on(self, launch: Launch, lane: Lane) -> bool:
+        """Whether an operation that waits is still to be launched."""
+        return launch not in self._withdrawn and not lane.is_lost
 
     def withdraw(self, launch: Launch) -> None:
         """Take an operation back that waits to be launched; others are launched."""
@@ -406,8 +412,9 @@ class Engine:
         if self._hooks:
             enter(self._hooks, launch)
         launch.check_inputs()
-        if failure is not None:
-            raise failure
+        for missing in (failure, *(arrival.failure for arrival in launch.arrivals)):
+            if missing is not None:
+                raise missing
         hit = launch.fault
         if hit is not None:
             hit.strike()

@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 from trio.lowlevel import enable_ki_protection
 
+from ..backends.base import OutOfMemoryError
 from ..backends.base.chunks import ChunkAllocator
-from ..backends.base.host import available_bytes, make_shared
+from ..backends.base.host import available_bytes, make_shared, total_bytes
 from ._bridge import LoopWaker
 
 __all__ = ["HostPool", "Region", "Slab"]
@@ -166,6 +167,23 @@ class HostPool:
             self._allocator.trim()
             place = self._allocator.allocate(number, -(-nbytes // _PAGE) * _PAGE)
         return Region(number, self.slabs[place.chunk], place.offset, nbytes, self._drop)
+
+    def stage(self, nbytes: int) -> Region:
+        """Take memory by way of which an array travels.
+
+        Raises:
+            OutOfMemoryError: The machine has not so much.
+        """
+        try:
+            return self.region(nbytes)
+        except MemoryError as error:
+            raise OutOfMemoryError(
+                f"there is no host memory to bring {nbytes} bytes to or from the device by way of; make the "
+                "array with device.host_empty(), which needs none, or in smaller parts",
+                requested=nbytes,
+                free=available_bytes(),
+                total=total_bytes(),
+            ) from error
 
     def find(self, array: npt.NDArray[Any]) -> tuple[int, int] | None:
         """Where an array lies: id of the slab, and bytes from its start to the first element.

@@ -12,6 +12,7 @@ from ..actors import ActorContext, ActorFailedError, ActorStoppedError, Ref
 from ..backends.base import AccelDevice, ContextPoisonedError, DeviceLostError, QueueFullError
 from ._context import ContextActor, Session, context_policy
 from ._engine import Engine
+from ._inline_copies import InlineCopies, Travel
 from ._library import LibraryActor
 from ._operation import Launch, Operation, Planner
 from ._pending import Pending
@@ -39,6 +40,7 @@ class InlineDispatch:
         self._device = device
         pool = device.host_pool
         self._registrar = None if pool is None else HostRegistrar(pool)
+        self._copies: InlineCopies | None = None
         self._context_ref: Ref[ContextActor] | None = None
         self.pending = 0
         self.session: Session | None = None
@@ -84,8 +86,11 @@ class InlineDispatch:
             await trio.lowlevel.checkpoint()
             yield
             return
+        pool = self._device.host_pool
+        assert pool is not None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._registrar.run)
+            self._copies = InlineCopies(pool, self._registrar, nursery)
             yield
             nursery.cancel_scope.cancel(reason="the device ends")
 
@@ -148,10 +153,16 @@ class InlineDispatch:
                 # Its blocks are those of a context that is gone: it is planned anew.
                 launch.forget()
                 continue
+            travel: Travel | None = None
             try:
                 self._device.validated(launch)
+                travel = self._start(launch)
+                if travel is not None:
+                    launch = travel.launch
                 session.engine.enter(launch)
                 await _ask(library, launch, session.engine)
+                if travel is not None:
+                    await travel.fetch()
             except ActorStoppedError:
                 # Never executed, because its context ends: it runs on the next one, if there is one.
                 await library.wait_terminated()
@@ -164,6 +175,8 @@ class InlineDispatch:
                 continue
             finally:
                 session.engine.over(launch)
+                if travel is not None:
+                    await travel.end()
             return planned.reply
 
     def submit(self, operation: Operation[LibraryT, ReplyT]) -> Pending[ReplyT]:
@@ -178,9 +191,16 @@ class InlineDispatch:
         planned = operation.plan(planner)
         launch = planner.launch(planned.spec)
         self._device.validated(launch)
+        travel = self._start(launch)
         pending = Pending(launch.name, planned.reply)
-        session.submissions.submit(context, launch, self._device.window.enter(operation.library, pending))
+        done = self._device.window.enter(operation.library, pending)
+        if travel is not None:
+            launch, done = travel.launch, travel.end_by(done)
+        session.submissions.submit(context, launch, done)
         return pending
+
+    def _start(self, launch: Launch) -> Travel | None:
+        return None if self._copies is None else self._copies.start(launch)
 
     @asynccontextmanager
     async def lease(self, ref: AccelRef, *, write: bool, stream: object) -> AsyncGenerator[Any, None]:

@@ -6,6 +6,7 @@ import cmath
 import math
 import reprlib
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import attrs
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from ..actors import Request
 from ..backends.base import DType, InputFailedError, NotSupportedError
 from ..backends.base.ops import ArraySpec, CopyFromHostSpec, CopySpec, OperationSpec, contiguous_strides
+from ._arrival import Arrival
 from ._blocks import Block
 from ._faults import FaultHit
 from ._ref import AccelRef
@@ -96,6 +98,7 @@ class Launch(Request["LibraryActor", None]):
         library: Import path of the library actor.
         fault: What is to happen to it on purpose.
         number: Place among the requests of the device; 0 where nobody counts.
+        arrivals: What must be over before it is launched.
     """
 
     name: str
@@ -108,6 +111,12 @@ class Launch(Request["LibraryActor", None]):
     library: str = ""
     fault: FaultHit | None = None
     number: int = 0
+    arrivals: Sequence[Arrival] = ()
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether everything that it needs is there, or never will be."""
+        return all(arrival.is_over for arrival in self.arrivals)
 
     def blocks(self) -> tuple[frozenset[int], frozenset[int]]:
         """Blocks that it reads, with what is staged for it, and blocks that it writes."""

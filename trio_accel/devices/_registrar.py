@@ -7,25 +7,37 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from math import inf
-from typing import TypeAlias
 
+import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
 from ..backends.base import AccelDevice
+from ._arrival import Arrival
 from ._host_pool import HostPool, Slab
 
 __all__ = ["HostRegistrar"]
 
 _logger = logging.getLogger("trio_accel.devices")
-_Change: TypeAlias = Callable[[], None]
+
+
+def _nobody() -> None:
+    """Nobody waits for it."""
+
+
+@attrs.frozen(eq=False)
+class _Change:
+    """What a thread does, and who is told when it has."""
+
+    make: Callable[[], None]
+    told: Callable[[], None] = _nobody
 
 
 class HostRegistrar:
     """Has each new device learn of all slabs, and the device of now of those that come and go.
 
-    That takes milliseconds for each slab, so a thread does it, one after the other. Until then, the
-    arrays in it are to the device as any other; and if the device refuses, they stay so.
+    That takes milliseconds for each slab, so a thread does it, one after the other. If the device
+    refuses, the arrays in it are to the device as any other.
 
     A device that was lost may have a stream that is stuck, and still write to an array of the pool when
     that goes on. So what was in use then is given out again only when such a device has ended.
@@ -38,6 +50,8 @@ class HostRegistrar:
         self._pool = pool
         self._device: AccelDevice | None = None
         self._lost: list[AccelDevice] = []
+        # By slab: over when the device of now knows it, or has refused.
+        self._known: dict[int, Arrival] = {}
         self._changes, self._pending = trio.open_memory_channel[_Change](inf)
         pool.on_make = self._add
         pool.on_drop = self._remove
@@ -45,8 +59,9 @@ class HostRegistrar:
     def attach(self, device: AccelDevice) -> None:
         """A device is open; until it is closed it knows what is registered. Those before it are closed."""
         self._device = device
+        self._known.clear()
         if self._lost:
-            self._changes.send_nowait(self._nothing)
+            self._changes.send_nowait(_Change(_nothing))
         for slab in self._pool.slabs.values():
             self._add(slab)
 
@@ -57,12 +72,19 @@ class HostRegistrar:
             self._device = None
             self._pool.hold_back()
 
+    def known(self, slab: int) -> Arrival | None:
+        """What is over when the device knows a slab; None if it does now, or is lost."""
+        return self._known.get(slab)
+
     async def run(self) -> None:
         """Tell the devices, until it is cancelled."""
         async for change in self._pending:
             if self._lost and self._device is not None:
                 await self._settle()
-            await self._tell(change)
+            try:
+                await self._tell(change)
+            finally:
+                change.told()
             # Nothing is to hold on to memory while there is nothing to do.
             del change
 
@@ -80,18 +102,29 @@ class HostRegistrar:
     @enable_ki_protection
     async def _tell(self, change: _Change) -> None:
         try:
-            await trio.to_thread.run_sync(change)
+            await trio.to_thread.run_sync(change.make)
         except Exception as error:  # noqa: BLE001  # the device is closed by now, or cannot; it goes on without
             _logger.debug("host memory is not known to the device: %r", error)
 
     def _add(self, slab: Slab) -> None:
         if self._device is not None:
-            self._changes.send_nowait(partial(self._device.register_host, slab.memory))
+            known = self._known[slab.number] = Arrival()
+            self._changes.send_nowait(
+                _Change(
+                    partial(self._device.register_host, slab.memory), partial(self._end, slab.number, known)
+                )
+            )
 
     def _remove(self, slab: Slab) -> None:
         # Whatever used it is over: it held on to its array.
         if self._device is not None:
-            self._changes.send_nowait(partial(self._device.unregister_host, slab.memory))
+            self._changes.send_nowait(_Change(partial(self._device.unregister_host, slab.memory)))
 
-    def _nothing(self) -> None:
-        """Only look after the lost devices."""
+    def _end(self, slab: int, known: Arrival) -> None:
+        if self._known.get(slab) is known:
+            del self._known[slab]
+        known.end()
+
+
+def _nothing() -> None:
+    """Only look after the lost devices."""

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from trio_accel.devices.worker import _copy_service
-from trio_accel.devices.worker._copies import Copying
+from trio_accel.devices._copying import Copying
 
 __all__ = ["Cut"]
 

@@ -88,7 +88,7 @@ class CudaDevice:
             self.kernels: Kernels = Kernels(self.context, architecture, info.compute_units)
             self.arrays: ArrayKernels = ArrayKernels(self.context, self.kernels)
             self._faults = CudaFaults(self.context, self.kernels, self._words)
-            self.transfers: Transfers = Transfers(self.context, info.name)
+            self.transfers: Transfers = Transfers(self.context)
             self.transfers.prepare()
         except BaseException:
             self.context.release()

@@ -1,13 +1,10 @@
-"""Copies between host and device that never block their caller."""
+"""Copies between host and device."""
 
 from __future__ import annotations
 
 import bisect
 import ctypes
-import queue
 import threading
-from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -15,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from cuda.bindings import driver
 
-from ..base import ContextPoisonedError, as_bits
+from ..base import as_bits
 from ._context import CudaContext
-from ._stream import CudaHold, CudaStream
+from ._stream import CudaStream
 
 __all__ = ["SMALL", "Transfers"]
 
@@ -27,29 +24,24 @@ SMALL = 64 << 10
 """Arrays up to so many bytes go by way of a slot of pinned memory that is filled, or read, on the spot."""
 
 _SLOTS = 64
-# So much is copied by the host while the device transfers as much.
-_PIECE = 8 << 20
-_PIECES = 2
 
 
 class Transfers:
-    """What moves arrays of the host: pinned and registered ones go straight, others by way of pinned memory.
+    """What moves arrays of the host: registered ones go straight, small ones by way of pinned memory.
 
-    The driver copies from and to pageable memory while its caller waits. So a large array is cut into
-    pieces that a thread copies to pinned memory and sends from there, while the stream is held; the host's
-    copy of one piece goes on beside the transfer of the one before.
+    The driver copies from and to pageable memory while its caller waits. So an actor's device is given
+    large arrays in registered memory, and only where there is none does the caller wait here. To hold the
+    stream for a thread that copies would be worse: NVIDIA's libraries wait for the whole context when they
+    load what they need first, and every other launch with them, that of the thread too.
     """
 
-    def __init__(self, context: CudaContext, name: str) -> None:
+    def __init__(self, context: CudaContext) -> None:
         self._context = context
-        self._name = name
         # Starts of registered ranges, sorted, and their ends.
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._slots: list[HostArray] = []
         self._areas: list[int] = []
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         # Held while pages are pinned, which takes long: never wanted where nothing may block.
         self._pinning = threading.Lock()
@@ -117,7 +109,10 @@ class Transfers:
                 driver.cuMemcpyHtoDAsync(address, slot.ctypes.data, host.nbytes, stream.handle)
             )
         else:
-            self._start(stream, _Job(host, address, is_upload=True))
+            packed = np.ascontiguousarray(host)
+            self._context.check(
+                driver.cuMemcpyHtoDAsync(address, packed.ctypes.data, host.nbytes, stream.handle)
+            )
 
     def to_host(self, stream: CudaStream, address: int, host: HostArray) -> None:
         """Enqueue the copy of device memory to a host array, in C order; it is there at the next event."""
@@ -132,17 +127,18 @@ class Transfers:
             )
             stream.after(partial(self._fetch, slot, host))
         else:
-            self._start(stream, _Job(host, address, is_upload=False))
+            packed = host if host.flags.c_contiguous else np.empty(host.shape, host.dtype)
+            self._context.check(
+                driver.cuMemcpyDtoHAsync(packed.ctypes.data, address, host.nbytes, stream.handle)
+            )
+            if packed is not host:
+                _copy(host, packed)
 
     def close(self) -> None:
-        """End the thread, free the pinned memory and unregister the rest: no stream is held any more.
+        """Free the pinned memory and unregister the rest: no stream uses it any more.
 
         The context is current.
         """
-        thread = self._thread
-        if thread is not None:
-            self._jobs.put(None)
-            thread.join()
         self._slots.clear()
         areas, self._areas = self._areas, []
         for area in areas:
@@ -151,24 +147,6 @@ class Transfers:
             self._is_closed = True
             for start in tuple(self._starts):
                 self._forget(start)
-
-    def _start(self, stream: CudaStream, job: _Job) -> None:
-        with self._lock:
-            if self._thread is None:
-                # A daemon: a transfer that is stuck must not keep the interpreter from ending.
-                self._thread = threading.Thread(target=self._run, name=f"{self._name} transfers", daemon=True)
-                self._thread.start()
-        job.queue = self._jobs
-        reached = stream.record()
-        job.hold = stream.hold()
-        stream.after(job.check)
-        # Last: the thread may be done with it at once.
-        try:
-            stream.notify(reached, job)
-        except BaseException:
-            # Nobody else would ever let the stream go.
-            job.end()
-            raise
 
     def _take_slot(self) -> HostArray:
         while True:
@@ -198,124 +176,6 @@ class Transfers:
             flags = driver.CU_MEMHOSTALLOC_PORTABLE
             area = int(self._context.check(driver.cuMemHostAlloc(nbytes, flags)))
         return area, np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(area))
-
-    def _run(self) -> None:
-        """Body of the thread: one transfer after the other."""
-        machine: _Machine | None = None
-        while (job := self._jobs.get()) is not None:
-            try:
-                with self._context:
-                    if machine is None:
-                        machine = _Machine(self._context, *self._pinned(_PIECES * _PIECE))
-                    machine.run(job)
-            except Exception as error:  # noqa: BLE001  # it is the operation's
-                job.failure = error
-            finally:
-                # After a fault, too: whoever looks sees that the context is lost.
-                job.end()
-                del job
-        if machine is not None:
-            with self._context:
-                machine.close()
-
-
-class _Job:
-    """One large copy. Rung when its stream gets there."""
-
-    def __init__(self, host: HostArray, address: int, *, is_upload: bool) -> None:
-        self.host: HostArray | None = host
-        self.address = address
-        self.is_upload = is_upload
-        self.queue: queue.SimpleQueue[_Job | None]
-        self.hold: CudaHold | None = None
-        self.failure: Exception | None = None
-
-    def ring(self) -> None:
-        self.queue.put(self)
-
-    def check(self) -> None:
-        """Raise what went wrong."""
-        if self.failure is not None:
-            raise self.failure
-
-    def end(self) -> None:
-        """Let the stream go on."""
-        self.host = None
-        hold, self.hold = self.hold, None
-        if hold is not None:
-            hold.release()
-
-
-class _Machine:
-    """A stream of its own and pieces of pinned memory, of which one is filled while another is sent."""
-
-    def __init__(self, context: CudaContext, area: int, memory: HostArray) -> None:
-        self._check = context.check
-        self._area = area
-        self._stream = int(self._check(driver.cuStreamCreate(1)))
-        self._pieces = [memory[start : start + _PIECE] for start in range(0, memory.size, _PIECE)]
-        self._events = [int(self._check(driver.cuEventCreate(2))) for _ in self._pieces]
-
-    def run(self, job: _Job) -> None:
-        """Copy; returns when it is done."""
-        host = job.host
-        assert host is not None
-        if job.is_upload:
-            self._upload(np.ascontiguousarray(host), job.address)
-        elif host.flags.c_contiguous:
-            self._download(job.address, host)
-        else:
-            packed = np.empty(host.shape, host.dtype)
-            self._download(job.address, packed)
-            _copy(host, packed)
-
-    def _upload(self, host: HostArray, address: int) -> None:
-        for number, part in enumerate(_parts(host)):
-            turn = number % len(self._pieces)
-            self._check(driver.cuEventSynchronize(self._events[turn]))
-            piece = self._pieces[turn][: part.size]
-            np.copyto(piece, part)
-            self._check(
-                driver.cuMemcpyHtoDAsync(
-                    address + number * _PIECE, piece.ctypes.data, part.size, self._stream
-                )
-            )
-            self._check(driver.cuEventRecord(self._events[turn], self._stream))
-        self._check(driver.cuStreamSynchronize(self._stream))
-
-    def _download(self, address: int, host: HostArray) -> None:
-        waiting: list[tuple[int, HostArray]] = []
-        for number, part in enumerate(_parts(host)):
-            turn = number % len(self._pieces)
-            if len(waiting) == len(self._pieces):
-                self._fetch(*waiting.pop(0))
-            piece = self._pieces[turn]
-            self._check(
-                driver.cuMemcpyDtoHAsync(
-                    piece.ctypes.data, address + number * _PIECE, part.size, self._stream
-                )
-            )
-            self._check(driver.cuEventRecord(self._events[turn], self._stream))
-            waiting.append((turn, part))
-        for turn, part in waiting:
-            self._fetch(turn, part)
-
-    def _fetch(self, turn: int, part: HostArray) -> None:
-        self._check(driver.cuEventSynchronize(self._events[turn]))
-        np.copyto(part, self._pieces[turn][: part.size])
-
-    def close(self) -> None:
-        with suppress(ContextPoisonedError):
-            for event in self._events:
-                self._check(driver.cuEventDestroy(event))
-            self._check(driver.cuStreamDestroy(self._stream))
-            self._check(driver.cuMemFreeHost(self._area))
-
-
-def _parts(host: HostArray) -> Iterator[HostArray]:
-    flat = host.reshape(-1).view(np.uint8)
-    for start in range(0, flat.size, _PIECE):
-        yield flat[start : start + _PIECE]
 
 
 def _shaped(slot: HostArray, like: HostArray) -> HostArray:

@@ -11,14 +11,11 @@ import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ._copies import Copying
+from .._copying import COPIES_AT_ONCE, Copying
 from ._host_arrays import HostCopy
 from ._request import OperationRequest, RemoteRequest
 
 __all__ = ["CopyService"]
-
-# They are bound by memory: two at a time saturate it.
-_AT_ONCE = 2
 
 
 @attrs.frozen(eq=False)
@@ -44,7 +41,7 @@ class CopyService:
         self.begun: int = 0
         self._running: dict[Copying, _Running] = {}
         self._changed = trio.Event()
-        self._limiter = trio.CapacityLimiter(_AT_ONCE)
+        self._limiter = trio.CapacityLimiter(COPIES_AT_ONCE)
         self._nursery: trio.Nursery
 
     def open(self, nursery: trio.Nursery) -> None:

@@ -19,6 +19,7 @@ from ...backends.base import DeviceLostError, MemoryStatistics, NotSupportedErro
 from .._alarms import Alarms
 from .._completion import SyncCompletion
 from .._context import context_policy
+from .._copying import SMALL
 from .._errors import locate
 from .._operation import Operation, Planner
 from .._pending import Pending
@@ -30,7 +31,7 @@ from ._chunks import ChunkTable
 from ._context import WorkerContextActor
 from ._copy_service import CopyService
 from ._fates import Fates, TryAgainError
-from ._frames import SMALL, died, plain_place, read_array
+from ._frames import died, plain_place, read_array
 from ._host_arrays import HostArrays, HostCopy, Staging
 from ._launcher import Launcher, WorkerProcess, open_launcher
 from ._link import WorkerLink

@@ -56,7 +56,6 @@ from .._options import DeviceOptions
 from ._channel import Message
 
 __all__ = [
-    "SMALL",
     "WorkerConfig",
     "died",
     "place_of",
@@ -64,9 +63,6 @@ __all__ = [
     "plain_place",
     "read_array",
 ]
-
-SMALL = 64 << 10
-"""Host arrays up to so many bytes travel in messages; larger ones are copied to and from shared memory."""
 
 _DTYPES = {member.value: member for member in DType}
 

@@ -10,8 +10,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ...backends.base import DType, OutOfMemoryError
-from ...backends.base.host import available_bytes, total_bytes
+from ...backends.base import DType
 from ...backends.base.ops import CopyFromHostSpec, CopyToHostSpec
 from .._host_pool import HostPool, Region
 from .._operation import Launch
@@ -74,16 +73,7 @@ class Staging:
         Raises:
             OutOfMemoryError: The machine has not so much.
         """
-        try:
-            region = self.pool.region(nbytes)
-        except MemoryError as error:
-            raise OutOfMemoryError(
-                f"there is no host memory to bring {nbytes} bytes to or from the device by way of; make the "
-                "array with device.host_empty(), which needs none, or in smaller parts",
-                requested=nbytes,
-                free=available_bytes(),
-                total=total_bytes(),
-            ) from error
+        region = self.pool.stage(nbytes)
         self.taken += nbytes
         return region
 

@@ -10,12 +10,13 @@ import numpy.typing as npt
 
 from ...backends.base import DType
 from ...backends.base.ops import CopyToHostSpec
+from .._arrival import Arrival
 from .._blocks import Block
 from .._faults import Fault, FaultHit, FaultPlan, Faults
 from .._operation import Launch
 from ._channel import Message
 from ._host_arrays import HostArrays
-from ._remote_copies import RemoteArray, StagedArray
+from ._remote_copies import RemoteArray
 from ._wire import decode_array, decode_spec, encode_spec
 from ._wire_errors import decode_error, encode_error
 
@@ -48,7 +49,7 @@ def decode_launch(
     data: Any,
     number: int,
     block: Callable[[int], Block],
-    shared: Callable[..., npt.NDArray[Any] | StagedArray],
+    shared: Callable[..., npt.NDArray[Any]],
     results: list[npt.NDArray[Any]],
 ) -> Launch:
     """Make a launch of what `encode_launch` made of it.
@@ -57,13 +58,14 @@ def decode_launch(
         data: From `encode_launch`.
         number: Number of the request.
         block: Finds the block of an id.
-        shared: Makes an array over memory of the application's.
+        shared: Makes an array over memory of the application's, and adds what must be over before it is used.
         results: Takes the host arrays that are to travel with the reply.
 
     Raises:
         ImportError: This process does not have the specification's module.
     """
     name, library, spec, allocations, staged, outputs, uses, fault = data
+    arrivals: list[Arrival] = []
 
     def host(plain: Any) -> npt.NDArray[Any]:
         kind, *rest = plain
@@ -72,7 +74,7 @@ def decode_launch(
         if kind == "copy":
             return cast("npt.NDArray[Any]", RemoteArray(number, rest[0]))
         if kind == "shared":
-            return cast("npt.NDArray[Any]", shared(*rest))
+            return shared(arrivals, *rest)
         results.append(_empty(*rest))
         return results[-1]
 
@@ -87,6 +89,7 @@ def decode_launch(
         library,
         None if fault is None else FaultHit(FaultPlan(name, _decode_fault(fault), 1), Faults()),
         number,
+        arrivals,
     )
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from typing import Any, TypeAlias, cast
-from weakref import WeakValueDictionary
 
 import attrs
-import numpy.typing as npt
 
 from ...backends.base import AccelDevice, AccelStream, Hold, KernelLibrary
 from ...backends.base.ops import CopyFromHostSpec, CopyToHostSpec, OperationSpec
@@ -17,7 +15,7 @@ from ._channel import Message
 from ._frames import plain_array
 from ._ready_libraries import ReadyLibraries
 
-__all__ = ["RemoteArray", "RemoteCopies", "StagedArray"]
+__all__ = ["RemoteArray", "RemoteCopies"]
 
 
 @attrs.frozen
@@ -33,72 +31,23 @@ class RemoteArray:
     index: int
 
 
-@attrs.define(eq=False, slots=False)
-class StagedArray:
-    """Stands for a host array that the application is about to copy to shared memory.
-
-    Attributes:
-        transfer: What the application calls that copy.
-        memory: The array in shared memory.
-        is_filled: Whether it is copied.
-    """
-
-    transfer: int
-    memory: npt.NDArray[Any]
-    is_filled: bool = False
-
-
 _Copy: TypeAlias = CopyFromHostSpec | CopyToHostSpec
 
 
 class RemoteCopies:
     """Holds a stream where a copy has its place, until the application has copied.
 
-    Where the application has the device's memory mapped, it copies when the stream gets there: so there
-    is one copy and not two. Where it has not, it copies to memory that the device transfers from, and
-    has begun by the time that the request comes.
+    So it is where the application has the device's memory mapped: there is one copy and not two.
     """
 
     def __init__(self, send: Callable[..., None]) -> None:
         self._send = send
         self._numbers = itertools.count(1)
         self._waiting: dict[int, tuple[Hold, LoopWaker]] = {}
-        # Those that an operation still is to use; and streams that wait for one, which has two of them if
-        # the application has sent its request again.
-        self._staged: WeakValueDictionary[int, StagedArray] = WeakValueDictionary()
-        self._held: dict[int, list[Hold]] = {}
 
     def wrap(self, device: AccelDevice, libraries: ReadyLibraries) -> AccelDevice:
         """The device, with a memory library that knows such arrays."""
         return cast("AccelDevice", _Device(device, self, libraries))
-
-    def stage(self, transfer: int, memory: npt.NDArray[Any]) -> StagedArray:
-        """Make what stands for an array that the application copies to shared memory."""
-        staged = self._staged[transfer] = StagedArray(transfer, memory)
-        return staged
-
-    def enqueue_staged(self, copy: _Copy, library: KernelLibrary, stream: AccelStream) -> None:
-        """Have a library transfer a host array when the application has copied it to shared memory."""
-        staged = cast("StagedArray", copy.host)
-        copy = attrs.evolve(copy, host=staged.memory)
-        if staged.is_filled:
-            library.enqueue(copy, stream)
-            return
-        hold = stream.hold()
-        try:
-            library.enqueue(copy, stream)
-        except BaseException:
-            hold.release()
-            raise
-        self._held.setdefault(staged.transfer, []).append(hold)
-
-    def filled(self, transfer: int) -> None:
-        """The application has copied to shared memory: the streams that wait for it go on."""
-        staged = self._staged.get(transfer)
-        if staged is not None:
-            staged.is_filled = True
-        for hold in self._held.pop(transfer, ()):
-            hold.release()
 
     def enqueue(self, copy: _Copy, device: AccelDevice, stream: AccelStream) -> None:
         """Hold a stream, and have the application copy when it gets there."""
@@ -173,9 +122,7 @@ class _Memory:
     def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
         host = cast("object", spec.host) if isinstance(spec, (CopyFromHostSpec, CopyToHostSpec)) else None
         # Of the array types a specification knows only NumPy's.
-        if type(host) is StagedArray:
-            self._copies.enqueue_staged(cast("_Copy", spec), self._library, stream)
-        elif type(host) is RemoteArray:
+        if type(host) is RemoteArray:
             self._copies.enqueue(cast("_Copy", spec), self._device, stream)
         else:
             self._library.enqueue(spec, stream)

@@ -81,7 +81,7 @@ class WorkerSide:
         self._device: AccelDevice
         self._ready_libraries: ReadyLibraries
         self._copies = RemoteCopies(channel.send)
-        self._slabs = WorkerSlabs(self._copies)
+        self._slabs = WorkerSlabs()
         self._session: Session | None = None
         self._context: Ref[ContextActor]
         self._subscription: Subscription | None = None
@@ -97,7 +97,7 @@ class WorkerSide:
             "unlease": self._on_unlease,
             "cancel": self._on_cancel,
             "copied": self._copies.copied,
-            "filled": self._copies.filled,
+            "filled": self._slabs.filled,
             "release": self._on_release,
             "call": self._on_call,
             "poison": self._on_poison,

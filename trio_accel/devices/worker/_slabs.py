@@ -9,37 +9,45 @@ from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import Any
+from weakref import WeakValueDictionary
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 import trio
 
 from ...backends.base import AccelDevice, DType
 from ...backends.base.host import map_shared
-from ._remote_copies import RemoteCopies, StagedArray
+from .._arrival import Arrival
 
 __all__ = ["WorkerSlabs"]
 
 _logger = logging.getLogger("trio_accel.devices")
 
 
+@attrs.frozen(eq=False)
+class _Slab:
+    memory: npt.NDArray[np.uint8]
+    registered: Arrival = attrs.field(factory=Arrival)
+
+
 class WorkerSlabs:
     """The slabs of the application's pool, mapped and made known to the device.
 
-    Args:
-        copies: Knows which arrays in them are not filled yet.
+    What an array in them needs before it is used is the slab's registration, since the driver copies
+    other memory while its caller waits, and the application's copy to it.
     """
 
-    def __init__(self, copies: RemoteCopies) -> None:
-        self._copies = copies
+    def __init__(self) -> None:
         self._changes, self._pending = trio.open_memory_channel[Callable[[], Awaitable[None]]](inf)
-        self._memory: dict[int, npt.NDArray[np.uint8]] = {}
+        self._slabs: dict[int, _Slab] = {}
+        # By the application's number of the copy, as long as an operation still needs it.
+        self._copies: WeakValueDictionary[int, Arrival] = WeakValueDictionary()
 
     async def run(self) -> None:
         """Tell the device of slabs, one after the other, until it is cancelled.
 
-        The driver takes its time for that, and may wait for streams that a message lets go: so whoever
-        reads messages does not wait for it. What is not registered yet is transferred like any other.
+        The driver takes its time for that, so whoever reads messages does not wait for it.
         """
         async for change in self._pending:
             await change()
@@ -53,24 +61,52 @@ class WorkerSlabs:
             OSError: It cannot be mapped.
         """
         try:
-            memory = self._memory[number] = map_shared(descriptor, nbytes)
+            slab = self._slabs[number] = _Slab(map_shared(descriptor, nbytes))
         finally:
             os.close(descriptor)
-        self._changes.send_nowait(partial(self._register, device, memory))
+        self._changes.send_nowait(partial(self._register, device, slab))
 
-    async def _register(self, device: AccelDevice, memory: npt.NDArray[np.uint8]) -> None:
+    async def _register(self, device: AccelDevice, slab: _Slab) -> None:
         try:
-            await trio.to_thread.run_sync(device.register_host, memory)
+            await trio.to_thread.run_sync(device.register_host, slab.memory)
         except Exception as error:  # noqa: BLE001  # the driver refuses, or the device is being closed
             # Its arrays are transferred all the same, like any other.
-            _logger.debug("host memory of %d bytes is not known to the device: %s", memory.nbytes, error)
+            _logger.debug("host memory of %d bytes is not known to the device: %s", slab.memory.nbytes, error)
+        finally:
+            slab.registered.end()
 
     def array(
-        self, number: int, offset: int, dtype: str, shape: tuple[int, ...], transfer: int | None
-    ) -> npt.NDArray[Any] | StagedArray:
-        """Make an array in a slab; `transfer` says which copy of the application's is to fill it first."""
-        array: npt.NDArray[Any] = np.ndarray(shape, DType(dtype).dtype, self._memory[number].data, offset)
-        return array if transfer is None else self._copies.stage(transfer, array)
+        self,
+        arrivals: list[Arrival],
+        number: int,
+        offset: int,
+        dtype: str,
+        shape: tuple[int, ...],
+        transfer: int | None,
+    ) -> npt.NDArray[Any]:
+        """Make an array in a slab.
+
+        Args:
+            arrivals: Takes what must be over before the array is used.
+            number: The slab.
+            offset: Where the array begins in it.
+            dtype: Its type.
+            shape: Its shape; it is contiguous.
+            transfer: Which copy of the application's is to fill it first.
+        """
+        slab = self._slabs[number]
+        if not slab.registered.is_over:
+            arrivals.append(slab.registered)
+        if transfer is not None:
+            # The same one again, if the application has sent its request again.
+            arrivals.append(self._copies.setdefault(transfer, Arrival()))
+        return np.ndarray(shape, DType(dtype).dtype, slab.memory.data, offset)
+
+    def filled(self, transfer: int) -> None:
+        """The application has copied: what waits for it is launched."""
+        arrival = self._copies.get(transfer)
+        if arrival is not None:
+            arrival.end()
 
     def remove(self, device: AccelDevice, number: int, settle: Callable[[], Awaitable[None]]) -> None:
         """Forget a slab: no array of the application lies in it.
@@ -80,9 +116,9 @@ class WorkerSlabs:
             number: Which one; the application may not have been able to tell of it.
             settle: Waits for what may use it: an operation that failed may have left a transfer behind.
         """
-        memory = self._memory.pop(number, None)
-        if memory is not None:
-            self._changes.send_nowait(partial(self._unregister, device, memory, settle))
+        slab = self._slabs.pop(number, None)
+        if slab is not None:
+            self._changes.send_nowait(partial(self._unregister, device, slab.memory, settle))
 
     async def _unregister(
         self, device: AccelDevice, memory: npt.NDArray[np.uint8], settle: Callable[[], Awaitable[None]]

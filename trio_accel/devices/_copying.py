@@ -1,4 +1,4 @@
-"""Copies between host arrays of the application and memory that it shares with a worker."""
+"""Copies between host arrays and memory that a device, or a worker, uses by itself."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...backends.base import as_bits
+from ..backends.base import as_bits
 
-__all__ = ["Copying"]
+__all__ = ["COPIES_AT_ONCE", "SMALL", "Copying"]
+
+SMALL = 64 << 10
+"""Host arrays up to so many bytes travel with a message, or are copied on the spot."""
+
+COPIES_AT_ONCE = 2
+"""Copies are bound by memory: so many saturate it."""
 
 # So much is copied in a row: an end that is asked for comes soon.
 _PIECE = 8 << 20
