@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import trio
 from recovery_load import AT_ONCE, MANY
 
 import trio_accel as ta
+from trio_accel.devices.worker._dispatch import WorkerDispatch
 
-__all__ = ["BLAS", "options", "outcome", "wait_in_flight"]
+__all__ = ["BLAS", "options", "outcome", "wait_at_worker", "wait_in_flight"]
 
 BLAS = "trio_accel.linalg:BlasActor"
 
@@ -25,6 +27,15 @@ async def outcome(wait: Callable[..., Any], *arguments: Any) -> object:
         return await wait(*arguments)
     except ta.AccelError as error:
         return error
+
+
+async def wait_at_worker(device: ta.Device, count: int = 1) -> None:
+    """Wait until the worker has read so many requests, or more, that are not over."""
+    dispatch = device.dispatch
+    assert isinstance(dispatch, WorkerDispatch)
+    while dispatch._requests.sent < count:
+        await trio.lowlevel.checkpoint()
+    await device.statistics()
 
 
 async def wait_in_flight(device: ta.Device, count: int = 1, library: str = BLAS) -> None:

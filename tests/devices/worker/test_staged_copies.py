@@ -18,7 +18,7 @@ import pytest
 import trio
 from chosen import BACKEND
 from cuts import Cut
-from isolated import options, outcome, wait_in_flight
+from isolated import options, outcome, wait_at_worker
 from processes import until
 
 import trio_accel as ta
@@ -26,7 +26,6 @@ from trio_accel.backends.base.ops import FillSpec
 from trio_accel.backends.cpu import CpuBackend
 from trio_accel.devices import Operation, Planned, Planner, Put, ToHost, _host_pool
 
-MEMORY = "trio_accel.devices:MemoryActor"
 SIZE = 1 << 16
 HOST = np.arange(SIZE, dtype=float)
 
@@ -132,7 +131,7 @@ async def test_copies_overlap_with_the_work_before(
     put = device.submit(Put(-HOST))
     scaled = device.submit(ta.linalg.Scal(2.0, put.value))
     await cut.wait_entered()
-    await wait_in_flight(device, 1, MEMORY)
+    await wait_at_worker(device)
     # Other libraries go on.
     transform = await ta.fft.fft(x[:4])
     assert (put.is_done, scaled.is_done) == (False, False)
@@ -156,7 +155,7 @@ async def test_what_is_on_its_way_to_a_worker_that_dies_goes_to_the_next(
         pending = device.submit(Put(-HOST))
         if not is_copied:
             await cut.wait_entered()
-            await wait_in_flight(device, 1, MEMORY)
+            await wait_at_worker(device)
             device.dispatch.process.kill()
             await until(lambda: device.generation == 2)
             cut.leave.set()
@@ -168,30 +167,6 @@ async def test_what_is_on_its_way_to_a_worker_that_dies_goes_to_the_next(
         assert device.generation == 2
         del pending
         await balanced(device, 2)
-
-
-async def test_the_worker_dies_over_a_copy_that_does_not_run_again(
-    device: ta.Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """When the asker hears of the loss, nothing touches its array any more."""
-    other = await device.put(HOST)
-    cut = Cut(monkeypatch)
-    found: list[object] = []
-
-    async def ask() -> None:
-        found.append(await outcome(device.put, HOST))
-        assert not device.dispatch._copies._running
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(ask)
-        await cut.wait_entered()
-        await wait_in_flight(device, 1, MEMORY)
-        device.dispatch.process.kill()
-    assert type(found[0]) is ta.ContextPoisonedError
-    cut.leave.set()
-    np.testing.assert_array_equal(await other.to_host(), HOST)
-    assert device.generation == 2
-    await balanced(device, 1)
 
 
 @pytest.mark.parametrize("is_known", [False, True], ids=["any-array", "of-the-pool"])
@@ -235,10 +210,7 @@ async def test_the_worker_dies_when_it_has_filled_a_host_array(
 class TestCancelled:
     """While the application copies: within the grace the copy ends, and past it it is cut."""
 
-    @pytest.mark.parametrize("is_read", [False, True], ids=["put", "to_host"])
-    async def test_within_the_grace(
-        self, device: ta.Device, monkeypatch: pytest.MonkeyPatch, is_read: bool
-    ) -> None:
+    async def test_within_the_grace(self, device: ta.Device, monkeypatch: pytest.MonkeyPatch) -> None:
         ref = await device.put(HOST)
         cut = Cut(monkeypatch)
         out = np.zeros(SIZE)
@@ -247,45 +219,55 @@ class TestCancelled:
         async def ask(scope: trio.CancelScope) -> None:
             nonlocal is_over
             with scope:
-                await (ref.to_host(out=out) if is_read else device.put(HOST))
+                await ref.to_host(out=out)
             is_over = True
 
         async with trio.open_nursery() as nursery:
             scope = trio.CancelScope()
             nursery.start_soon(ask, scope)
             await cut.wait_entered()
-            if not is_read:
-                await wait_in_flight(device, 1, MEMORY)
             scope.cancel()
             await device.statistics()
             assert not is_over
             cut.leave.set()
         assert device.generation == 1
-        if is_read:
-            np.testing.assert_array_equal(out, HOST)
+        np.testing.assert_array_equal(out, HOST)
         await balanced(device, 1)
 
-    @pytest.mark.parametrize("is_read", [False, True], ids=["put", "to_host"])
-    async def test_past_the_grace(
-        self, system: ta.System, monkeypatch: pytest.MonkeyPatch, is_read: bool
-    ) -> None:
+    async def test_past_the_grace(self, system: ta.System, monkeypatch: pytest.MonkeyPatch) -> None:
         async with system.open_device(BACKEND, options=options(cancel_grace=0.1)) as device:
             ref = await device.put(HOST)
             cut = Cut(monkeypatch)
             with trio.CancelScope() as scope:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(device.ask, ToHost(ref, np.zeros(SIZE)) if is_read else Put(HOST))
+                    nursery.start_soon(device.ask, ToHost(ref, np.zeros(SIZE)))
                     await cut.wait_entered()
-                    if not is_read:
-                        await wait_in_flight(device, 1, MEMORY)
                     scope.cancel()
             assert scope.cancelled_caught
             assert not device.dispatch._copies._running
             cut.leave.set()
             np.testing.assert_array_equal(await ref.to_host(), HOST)
             # A worker that has done its part need not die for it.
-            assert device.generation == (1 if is_read else 2)
+            assert device.generation == 1
             await balanced(device, 1)
+
+    async def test_before_it_is_launched(self, device: ta.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What waits for its host array is taken back, and the copy is cut at once."""
+        ref = await device.put(HOST)
+        cut = Cut(monkeypatch)
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(device.ask, Put(HOST))
+                await cut.wait_entered()
+                await wait_at_worker(device)
+                scope.cancel()
+        assert scope.cancelled_caught
+        assert not device.dispatch._copies._running
+        assert not cut.leave.is_set()
+        cut.leave.set()
+        np.testing.assert_array_equal(await ref.to_host(), HOST)
+        assert device.generation == 1
+        await balanced(device, 1)
 
     async def test_before_the_next_worker_has_it(
         self, system: ta.System, monkeypatch: pytest.MonkeyPatch
@@ -296,7 +278,7 @@ class TestCancelled:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(device.put, HOST)
                     await cut.wait_entered()
-                    await wait_in_flight(device, 1, MEMORY)
+                    await wait_at_worker(device)
                     device.dispatch.process.kill()
                     await until(lambda: device.dispatch.process is None)
                     scope.cancel()
