@@ -12,6 +12,9 @@ import trio_accel as ta
 BACKEND = os.environ.get("TRIO_ACCEL_BACKEND", "").partition(":")[0] or "cpu"
 """What the environment names, else the CPU's."""
 
+IS_STAND_IN = "STAND_IN_DIR" in os.environ
+"""Whether CUDA's driver and libraries are those that the tests compile."""
+
 NAME = f"{BACKEND}:0"
 """Name of its first device."""
 

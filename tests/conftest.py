@@ -24,7 +24,7 @@ from trio_accel.devices.worker._launcher import Launcher, WorkerProcess
 # Test folders are no packages: what several modules share is imported by its own name.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from chosen import BACKEND
+from chosen import BACKEND, IS_STAND_IN
 
 # Trio keeps the threads of `to_thread.run_sync` for a while, to use them again.
 _CACHED = "Trio thread "
@@ -97,6 +97,25 @@ def _shared_memory() -> frozenset[str]:
     if b"memfd:" not in maps:
         return frozenset()
     return frozenset(line for line in maps.decode().splitlines() if "memfd:" in line)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _driver_is_open() -> Generator[None, None, None]:
+    """NVIDIA's driver opens descriptors with a process's first context: no test is to have left them."""
+    if BACKEND != "cuda" or IS_STAND_IN:
+        yield
+        return
+    from cuda.bindings import driver
+
+    def call(result: Any) -> Any:
+        assert not int(result[0]), result[0]
+        return result[1] if len(result) > 1 else None
+
+    call(driver.cuInit(0))
+    device = call(driver.cuDeviceGet(0))
+    call(driver.cuDevicePrimaryCtxRetain(device))
+    yield
+    call(driver.cuDevicePrimaryCtxRelease(device))
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from chosen import IS_STAND_IN
 
 from trio_accel.backends.base import LibraryError, NotSupportedError, OutOfMemoryError
 from trio_accel.backends.base.ops import FftSpec
@@ -95,6 +96,7 @@ def test_so_many_are_kept_and_no_more(rig: Any) -> None:
         check(rig, spec)
 
 
+@pytest.mark.skipif(not IS_STAND_IN, reason="to make a plan, cuFFT waits for every stream")
 def test_one_that_may_still_run_is_not_given_back(rig: Any) -> None:
     specs = [transform(rig, n) for n in range(2, _MOST + 12)]
     hold = rig.stream.hold()
