@@ -1,4 +1,4 @@
-"""Every way that a worker can be lost, twenty times each, under a load of which every fate is known."""
+"""Every way that a worker can be lost, several times each, under a load of which every fate is known."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from recovery_load import AT_ONCE, IN_FLIGHT, MANY, Base, Load, Times, play
 import trio_accel as ta
 from trio_accel.backends.cpu import CpuBackend
 
-ROUNDS = 20
+# A round repeats the one before in the next worker. Each is over in a second, and many are for a soak.
+ROUNDS = 20 if "TRIO_ACCEL_SOAK" in os.environ else 6
 BARE_IMPORTS = 0.33
 """Seconds, on 2 quiet cores of an AMD EPYC."""
 MIB = 1 << 20
@@ -120,6 +121,7 @@ async def test_a_large_array_survives(system: ta.System) -> None:
     await rounds(system, kill, 0, count=2, nbytes=1 << 30)
 
 
+@pytest.fixture(scope="module")
 def slowness() -> float:
     """How much longer than on the machine of the bounds, when that is quiet, a bare worker's imports take."""
     took: list[float] = []
@@ -140,6 +142,7 @@ async def test_the_device_is_back_in_time(
     measured: dict[object, Times],
     strike: Callable[[Load], Awaitable[None]],
     spares: int,
+    slowness: float,
 ) -> None:
     times = measured.get((strike, spares)) or await rounds(system, strike, spares)
     gemm = statistics.median(times.gemms)
@@ -148,6 +151,5 @@ async def test_the_device_is_back_in_time(
     )
     assert len(times.gemms) == ROUNDS
     # Machines are shared: where the bare imports take longer, so does all this.
-    slower = slowness()
-    assert statistics.median(times.errors) <= 0.1 * slower
-    assert gemm <= (0.15 if spares else 0.6) * slower
+    assert statistics.median(times.errors) <= 0.1 * slowness
+    assert gemm <= (0.15 if spares else 0.6) * slowness
