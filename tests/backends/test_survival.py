@@ -359,6 +359,7 @@ def test_memory_survives_the_death_of_its_process(open_kept, backend, keeper, en
                         str(theirs.fileno()),
                     ],
                     cwd=ROOT,
+                    env={**os.environ, "PYTHONFAULTHANDLER": ""},
                     pass_fds=[theirs.fileno()],
                     stderr=subprocess.PIPE,
                 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -97,6 +99,7 @@ class Engine:
             self.lose_context,
         )
         self._holds: list[Hold] = []
+        self._closing: list[threading.Thread] = []
         self._busy = trio.Event()
         self.launched: int = 0
         self.completed: int = 0
@@ -134,11 +137,13 @@ class Engine:
         """Forget a stream that takes no more work and has none."""
         if lane.on_idle is not None and not lane.operations:
             self._lanes.remove(lane)
-            try:
-                lane.on_idle()
-            except Exception:
-                # Other streams wait for their completions to be seen.
-                _logger.exception("the library behind stream %s could not be closed", lane.stream.name)
+            name = f"{self.device.info.name} closes {lane.stream.name}"
+            closing = threading.Thread(
+                target=_close, args=(lane.on_idle, lane.stream.name), name=name, daemon=True
+            )
+            self._closing = [thread for thread in self._closing if thread.is_alive()]
+            self._closing.append(closing)
+            closing.start()
 
     def launch(
         self,
@@ -220,6 +225,7 @@ class Engine:
 
     def leave(self, launch: Launch) -> None:
         """Note that an operation is launched, or never will be."""
+        self._withdrawn.discard(launch)
         turn = self._turns.pop(launch, None)
         if turn is not None:
             self._order.leave(turn)
@@ -227,7 +233,8 @@ class Engine:
     def may_launch(self, launch: Launch, lane: Lane) -> bool:
         """Whether what it needs is there, and room in the window, and all that goes before is launched."""
         turn = self._turns.get(launch)
-        return launch.has_arrived and not lane.is_full and (turn is None or turn.is_ready)
+        is_due = launch not in self._withdrawn and (turn is None or turn.is_ready)
+        return is_due and launch.has_arrived and not lane.is_full
 
     async def prepare(self, launch: Launch, lane: Lane, prepare: Callable[[], None]) -> Exception | None:
         """Have a library do what would block the loop, in a thread.
@@ -282,13 +289,14 @@ class Engine:
         return launch not in self._withdrawn and not lane.is_lost
 
     def withdraw(self, launch: Launch) -> None:
-        """Take an operation back that waits to be launched; others are launched."""
-        lane = self._waiting.get(launch)
+        """Take an operation back that its library actor has, and that is not launched."""
+        lane, turn = self._waiting.get(launch), self._turns.get(launch)
+        if lane is None and turn is None:
+            return
+        self._withdrawn.add(launch)
+        if turn is not None:
+            turn.release()
         if lane is not None:
-            self._withdrawn.add(launch)
-            turn = self._turns.get(launch)
-            if turn is not None:
-                turn.release()
             lane.notify()
 
     def _abandon(
@@ -577,6 +585,20 @@ class Engine:
         self.completion.close()
         for hold in self._holds:
             hold.release()
-        if not self.in_flight:
+        return await trio.to_thread.run_sync(self._end, not self.in_flight)
+
+    def _end(self, is_idle: bool) -> bool:
+        deadline = time.monotonic() + self._grace_at_end
+        for closing in self._closing:
+            closing.join(max(0.0, deadline - time.monotonic()))
+        if is_idle:
             self._memory.close()
-        return await trio.to_thread.run_sync(self.device.close, self._grace_at_end)
+        return self.device.close(max(0.0, deadline - time.monotonic()))
+
+
+def _close(close: Callable[[], None], stream: str) -> None:
+    """Close the library behind a stream, in a thread: a vendor's waits for whatever the device does."""
+    try:
+        close()
+    except Exception:
+        _logger.exception("the library behind stream %s could not be closed", stream)

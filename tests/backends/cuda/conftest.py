@@ -13,9 +13,7 @@ import pytest
 # Test folders are no packages: what several modules of this one share is imported by its own name.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from surroundings import LIBRARIES, Machine, load_builder, make_library
-
-ROOT = Path(__file__).parents[3]
+from surroundings import LIBRARIES, SEARCHED, Machine, load_builder, make_library
 
 
 @pytest.fixture(scope="session")
@@ -96,7 +94,7 @@ def run_on_stand_in(stand_in: Any, tmp_path: Path) -> Callable[..., str]:
         own = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
         done = subprocess.run(
             [sys.executable, "-c", program],
-            env={**own, **stand_in.environment(), "PYTHONPATH": str(ROOT), **variables},
+            env={**own, **stand_in.environment(), "PYTHONPATH": SEARCHED, **variables},
             cwd=tmp_path,
             capture_output=True,
             text=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -10,7 +11,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-STAND_IN = Path(__file__).parents[2] / "stand_in"
+ROOT = Path(__file__).parents[3]
+STAND_IN = ROOT / "tests" / "stand_in"
+
+SEARCHED = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+"""Where programs that tests start look for modules: here, and where the tests do."""
 
 _PROPERTY = """
 int {name}GetProperty(int part, int *value) {{
