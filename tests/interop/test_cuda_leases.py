@@ -368,7 +368,9 @@ class TestEnds:
 
 
 class TestStreamsThatAreNone:
-    @pytest.mark.parametrize("stream", ["0", 1.0, True, object(), np.arange(3)], ids=repr)
+    @pytest.mark.parametrize(
+        "stream", ["0", 1.0, True, object(), np.arange(3)], ids=lambda value: type(value).__name__
+    )
     async def test_what_is_no_stream(self, device: ta.Device, stream: object) -> None:
         ref = await ones(device)
         with pytest.raises(TypeError, match="lease: stream must be a handle, or an object with"):

@@ -116,7 +116,6 @@ async def test_a_crash_is_a_crash(system: ta.System, device: ta.Device) -> None:
         ({"operation": "Nrm2"}, TypeError, "operation must be a message class .*, got 'Nrm2'"),
         ({"operation": ta.linalg.nrm2}, TypeError, "operation must be a message class"),
     ],
-    ids=str,
 )
 async def test_wrong_arguments(
     device: ta.Device, options: dict[str, Any], error: type[Exception], message: str
