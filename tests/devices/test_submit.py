@@ -187,7 +187,7 @@ async def test_random_graphs_equal_the_serial_result(
             await run_graph(device, program, seed)
 
         # All graphs use the one device: each is run from the thread of the search for them.
-        @settings(max_examples=250, deadline=None, derandomize=True)
+        @settings(max_examples=100, deadline=None, derandomize=True)
         @given(
             program=st.lists(
                 st.tuples(st.integers(0, 6), st.permutations(range(4))), min_size=1, max_size=40

@@ -96,27 +96,25 @@ def message(path: str) -> Operation[LibraryActor, ta.AccelRef]:
     return Message()
 
 
-@pytest.mark.parametrize(
-    ("path", "error", "text"),
-    [
-        ("__main__:MyActor", ValueError, r"'__main__:MyActor' .* no class of __main__"),
-        ("MyActor", ValueError, r"must be an import path 'package\.module:Class'"),
-        (f"{__name__}:NoLibrary", TypeError, r"NoLibrary' names no subclass of LibraryActor"),
-        (f"{__name__}:Missing", TypeError, r"Missing' names no subclass of LibraryActor"),
-        ("no_such_module_anywhere:MyActor", ImportError, r"no_such_module_anywhere"),
-        (f"{__name__}:NoSuchLibrary", ta.NotSupportedError, r"has no library 'abacus'; it has blas, fft"),
-    ],
-)
-async def test_paths_that_lead_nowhere_cost_nothing(
-    system: ta.System, device: ta.Device, path: str, error: type[Exception], text: str
-) -> None:
+NOWHERE: list[tuple[str, type[Exception], str]] = [
+    ("__main__:MyActor", ValueError, r"'__main__:MyActor' .* no class of __main__"),
+    ("MyActor", ValueError, r"must be an import path 'package\.module:Class'"),
+    (f"{__name__}:NoLibrary", TypeError, r"NoLibrary' names no subclass of LibraryActor"),
+    (f"{__name__}:Missing", TypeError, r"Missing' names no subclass of LibraryActor"),
+    ("no_such_module_anywhere:MyActor", ImportError, r"no_such_module_anywhere"),
+    (f"{__name__}:NoSuchLibrary", ta.NotSupportedError, r"has no library 'abacus'; it has blas, fft"),
+]
+
+
+async def test_paths_that_lead_nowhere_cost_nothing(system: ta.System, device: ta.Device) -> None:
     x = await device.put(np.ones(2))
-    for _ in range(5):  # more often than a context may crash
-        with pytest.raises(error, match=text):
-            await device.ask(message(path))
-    assert device.generation == 1
-    assert {node.restarts for node in system.tree().walk()} == {0}
-    assert (await x.to_host()).tolist() == [1.0, 1.0]
+    for path, error, text in NOWHERE:
+        for _ in range(5):  # more often than a context may crash
+            with pytest.raises(error, match=text):
+                await device.ask(message(path))
+        assert device.generation == 1
+        assert {node.restarts for node in system.tree().walk()} == {0}
+        assert (await x.to_host()).tolist() == [1.0, 1.0]
 
 
 async def test_a_message_that_names_no_library(device: ta.Device) -> None:
