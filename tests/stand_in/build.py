@@ -53,7 +53,6 @@ _LIBRARIES = (
     ("libcufft.so.12", "cufft"),
     ("libnvJitLink.so.13", "nvjitlink"),
     ("libcusparse.so.12", "cusparse"),
-    ("libcurand.so.10", "curand"),
 )
 
 

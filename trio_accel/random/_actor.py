@@ -11,7 +11,8 @@ class RngActor(LibraryActor):
     """Serves random numbers, on a stream of its own.
 
     It has no state that a restart could lose or repeat: every message says which part of which
-    sequence it draws. CPU backend: NumPy. CUDA: cuRAND.
+    sequence it draws. CPU backend: NumPy. CUDA: a kernel of the
+    backend's own.
     """
 
     library = "random"

@@ -39,7 +39,6 @@ LIBRARIES = {
     "cublas": ("libcublas.so.13", "13, 1, 2"),
     "cublasLt": ("libcublasLt.so.13", ""),
     "cufft": ("libcufft.so.12", "12, 0, 1"),
-    "curand": ("libcurand.so.10", "10, 4, 0"),
     "cusparse": ("libcusparse.so.12", "12, 6, 3"),
     "nvJitLink": ("libnvJitLink.so.13", ""),
 }

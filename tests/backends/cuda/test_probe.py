@@ -212,7 +212,6 @@ class TestLibraries:
             "NVRTC": ("13.0", "system", str(folder / "libnvrtc.so.13")),
             "cuBLAS": ("13.1.2", "system", str(folder / "libcublas.so.13")),
             "cuFFT": ("12.0.1", "system", str(folder / "libcufft.so.12")),
-            "cuRAND": ("10.4.0", "system", str(folder / "libcurand.so.10")),
             "cuSPARSE": ("12.6.3", "system", str(folder / "libcusparse.so.12")),
         }
 
@@ -243,7 +242,6 @@ class TestLibraries:
             ("cublas", "blas", "cuBLAS"),
             ("cublasLt", "blas", "cuBLAS"),
             ("cufft", "fft", "cuFFT"),
-            ("curand", "random", "cuRAND"),
             ("cusparse", "sparse", "cuSPARSE"),
             ("nvJitLink", "sparse", "cuSPARSE"),
         ],
@@ -284,9 +282,9 @@ class TestLibraries:
             )
 
     def test_looking_for_them_crashes(self, bare: Machine) -> None:
-        bare.add(set(LIBRARIES) - {"curand"})
+        bare.add(set(LIBRARIES) - {"cufft"})
         source = "__attribute__((constructor)) void start() { __builtin_trap(); }"
-        compile_library(bare.folder / "libcurand.so.10", source)
+        compile_library(bare.folder / "libcufft.so.12", source)
         assert refusal() == (
             f"a process that loaded CUDA's libraries crashed (SIGILL); install them anew: {CUDA13}"
         )
@@ -527,7 +525,7 @@ def device(**changes: object) -> dict[str, object]:
 
 def found() -> dict[str, object]:
     """What is found where all libraries of CUDA 13 are installed."""
-    versions = {"nvrtc": [13, 0], "cublas": [13, 0, 0], "cufft": [12, 0, 0], "curand": None, "cusparse": None}
+    versions = {"nvrtc": [13, 0], "cublas": [13, 0, 0], "cufft": [12, 0, 0], "cusparse": None}
     return {
         "bindings": "13.0.0",
         "found": {

@@ -19,8 +19,10 @@ __all__ = ["Installed", "extra_for", "installed"]
 _PROGRAM = Path(_installed_process.__file__)
 _PATIENCE = 60.0
 # CUDA's names of its libraries, and what of the backend needs them. A device needs its compiler for kernels.
-_NAMES = {"nvrtc": "NVRTC", "cublas": "cuBLAS", "cufft": "cuFFT", "curand": "cuRAND", "cusparse": "cuSPARSE"}
-_NEEDED_BY = {"cublas": "blas", "cufft": "fft", "curand": "random", "cusparse": "sparse"}
+_NAMES = {"nvrtc": "NVRTC", "cublas": "cuBLAS", "cufft": "cuFFT", "cusparse": "cuSPARSE"}
+_NEEDED_BY = {"cublas": "blas", "cufft": "fft", "cusparse": "sparse"}
+# What needs nothing but the backend's own kernels.
+_OF_KERNELS = ("memory", "random")
 # How far a library's major version is behind that of its CUDA; the others do not tell by their number.
 _BEHIND = {"nvrtc": 0, "cublas": 0, "cufft": 1}
 _SOURCES = {
@@ -51,7 +53,7 @@ class Installed:
     def libraries(self) -> tuple[str, ...]:
         """Libraries of the backend that can be used, sorted."""
         needing = {name for software in self.software if not software.problem for name in software.needed_by}
-        return tuple(sorted({"memory", *needing}))
+        return tuple(sorted({*_OF_KERNELS, *needing}))
 
     def problem(self, library: str) -> str | None:
         """Why a library of the backend cannot be used."""

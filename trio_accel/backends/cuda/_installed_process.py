@@ -18,7 +18,6 @@ _VERSIONS = {
     "nvrtc": ("nvrtcVersion", False),
     "cublas": ("cublasGetProperty", True),
     "cufft": ("cufftGetProperty", True),
-    "curand": ("curandGetProperty", True),
     "cusparse": ("cusparseGetProperty", True),
 }
 _PARTS = 3

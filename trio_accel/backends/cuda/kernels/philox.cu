@@ -1,0 +1,145 @@
+// Random numbers: Philox-4x32-10 (Salmon et al., Parallel random numbers: as easy as 1, 2, 3; SC 2011), in the order
+// and with the arithmetic of cuRAND's PHILOX4_32_10.
+
+#ifndef STAND_IN
+#define KERNEL(name, Arguments) extern "C" __global__ void name(const Arguments arguments)
+#endif
+
+typedef long long i64;
+typedef unsigned long long u64;
+
+enum Kind { BITS, UNIFORM, UNIFORM_DOUBLE, NORMAL, NORMAL_DOUBLE };
+
+struct PhiloxArguments {
+    char *out;
+    u64 seed, row;
+    i64 count;
+    double low, width;
+    int kind, is_moved, is_aligned;
+};
+
+struct Words {
+    unsigned word[4];
+};
+
+// What comes of one counter, or of two with doubles; stored 16 bytes at a time.
+template <typename Number> struct __align__(16) Four {
+    Number number[4];
+};
+
+// Of the counter whose first half is a row, and whose second half a column below 65536.
+__device__ Words philox(u64 seed, u64 row, unsigned column)
+{
+    unsigned key0 = (unsigned)seed, key1 = (unsigned)(seed >> 32);
+    unsigned first = (unsigned)row, second = (unsigned)(row >> 32), third = column, fourth = 0;
+    for (int round = 0; round < 10; round++) {
+        const u64 upper = (u64)0xD2511F53u * first, lower = (u64)0xCD9E8D57u * third;
+        first = (unsigned)(lower >> 32) ^ second ^ key0;
+        second = (unsigned)lower;
+        third = (unsigned)(upper >> 32) ^ fourth ^ key1;
+        fourth = (unsigned)upper;
+        key0 += 0x9E3779B9u;
+        key1 += 0xBB67AE85u;
+    }
+    return {{first, second, third, fourth}};
+}
+
+// Numbers above 0 up to 1.
+__device__ float unit(unsigned word)
+{
+    return (float)word * 2.3283064365386963e-10f + 1.1641532182693481e-10f;
+}
+
+__device__ double unit_double(unsigned low, unsigned high)
+{
+    return (double)((u64)low ^ (u64)high << 21) * 1.1102230246251565e-16 + 5.551115123125783e-17;
+}
+
+// Box and Muller.
+__device__ void normal(unsigned first, unsigned second, float *both)
+{
+    const float circle = 2.3283064365386963e-10f * 6.2831855f;
+    const float angle = (float)second * circle + circle / 2;
+    const float radius = sqrtf(-2.0f * logf(unit(first)));
+    both[0] = radius * sinf(angle);
+    both[1] = radius * cosf(angle);
+}
+
+__device__ void normal_double(const Words &words, double *both)
+{
+    const double angle = unit_double(words.word[2], words.word[3]) * 6.283185307179586;
+    const double radius = sqrt(-2.0 * log(unit_double(words.word[0], words.word[1])));
+    both[0] = radius * sin(angle);
+    both[1] = radius * cos(angle);
+}
+
+template <typename Number>
+__device__ void store(const PhiloxArguments &arguments, i64 counter, const Four<Number> &four)
+{
+    Number *out = (Number *)arguments.out + 4 * counter;
+    const i64 left = arguments.count - 4 * counter;
+    if (arguments.is_aligned && left >= 4)
+        *(Four<Number> *)out = four;
+    else
+        for (int place = 0; place < 4 && place < left; place++)
+            out[place] = four.number[place];
+}
+
+template <typename Number>
+__device__ void move(const PhiloxArguments &arguments, Four<Number> &four)
+{
+    if (arguments.is_moved)
+        for (int place = 0; place < 4; place++) {
+            four.number[place] = four.number[place] * (Number)arguments.width;
+            four.number[place] = four.number[place] + (Number)arguments.low;
+        }
+}
+
+__device__ void draw(const PhiloxArguments &arguments, i64 counter)
+{
+    const Words words = philox(arguments.seed, arguments.row + (u64)(counter >> 16), (unsigned)counter & 0xffff);
+    if (arguments.kind == BITS) {
+        store<unsigned>(arguments, counter, {words.word[0], words.word[1], words.word[2], words.word[3]});
+        return;
+    }
+    Four<float> four;
+    if (arguments.kind == UNIFORM) {
+        for (int place = 0; place < 4; place++)
+            four.number[place] = unit(words.word[place]);
+    } else {
+        normal(words.word[0], words.word[1], four.number);
+        normal(words.word[2], words.word[3], four.number + 2);
+    }
+    move(arguments, four);
+    store(arguments, counter, four);
+}
+
+// A counter is two doubles: of four, two come from each of two rows.
+__device__ void draw_doubles(const PhiloxArguments &arguments, i64 counter)
+{
+    Four<double> four;
+    for (int half = 0; half < 2; half++) {
+        const u64 row = arguments.row + 2 * (u64)(counter >> 16) + half;
+        const Words words = philox(arguments.seed, row, (unsigned)counter & 0xffff);
+        if (arguments.kind == UNIFORM_DOUBLE) {
+            four.number[2 * half] = unit_double(words.word[0], words.word[1]);
+            four.number[2 * half + 1] = unit_double(words.word[2], words.word[3]);
+        } else {
+            normal_double(words, four.number + 2 * half);
+        }
+    }
+    move(arguments, four);
+    store(arguments, counter, four);
+}
+
+// One thread for each four numbers.
+KERNEL(philox_fill, PhiloxArguments)
+{
+    const i64 step = (i64)gridDim.x * blockDim.x, counters = (arguments.count + 3) / 4;
+    const bool has_doubles = arguments.kind == UNIFORM_DOUBLE || arguments.kind == NORMAL_DOUBLE;
+    for (i64 counter = (i64)blockIdx.x * blockDim.x + threadIdx.x; counter < counters; counter += step)
+        if (has_doubles)
+            draw_doubles(arguments, counter);
+        else
+            draw(arguments, counter);
+}
