@@ -72,7 +72,9 @@ def test_nrm2(rig, random_array, exact, assert_close, dtype, length):
         ("float32", 1e-45),
         ("complex64", 1e30 - 1e30j),
         ("bfloat16", 1e30),
+        ("complex64", 1e-45j),
         ("bfloat16", 1e-30),
+        ("bfloat16", 9e-41),
         ("float16", 6e-8),
         ("float16", 20000.0),
     ],
@@ -84,6 +86,45 @@ def test_nrm2_of_very_large_and_very_small_numbers(rig, assert_close, dtype, num
     single = complex(x[0]) if dtype in REAL else float(x[0])
     ratio = np.asarray(float(rig.get(out)) / (3 * abs(single)))
     assert_close(ratio.astype(DType(REAL.get(dtype, dtype)).dtype), np.asarray(1.0))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "exponent"),
+    [
+        ("float32", -126),
+        ("complex64", -126),
+        ("bfloat16", -126),
+        ("float64", -1022),
+        ("complex128", -1022),
+        ("float64", -485),
+        ("float32", -52),
+    ],
+)
+@pytest.mark.parametrize(("length", "step"), [(1, 1), (1025, 3), (50_001, 1)])
+def test_nrm2_of_numbers_around_the_smallest_normal_one(
+    rig, random_array, exact, assert_close, dtype, exponent, length, step
+):
+    numbers = exact(random_array((length * step,), dtype))
+    if dtype in REAL:
+        numbers.real, numbers.imag = np.ldexp(numbers.real, exponent), np.ldexp(numbers.imag, exponent)
+    else:
+        numbers = np.ldexp(numbers, exponent)
+    x = numbers.astype(DType(dtype).dtype)[::step]
+    out = rig.empty((), REAL.get(dtype, dtype))
+    rig.enqueue("blas", Nrm2Spec(rig.put_as_laid_out(x), out))
+    # In units of that number: what of the numbers is above, is above 1.
+    large = np.ldexp(np.stack([exact(x).real, exact(x).imag]), -exponent)
+    result = np.ldexp(float(rig.get(out)), -exponent)
+    assert_close(
+        result.astype(DType(REAL.get(dtype, dtype)).dtype), np.asarray(np.linalg.norm(large)), length
+    )
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_nrm2_of_zeros(rig, dtype):
+    out = rig.put(np.ones((), DType(REAL.get(dtype, dtype)).dtype))
+    rig.enqueue("blas", Nrm2Spec(rig.put(np.zeros(3000, DType(dtype).dtype)), out))
+    assert float(rig.get(out)) == 0
 
 
 def test_nrm2_of_large_and_small_numbers_together(rig):

@@ -264,6 +264,8 @@ def check_norms_of_extremes() -> None:
         ([1.0, np.inf], np.inf),
         ([np.nan, np.inf], np.nan),
         ([0.0, 0.0], 0.0),
+        # It should be 5e-323.
+        ([3e-323, 4e-323], 0.0),
     ):
         cublas.nrm2ex_64(rig.handle, 2, rig.put(np.array(values)), 1, 1, result, 1, 1)
         np.testing.assert_allclose(rig.get(result, np.zeros(1))[0], expected, rtol=1e-14)

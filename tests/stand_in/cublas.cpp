@@ -142,6 +142,13 @@ static float conjugate(float a) { return a; }
 static double conjugate(double a) { return a; }
 template <typename Real> static complex<Real> conjugate(complex<Real> a) { return {a.real, -a.imaginary}; }
 
+/* As the real norm has it: a number that is denormal in the type of the sum is nothing. */
+static float without_denormal(float a) { return fabsf(a) < std::numeric_limits<float>::min() ? 0 : a; }
+static double without_denormal(double a) { return fabs(a) < std::numeric_limits<double>::min() ? 0 : a; }
+template <typename Real> static complex<Real> without_denormal(complex<Real> a) {
+    return {without_denormal(a.real), without_denormal(a.imaginary)};
+}
+
 static double to_double(float a) { return a; }
 static double to_double(double a) { return a; }
 template <typename Real> static complex<double> to_double(complex<Real> a) { return {a.real, a.imaginary}; }
@@ -580,7 +587,7 @@ struct Norm {
         double scale = 0, sum = 1;
         bool has_nan = false, has_infinity = false;
         for (int64_t i = 0; i < n; i++) {
-            auto value = to_double(widen(((const T *)x)[i * step]));
+            auto value = to_double(without_denormal(widen(((const T *)x)[i * step])));
             has_nan |= is_kind(value, [](double part) { return part != part; });
             has_infinity |= is_kind(value, [](double part) { return std::isinf(part); });
             include(value, scale, sum);

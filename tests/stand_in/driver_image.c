@@ -250,6 +250,13 @@ CUDA(cuKernelGetFunction, 12000, cuKernelGetFunction, void **function, void *ker
     return CUDA_SUCCESS;
 }
 
+/* Everything is loaded as soon as it is there. */
+CUDA(cuFuncLoad, 12040, cuFuncLoad, struct kernel *function) {
+    struct context *context;
+    ENTER(cuFuncLoad);
+    return get_current(&context);
+}
+
 CUDA(cuKernelGetLibrary, 12050, cuKernelGetLibrary, void **library, struct kernel *kernel) {
     ENTER(cuKernelGetLibrary);
     *library = kernel->image;

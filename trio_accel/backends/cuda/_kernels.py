@@ -46,11 +46,11 @@ class Function:
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
-    def launch(self, stream: int, count: int) -> None:
-        """Launch it for so many elements, with what the buffer holds."""
-        blocks = min(-(-count // _THREADS), self._most)
+    def launch(self, stream: int, count: int, *, threads: int = _THREADS) -> None:
+        """Launch it for so many elements, in blocks of so many threads, with what the buffer holds."""
+        blocks = min(-(-count // threads), self._most)
         self._context.check(
-            driver.cuLaunchKernel(self._handle, blocks, 1, 1, _THREADS, 1, 1, 0, stream, self._pointer, 0)
+            driver.cuLaunchKernel(self._handle, blocks, 1, 1, threads, 1, 1, 0, stream, self._pointer, 0)
         )
 
 
@@ -69,7 +69,7 @@ class Kernels:
         self._lock = threading.Lock()
 
     def function(self, source: str, name: str, nbytes: int) -> Function:
-        """Find a kernel; compiles its source when that is used first, which blocks.
+        """Find a kernel and load it; compiles its source when that is used first, which blocks.
 
         Args:
             source: Name of the source file, without its suffix.
@@ -79,7 +79,11 @@ class Kernels:
         check = self._context.check
         with self._context:
             kernel = check(driver.cuLibraryGetKernel(self._module(source), name.encode()))
-            return Function(self._context, check(driver.cuKernelGetFunction(kernel)), nbytes, self._most)
+            function = check(driver.cuKernelGetFunction(kernel))
+            with suppress(RuntimeError):
+                # Else its first launch may; drivers before CUDA 12.4 have no such function.
+                check(driver.cuFuncLoad(function))
+            return Function(self._context, function, nbytes, self._most)
 
     def close(self) -> None:
         """Unload everything; no kernel runs any more. The context is current."""

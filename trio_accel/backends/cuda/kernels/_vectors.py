@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING, TypeAlias
 
 from nvmath.bindings import cublas
@@ -21,16 +22,31 @@ if TYPE_CHECKING:
 __all__ = ["VectorRoutines"]
 
 _MOST_LAYOUTS = 1024
+# As in norms.cu, with what fills the structure up.
+_NORM = struct.Struct("<QQqqi4x")
+# In float32, which float16 is computed in, its denormal numbers are none.
+_NORM_TYPES = {
+    DType.bfloat16: 0,
+    DType.float32: 1,
+    DType.float64: 2,
+    DType.complex64: 3,
+    DType.complex128: 4,
+}
+_NORM_THREADS = 1024
 _Found: TypeAlias = list[tuple[int, int]]
 
 
 class VectorRoutines:
-    """Enqueues what cuBLAS has for vectors; what is none is packed into one."""
+    """Enqueues what cuBLAS has for vectors; what is none is packed into one.
+
+    Compiles a kernel of the backend's own when it is made, which blocks.
+    """
 
     def __init__(self, device: CudaDevice, blas: Cublas) -> None:
         self._device = device
         self._blas = blas
         self._layouts: dict[object, _Found | None] = {}
+        self._norm_again = device.kernels.function("norms", "norm_again", _NORM.size)
 
     def axpy(self, spec: AxpySpec, stream: CudaStream) -> None:
         """Enqueue ``y = alpha * x + y``."""
@@ -113,6 +129,12 @@ class VectorRoutines:
             self._blas.handle, x.size, x.address + offset, kind.code, step, out.address, real.code,
             real.factor,
         )  # fmt: skip
+        number = _NORM_TYPES.get(dtype)
+        if number is not None:
+            # To cuBLAS denormal numbers are zeros.
+            with self._norm_again as arguments:
+                _NORM.pack_into(arguments, 0, x.address + offset, out.address, x.size, step, number)
+                self._norm_again.launch(stream.handle, _NORM_THREADS, threads=_NORM_THREADS)
 
     def _add(self, stream: CudaStream, kind: Kind, alpha: complex, x: DeviceArray, y: DeviceArray) -> bool:
         """Enqueue axpy; False where these are no vectors."""

@@ -35,7 +35,7 @@ _Run: TypeAlias = Callable[[Any, CudaStream], None]
 
 
 class BlasLibrary(CudaLibrary):
-    """cuBLAS, by its routines for mixed types; products of whole numbers by a kernel of the backend's own.
+    """cuBLAS, by its routines for mixed types; what it does not have by kernels of the backend's own.
 
     What a product of certain types and layouts comes to is found out once and kept.
     """
@@ -50,7 +50,11 @@ class BlasLibrary(CudaLibrary):
     def __init__(self, device: CudaDevice) -> None:
         super().__init__(device)
         self._blas = Cublas(device)
-        self._vectors = VectorRoutines(device, self._blas)
+        try:
+            self._vectors = VectorRoutines(device, self._blas)
+        except BaseException:
+            self._blas.destroy()
+            raise
         self._integers: IntegerProducts | None = None
         self._runs: dict[object, _Run] = {}
         self._table = {
