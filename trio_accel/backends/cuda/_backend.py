@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, NoReturn
 
 from ..base import (
@@ -55,6 +54,7 @@ class CudaBackend:
             "trio_accel.backends.cuda.kernels.fft",
             "trio_accel.backends.cuda.kernels.random",
             "trio_accel.backends.cuda.kernels.sparse",
+            "trio_accel.backends.cuda._loaded",
             "cuda.core.utils",
         )
 
@@ -116,12 +116,8 @@ class CudaBackend:
         return _open(info, limit, facts, libraries, keeper)
 
     def prepare_worker(self) -> None:
-        """Ask the driver in this process, and give every stream a queue of its own in the hardware.
-
-        One that is held must not hold up others.
-        """
+        """Ask the driver in this process."""
         self._is_worker = True
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
     def map_host(self, descriptor: int, nbytes: int) -> NoReturn:
         """Refused: the host cannot address a GPU's memory."""

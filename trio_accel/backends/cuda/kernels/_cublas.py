@@ -160,7 +160,10 @@ class Cublas:
             workspace.close()
 
     def _warm_up(self) -> None:
-        """Multiply something: cuBLAS loads kernels at first use, which would hold up whoever asks first."""
+        """Compute something: cuBLAS loads kernels at first use, and waits for whatever the device does then.
+
+        The vectors' routines of all types are loaded with those of one; of products, each type has its own.
+        """
         check = self._context.check
         stream = int(check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
         try:
@@ -176,6 +179,17 @@ class Cublas:
                     self.handle, 0, 0, 64, 64, 64, plain.alpha, source, code, 64, source, code, 64,
                     plain.beta, out, code, 64, kind.compute, DEFAULT,
                 )  # fmt: skip
+            single = KINDS[DType.float32]
+            cublas.scal_ex_64(self.handle, 1, self.plain[False].alpha, 0, source, single.code, 1, 0)
+            cublas.axpy_ex_64(
+                self.handle, 1, self.plain[False].alpha, 0, source, single.code, 1, out, single.code, 1, 0
+            )
+            cublas.set_pointer_mode(self.handle, DEVICE)
+            cublas.dot_ex_64(
+                self.handle, 1, source, single.code, 1, source, single.code, 1, out, single.code, 0
+            )
+            cublas.nrm2ex_64(self.handle, 1, source, single.code, 1, out, single.code, 0)
+            cublas.set_pointer_mode(self.handle, HOST)
             check(driver.cuMemFreeAsync(place, stream))
             check(driver.cuStreamSynchronize(stream))
         finally:

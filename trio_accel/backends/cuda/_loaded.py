@@ -1,0 +1,11 @@
+"""Loads CUDA's libraries when it is imported: in a process whose forks, the workers, are to have them.
+
+To load them calls no driver and starts no thread, but takes a good part of a worker's start.
+"""
+
+from __future__ import annotations
+
+from . import _installed_process
+
+# What is missing or damaged, whoever opens a device hears of.
+_installed_process.look()
