@@ -30,6 +30,8 @@ NO_DEVICE = (
     "*/test_channel.py",
     "*/test_wire*",
 )
+# Tests mostly wait for workers that start. Those marked `alone` measure times, and run behind all others.
+TWO_AT_A_TIME = ("-n", "2", "--dist", "worksteal")
 FOLDERS = ("trio_accel", "tests", "examples")
 # Calls that block on a device or on a vendor library's planning: in async code they hold up the Trio loop.
 # The left side is a pattern for the call as it is written; the right side must not contain a comma.
@@ -136,8 +138,13 @@ def tests(session: nox.Session, backend: str) -> None:
         if asked_for("cuda", sys.argv[1:], os.environ):
             session.error(message)
         session.skip(message)
+    pytest, env = ("-m", "pytest", "-m"), {"TRIO_ACCEL_BACKEND": backend}
     # Those for the hardware take most of an hour: they have a session of their own.
-    _python(session, "-m", "pytest", "-m", "not gpu", *session.posargs, env={"TRIO_ACCEL_BACKEND": backend})
+    if session.posargs or backend == "cuda":  # who debugs wants one process, and so does a device
+        _python(session, *pytest, "not gpu", *session.posargs, env=env)
+        return
+    _python(session, *pytest, "not gpu and not alone", *TWO_AT_A_TIME, env=env)
+    _python(session, *pytest, "not gpu and alone", env=env)
 
 
 @nox.session(venv_backend="none", requires=["env"])
@@ -148,7 +155,7 @@ def stand_in(session: nox.Session) -> None:
     builder = str(ROOT / "tests" / "stand_in" / "build.py")
     command = (_Environment.python, "-m", "pytest", "-m", "not gpu and not slow and not alone")
     ignored = [f"--ignore-glob={path}" for path in NO_DEVICE]
-    folders = session.posargs or [f"tests/{folder}" for folder in STAND_IN]
+    folders = session.posargs or [*TWO_AT_A_TIME, *(f"tests/{folder}" for folder in STAND_IN)]
     _python(session, builder, "--", *command, *ignored, *folders, env={"TRIO_ACCEL_BACKEND": "cuda"})
 
 

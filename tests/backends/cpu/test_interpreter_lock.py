@@ -30,6 +30,8 @@ from trio_accel.backends.base.ops import (
 )
 from trio_accel.backends.cpu._stream import CpuStream
 
+pytestmark = pytest.mark.alone
+
 LONGEST_STALL = 0.010
 TRIES = 4
 # So long the main thread watches. An operation that holds the lock is seen if it takes over 10 ms itself.

@@ -14,10 +14,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 import processes
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "alone: measures times, and is to run on a machine that is idle")
-
-
 @pytest.fixture(autouse=True)
 def no_process_left_behind(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None]:
     """Fail a test that leaves a process that it started, however far removed."""

@@ -92,6 +92,7 @@ async def rounds(
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @KINDS
 async def test_each_request_has_the_fate_of_its_class(
     system: ta.System,
