@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import trio
 
@@ -14,6 +15,12 @@ BACKEND = os.environ.get("TRIO_ACCEL_BACKEND", "").partition(":")[0] or "cpu"
 
 IS_STAND_IN = "STAND_IN_DIR" in os.environ
 """Whether CUDA's driver and libraries are those that the tests compile."""
+
+ROOT = Path(__file__).parents[1]
+"""Of the project."""
+
+SEARCHED = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+"""Where programs that tests start look for modules: here, and where the tests do."""
 
 NAME = f"{BACKEND}:0"
 """Name of its first device."""

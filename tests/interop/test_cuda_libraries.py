@@ -43,17 +43,18 @@ def values(name: str) -> np.ndarray[Any, Any]:
     return np.arange(12).reshape(3, 4).astype(ta.DType.of(name).dtype)
 
 
-class TestCuPy:
-    @pytest.fixture(scope="class")
-    def cupy(self) -> Generator[Any, None, None]:
-        if BACKEND != "cuda":
-            pytest.skip("no CUDA")
-        cupy = pytest.importorskip("cupy")
-        # What the library and the driver keep of their first use is there before a test looks.
-        cupy.zeros(1).sum().item()
-        yield cupy
-        cupy.get_default_memory_pool().free_all_blocks()
+@pytest.fixture(scope="module")
+def cupy() -> Generator[Any, None, None]:
+    if BACKEND != "cuda":
+        pytest.skip("no CUDA")
+    cupy = pytest.importorskip("cupy")
+    # What the library and the driver keep of their first use is there before a test looks.
+    cupy.zeros(1).sum().item()
+    yield cupy
+    cupy.get_default_memory_pool().free_all_blocks()
 
+
+class TestCuPy:
     @pytest.mark.parametrize("name", TYPES)
     @pytest.mark.parametrize("take", ["asarray", "from_dlpack"])
     async def test_it_takes_the_memory_itself(
@@ -118,20 +119,21 @@ class TestCuPy:
         assert (await put.to_host()).tolist() == [3.0] * 1000
 
 
-class TestPyTorch:
-    @pytest.fixture(scope="class")
-    def torch(self) -> Generator[Any, None, None]:
-        if BACKEND != "cuda":
-            pytest.skip("no CUDA")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            torch = pytest.importorskip("torch")
-        if not torch.cuda.is_available():
-            pytest.skip("this PyTorch is built without CUDA")
-        torch.zeros(1, device="cuda").sum().item()
-        yield torch
-        torch.cuda.empty_cache()
+@pytest.fixture(scope="module")
+def torch() -> Generator[Any, None, None]:
+    if BACKEND != "cuda":
+        pytest.skip("no CUDA")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("this PyTorch is built without CUDA")
+    torch.zeros(1, device="cuda").sum().item()
+    yield torch
+    torch.cuda.empty_cache()
 
+
+class TestPyTorch:
     @pytest.mark.parametrize("name", TORCHS)
     @pytest.mark.parametrize("take", ["as_tensor", "from_dlpack"])
     async def test_it_takes_the_memory_itself(

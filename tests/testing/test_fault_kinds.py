@@ -156,9 +156,9 @@ async def test_a_poisoned_context_is_replaced(device: ta.Device) -> None:
 @pytest.mark.parametrize(
     ("kind", "death"),
     [
-        ({"segfault": True}, "killed by SIGSEGV"),
-        ({"kill": True}, "killed by SIGKILL"),
-        ({"kill": True, "how": "writing"}, "killed by SIGKILL"),
+        ({"segfault": True}, "SIGSEGV"),
+        ({"kill": True}, "SIGKILL"),
+        ({"kill": True, "how": "writing"}, "SIGKILL"),
     ],
     ids=["segfault", "kill", "kill-writing"],
 )
@@ -169,7 +169,9 @@ async def test_a_worker_that_dies_is_replaced_and_arrays_survive(
     fault = inject_fault(isolated, ta.linalg.Nrm2, **kind)
     with pytest.raises(ta.ContextPoisonedError) as caught:
         await norm(isolated)
-    assert death in str(caught.value.__cause__)
+    cause = str(caught.value.__cause__)
+    # Its end of the channel may be closed a good while before it is dead: nobody waits for that.
+    assert f"the worker process was killed by {death}" in cause or "the worker process ended" in cause
     assert counts(fault) == (1, 0)
     np.testing.assert_array_equal(await x.to_host(), np.arange(5.0))
     assert await norm(isolated) == 2.0

@@ -13,7 +13,8 @@ import pytest
 # Test folders are no packages: what several modules of this one share is imported by its own name.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from surroundings import LIBRARIES, SEARCHED, Machine, load_builder, make_library
+from chosen import SEARCHED
+from surroundings import LIBRARIES, Machine, load_builder, make_library
 
 
 @pytest.fixture(scope="session")

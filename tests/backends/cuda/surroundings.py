@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -11,11 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-ROOT = Path(__file__).parents[3]
-STAND_IN = ROOT / "tests" / "stand_in"
-
-SEARCHED = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-"""Where programs that tests start look for modules: here, and where the tests do."""
+STAND_IN = Path(__file__).parents[2] / "stand_in"
 
 _PROPERTY = """
 int {name}GetProperty(int part, int *value) {{

@@ -108,13 +108,29 @@ def fail(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
 
 def test_the_kernel_for_whole_numbers_is_made_once_before_it_is_needed(rig: Any) -> None:
     library = rig.library("blas")
-    assert library.prepare(product(rig)) is None
+    assert library.prepare(product(rig, dtype="float32")) is None
     spec = product(rig, dtype="int32")
     make: Callable[[], None] = library.prepare(spec)
     make()
     assert library.prepare(spec) is None
     rig.apply("blas", spec)
     check(rig, spec)
+
+
+def test_what_products_of_a_type_need_is_loaded_before_the_first(rig: Any) -> None:
+    library = rig.library("blas")
+    before = product(rig, dtype="float32")
+    rig.enqueue("blas", before)
+    for dtype in ("float64", "complex64", "bfloat16"):
+        spec = product(rig, dtype=dtype)
+        load: Callable[[], None] = library.prepare(spec)
+        load()
+        assert library.prepare(spec) is None
+        # The handle is set to the stream again, in the mode that is needed.
+        rig.apply("blas", spec)
+        check(rig, spec)
+        rig.apply("blas", ScalSpec(2.0, spec.out))
+    check(rig, before)
 
 
 def test_what_was_found_out_is_kept_within_bounds(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:

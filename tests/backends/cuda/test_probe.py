@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chosen import BACKEND, IS_STAND_IN
-from surroundings import LIBRARIES, ROOT, SEARCHED, Machine, compile_library, make_library
+from chosen import BACKEND, IS_STAND_IN, ROOT, SEARCHED
+from surroundings import LIBRARIES, Machine, compile_library, make_library
 
 from trio_accel.backends import describe, list_devices, resolve
 from trio_accel.backends.base import NotSupportedError

@@ -44,7 +44,10 @@ async def balanced(device: ta.Device, blocks: int) -> None:
     await device.synchronize()
     found = await device.statistics()
     assert (found.in_flight, device.pending, found.queues) == (0, 0, {})
-    assert found.memory.blocks == blocks
+    with trio.fail_after(5):
+        # What a killed worker may write to is kept until it is dead.
+        while (await device.statistics()).memory.blocks != blocks:
+            pass
 
 
 # Where the application has the device's memory mapped; for the others see `test_staged_copies`.

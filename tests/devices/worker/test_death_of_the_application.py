@@ -15,10 +15,10 @@ from pathlib import Path
 import attrs
 import pytest
 import trio
+from chosen import SEARCHED
 from processes import descriptors, launcher, until, wait_dead, workers
 
 APPLICATION = Path(__file__).with_name("device_application.py")
-ROOT = Path(__file__).parents[3]
 PAGE = 4096
 # What the program has set, and what it is to be over within besides.
 GRACE = 0.5
@@ -69,7 +69,7 @@ async def application(*words: str) -> AsyncGenerator[Application, None]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": SEARCHED, "OPENBLAS_NUM_THREADS": "1"},
     )
     found = Application(process)
     try:

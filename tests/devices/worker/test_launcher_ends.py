@@ -15,6 +15,7 @@ import attrs
 import pytest
 import trio
 import trio.testing
+from chosen import SEARCHED
 from processes import children, descriptors, in_session, launcher, wait_dead, workers
 
 from trio_accel.actors import ActorFailedError, ActorStarted, System, open_system
@@ -24,7 +25,6 @@ from trio_accel.devices.worker._launcher import Launcher, LauncherError, open_la
 SLEEP = ("-I", "-S", "-c", "import signal; signal.pause()")
 STUBBORN = ("-I", "-S", "-c", "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nsignal.pause()")
 APPLICATION = Path(__file__).with_name("launching_application.py")
-ROOT = Path(__file__).parents[3]
 SIZE = 1 << 20
 
 
@@ -255,7 +255,7 @@ class Application:
 
 @asynccontextmanager
 async def running_application(*options: str) -> AsyncGenerator[Application, None]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": SEARCHED, "OPENBLAS_NUM_THREADS": "1"}
     process = await trio.lowlevel.open_process(
         [sys.executable, str(APPLICATION), *options],
         stdout=subprocess.PIPE,

@@ -166,7 +166,9 @@ def _open(
     from ._driver import CudaMemoryError
 
     try:
-        return CudaDevice(info, limit, facts.architecture, libraries, keeper)
+        device = CudaDevice(info, limit, facts.architecture, libraries, keeper)
+        device.load()
+        return device
     except DriverError as error:
         # Another process was quicker, in a mode that allows one.
         if error.code != "CUDA_ERROR_DEVICE_UNAVAILABLE":

@@ -98,6 +98,18 @@ class CudaDevice:
         self._is_closed = False
         self._has_ended = False
         self.context.before_loss(self._forget)
+        self._ready: dict[str, CudaLibrary] = {}
+
+    def load(self) -> None:
+        """Make every library's handle; blocks.
+
+        Now, when nothing runs: NVIDIA's libraries wait for the whole context when they load what they need
+        first, and with them whoever launches anything else. One that cannot be made is no error until
+        somebody asks for it.
+        """
+        for name in self.libraries:
+            with suppress(Exception):
+                self._ready[name] = self.open_library(name)
 
     @property
     def info(self) -> DeviceInfo:
@@ -146,13 +158,21 @@ class CudaDevice:
                 f"library {name!r} needs {error.name}, which cannot be imported ({error}); install it anew: "
                 "pip install --force-reinstall --no-deps nvmath-python cuda-core"
             ) from error
+        except Exception as error:
+            # The library may have met what only the driver can name.
+            self.look()
+            failure = self.context.failure()
+            if failure is None or error is failure:
+                raise
+            raise failure from error
         return library
 
     def _unsupported(self, text: str) -> NotSupportedError:
         return NotSupportedError(text, device=self._info.name, backend=self._info.backend)
 
-    def ready_library(self, name: str) -> None:
-        """None: to make a handle takes the vendor's library a while."""
+    def ready_library(self, name: str) -> CudaLibrary | None:
+        """The one that was made when the device was opened; None for whoever comes second."""
+        return self._ready.pop(name, None)
 
     def at(self, array: ArraySpec) -> DeviceArray:
         """Where an array lies.
@@ -281,6 +301,8 @@ class CudaDevice:
         self._has_ended = True
         self.context.forget(self._forget)
         with self.context:
+            for library in self._ready.values():
+                library.close()
             self.transfers.close()
             for stream in self._streams:
                 stream.destroy()

@@ -21,7 +21,7 @@ class ReadyLibraries:
             NotSupportedError: There is no such library.
         """
         if name not in self._ready:
-            self._ready[name] = self._device.open_library(name)
+            self._ready[name] = self._device.ready_library(name) or self._device.open_library(name)
 
     def take(self, name: str) -> KernelLibrary | None:
         """The one that was opened ahead, if there is one, or what the device has at once."""

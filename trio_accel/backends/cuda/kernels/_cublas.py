@@ -109,6 +109,7 @@ class Cublas:
         self._packed = [Workspace(self._context) for _ in range(3)]
         self._stream: CudaStream | None = None
         self._mode = HOST
+        self._warm: set[int] = set()
         self.factors: Factors = Factors()
         self.plain: dict[bool, Factors] = {False: Factors(), True: Factors()}
         for kind in KINDS.values():
@@ -159,38 +160,55 @@ class Cublas:
         for workspace in (self._workspace, *self._packed):
             workspace.close()
 
+    def is_warm(self, kind: Kind) -> bool:
+        """Whether something of a type was multiplied before."""
+        return kind.code in self._warm
+
+    def warm(self, kind: Kind) -> None:
+        """Multiply something of a type: cuBLAS loads what all products of that type need; blocks.
+
+        Nothing is enqueued meanwhile.
+        """
+        if self.is_warm(kind):
+            return
+        with self._context:
+            self._try(kind)
+
     def _warm_up(self) -> None:
         """Compute something: cuBLAS loads kernels at first use, and waits for whatever the device does then.
 
-        The vectors' routines of all types are loaded with those of one; of products, each type has its own.
+        The vectors' routines of all types are loaded with those of one. Of products, each type has its own,
+        which take ten to eighty milliseconds: others than the most usual type have to be asked for.
         """
+        self._try(KINDS[DType.float32], has_vectors=True)
+
+    def _try(self, kind: Kind, *, has_vectors: bool = False) -> None:
         check = self._context.check
         stream = int(check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
+        self._stream = None
         try:
-            size = 64 * 64 * 8
+            size = 64 * 64 * 16
             place = int(check(driver.cuMemAllocAsync(_WORKSPACE + 2 * size, stream)))
             check(driver.cuMemsetD8Async(place + _WORKSPACE, 0, 2 * size, stream))
             cublas.set_stream(self.handle, stream)
             cublas.set_workspace(self.handle, place, _WORKSPACE)
             source, out = place + _WORKSPACE, place + _WORKSPACE + size
-            for kind in (KINDS[DType.float32], KINDS[DType.float64], KINDS[DType.bfloat16]):
-                code, plain = kind.code, self.plain[kind.is_double]
-                cublas.gemm_ex_64(
-                    self.handle, 0, 0, 64, 64, 64, plain.alpha, source, code, 64, source, code, 64,
-                    plain.beta, out, code, 64, kind.compute, DEFAULT,
-                )  # fmt: skip
-            single = KINDS[DType.float32]
-            cublas.scal_ex_64(self.handle, 1, self.plain[False].alpha, 0, source, single.code, 1, 0)
-            cublas.axpy_ex_64(
-                self.handle, 1, self.plain[False].alpha, 0, source, single.code, 1, out, single.code, 1, 0
-            )
-            cublas.set_pointer_mode(self.handle, DEVICE)
-            cublas.dot_ex_64(
-                self.handle, 1, source, single.code, 1, source, single.code, 1, out, single.code, 0
-            )
-            cublas.nrm2ex_64(self.handle, 1, source, single.code, 1, out, single.code, 0)
+            code, plain, factor = kind.code, self.plain[kind.is_double], kind.factor
             cublas.set_pointer_mode(self.handle, HOST)
+            self._mode = HOST
+            cublas.gemm_ex_64(
+                self.handle, 0, 0, 64, 64, 64, plain.alpha, source, code, 64, source, code, 64,
+                plain.beta, out, code, 64, kind.compute, DEFAULT,
+            )  # fmt: skip
+            if has_vectors:
+                cublas.scal_ex_64(self.handle, 1, plain.alpha, factor, source, code, 1, factor)
+                cublas.axpy_ex_64(self.handle, 1, plain.alpha, factor, source, code, 1, out, code, 1, factor)
+                cublas.set_pointer_mode(self.handle, DEVICE)
+                self._mode = DEVICE
+                cublas.dot_ex_64(self.handle, 1, source, code, 1, source, code, 1, out, code, factor)
+                cublas.nrm2ex_64(self.handle, 1, source, code, 1, out, code, factor)
             check(driver.cuMemFreeAsync(place, stream))
             check(driver.cuStreamSynchronize(stream))
         finally:
             driver.cuStreamDestroy(stream)
+        self._warm.add(kind.code)

@@ -56,6 +56,8 @@ class BlasLibrary(CudaLibrary):
             self._blas.destroy()
             raise
         self._integers: IntegerProducts | None = None
+        # By identity, as with what is kept below.
+        self._prepared: set[int] = {id(DType.float32)}
         self._runs: dict[object, _Run] = {}
         self._table = {
             MatmulSpec: self._matmul,
@@ -67,10 +69,21 @@ class BlasLibrary(CudaLibrary):
         }
 
     def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
-        """Compile the kernel for whole numbers, once; see `KernelLibrary.prepare`."""
-        if self._integers is None and type(spec) is MatmulSpec and spec.a.dtype.kind in ("int", "uint"):
-            return self._load_integers
-        return None
+        """Load what products of a type need, or compile it, once; see `KernelLibrary.prepare`."""
+        if type(spec) is not MatmulSpec and type(spec) is not GemmSpec:
+            return None
+        dtype = spec.a.dtype
+        if id(dtype) in self._prepared:
+            return None
+        return partial(self._load, dtype)
+
+    def _load(self, dtype: DType) -> None:
+        kind = KINDS.get(dtype)
+        if kind is not None:
+            self._blas.warm(kind)
+        elif dtype in _INTEGERS:
+            self._load_integers()
+        self._prepared.add(id(dtype))
 
     def _load_integers(self) -> None:
         if self._integers is None:
