@@ -64,7 +64,13 @@ class Block:
             self.failure = bare(failure) if failure is not None else None
 
     def __del__(self) -> None:
-        self.release()
+        if not self.is_released:
+            self.release()
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether `check` lets it pass."""
+        return not self.is_released and self.damaged_by is None and self.generation >= self._table.valid_since
 
     def check(self, argument: str) -> None:
         """Refuse a block that must not be used.
@@ -72,7 +78,7 @@ class Block:
         Raises:
             StaleRefError: It was released, lost with an earlier generation, or damaged.
         """
-        if not (self.is_released or self.is_lost or self.damaged_by is not None):
+        if self.is_usable:
             return
         device, generation = self._table.device_name, self._table.generation
         if self.is_released:
@@ -145,7 +151,8 @@ class BlockTable:
 
     def drain(self) -> None:
         """Give all dropped blocks back now. Trio thread only."""
-        self._drain()
+        if self._dropped:
+            self._drain()
 
     def lose(self) -> None:
         """The context is gone and all memory with it: there is nothing to give back."""

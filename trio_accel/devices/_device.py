@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -382,15 +383,22 @@ def _extents(shape: int | Sequence[int]) -> tuple[int, ...]:
     raise TypeError(f"shape must be a size or a sequence of sizes, got {shape!r}")
 
 
+@cache
+def _is_operation(cls: Any) -> bool:
+    library: object = getattr(cls, "library", None)
+    return issubclass(cls, Operation) and isinstance(library, str)
+
+
 def _check_operation(operation: object, verb: str = "ask") -> None:
     cls: type[object] = type(operation)
+    if _is_operation(cls):  # type: ignore[arg-type]  # mypy takes no class for hashable
+        return
     if not isinstance(operation, Operation):
         raise TypeError(f"{verb}: {operation!r} is no operation of a device")
-    if not isinstance(getattr(cls, "library", None), str):
-        raise TypeError(
-            f"{verb}: {cls.__name__} does not say which library actor serves it; "
-            "give the class an attribute library = 'package.module:Class'"
-        )
+    raise TypeError(
+        f"{verb}: {cls.__name__} does not say which library actor serves it; "
+        "give the class an attribute library = 'package.module:Class'"
+    )
 
 
 def device_of(operation: str, *operands: Any) -> Device:

@@ -169,8 +169,7 @@ class Engine:
         """
         if self._is_lost:
             raise ActorStoppedError(f"{launch.name} was not started: the context is lost", path=lane.owner)
-        turn = self._turns.get(launch)
-        blocks = reads, writes = (turn.reads, turn.writes) if turn is not None else launch.blocks()
+        reads, writes = launch.reads, launch.writes
         has_staged = False
         try:
             self._begin(launch, lane, failure)
@@ -186,12 +185,12 @@ class Engine:
             if launch.fault is not None:
                 launch.fault.fault.behind(self.device, lane.stream, sorted(writes), self._holds)
         except Exception as error:
-            self._abandon(launch, lane, error, blocks if has_staged else None)
+            self._abandon(launch, lane, error, has_staged=has_staged)
             self._locate(error, launch)
             raise
         finally:
             self.leave(launch)
-        operation = self._fly(lane, launch, reads, writes)
+        operation = self._fly(lane, launch)
         if launch.fault is not None:
             launch.fault.fault.after()
         for block in writes:
@@ -206,8 +205,9 @@ class Engine:
         self.launched += 1
         return operation.reply
 
-    def _fly(self, lane: Lane, launch: Launch, reads: frozenset[int], writes: frozenset[int]) -> InFlight:
+    def _fly(self, lane: Lane, launch: Launch) -> InFlight:
         """Hold what was enqueued until it is done."""
+        reads, writes = launch.reads, launch.writes
         event = lane.stream.record()
         self._hazards.record(lane.stream, event, reads, writes)
         after = tuple(self._writers[block] for block in reads if block in self._writers)
@@ -221,7 +221,7 @@ class Engine:
 
     def enter(self, launch: Launch) -> None:
         """Note that an operation is handed over: later ones that touch its memory are launched after it."""
-        self._turns[launch] = self._order.enter(*launch.blocks())
+        self._turns[launch] = self._order.enter(launch.reads, launch.writes)
 
     def leave(self, launch: Launch) -> None:
         """Note that an operation is launched, or never will be."""
@@ -299,26 +299,20 @@ class Engine:
         if lane is not None:
             lane.notify()
 
-    def _abandon(
-        self,
-        launch: Launch,
-        lane: Lane,
-        error: Exception,
-        staged: tuple[frozenset[int], frozenset[int]] | None,
-    ) -> None:
+    def _abandon(self, launch: Launch, lane: Lane, error: Exception, *, has_staged: bool) -> None:
         """Clean up after a launch that failed; its error is the reply that follows.
 
         Args:
             launch: The operation.
             lane: Where it was to go.
             error: What it failed with.
-            staged: The blocks it reads and writes, if copies for it are enqueued already.
+            has_staged: Whether copies for it are enqueued already.
         """
         self._notify(Phase.COMPLETE, launch)
         self._notify(Phase.REPLY, launch)
-        if staged is not None:
+        if has_staged:
             # The copies run all the same: what they use is held until they have.
-            self.completion.watch(lane.stream, self._fly(lane, launch, *staged).event)
+            self.completion.watch(lane.stream, self._fly(lane, launch).event)
         else:
             self._notify(Phase.RELEASE, launch)
         made = {block for block, _ in launch.allocations}

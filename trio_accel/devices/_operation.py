@@ -7,6 +7,7 @@ import math
 import reprlib
 import sys
 from collections.abc import Sequence
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import attrs
@@ -41,7 +42,7 @@ Operand: TypeAlias = "AccelRef | npt.NDArray[Any]"
 """What operations take: an array on the device, or a NumPy array that is copied there first."""
 
 
-@attrs.frozen
+@attrs.define(on_setattr=None)
 class Planned(Generic[ReplyT_co]):
     """A validated operation: what the backend runs, and what the asker gets when it has."""
 
@@ -62,7 +63,7 @@ class Operation(Request[LibraryT_contra, ReplyT_co]):
     @property
     def operation(self) -> str:
         """Capability and class, such as ``"linalg.Matmul"``."""
-        return operation_name(type(self))
+        return _name_of(type(self))  # type: ignore[arg-type]  # mypy takes no class for hashable
 
     def plan(self, planner: Planner) -> Planned[ReplyT_co]:
         """Validate the operation and lower it to a specification. Runs in the caller's task.
@@ -77,15 +78,22 @@ class Operation(Request[LibraryT_contra, ReplyT_co]):
 
 def operation_name(cls: type[Operation[Any, Any]]) -> str:
     """Capability and class name of an operation."""
+    return _name_of(cls)  # type: ignore[arg-type]  # mypy takes no class for hashable
+
+
+@cache
+def _name_of(cls: type[Operation[Any, Any]]) -> str:
     package = cls.__module__.split(".")
     # trio_accel.linalg._matmul -> linalg; a user's own module keeps its last public part.
     public = [part for part in package if not part.startswith("_")] or package
     return f"{public[-1]}.{cls.__name__}"
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False, on_setattr=None)
 class Launch(Request["LibraryActor", None]):
     """A validated operation on its way to a library actor: the same inline and in a worker.
+
+    Nothing of it is changed once it is made, which is not enforced: that would take as long as to make it.
 
     Attributes:
         name: Name of the operation.
@@ -99,6 +107,8 @@ class Launch(Request["LibraryActor", None]):
         fault: What is to happen to it on purpose.
         number: Place among the requests of the device; 0 where nobody counts.
         arrivals: What must be over before it is launched.
+        reads: Blocks that it reads, with what is staged for it.
+        writes: Blocks that it changes.
     """
 
     name: str
@@ -112,18 +122,20 @@ class Launch(Request["LibraryActor", None]):
     fault: FaultHit | None = None
     number: int = 0
     arrivals: Sequence[Arrival] = ()
+    reads: frozenset[int] = attrs.field(init=False)
+    writes: frozenset[int] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        reads = [array.block for array in self.spec.inputs()]
+        for staged in self.staged:
+            reads += [array.block for array in staged.inputs()]
+        self.reads = frozenset(reads)
+        self.writes = frozenset([array.block for array in self.spec.outputs()])
 
     @property
     def has_arrived(self) -> bool:
         """Whether everything that it needs is there, or never will be."""
-        return all(arrival.is_over for arrival in self.arrivals)
-
-    def blocks(self) -> tuple[frozenset[int], frozenset[int]]:
-        """Blocks that it reads, with what is staged for it, and blocks that it writes."""
-        reads = {array.block for array in self.spec.inputs()}
-        for staged in self.staged:
-            reads.update(array.block for array in staged.inputs())
-        return frozenset(reads), frozenset(array.block for array in self.spec.outputs())
+        return not self.arrivals or all(arrival.is_over for arrival in self.arrivals)
 
     def check_inputs(self) -> None:
         """Refuse arrays that were spoiled or released while the operation was queued.
@@ -133,6 +145,8 @@ class Launch(Request["LibraryActor", None]):
             StaleRefError: An argument was released or lost.
         """
         for argument, used in self.uses:
+            if used.is_usable:
+                continue
             if used.damaged_by is None:
                 used.check(f"{self.name}: {argument}")
                 continue
@@ -291,19 +305,27 @@ class Planner:
                 f"{self.name}: {argument} is on {ref.device.path}, this runs on {self._device.path}; "
                 "copy it there: await device.put(await ref.to_host())"
             )
-        ref.block.check(f"{self.name}: {argument}")
-        self._uses.append((argument, ref.block))
+        block = ref.block
+        if not block.is_usable:
+            block.check(f"{self.name}: {argument}")
+        self._uses.append((argument, block))
         return ref
 
     def _new(self, shape: tuple[int, ...], dtype: DType) -> AccelRef:
-        spec_strides = contiguous_strides(shape, dtype.itemsize)
-        nbytes = math.prod(shape) * dtype.itemsize
         if len(shape) > _MAX_AXES:
             raise ValueError(f"{self.name}: shape must have at most {_MAX_AXES} axes, got {len(shape)}")
+        strides, nbytes = _layout(shape, dtype.itemsize)
         if not nbytes and math.prod(extent or 1 for extent in shape) * dtype.itemsize > sys.maxsize:
             # Where there are elements, their memory is refused; here there are none.
             raise ValueError(f"{self.name}: shape {shape} of {dtype} is larger than any memory")
         block = self._device.blocks.new(nbytes)
         self._allocations.append((block.id, nbytes))
         self._keep.append(block)
-        return AccelRef(self._device, block, ArraySpec(block.id, 0, dtype, shape, spec_strides))
+        return AccelRef(self._device, block, ArraySpec(block.id, 0, dtype, shape, strides))
+
+
+@lru_cache
+def _layout(shape: tuple[int, ...], itemsize: int) -> tuple[tuple[int, ...], int]:
+    """Strides and bytes of a new array."""
+    extents = tuple(map(int, shape))
+    return contiguous_strides(extents, itemsize), math.prod(extents) * itemsize

@@ -14,11 +14,12 @@ __all__ = ["factor", "real_of", "same_dtype", "same_length", "vector"]
 
 def same_dtype(name: str, **arrays: ArraySpec) -> DType:
     """Require one dtype of all arrays: devices do not convert silently."""
-    dtypes = {array.dtype for array in arrays.values()}
-    if len(dtypes) > 1:
-        given = ", ".join(f"{argument} {array.dtype}" for argument, array in arrays.items())
-        raise TypeError(f"{name}: operands must have one dtype, got {given}; use cast()")
-    return dtypes.pop()
+    first, *others = arrays.values()
+    for other in others:
+        if other.dtype is not first.dtype:
+            given = ", ".join(f"{argument} {array.dtype}" for argument, array in arrays.items())
+            raise TypeError(f"{name}: operands must have one dtype, got {given}; use cast()")
+    return first.dtype
 
 
 def vector(name: str, argument: str, array: ArraySpec) -> None:

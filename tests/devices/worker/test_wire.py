@@ -202,7 +202,7 @@ class TestSpecs:
             np.int64(1), np.int64(2), DType.int8, tuple(np.array([3, 4])), tuple(np.array([4, 1]))
         )  # type: ignore[arg-type]
         got = across(ops.ScalSpec(2, spec))
-        assert got.outputs() == [ArraySpec(1, 2, DType.int8, (3, 4), (4, 1))]
+        assert got.outputs() == (ArraySpec(1, 2, DType.int8, (3, 4), (4, 1)),)
         assert {type(extent) for extent in got.outputs()[0].shape} == {int}
 
     def test_host_arrays_travel_as_the_caller_says(self) -> None:

@@ -172,7 +172,7 @@ class OperationRequest(RemoteRequest):
     __slots__ = ("hosts", "launch", "may_collect", "spoils")
 
     def __init__(self, number: int, launch: Launch, hosts: HostArrays, *, spoils: bool) -> None:
-        super().__init__(number, launch.library, *launch.blocks())
+        super().__init__(number, launch.library, launch.reads, launch.writes)
         self.launch: Launch = launch
         self.spoils: bool = spoils
         self.hosts: HostArrays = hosts

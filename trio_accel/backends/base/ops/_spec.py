@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
+from operator import attrgetter
 
 import attrs
 
@@ -85,21 +87,29 @@ class OperationSpec:
 
     __slots__ = ()
 
-    def inputs(self) -> list[ArraySpec]:
+    def inputs(self) -> tuple[ArraySpec, ...]:
         """Arrays that the operation reads (updated ones too)."""
-        return self._arrays("read", "update")
+        return _getters(type(self))[0](self)  # type: ignore[arg-type]  # mypy takes no class for hashable
 
-    def outputs(self) -> list[ArraySpec]:
+    def outputs(self) -> tuple[ArraySpec, ...]:
         """Arrays that the operation changes (updated ones too)."""
-        return self._arrays("write", "update")
+        return _getters(type(self))[1](self)  # type: ignore[arg-type]  # the same
 
-    def _arrays(self, *roles: str) -> list[ArraySpec]:
-        names = _names(type(self), *roles)  # type: ignore[arg-type]  # mypy takes no class for hashable
-        return [getattr(self, name) for name in names]
+
+_Getter = Callable[[OperationSpec], tuple[ArraySpec, ...]]
 
 
 @functools.cache
-def _names(cls: type[OperationSpec], *roles: str) -> tuple[str, ...]:
-    """Names of the array fields with one of these roles."""
+def _getters(cls: type[OperationSpec]) -> tuple[_Getter, _Getter]:
+    """What gets the arrays that a specification reads, and those that it changes."""
+    return _getter(cls, "read", "update"), _getter(cls, "write", "update")
+
+
+def _getter(cls: type[OperationSpec], *roles: str) -> _Getter:
+    """What gets the array fields with one of these roles."""
     fields = attrs.fields(cls)  # type: ignore[arg-type]  # every subclass is an attrs class
-    return tuple(field.name for field in fields if field.metadata.get(_ROLE) in roles)
+    names = [field.name for field in fields if field.metadata.get(_ROLE) in roles]
+    if len(names) > 1:
+        return attrgetter(*names)
+    # Of one name, `attrgetter` makes no tuple.
+    return lambda spec: tuple([getattr(spec, name) for name in names])
