@@ -1,13 +1,15 @@
-"""The one place where foreign threads talk to Trio."""
+"""The one place where foreign threads talk to Trio, and where such are started."""
 
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Callable
 
 import trio
 
-__all__ = ["LoopWaker"]
+__all__ = ["Chores", "LoopWaker"]
 
 _logger = logging.getLogger("trio_accel.devices")
 
@@ -49,3 +51,30 @@ class LoopWaker:
         except Exception:
             # An exception that leaves this function would end the whole run.
             _logger.exception("a completion callback failed")
+
+
+class Chores:
+    """What is to be done soon, may block, and has nobody to wait for it: each in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+
+    def start(self, name: str, chore: Callable[[], None]) -> None:
+        """Begin with one; what it raises is logged with its name."""
+        thread = threading.Thread(target=_do, args=(name, chore), name=name, daemon=True)
+        self._threads = [other for other in self._threads if other.is_alive()]
+        self._threads.append(thread)
+        thread.start()
+
+    def finish(self, seconds: float) -> None:
+        """Wait for all, so many seconds at most. Any thread."""
+        deadline = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _do(name: str, chore: Callable[[], None]) -> None:
+    try:
+        chore()
+    except Exception:
+        _logger.exception("%s failed", name)

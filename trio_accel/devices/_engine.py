@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -25,6 +24,7 @@ from ..backends.base import (
     PlacedBlock,
 )
 from ._alarms import Alarms
+from ._bridge import Chores
 from ._completion import CompletionPort, best_completion
 from ._errors import FailureClass, WithdrawnError, classify, locate
 from ._hazards import HazardTracker
@@ -99,7 +99,7 @@ class Engine:
             self.lose_context,
         )
         self._holds: list[Hold] = []
-        self._closing: list[threading.Thread] = []
+        self._chores = Chores()
         self._busy = trio.Event()
         self.launched: int = 0
         self.completed: int = 0
@@ -137,13 +137,8 @@ class Engine:
         """Forget a stream that takes no more work and has none."""
         if lane.on_idle is not None and not lane.operations:
             self._lanes.remove(lane)
-            name = f"{self.device.info.name} closes {lane.stream.name}"
-            closing = threading.Thread(
-                target=_close, args=(lane.on_idle, lane.stream.name), name=name, daemon=True
-            )
-            self._closing = [thread for thread in self._closing if thread.is_alive()]
-            self._closing.append(closing)
-            closing.start()
+            # A vendor's library waits for whatever the device does.
+            self._chores.start(f"to close the library behind stream {lane.stream.name}", lane.on_idle)
 
     def launch(
         self,
@@ -582,17 +577,8 @@ class Engine:
         return await trio.to_thread.run_sync(self._end, not self.in_flight)
 
     def _end(self, is_idle: bool) -> bool:
-        deadline = time.monotonic() + self._grace_at_end
-        for closing in self._closing:
-            closing.join(max(0.0, deadline - time.monotonic()))
+        started = time.monotonic()
+        self._chores.finish(self._grace_at_end)
         if is_idle:
             self._memory.close()
-        return self.device.close(max(0.0, deadline - time.monotonic()))
-
-
-def _close(close: Callable[[], None], stream: str) -> None:
-    """Close the library behind a stream, in a thread: a vendor's waits for whatever the device does."""
-    try:
-        close()
-    except Exception:
-        _logger.exception("the library behind stream %s could not be closed", stream)
+        return self.device.close(max(0.0, self._grace_at_end - (time.monotonic() - started)))

@@ -176,7 +176,8 @@ class InlineDispatch:
             finally:
                 session.engine.over(launch)
                 if travel is not None:
-                    await travel.end()
+                    with trio.CancelScope(shield=True):
+                        await travel.end()
             return planned.reply
 
     def submit(self, operation: Operation[LibraryT, ReplyT]) -> Pending[ReplyT]:

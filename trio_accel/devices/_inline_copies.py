@@ -72,15 +72,14 @@ class Travel:
                 await trio.to_thread.run_sync(copying.run, limiter=self._copies.limiter)
 
     async def end(self) -> None:
-        """Read no array of the program any more; waits a moment if one is being read."""
+        """Read no array of the program any more; waits a moment if one is being read. Not to be cancelled."""
         for copying, _ in self._uploads:
             copying.cancel()
         over = trio.Event()
         for _, filled in self._uploads:
             if not filled.is_over:
                 filled.tell(over.set)
-                with trio.CancelScope(shield=True):
-                    await over.wait()
+                await over.wait()
                 over = trio.Event()
 
     def end_by(self, done: _OnDone) -> _OnDone:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import trio
+from processes import until
 from recovery_load import AT_ONCE, MANY
 
 import trio_accel as ta
@@ -33,8 +33,7 @@ async def wait_at_worker(device: ta.Device, count: int = 1) -> None:
     """Wait until the worker has read so many requests, or more, that are not over."""
     dispatch = device.dispatch
     assert isinstance(dispatch, WorkerDispatch)
-    while dispatch._requests.sent < count:
-        await trio.lowlevel.checkpoint()
+    await until(lambda: dispatch._requests.sent >= count)
     await device.statistics()
 
 
