@@ -13,7 +13,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
-from trio_accel.actors import quick
+from trio_accel.actors import NOT_NOW, quick
 
 Act: TypeAlias = "Callable[[Doer], Awaitable[object]]"
 VARIABLE: ContextVar[str] = ContextVar("VARIABLE", default="none")
@@ -29,14 +29,33 @@ class Tell(ta.Message["Doer"]):
     act: Act
 
 
+WAITING: set[Act] = set()
+
+
+def waits(act: Act) -> Act:
+    """Mark what cannot be done at once."""
+    WAITING.add(act)
+    return act
+
+
 class Doer(ta.Actor):
+    def attempt(self, message: Do | Tell) -> Any:
+        """Drive what is asked for up to its end, if it does not wait."""
+        if message.act in WAITING:
+            return NOT_NOW
+        try:
+            message.act(self).__await__().send(None)
+        except StopIteration as returned:
+            return returned.value
+        raise AssertionError("it waits")
+
     @ta.handles(Do)
-    @quick
+    @quick(attempt)
     async def do(self, message: Do) -> Any:
         return await message.act(self)
 
     @ta.handles(Tell)
-    @quick
+    @quick(attempt)
     async def tell(self, message: Tell) -> None:
         await message.act(self)
 
@@ -51,10 +70,12 @@ async def at_once(actor: Doer) -> str:
     return VARIABLE.get()
 
 
+@waits
 async def wait_forever(actor: Doer) -> None:
     await trio.Event().wait()
 
 
+@waits
 async def after_a_while(actor: Doer) -> str:
     before = VARIABLE.get()
     await trio.lowlevel.checkpoint()
@@ -92,6 +113,7 @@ async def test_what_it_sets_stays_in_its_context() -> None:
 async def test_a_waiting_one_is_cancelled_with_its_asker_and_cleans_up(autojump_clock: MockClock) -> None:
     cleaned: list[float] = []
 
+    @waits
     async def wait(actor: Doer) -> None:
         try:
             await trio.Event().wait()
@@ -112,6 +134,7 @@ async def test_a_waiting_one_is_cancelled_with_its_asker_and_cleans_up(autojump_
 
 
 async def test_a_scope_after_the_first_wait_is_its_own(autojump_clock: MockClock) -> None:
+    @waits
     async def wait(actor: Doer) -> str:
         await trio.lowlevel.checkpoint()
         with trio.move_on_after(1):
@@ -124,14 +147,16 @@ async def test_a_scope_after_the_first_wait_is_its_own(autojump_clock: MockClock
         assert await ref.ask(Do(wait)) == "through"
 
 
-@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("is_waiting", [False, True])
 @pytest.mark.parametrize("directive", [ta.Directive.RESUME, ta.Directive.RESTART])
-async def test_what_it_raises(waits: bool, directive: ta.Directive) -> None:
+async def test_what_it_raises(is_waiting: bool, directive: ta.Directive) -> None:
     async def fail(actor: Doer) -> None:
-        if waits:
+        if is_waiting:
             await trio.lowlevel.checkpoint()
         raise KeyError("boom")
 
+    if is_waiting:
+        WAITING.add(fail)
     policy = ta.Policy(directives={KeyError: directive}, backoff=ta.Backoff(base=0.0, jitter=0.0))
     async with doer(policy) as (ref, system):
         expected = KeyError if directive is ta.Directive.RESUME else ta.ActorFailedError
@@ -144,6 +169,7 @@ async def test_what_it_raises(waits: bool, directive: ta.Directive) -> None:
 async def test_told_and_posted_ones_wait_too(autojump_clock: MockClock) -> None:
     got: list[object] = []
 
+    @waits
     async def note(actor: Doer) -> str:
         await trio.lowlevel.checkpoint()
         await trio.sleep(1)

@@ -20,7 +20,7 @@ from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.backends.base import Isolation
-from trio_accel.devices._hazards import HazardTracker
+from trio_accel.devices._memory_in_use import MemoryInUse
 
 LENGTH = 8
 ARRAYS = 3
@@ -200,19 +200,24 @@ async def test_a_host_operand_is_copied_on_the_stream_that_uses_it(
     assert all(stream.waits == 0 for stream in backend.device.streams)
 
 
-class TestTracker:
+class TestUses:
     def setup_method(self) -> None:
         self.device: Any = type("Device", (), {"is_held": True})()
         self.streams = [ManualStream(f"stream {number}", self.device) for number in range(3)]
-        self.tracker = HazardTracker()
+        self.memory = MemoryInUse(self.device)
 
     def launch(
         self, stream: int, *, reads: tuple[int, ...] = (), writes: tuple[int, ...] = ()
     ) -> ManualEvent:
-        used = self.streams[stream]
-        self.tracker.order(used, reads, writes)
-        event = used.record()
-        self.tracker.record(used, event, reads, writes)
+        return self.use(self.streams[stream], reads, writes)
+
+    def use(self, stream: ManualStream, reads: tuple[int, ...], writes: tuple[int, ...]) -> ManualEvent:
+        self.memory.order(stream, reads, writes)
+        event = stream.record()
+        for block in reads:
+            self.memory.use(block).read(stream, event)
+        for block in writes:
+            self.memory.use(block).write(stream, event)
         return event
 
     def waits(self) -> list[int]:
@@ -247,16 +252,15 @@ class TestTracker:
     def test_a_block_that_many_streams_read_keeps_no_record_of_what_is_done(self) -> None:
         for _ in range(50):
             stream = ManualStream("one of many", self.device)
-            self.tracker.order(stream, (1,), ())
-            event = stream.record()
-            self.tracker.record(stream, event, (1,), ())
-            event.is_done = True
-        assert len(self.tracker._blocks[1].reads) == 1
+            self.use(stream, (1,), ()).is_done = True
+        assert len(self.memory.use(1)._reads or ()) == 1
 
     def test_a_freed_block_is_forgotten(self) -> None:
+        self.device.allocate = self.device.free = lambda *_: None
+        self.memory.allocate(1, 8, lambda: None)
         self.launch(0, writes=(1,))
-        self.tracker.forget(1)
-        self.tracker.forget(2)
+        self.memory.release(1)
+        self.memory.release(2)
         self.launch(1, reads=(1,))
         assert self.waits() == [0, 0, 0]
-        assert not self.tracker._blocks[1].write
+        assert not self.memory.use(1)._write

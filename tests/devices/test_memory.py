@@ -463,8 +463,9 @@ async def test_ten_thousand_operations_leave_nothing(device: ta.Device) -> None:
         assert device.dispatch.session is not None
         engine = device.dispatch.session.engine
         memory = engine._memory_in_use
-        assert set(engine._hazards._blocks) <= memory._allocated
-        assert (memory._pins, memory._dropped, engine._writers, len(engine.alarms)) == ({}, set(), {}, 0)
+        for use in memory._uses.values():
+            assert (use.is_allocated, use.pins, use.is_dropped, use.writer) == (True, 0, False, None)
+        assert len(engine.alarms) == 0
         assert len(engine._lanes) == 3
     np.testing.assert_array_equal(await x.to_host(), np.ones(16))
 

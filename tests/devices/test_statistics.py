@@ -39,6 +39,9 @@ async def test_counts_are_true_at_every_moment(system: ta.System, isolation: Iso
                 nursery.start_soon(ta.linalg.scal, 2.0, x)
             for _ in range(2):
                 nursery.start_soon(ta.fft.fft, y)
+            for _ in range(2):
+                # All are asked by then.
+                await trio.lowlevel.checkpoint()
             with trio.fail_after(10):
                 while completed < 12:
                     now = await device.statistics()

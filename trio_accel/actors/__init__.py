@@ -28,7 +28,7 @@ from ._events import (
     Subscription,
     SupervisorFailed,
 )
-from ._handlers import handles, message_target, quick
+from ._handlers import NOT_NOW, handles, message_target, quick
 from ._messages import Message, Request
 from ._options import (
     Backoff,
@@ -47,6 +47,7 @@ from ._tasks import actor_path_of
 from ._tree import ActorSnapshot
 
 __all__ = [
+    "NOT_NOW",
     "Actor",
     "ActorContext",
     "ActorError",

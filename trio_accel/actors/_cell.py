@@ -28,7 +28,7 @@ from ._incarnation import Incarnation
 from ._mailbox import Mailbox
 from ._messages import AnyMessage, Message, Request
 from ._options import Directive, MailboxOptions, Policy, Restart
-from ._tasks import cell_of_task, running
+from ._tasks import cell_of_task, lend, running
 
 if TYPE_CHECKING:
     from ._handlers import HandlerTable
@@ -200,6 +200,24 @@ class Cell:
             f"{self.actor_class.__name__} ({self.path}) has no handler for {name}; "
             f"declare one with @handles({name}), or send what it handles: {known}"
         )
+
+    def serve_at_once(self, envelope: Envelope, attempt: Callable[..., object]) -> bool:
+        """Serve a message in the task that sends it, in place of the actor's, which waits for one.
+
+        Only while the mailbox is idle.
+
+        Returns:
+            Whether it was served; if not, nothing has happened.
+        """
+        assert self.incarnation is not None  # it is who waits
+        self.mailbox.replace_receiver()
+        task = trio.lowlevel.current_task()
+        before = lend(task, self)
+        try:
+            return self.incarnation.serve_at_once(envelope, attempt)
+        finally:
+            lend(task, before)
+            self.mailbox.restore_receiver()
 
     def request_stop(self, reason: str, *, drain: bool = False) -> None:
         """End after the message being served, or after all that are queued; take no new ones."""

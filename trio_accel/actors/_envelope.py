@@ -185,11 +185,12 @@ class DeferredReply(Generic[ReplyT_contra]):
         return self._cell.unwind(self._envelope)
 
     def _settle(self, result: outcome.Outcome[object]) -> bool:
-        self._cell.settle(self._envelope)
-        settled = self._envelope.resolve(result)
-        if settled and self._cell.system.observers:
+        cell, envelope = self._cell, self._envelope
+        cell.settle(envelope)
+        settled = envelope.resolve(result)
+        if settled and envelope.started_at is not None:
             error = result.error if isinstance(result, outcome.Error) else None
-            self._cell.observe_end(self._envelope, error)
+            cell.observe_end(envelope, error)
         return settled
 
 

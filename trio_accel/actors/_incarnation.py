@@ -11,8 +11,7 @@ from trio.lowlevel import enable_ki_protection
 from ._actor import Actor
 from ._context import ActorContext, RestartInfo
 from ._envelope import EXPIRED, Envelope, EnvelopeState
-from ._handlers import Group, Handler
-from ._steps import first_step, go_on
+from ._handlers import NOT_NOW, Group, Handler
 from ._supervisor import Supervisor
 from ._tasks import running
 
@@ -54,7 +53,7 @@ class Incarnation:
         self.nursery: trio.Nursery
         self.children: Supervisor | None = None
         self.current: Envelope | None = None
-        self.pending_crash: Exception | None = None
+        self.pending_crash: BaseException | None = None
         self.is_finished: bool = False
         self.watched: set[Cell] | None = None
         # Actors below this one that live elsewhere, for the tree.
@@ -109,7 +108,7 @@ class Incarnation:
         """The message that a task of this incarnation is serving."""
         return self._grouped.get(task, self.current)
 
-    def crash(self, error: Exception) -> None:
+    def crash(self, error: BaseException) -> None:
         """Crash before the next message."""
         if self.pending_crash is None:
             self.pending_crash = error
@@ -195,13 +194,13 @@ class Incarnation:
             cell.observe_start(envelope)
         reply: object = None
         try:
-            running = handler.function(self.actor, envelope.message)
-            if handler.is_quick:
-                try:
-                    running = go_on(running, first_step(running, envelope.context))
-                except StopIteration as returned:
-                    self._returned(envelope, returned.value)
+            if handler.attempt is not None:
+                reply = self._try(handler.attempt, envelope)
+                if reply is not NOT_NOW:
+                    self._returned(envelope, reply)
                     return  # noqa: ASYNC910  # the mailbox checkpoints
+                await _take_context(envelope.context)
+            running = handler.function(self.actor, envelope.message)
             if envelope.is_told or envelope.on_done is not None:
                 # Nobody can cancel it.
                 reply = await running
@@ -214,12 +213,45 @@ class Incarnation:
                     return
                 envelope.scope = None
         except BaseException as error:  # noqa: ASYNC103  # what is fatal is raised
-            cell.failed += 1
-            if not cell.reply_with(envelope, error):
-                cell.fail(envelope, error)
+            if not self._fail(envelope, error):
                 raise
             return  # noqa: ASYNC104, ASYNC910  # it is no fatal one
         self._returned(envelope, reply)
+
+    def serve_at_once(self, envelope: Envelope, attempt: Callable[..., object]) -> bool:
+        """Serve a message without waiting, beside the actor's task; see `Cell.serve_at_once`."""
+        if self.cell.system.observers:
+            envelope.queued_at = trio.current_time()
+            self.cell.observe_start(envelope)
+        envelope.state = EnvelopeState.RUNNING
+        self.current = envelope
+        try:
+            reply = self._try(attempt, envelope)
+        except BaseException as error:  # noqa: BLE001  # the actor's task crashes with it
+            if not self._fail(envelope, error):
+                self.crash(error)
+            return True
+        finally:
+            self.current = None
+        if reply is NOT_NOW:
+            envelope.state = EnvelopeState.QUEUED
+            return False
+        self._returned(envelope, reply)
+        return True
+
+    def _try(self, attempt: Callable[..., object], envelope: Envelope) -> object:
+        """Serve a message without waiting, in its context."""
+        if trio.lowlevel.current_task().context is envelope.context:
+            return attempt(self.actor, envelope.message)
+        return envelope.context.run(attempt, self.actor, envelope.message)
+
+    def _fail(self, envelope: Envelope, error: BaseException) -> bool:
+        """Settle a message whose handler raised; returns whether the actor lives on."""
+        self.cell.failed += 1
+        if self.cell.reply_with(envelope, error):
+            return True
+        self.cell.fail(envelope, error)
+        return False
 
     def _returned(self, envelope: Envelope, reply: object) -> None:
         """Settle a message whose handler returned, unless it is deferred."""
@@ -289,3 +321,12 @@ class Incarnation:
         self._group_left = trio.Event()
         await self._group_left.wait()
         self._group_left = None
+
+
+async def _take_context(context: Context) -> None:  # noqa: ASYNC910  # it is the task's already
+    """Run the current task in a context from now on."""
+    task = trio.lowlevel.current_task()
+    if task.context is not context:
+        # Takes effect with the checkpoint.
+        task.context = context
+        await trio.lowlevel.cancel_shielded_checkpoint()

@@ -26,10 +26,11 @@ _IN_A_ROW = 8
 class Mailbox:
     """Messages in arrival order.
 
-    Invariants: `_waiting` is empty unless `_queue` is full; `_receiver` is parked only while
-    there is nothing to receive, so a message that meets a parked receiver is handed to it
-    directly. An ask that waits for room parks only once, for its reply; a tell is woken on
-    admission. A queued envelope is in exactly one of `_queue`, `_waiting`, `_stash`, `_control`.
+    Invariants: `_waiting` is empty unless `_queue` is full; `_receiver` is parked only while there is
+    nothing to receive, so a message that meets a parked receiver is handed to it directly, or served in its
+    place: then it is `_replaced` meanwhile. An ask that waits for room parks only once, for its reply; a
+    tell is woken on admission. A queued envelope is in exactly one of `_queue`, `_waiting`, `_stash`,
+    `_control`.
     """
 
     __slots__ = (
@@ -40,6 +41,7 @@ class Mailbox:
         "_queue",
         "_receiver",
         "_refusal",
+        "_replaced",
         "_stash",
         "_waiting",
         "_woken",
@@ -56,6 +58,7 @@ class Mailbox:
         self._stash: deque[Envelope] | None = None
         self._control: deque[Envelope] | None = None
         self._receiver: trio.lowlevel.Task | None = None
+        self._replaced: trio.lowlevel.Task | None = None
         self._woken = False
         self._in_a_row = 0
         self._refusal: tuple[type[ActorError], str] | None = None
@@ -105,7 +108,7 @@ class Mailbox:
         if self._refusal is not None:
             self._drop(envelope, self._refusal[1])
             raise self._refused(envelope, self._refusal)
-        if self._cell.system.observers:
+        if self._cell.system.observers and envelope.queued_at is None:
             envelope.queued_at = trio.current_time()
         task = self._receiver
         if task is not None:
@@ -128,6 +131,31 @@ class Mailbox:
         self._queue.append(envelope)
         self.peak = max(self.peak, len(self._queue))
         return True
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the actor waits for a message, so that another task could serve it."""
+        return self._receiver is not None and self._refusal is None
+
+    def replace_receiver(self) -> None:
+        """Let another task serve a message in place of the one that waits; only while `is_idle`."""
+        self._replaced, self._receiver = self._receiver, None
+
+    def restore_receiver(self) -> None:
+        """The message was served: let the actor's own task see to what has come meanwhile."""
+        task, self._replaced = self._replaced, None
+        if task is None:
+            # It was cancelled.
+            return
+        self._receiver = task
+        if self._woken:
+            self._woken = False
+            self.wake()
+        elif self._control:
+            self._hand_over(task, self._control.popleft())
+        elif self._queue:
+            self._hand_over(task, self._queue.popleft())
+            self._admit()
 
     def put_control(self, envelope: Envelope) -> None:
         """Take a message of the runtime itself in: before all others, whatever the capacity."""
@@ -162,9 +190,9 @@ class Mailbox:
         """Take the next message; None if the incarnation has something to look at first.
 
         The calling task runs in the message's context afterwards, and one checkpoint is taken
-        for every message, but for a few in a row that share one context or have a quick handler,
-        which is run in it by whoever calls it. An envelope is returned in
-        state RUNNING and must be resolved.
+        for every message, but for a few in a row that share one context, or that can be served without
+        waiting: for these, whoever calls it sees to the context. An envelope is returned in state RUNNING
+        and must be resolved.
         """
         task = trio.lowlevel.current_task()
         if self._woken:
@@ -178,7 +206,8 @@ class Mailbox:
             envelope.state = EnvelopeState.RUNNING
             self._admit()
             if self._in_a_row < _IN_A_ROW and (
-                task.context is envelope.context or self._cell.handlers[type(envelope.message)].is_quick
+                task.context is envelope.context
+                or self._cell.handlers[type(envelope.message)].attempt is not None
             ):
                 self._in_a_row += 1
                 return envelope
@@ -191,7 +220,7 @@ class Mailbox:
         task.context = base
 
         def abort(_: object) -> trio.lowlevel.Abort:
-            self._receiver = None
+            self._receiver = self._replaced = None
             return trio.lowlevel.Abort.SUCCEEDED
 
         received: Envelope | None = await trio.lowlevel.wait_task_rescheduled(abort)

@@ -75,20 +75,32 @@ class Ref(Generic[ActorT_co]):
         sender = cell_of_task()
         if sender is not None:
             _check_cycle(sender, cell)
+        envelope = Envelope(request, context=copy_context(), sender=sender, deadline=math.inf, is_told=False)
+        attempt = cell.handlers[type(request)].attempt
+        if attempt is not None and cell.mailbox.is_idle:
+            # It has nothing else to do, so its task need not be woken.
+            await trio.lowlevel.checkpoint_if_cancelled()
+            results: list[outcome.Outcome[object]] = []
+            envelope.on_done = results.append
+            is_served = cell.serve_at_once(envelope, attempt)
+            envelope.on_done = None
+            if results:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+                # Held by nothing here: an error would hold this frame, and this frame the error.
+                return cast("ReplyT", results.pop().unwrap())
+            if is_served:
+                return cast("ReplyT", await _park(cell, envelope, abandon_on_cancel))
         while True:
-            envelope = Envelope(
-                request,
-                context=copy_context(),
-                sender=sender,
-                deadline=trio.current_effective_deadline(),
-                is_told=False,
-            )
+            envelope.deadline = trio.current_effective_deadline()
             cell.mailbox.put(envelope)
             reply = await _park(cell, envelope, abandon_on_cancel)
             if reply is not EXPIRED:
                 return cast("ReplyT", reply)
             # The deadline has passed, so this raises Cancelled; if it was moved meanwhile, ask again.
             await trio.lowlevel.checkpoint()
+            envelope = Envelope(
+                request, context=copy_context(), sender=sender, deadline=math.inf, is_told=False
+            )
 
     def post(
         self,
@@ -105,8 +117,8 @@ class Ref(Generic[ActorT_co]):
 
         Args:
             request: What to ask.
-            on_done: Called once, on the Trio thread, from the middle of the runtime: it must be quick
-                and must not raise.
+            on_done: Called once, on the Trio thread, from the middle of the runtime, and perhaps before
+                this returns: it must be quick and must not raise.
             context: Context variables that it is served with; by default a copy of the caller's. Many
                 requests with the same one are served faster.
 
@@ -122,7 +134,15 @@ class Ref(Generic[ActorT_co]):
             request, context=context or copy_context(), sender=None, deadline=math.inf, is_told=False
         )
         envelope.on_done = cast("Callable[[outcome.Outcome[object]], None]", on_done)
-        cell.mailbox.put(envelope)
+        attempt = cell.handlers[type(request)].attempt
+        is_served = (
+            attempt is not None
+            and cell.mailbox.is_idle
+            and cell_of_task() is not cell
+            and cell.serve_at_once(envelope, attempt)
+        )
+        if not is_served:
+            cell.mailbox.put(envelope)
         return Posted(cell, envelope)
 
     @enable_ki_protection

@@ -11,7 +11,7 @@ import trio
 if TYPE_CHECKING:
     from ._cell import Cell
 
-__all__ = ["actor_path_of", "cell_of_task", "running", "running_cells"]
+__all__ = ["actor_path_of", "cell_of_task", "lend", "running", "running_cells"]
 
 # Of all systems: an actor of one may ask an actor of another. Each task takes its own entry away.
 _cells: dict[trio.lowlevel.Task, Cell] = {}
@@ -26,6 +26,14 @@ def running(cell: Cell) -> Generator[trio.lowlevel.Task, None, None]:
         yield task
     finally:
         del _cells[task]
+
+
+def lend(task: trio.lowlevel.Task, cell: Cell | None) -> Cell | None:
+    """Let a task run for an actor, or for none; returns for which it did before."""
+    before = _cells.pop(task, None)
+    if cell is not None:
+        _cells[task] = cell
+    return before
 
 
 def cell_of_task() -> Cell | None:

@@ -156,12 +156,18 @@ class _Watched:
     def __init__(self, reap: Callable[[], None]) -> None:
         self._reap = reap
         self._events: dict[AccelStream, deque[AccelEvent]] = {}
-        self._changed = trio.Event()
+        # Made by whoever waits for a change.
+        self._changed: trio.Event | None = None
 
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
         """Look at an event from now on."""
-        self._events.setdefault(stream, deque()).append(event)
-        self._changed.set()
+        events = self._events.get(stream)
+        if events is None:
+            self._events[stream] = deque((event,))
+        else:
+            events.append(event)
+        if self._changed is not None:
+            self.changed()
 
     def close(self) -> None:
         """Look at nothing any more."""
@@ -171,6 +177,12 @@ class _Watched:
         """Wait until there is something new to look at."""
         self._changed = trio.Event()
         await self._changed.wait()
+
+    def changed(self) -> None:
+        """Wake whoever waits for that."""
+        changed, self._changed = self._changed, None
+        if changed is not None:
+            changed.set()
 
     async def wait(self) -> None:
         """Wait until there is something to look at."""
@@ -236,13 +248,12 @@ class _AdaptivePort(_Watched):
     async def _search(self) -> bool:
         """Look for a while; returns whether anything was done."""
         end = self._began + self._budget
-        while True:
+        while not self.look():
             # The rest of the program goes on between two looks.
             await trio.lowlevel.checkpoint()
-            if self.look():
-                return True
             if time.perf_counter() >= end or not self._events:
-                return False
+                return self.look()
+        return True  # noqa: ASYNC910  # there are only so many events that it can see to be done
 
     def _arm(self) -> None:
         """Have each stream ring for what comes first; the others are looked at then."""
@@ -260,4 +271,4 @@ class _AdaptivePort(_Watched):
         if self.look() and time.perf_counter() - self._began <= self._most:
             # It would have been seen in time.
             self._budget = self._most
-        self._changed.set()
+        self.changed()

@@ -67,6 +67,11 @@ class Session:
     def __attrs_post_init__(self) -> None:
         self.submissions = Submissions(self.engine, self.libraries, self.variables)
 
+    def library(self, path: str) -> Ref[LibraryActor] | None:
+        """The actor of a library, if it was started and has not ended."""
+        library = self.libraries.get(path)
+        return None if library is None or library.is_terminated else library
+
 
 class ContextOwner(Protocol):
     """Whom a context belongs to: a device, or a worker process."""

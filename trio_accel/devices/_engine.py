@@ -27,11 +27,10 @@ from ._alarms import Alarms
 from ._bridge import Chores
 from ._completion import CompletionPort, best_completion
 from ._errors import FailureClass, WithdrawnError, classify, locate
-from ._hazards import HazardTracker
 from ._hooks import EngineHook, Phase, enter, notify
 from ._lane import InFlight, Lane, StreamLoad
 from ._leases import Leases
-from ._memory_in_use import MemoryInUse
+from ._memory_in_use import BlockUse, MemoryInUse
 from ._operation import Launch
 from ._options import DeviceOptions
 from ._order import SubmissionOrder, Turn
@@ -75,17 +74,15 @@ class Engine:
         self._is_lost = False
         self.is_closing: bool = False
         self._grace_at_end = options.cancel_grace
-        self._hazards = HazardTracker()
         self._order = SubmissionOrder()
         self._turns: dict[Launch, Turn] = {}
         self._streams = options.streams.open(device)
         self._lanes: list[Lane] = []
-        self._writers: dict[int, InFlight] = {}
         self._flying: set[Launch] = set()
         # Those whose library actor has begun with them, and those of them that are taken back.
         self._waiting: dict[Launch, Lane] = {}
         self._withdrawn: set[Launch] = set()
-        self._memory_in_use = MemoryInUse(device, self._hazards)
+        self._memory_in_use = MemoryInUse(device)
         self.completion: CompletionPort = (options.completion or best_completion(device.info)).open(self.reap)
         # An operation's grace is dropped when it is done: the alarm holds on to its arrays.
         self.alarms: Alarms = Alarms()
@@ -93,14 +90,14 @@ class Engine:
             device,
             self._lanes,
             self._order,
-            self._hazards,
             self._memory_in_use,
             self._watch_lease,
             self.lose_context,
         )
         self._holds: list[Hold] = []
         self._chores = Chores()
-        self._busy = trio.Event()
+        # Made by the watch while there is nothing to watch.
+        self._idle: trio.Event | None = None
         self.launched: int = 0
         self.completed: int = 0
 
@@ -145,7 +142,7 @@ class Engine:
         launch: Launch,
         library: KernelLibrary,
         lane: Lane,
-        defer: Callable[[Callable[[], None]], DeferredReply[None]],
+        defer: Callable[..., DeferredReply[None]],
         crash: Callable[[Exception], None],
         failure: Exception | None = None,
     ) -> DeferredReply[None]:
@@ -155,7 +152,7 @@ class Engine:
             launch: The validated operation.
             library: Library that has it.
             lane: Stream to put it on.
-            defer: Makes the reply, given what to call when the asker is cancelled.
+            defer: Makes the reply, given `on_cancel`: what to call when the asker is cancelled.
             crash: Restarts the library actor; called if the operation makes the library suspect.
             failure: What its preparation failed with: it is refused with that, as by the library.
 
@@ -164,21 +161,21 @@ class Engine:
         """
         if self._is_lost:
             raise ActorStoppedError(f"{launch.name} was not started: the context is lost", path=lane.owner)
-        reads, writes = launch.reads, launch.writes
         has_staged = False
+        memory, stream = self._memory_in_use, lane.stream
         try:
             self._begin(launch, lane, failure)
             # What the program has let go by now is there for this operation.
             self._drain()
             for block, nbytes in launch.allocations:
-                self._memory_in_use.allocate(block, nbytes, self._drain)
-            self._hazards.order(lane.stream, reads, writes)
+                memory.allocate(block, nbytes, self._drain)
+            memory.order(stream, launch.reads, launch.writes)
             for copy in launch.staged:
                 has_staged = True
-                self._memory.enqueue(copy, lane.stream)
-            library.enqueue(launch.spec, lane.stream)
+                self._memory.enqueue(copy, stream)
+            library.enqueue(launch.spec, stream)
             if launch.fault is not None:
-                launch.fault.fault.behind(self.device, lane.stream, sorted(writes), self._holds)
+                launch.fault.fault.behind(self.device, stream, sorted(launch.writes), self._holds)
         except Exception as error:
             self._abandon(launch, lane, error, has_staged=has_staged)
             self._locate(error, launch)
@@ -188,30 +185,40 @@ class Engine:
         operation = self._fly(lane, launch)
         if launch.fault is not None:
             launch.fault.fault.after()
-        for block in writes:
-            self._writers[block] = operation
-        self.completion.watch(lane.stream, operation.event)
+        self.completion.watch(stream, operation.event)
         for output in launch.outputs:
             if output.is_released:
                 # Before it was there: it goes when the operation is complete.
                 self._memory_in_use.release(output.id)
         operation.crash = crash
-        operation.reply = defer(lambda: self._start_grace(lane, operation))
+        operation.reply = defer(on_cancel=lambda: self._start_grace(lane, operation))
         self.launched += 1
         return operation.reply
 
-    def _fly(self, lane: Lane, launch: Launch) -> InFlight:
-        """Hold what was enqueued until it is done."""
-        reads, writes = launch.reads, launch.writes
-        event = lane.stream.record()
-        self._hazards.record(lane.stream, event, reads, writes)
-        after = tuple(self._writers[block] for block in reads if block in self._writers)
-        operation = InFlight(launch, event, reads | writes, writes, after, launched_at=trio.current_time())
-        self._memory_in_use.pin(operation.blocks)
+    def _fly(self, lane: Lane, launch: Launch, *, is_whole: bool = True) -> InFlight:
+        """Hold what was enqueued until it is done: the whole operation, or copies for it alone."""
+        stream, pin = lane.stream, self._memory_in_use.pin
+        event = stream.record()
+        uses: list[BlockUse] = []
+        after: list[InFlight] = []
+        operation = InFlight(launch, event, uses, after, launched_at=trio.current_time())
+        for block in launch.reads:
+            use = pin(block)
+            uses.append(use)
+            use.read(stream, event)
+            if use.writer is not None:
+                after.append(use.writer)
+        for block in launch.writes:
+            use = pin(block)
+            uses.append(use)
+            use.write(stream, event)
+            if is_whole:
+                use.writer = operation
         lane.operations.append(operation)
         lane.load.outstanding += 1
         self._flying.add(launch)
-        self._busy.set()
+        if self._idle is not None:
+            self._wake_watch()
         return operation
 
     def enter(self, launch: Launch) -> None:
@@ -220,7 +227,8 @@ class Engine:
 
     def leave(self, launch: Launch) -> None:
         """Note that an operation is launched, or never will be."""
-        self._withdrawn.discard(launch)
+        if self._withdrawn:
+            self._withdrawn.discard(launch)
         turn = self._turns.pop(launch, None)
         if turn is not None:
             self._order.leave(turn)
@@ -228,8 +236,11 @@ class Engine:
     def may_launch(self, launch: Launch, lane: Lane) -> bool:
         """Whether what it needs is there, and room in the window, and all that goes before is launched."""
         turn = self._turns.get(launch)
-        is_due = launch not in self._withdrawn and (turn is None or turn.is_ready)
-        return is_due and launch.has_arrived and not lane.is_full
+        if turn is not None and turn.waits_for and not turn.is_ready:
+            return False
+        if launch.arrivals and not launch.has_arrived:
+            return False
+        return not lane.is_full and launch not in self._withdrawn
 
     async def prepare(self, launch: Launch, lane: Lane, prepare: Callable[[], None]) -> Exception | None:
         """Have a library do what would block the loop, in a thread.
@@ -307,7 +318,7 @@ class Engine:
         self._notify(Phase.REPLY, launch)
         if has_staged:
             # The copies run all the same: what they use is held until they have.
-            self.completion.watch(lane.stream, self._fly(lane, launch).event)
+            self.completion.watch(lane.stream, self._fly(lane, launch, is_whole=False).event)
         else:
             self._notify(Phase.RELEASE, launch)
         made = {block for block, _ in launch.allocations}
@@ -325,8 +336,9 @@ class Engine:
 
     def over(self, launch: Launch) -> None:
         """Note that nobody waits for an operation any more: unless it is in flight, it holds nothing now."""
-        self.leave(launch)
-        if not self.has(launch):
+        if launch in self._turns:
+            self.leave(launch)
+        if launch not in self._flying:
             launch.forget()
 
     @property
@@ -350,7 +362,12 @@ class Engine:
     def _watch_lease(self, stream: AccelStream, event: AccelEvent) -> None:
         """Look after what a program enqueued during a lease."""
         self.completion.watch(stream, event)
-        self._busy.set()
+        self._wake_watch()
+
+    def _wake_watch(self) -> None:
+        idle, self._idle = self._idle, None
+        if idle is not None:
+            idle.set()
 
     def reap(self) -> None:
         """Reply to everything that is done. Called on the Trio thread after a wake-up."""
@@ -368,7 +385,8 @@ class Engine:
         for other in tuple(self._lanes) if was_full else (lane,):
             if other.load is lane.load:
                 other.notify()
-        self._sweep(lane)
+        if lane.on_idle is not None:
+            self._sweep(lane)
 
     def _finish(self, operation: InFlight) -> None:
         launch, reply, error = operation.launch, operation.reply, operation.failure()
@@ -376,18 +394,21 @@ class Engine:
         self.alarms.drop(operation)
         if reply is not None and not operation.is_lost:
             self.completed += 1
-            self._notify(Phase.COMPLETE, launch)
+            if self._hooks:
+                self._notify(Phase.COMPLETE, launch)
             if error is None:
                 reply.set(None)
             else:
                 self._report(operation, reply, error)
-            self._notify(Phase.REPLY, launch)
-        for block in operation.blocks:
-            if self._writers.get(block) is operation:
-                del self._writers[block]
-        self._memory_in_use.unpin(operation.blocks)
+            if self._hooks:
+                self._notify(Phase.REPLY, launch)
+        unpin = self._memory_in_use.unpin
+        for use in operation.uses:
+            if use.writer is operation:
+                use.writer = None
+            unpin(use)
         launch.forget()
-        if not operation.is_lost:
+        if self._hooks and not operation.is_lost:
             self._notify(Phase.RELEASE, launch)
 
     def _report(self, operation: InFlight, reply: DeferredReply[None], error: Exception) -> None:
@@ -409,9 +430,11 @@ class Engine:
         if self._hooks:
             enter(self._hooks, launch)
         launch.check_inputs()
-        for missing in (failure, *(arrival.failure for arrival in launch.arrivals)):
-            if missing is not None:
-                raise missing
+        if failure is not None:
+            raise failure
+        for arrival in launch.arrivals:
+            if arrival.failure is not None:
+                raise arrival.failure
         hit = launch.fault
         if hit is not None:
             hit.strike()
@@ -435,8 +458,8 @@ class Engine:
         """See what no completion tells: a context that is lost, and operations that do not end."""
         while True:
             if not self.in_flight and self.leases.is_idle:
-                self._busy = trio.Event()
-                await self._busy.wait()
+                self._idle = trio.Event()
+                await self._idle.wait()
             await trio.sleep(_WATCH_INTERVAL)
             if not self._is_lost:
                 self._look_after(trio.current_time())

@@ -143,20 +143,22 @@ class InlineDispatch:
         """See `Device.ask`."""
         losses = 0
         while True:
-            session = await self._ready()
+            session = self.session or await self._ready()
             planner = Planner(self._device, operation)
             planned = operation.plan(planner)
             launch = planner.launch(planned.spec)
             has_refs = bool(launch.uses)
-            library = await self._library(session, operation.library)
+            path = operation.library
+            library = session.library(path) or await self._open_library(session, path)
             if library is None or self.session is not session:
                 # Its blocks are those of a context that is gone: it is planned anew.
                 launch.forget()
                 continue
             travel: Travel | None = None
             try:
-                self._device.validated(launch)
-                travel = self._start(launch)
+                if self._device.hooks:
+                    self._device.validated(launch)
+                travel = None if self._copies is None else self._copies.start(launch)
                 if travel is not None:
                     launch = travel.launch
                 session.engine.enter(launch)
@@ -192,16 +194,13 @@ class InlineDispatch:
         planned = operation.plan(planner)
         launch = planner.launch(planned.spec)
         self._device.validated(launch)
-        travel = self._start(launch)
+        travel = None if self._copies is None else self._copies.start(launch)
         pending = Pending(launch.name, planned.reply)
         done = self._device.window.enter(operation.library, pending)
         if travel is not None:
             launch, done = travel.launch, travel.end_by(done)
         session.submissions.submit(context, launch, done)
         return pending
-
-    def _start(self, launch: Launch) -> Travel | None:
-        return None if self._copies is None else self._copies.start(launch)
 
     @asynccontextmanager
     async def lease(self, ref: AccelRef, *, write: bool, stream: object) -> AsyncGenerator[Any, None]:
@@ -260,14 +259,11 @@ class InlineDispatch:
             raise await self._device.lost()
         return self.session
 
-    async def _library(self, session: Session, path: str) -> Ref[LibraryActor] | None:
-        """The actor of a library, started on first use; None if the session ended meanwhile.
+    async def _open_library(self, session: Session, path: str) -> Ref[LibraryActor] | None:
+        """Start the actor of a library on first use; None if the session ended meanwhile.
 
         A library that is started may belong to the next session already.
         """
-        library = session.libraries.get(path)
-        if library is not None and not library.is_terminated:
-            return library
         assert self._context_ref is not None  # a session is a context's
         try:
             return await self._context_ref.ask(OpenLibrary(path))

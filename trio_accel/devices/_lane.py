@@ -10,6 +10,7 @@ import trio
 
 from ..actors import DeferredReply
 from ..backends.base import AccelEvent, AccelStream, InputFailedError
+from ._memory_in_use import BlockUse
 from ._operation import Launch
 
 __all__ = ["InFlight", "Lane", "StreamLoad"]
@@ -21,9 +22,8 @@ class InFlight:
 
     launch: Launch
     event: AccelEvent
-    blocks: frozenset[int]
-    writes: frozenset[int]
-    after: tuple[InFlight, ...] = ()
+    uses: list[BlockUse]
+    after: list[InFlight]
     """Work in flight that makes its inputs; it is done when this is, though perhaps not seen to be."""
     reply: DeferredReply[None] | None = None
     crash: Callable[[Exception], None] | None = None
@@ -36,13 +36,16 @@ class InFlight:
 
     def touches(self, block: int, *, write: bool) -> bool:
         """Whether it must be over before the host reads a block, or writes it."""
-        return block in (self.blocks if write else self.writes)
+        launch = self.launch
+        return block in launch.writes or (write and block in launch.reads)
 
     def failure(self) -> Exception | None:
         """What it failed with, by itself or with its inputs; may be asked once it is done."""
         if self._failure is None:
-            self._failure = self.event.error or self._failed_input()
-            self.after = ()
+            self._failure = self.event.error
+            if self.after:
+                self._failure = self._failure or self._failed_input()
+                self.after = []
         return self._failure
 
     def _failed_input(self) -> InputFailedError | None:
@@ -95,7 +98,8 @@ class Lane:
     @property
     def is_full(self) -> bool:
         """Whether an operation has to wait for room in the window, or on the stream."""
-        return (len(self.operations) >= self.limit or self.load.is_full) and not self.is_lost
+        is_full = len(self.operations) >= self.limit or self.load.outstanding >= _MOST_ON_A_STREAM
+        return is_full and not self.is_lost
 
     async def drain(self) -> None:
         """Wait until nothing is in flight but what was given up."""

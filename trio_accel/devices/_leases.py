@@ -12,9 +12,8 @@ import trio
 from ..backends.base import AccelDevice, AccelEvent, AccelStream, ContextPoisonedError, Loan
 from ..backends.base.ops import ArraySpec
 from ._blocks import Block
-from ._hazards import HazardTracker
 from ._lane import Lane
-from ._memory_in_use import MemoryInUse
+from ._memory_in_use import BlockUse, MemoryInUse
 from ._order import SubmissionOrder, Turn
 
 __all__ = ["Leases"]
@@ -24,7 +23,7 @@ __all__ = ["Leases"]
 class _Tail:
     """What a program enqueued during a lease, on streams of its own, and that may still run."""
 
-    block: int
+    use: BlockUse
     write: bool
     stream: AccelStream
     event: AccelEvent
@@ -41,8 +40,7 @@ class Leases:
         device: Whose arrays they are.
         lanes: Its streams, with the operations in flight.
         order: In which turn operations are launched.
-        hazards: Gets what the program has enqueued.
-        memory: Blocks that are in use.
+        memory: Blocks that are in use; gets what the program has enqueued.
         watch: Has `reap` called soon after an event on a stream is done.
         lose: Has the context replaced, which is lost.
     """
@@ -52,7 +50,6 @@ class Leases:
         device: AccelDevice,
         lanes: Sequence[Lane],
         order: SubmissionOrder,
-        hazards: HazardTracker,
         memory: MemoryInUse,
         watch: Callable[[AccelStream, AccelEvent], None],
         lose: Callable[[Exception], None],
@@ -60,7 +57,6 @@ class Leases:
         self._device = device
         self._lanes = lanes
         self._order = order
-        self._hazards = hazards
         self._memory = memory
         self._watch = watch
         self._lose = lose
@@ -114,6 +110,8 @@ class Leases:
 
     def reap(self) -> None:
         """Let go of the blocks that the program's work is done with."""
+        if not self._tails:
+            return
         done = [tail for tail in self._tails if tail.event.is_done]
         if done:
             self._tails = [tail for tail in self._tails if tail not in done]
@@ -123,7 +121,7 @@ class Leases:
                 self._lose(errors[0])
                 return
             for tail in done:
-                self._memory.unpin([tail.block])
+                self._memory.unpin(tail.use)
             self._notify()
 
     async def drain(self) -> None:
@@ -140,7 +138,6 @@ class Leases:
 
     @asynccontextmanager
     async def _hold(self, turn: Turn, block: int, *, write: bool) -> AsyncGenerator[None, None]:
-        blocks = frozenset([block])
         try:
             await turn.wait()
             for lane in tuple(self._lanes):
@@ -148,37 +145,37 @@ class Leases:
                     if lane.is_lost:
                         break
                     await lane.changed.wait()
-            while any(tail.block == block and (write or tail.write) for tail in self._tails):
+            while any(tail.use.block == block and (write or tail.write) for tail in self._tails):
                 await self._changed.wait()
-            self._memory.pin(blocks)
+            use = self._memory.pin(block)
             try:
                 yield
             finally:
-                self._memory.unpin(blocks)
+                self._memory.unpin(use)
         finally:
             self._order.leave(turn)
 
     def _end(self, loan: Loan, block: Block, *, write: bool) -> None:
         """Take an array back, before the turn of later operations comes."""
-        blocks = frozenset([block.id])
         try:
             last = loan.take_back()
         except Exception as error:
             # Nobody knows when the program's work is over: the memory is never anybody else's.
-            self._memory.pin(blocks)
+            self._memory.pin(block.id)
             if write:
                 block.spoil("lease", error)
             raise
         if last is None:
             return
-        self._memory.pin(blocks)
+        use = self._memory.pin(block.id)
         if self._lost is not None:
             return
         stream, event = last
-        self._hazards.record(
-            stream, event, frozenset() if write else blocks, blocks if write else frozenset()
-        )
-        self._tails.append(_Tail(block.id, write, stream, event))
+        if write:
+            use.write(stream, event)
+        else:
+            use.read(stream, event)
+        self._tails.append(_Tail(use, write, stream, event))
         self._watch(stream, event)
 
     def _notify(self) -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import trio
 
-from ..actors import Actor, ActorContext, DeferredReply, handles, quick
+from ..actors import NOT_NOW, Actor, ActorContext, DeferredReply, handles, quick
 from ..backends.base import KernelLibrary
 from ._engine import Engine
 from ._errors import FailureClass, classify
@@ -59,11 +59,21 @@ class LibraryActor(Actor):
         finally:
             engine.retire_lane(lane, kernels.close)
 
+    def launch_now(self, message: Launch) -> object:
+        """Enqueue an operation, unless it would have to wait."""
+        try:
+            if self._kernels.prepare(message.spec) is not None:
+                return NOT_NOW
+            if not self._engine.may_launch(message, self._lane):
+                return NOT_NOW
+            return self._launch(message, None)
+        except Exception as error:  # noqa: BLE001  # whose it is, is told there
+            return self._refused(error)
+
     @handles(Launch)
-    @quick
+    @quick(launch_now)
     async def launch(self, message: Launch) -> DeferredReply[None]:
         """Enqueue an operation, when the window has room and those before it are launched."""
-        context = self.context
         failure: Exception | None = None
         try:
             prepare = self._kernels.prepare(message.spec)
@@ -71,17 +81,22 @@ class LibraryActor(Actor):
                 failure = await self._engine.prepare(message, self._lane, prepare)
             if not self._engine.may_launch(message, self._lane):
                 await self._engine.wait_to_launch(message, self._lane)
-            return self._engine.launch(
-                message,
-                self._kernels,
-                self._lane,
-                lambda on_cancel: context.defer(on_cancel=on_cancel),
-                context.crash,
-                failure,
-            )
-        except Exception as error:
-            if classify(error) is FailureClass.SUSPECT:
-                raise
-            reply: DeferredReply[None] = context.defer()
-            reply.fail(error)
-            return reply
+            return self._launch(message, failure)
+        except Exception as error:  # noqa: BLE001  # whose it is, is told there
+            return self._refused(error)
+
+    def _launch(self, message: Launch, failure: Exception | None) -> DeferredReply[None]:
+        context = self.context
+        return self._engine.launch(message, self._kernels, self._lane, context.defer, context.crash, failure)
+
+    def _refused(self, error: Exception) -> DeferredReply[None]:
+        """Reply with what the library said; called while that is handled.
+
+        Raises:
+            Exception: The same, if the library is suspect.
+        """
+        if classify(error) is FailureClass.SUSPECT:
+            raise error
+        reply: DeferredReply[None] = self.context.defer()
+        reply.fail(error)
+        return reply

@@ -1,36 +1,102 @@
-"""The blocks of one context: which there are, and which are in use."""
+"""The blocks of one context: which there are, who uses them, and what must wait for whom because of them."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
-from ..backends.base import AccelDevice, OutOfMemoryError, PlacedBlock
-from ._hazards import HazardTracker
+from ..backends.base import AccelDevice, AccelEvent, AccelStream, OutOfMemoryError, PlacedBlock
 
-__all__ = ["MemoryInUse"]
+if TYPE_CHECKING:
+    from ._lane import InFlight
+
+__all__ = ["BlockUse", "MemoryInUse"]
+
+
+class BlockUse:
+    """What is known of one block.
+
+    Attributes:
+        block: Its id.
+        is_allocated: Whether it is there.
+        is_dropped: Whether it is to be freed as soon as nothing uses it.
+        pins: How many operations in flight, and leases, use it.
+        writer: The operation in flight that writes it last.
+    """
+
+    __slots__ = ("_reads", "_write", "block", "is_allocated", "is_dropped", "pins", "writer")
+
+    def __init__(self, block: int) -> None:
+        self.block: int = block
+        self.is_allocated: bool = False
+        self.is_dropped: bool = False
+        self.pins: int = 0
+        self.writer: InFlight | None = None
+        # The last unfinished write and, since then, the last read of each stream.
+        self._write: tuple[AccelStream, AccelEvent] | None = None
+        self._reads: dict[AccelStream, AccelEvent] | None = None
+
+    def order_read(self, stream: AccelStream) -> None:
+        """Make a stream wait for what a read must follow."""
+        if self._write is not None:
+            _wait(stream, *self._write)
+
+    def order_write(self, stream: AccelStream) -> None:
+        """Make a stream wait for what a write must follow."""
+        if self._write is not None:
+            _wait(stream, *self._write)
+        if self._reads:
+            for other, event in self._reads.items():
+                _wait(stream, other, event)
+
+    def read(self, stream: AccelStream, event: AccelEvent) -> None:
+        """Remember a read that was enqueued: the event is done when it is."""
+        reads = self._reads
+        if reads is None:
+            self._reads = {stream: event}
+            return
+        if stream not in reads:
+            # An array that is read for ever by one stream after the other keeps none that is done.
+            for other in [other for other, last in reads.items() if last.is_done]:
+                del reads[other]
+        reads[stream] = event
+
+    def write(self, stream: AccelStream, event: AccelEvent) -> None:
+        """Remember a write that was enqueued."""
+        # Earlier reads are ordered before this write, so whoever waits for it has waited for them.
+        self._write = stream, event
+        self._reads = None
 
 
 class MemoryInUse:
     """Frees blocks that were let go as soon as nothing in flight, and no lease, uses them.
 
+    It also knows what of their use is not finished: read-after-write, write-after-read and
+    write-after-write. Work on one stream is ordered by the stream; only other streams' events are waited
+    for, and only on the device: the host never waits.
+
     Args:
         device: Whose memory it is.
-        hazards: What is remembered of their use; forgotten with them.
     """
 
-    __slots__ = ("_allocated", "_device", "_dropped", "_hazards", "_pins")
+    __slots__ = ("_device", "_uses")
 
-    def __init__(self, device: AccelDevice, hazards: HazardTracker) -> None:
+    def __init__(self, device: AccelDevice) -> None:
         self._device = device
-        self._hazards = hazards
-        self._allocated: set[int] = set()
-        self._pins: dict[int, int] = {}
-        self._dropped: set[int] = set()
+        self._uses: dict[int, BlockUse] = {}
 
     def adopt(self, blocks: Iterable[int]) -> None:
         """Take over blocks that are there from the context before."""
-        self._allocated.update(blocks)
+        for block in blocks:
+            self.use(block).is_allocated = True
+
+    def use(self, block: int) -> BlockUse:
+        """What is known of a block; of one that is not there, too."""
+        use = self._uses.get(block)
+        if use is None:
+            use = self._uses[block] = BlockUse(block)
+        return use
 
     def allocate(self, block: int, nbytes: int, drain: Callable[[], None]) -> None:
         """Make a block.
@@ -50,37 +116,52 @@ class MemoryInUse:
             gc.collect()
             drain()
             self._device.allocate(block, nbytes)
-        self._allocated.add(block)
+        self.use(block).is_allocated = True
+
+    def order(self, stream: AccelStream, reads: Iterable[int], writes: Iterable[int]) -> None:
+        """Make a stream wait for everything that work on these blocks must follow."""
+        uses = self._uses
+        for block in reads:
+            if block in uses:
+                uses[block].order_read(stream)
+        for block in writes:
+            if block in uses:
+                uses[block].order_write(stream)
 
     def release(self, block: int) -> None:
         """Free a block, as soon as nothing uses it."""
-        if block not in self._allocated:
+        use = self._uses.get(block)
+        if use is None or not use.is_allocated:
             # Its operation was withdrawn before it was launched.
             return
-        if self._pins.get(block):
-            self._dropped.add(block)
+        if use.pins:
+            use.is_dropped = True
             return
-        self._allocated.discard(block)
-        self._dropped.discard(block)
-        self._hazards.forget(block)
+        del self._uses[block]
         self._device.free(block)
 
     def placed(self, block: int) -> PlacedBlock | None:
         """Where a block of a chunk that is kept lies; None if it is freed."""
-        return self._device.placement(block) if block in self._allocated else None
+        use = self._uses.get(block)
+        return self._device.placement(block) if use is not None and use.is_allocated else None
 
-    def pin(self, blocks: Iterable[int]) -> None:
-        """They are used."""
-        for block in blocks:
-            self._pins[block] = self._pins.get(block, 0) + 1
+    def pin(self, block: int) -> BlockUse:
+        """It is used."""
+        use = self._uses.get(block) or self.use(block)
+        use.pins += 1
+        return use
 
-    def unpin(self, blocks: Iterable[int]) -> None:
-        """A use of them is over."""
-        for block in blocks:
-            left = self._pins[block] - 1
-            if left:
-                self._pins[block] = left
-                continue
-            del self._pins[block]
-            if block in self._dropped:
-                self.release(block)
+    def unpin(self, use: BlockUse) -> None:
+        """A use of a block is over."""
+        use.pins -= 1
+        if use.pins:
+            return
+        if use.is_dropped:
+            self.release(use.block)
+        elif not use.is_allocated:
+            del self._uses[use.block]
+
+
+def _wait(stream: AccelStream, other: AccelStream, event: AccelEvent) -> None:
+    if other is not stream and not event.is_done:
+        stream.wait(event)

@@ -109,6 +109,7 @@ class Launch(Request["LibraryActor", None]):
         arrivals: What must be over before it is launched.
         reads: Blocks that it reads, with what is staged for it.
         writes: Blocks that it changes.
+        is_forgotten: Whether it is over and holds nothing any more.
     """
 
     name: str
@@ -124,6 +125,7 @@ class Launch(Request["LibraryActor", None]):
     arrivals: Sequence[Arrival] = ()
     reads: frozenset[int] = attrs.field(init=False)
     writes: frozenset[int] = attrs.field(init=False)
+    is_forgotten: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
         reads = [array.block for array in self.spec.inputs()]
@@ -167,6 +169,9 @@ class Launch(Request["LibraryActor", None]):
         Errors live on, in the tree and in the program, with frames that refer to the launch; they
         must not keep its arrays alive.
         """
+        if self.is_forgotten:
+            return
+        self.is_forgotten = True
         self.outputs.clear()
         self.uses.clear()
         self.keep.clear()

@@ -23,13 +23,14 @@ class Turn:
         followers: Those that wait for this one.
         ready: Set when it waits for none any more; made when somebody waits for that.
         is_leaving: Whether it is gone but for its place, which those behind it keep.
+        is_over: Whether it has given its place up.
     """
 
     __slots__ = (
-        "_is_over",
         "_is_released",
         "followers",
         "is_leaving",
+        "is_over",
         "reads",
         "ready",
         "waits_for",
@@ -43,7 +44,7 @@ class Turn:
         self.followers: list[Turn] = []
         self.ready: trio.Event | None = None
         self.is_leaving: bool = False
-        self._is_over = False
+        self.is_over: bool = False
         self._is_released = False
 
     @property
@@ -65,24 +66,22 @@ class Turn:
 
     def follow(self, other: Turn) -> None:
         """Come after another, unless that is over."""
-        if not other._is_over and other is not self:
+        if not other.is_over and other is not self:
             other.followers.append(self)
             self.waits_for += 1
 
     def end(self) -> list[Turn]:
         """Give the place up; returns those that may give up theirs now."""
-        self._is_over = True
-        followers, self.followers = self.followers, []
+        self.is_over = True
+        followers = self.followers
+        if not followers:
+            return []
+        self.followers = []
         for turn in followers:
             turn.waits_for -= 1
             if turn.is_ready and turn.ready is not None:
                 turn.ready.set()
         return [turn for turn in followers if turn.is_leaving and not turn.waits_for]
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has given its place up."""
-        return self._is_over
 
 
 class SubmissionOrder:
@@ -97,7 +96,7 @@ class SubmissionOrder:
     def __init__(self) -> None:
         # By block: the last that writes it, and those that read it since.
         self._writers: dict[int, Turn] = {}
-        self._readers: dict[int, list[Turn]] = {}
+        self._readers: dict[int, dict[Turn, None]] = {}
 
     def __len__(self) -> int:
         return len(self._writers) + len(self._readers)
@@ -105,16 +104,26 @@ class SubmissionOrder:
     def enter(self, reads: frozenset[int], writes: frozenset[int]) -> Turn:
         """Give the next operation its place."""
         turn = Turn(reads, writes)
-        for block in reads | writes:
-            writer = self._writers.get(block)
+        writers, readers = self._writers, self._readers
+        for block in reads:
+            if block in writes:
+                continue
+            writer = writers.get(block)
             if writer is not None:
                 turn.follow(writer)
+            known = readers.get(block)
+            if known is None:
+                readers[block] = {turn: None}
+            else:
+                known[turn] = None
         for block in writes:
-            for reader in self._readers.pop(block, ()):
-                turn.follow(reader)
-            self._writers[block] = turn
-        for block in reads - writes:
-            self._readers.setdefault(block, []).append(turn)
+            writer = writers.get(block)
+            if writer is not None:
+                turn.follow(writer)
+            if block in readers:
+                for reader in readers.pop(block):
+                    turn.follow(reader)
+            writers[block] = turn
         return turn
 
     def leave(self, turn: Turn) -> None:
@@ -124,7 +133,10 @@ class SubmissionOrder:
         knows of those before it by that alone.
         """
         turn.is_leaving = True
-        leaving = [turn] if not turn.waits_for and not turn.is_over else []
+        if turn.waits_for or turn.is_over:
+            return
+        self._forget(turn)
+        leaving = turn.end()
         while leaving:
             left = leaving.pop()
             self._forget(left)
@@ -134,9 +146,9 @@ class SubmissionOrder:
         for block in turn.writes:
             if self._writers.get(block) is turn:
                 del self._writers[block]
-        for block in turn.reads - turn.writes:
+        for block in turn.reads:
             readers = self._readers.get(block)
             if readers is not None and turn in readers:
-                readers.remove(turn)
+                del readers[turn]
                 if not readers:
                     del self._readers[block]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterable, Mapping
-
-import attrs
+from typing import NamedTuple
 
 __all__ = ["ALIGNMENT", "ChunkAllocator", "Placement"]
 
@@ -13,8 +12,7 @@ ALIGNMENT = 512
 """Blocks start at multiples of this many bytes, which suits every vendor's library."""
 
 
-@attrs.frozen
-class Placement:
+class Placement(NamedTuple):
     """Where a block lies.
 
     Attributes:
@@ -115,10 +113,16 @@ class ChunkAllocator:
         if index == len(self._gaps):
             self._grow(size)
             index = bisect.bisect_left(self._gaps, (size, 0, 0))
-        gap, chunk, start = self._gaps[index]
-        self._remove_gap(chunk, start, start + gap)
+        gap, chunk, start = self._gaps.pop(index)
+        end = start + gap
+        del self._by_start[chunk, start]
         if gap > size:
-            self._add_gap(chunk, start + size, start + gap)
+            # What is left of the gap ends where it ended.
+            bisect.insort(self._gaps, (gap - size, chunk, start + size))
+            self._by_start[chunk, start + size] = end
+            self._by_end[chunk, end] = start + size
+        else:
+            del self._by_end[chunk, end]
         self._placements[block] = placement = Placement(chunk, start, size)
         self.used += size
         return placement

@@ -101,7 +101,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         with self._lock:
             if block in self._blocks:
                 raise KeyError(f"block {block} exists already")
-            if nbytes > self._free():
+            if nbytes > self._limit - self._used and nbytes > self._free():
                 raise self._error(nbytes, self._free())
             try:
                 place = self._allocator.allocate(block, nbytes)

@@ -15,6 +15,13 @@ from ._driver import check, describe, error_of, is_sticky
 __all__ = ["CudaContext"]
 
 
+class _Pushed(threading.local):
+    """For each thread, what the blocks that it is in have pushed."""
+
+    def __init__(self) -> None:
+        self.depth: list[bool] = []
+
+
 class CudaContext:
     """The primary context of a device, which every library and every other package in the process shares.
 
@@ -31,13 +38,14 @@ class CudaContext:
     """
 
     __slots__ = (
+        "_address",
         "_before_loss",
-        "_depth",
         "_device",
         "_handle",
         "_lock",
         "_loss",
         "_number",
+        "_pushed",
         "is_dead",
         "is_lost",
     )
@@ -54,7 +62,8 @@ class CudaContext:
                 " isolation='process' the device is rebuilt by itself",
                 device=device,
             ) from error
-        self._depth = threading.local()
+        self._address = int(self._handle)
+        self._pushed = _Pushed()
         self._lock = threading.Lock()
         self._loss: str | None = None
         self._before_loss: list[Callable[[], None]] = []
@@ -62,17 +71,15 @@ class CudaContext:
         self.is_dead: bool = False
 
     def __enter__(self) -> None:
-        _, current = driver.cuCtxGetCurrent()
-        depth: list[bool] = self._depth.__dict__.setdefault("pushed", [])
-        is_foreign = int(current) != int(self._handle)
-        depth.append(is_foreign)
+        is_foreign = int(driver.cuCtxGetCurrent()[1]) != self._address
+        self._pushed.depth.append(is_foreign)
         if is_foreign:
             driver.cuCtxPushCurrent(self._handle)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._depth.pushed.pop():
+        if self._pushed.depth.pop():
             driver.cuCtxPopCurrent()
 
     @property

@@ -68,7 +68,8 @@ class CudaLibrary:
                 backend="cuda",
                 device=self._device.info.name,
             )
-        stream.check()
+        if stream.is_closed or self._context.is_lost:
+            stream.check()
         self._in_context(enqueue, spec, stream)
 
     def close(self) -> None:

@@ -37,6 +37,9 @@ from ._wire_errors import encode_error
 
 __all__ = ["WorkerSide"]
 
+# So many messages are taken before other tasks have their turn.
+_IN_A_ROW = 16
+
 
 @attrs.define(eq=False)
 class _Serving:
@@ -164,8 +167,11 @@ class WorkerSide:
             gc.freeze()
             self._channel.send(("ready", tuple(self._device.libraries)), now=True)
             while True:
-                for message, descriptors in received:
+                for number, (message, descriptors) in enumerate(received, 1):
                     await self._take(message, descriptors)
+                    if not number % _IN_A_ROW:
+                        # What is launched by now may be done.
+                        await trio.lowlevel.checkpoint()
                 try:
                     received = await self._channel.receive()
                 except EndOfChannel:
