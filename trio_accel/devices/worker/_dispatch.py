@@ -346,7 +346,8 @@ class WorkerDispatch:
         planner = Planner(device, operation)
         planned = operation.plan(planner)
         launch = planner.launch(planned.spec)
-        device.validated(launch)
+        if device.hooks:
+            device.validated(launch)
         hosts = HostArrays(self._by_value, self._staging)
         request = OperationRequest(self._requests.next_number(), launch, hosts, spoils=spoils)
         return request, planned.reply
@@ -367,7 +368,7 @@ class WorkerDispatch:
             return
         self._released.clear()
         link.send(message, now=self._requests.sent == 1)
-        if isinstance(request, OperationRequest):
+        if isinstance(request, OperationRequest) and request.hosts.copies:
             self._copies.stage(request, self._filled)
         if request.library:
             self._pool.warm(request.library)
@@ -521,7 +522,8 @@ class WorkerDispatch:
                 else:
                     self._chunks.place(blocks)
                     self._mirror.done(request.library, error)
-        self._requests.pump()
+        if self._requests.waiting:
+            self._requests.pump()
 
     def _collect(self, request: OperationRequest) -> None:
         """There is no memory for a request: arrays in reference cycles may hold some."""

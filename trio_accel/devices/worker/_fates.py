@@ -73,7 +73,8 @@ class Fates:
             _strike(launch)
         if error is None:
             request.hosts.fill(results)
-            self._copies.fetch(request)
+            if request.hosts.copies:
+                self._copies.fetch(request)
         else:
             self._copies.cancel(request)
         # Of an asker that has gone, nobody has the arrays, and they are released already.
@@ -87,7 +88,7 @@ class Fates:
         for output in launch.outputs:
             if output.id in damaged or request.failure is not None:
                 output.spoil(launch.name, error)
-        if is_launched:
+        if is_launched and self._device.hooks:
             self._notify(launch)
         request.finish_after_copies(error)
         return blocks, error

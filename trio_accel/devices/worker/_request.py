@@ -114,7 +114,10 @@ class RemoteRequest:
 
     def finish_after_copies(self, error: BaseException | None) -> None:
         """Give the outcome when nothing uses the program's arrays any more; a copy may fail until then."""
-        self._after_copies(lambda: self.finish(error or self.failure))
+        if self.copies:
+            self._after_copies(lambda: self.finish(error or self.failure))
+        else:
+            self.finish(error or self.failure)
 
     def unwind_after_copies(self) -> None:
         """Let a cancelled asker go when nothing uses the program's arrays any more, whatever the outcome."""

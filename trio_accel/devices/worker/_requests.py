@@ -70,10 +70,12 @@ class RequestTable:
         is_moving = self._is_open and self.waiting > 0
         while is_moving:
             is_moving = False
-            for queue in tuple(self._queues.values()):
+            queues = [queue for queue in self._queues.values() if queue]
+            for queue in queues:
                 while queue and self._is_open and self._may_go(queue[0]):
                     self._unqueue(queue.popleft())
-                    is_moving = True
+                    # One of another library may have waited for it.
+                    is_moving = len(queues) > 1
 
     def done(self, number: int) -> RemoteRequest | None:
         """The worker is done with a request; returns it, if it was known."""
@@ -147,12 +149,14 @@ class RequestTable:
 
     def _has_room(self, request: RemoteRequest) -> bool:
         # A lease launches nothing.
-        is_free = not request.library or self._counts.get(request.library, 0) < self._limit
+        if request.library and self._counts.get(request.library, 0) >= self._limit:
+            return False
         # Who is alone may go: nobody would ever make room for it.
-        return is_free and (request.has_room or not self._sent)
+        return request.has_room or not self._sent
 
     def _may_go(self, request: RemoteRequest) -> bool:
-        return self._has_room(request) and (request.turn is None or request.turn.is_ready)
+        turn = request.turn
+        return (turn is None or not turn.waits_for or turn.is_ready) and self._has_room(request)
 
     def _queue(self, request: RemoteRequest) -> None:
         request.turn = self._order.enter(request.reads, request.writes)

@@ -7,7 +7,8 @@ import functools
 import importlib
 import reprlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any, NoReturn, TypeAlias, TypeVar, cast
 
 import attrs
@@ -33,6 +34,8 @@ _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 _SHORT = reprlib.Repr()
 _SHORT.maxother = _SHORT.maxstring = 100
 _DTYPES = {member.value: member for member in DType}
+# By their identity: a member's hash takes longer than all the rest.
+_NAMES = {id(member): member.value for member in DType}
 
 
 def encode_spec(spec: OperationSpec, host: HostEncoder) -> Wire:
@@ -49,11 +52,10 @@ def encode_spec(spec: OperationSpec, host: HostEncoder) -> Wire:
     cls = type(spec)
     codec = _CODECS.get(cls) or _codec(cls)
     values: list[object] = [codec.path]
-    for name in codec.names:
-        value = getattr(spec, name)
-        kind = type(cast("object", value))
+    for name, value in zip(codec.names, codec.values(spec), strict=True):
+        kind = type(value)
         if kind is ArraySpec:
-            values.append(_encode_array_spec(value))
+            values.append(_encode_array_spec(cast("ArraySpec", value)))
         elif kind in _PLAIN:
             values.append(value)
         else:
@@ -79,7 +81,13 @@ def decode_spec(data: Wire, host: HostDecoder) -> OperationSpec:
         ImportError: This process has no such module.
     """
     codec = _codec_at(cast("str", data[0]))
-    values = [_decode(cast("Wire", value), host) if type(value) is tuple else value for value in data[1:]]
+    values: list[object] = []
+    for value in data[1:]:
+        plain: Any = value
+        if type(plain) is tuple:
+            values.append(_array_of(*plain) if plain[0] == _ARRAY else _decode(cast("Wire", plain), host))
+        else:
+            values.append(plain)
     if not codec.keywords:
         return codec.cls(*values)
     count = len(values) - len(codec.keywords)
@@ -112,12 +120,14 @@ class _Codec:
     Attributes:
         names: Names of the fields that make one, those that are only keywords last.
         keywords: How the initializer calls the latter.
+        values: Gets the fields.
     """
 
     cls: Callable[..., OperationSpec]
     path: str
     names: tuple[str, ...]
     keywords: tuple[str, ...]
+    values: Callable[[OperationSpec], Iterable[object]]
 
 
 _CODECS: dict[type[OperationSpec], _Codec] = {}
@@ -137,14 +147,17 @@ def _codec(cls: type[OperationSpec]) -> _Codec:
     fields = [field for field in attrs.fields(cast("Any", cls)) if field.init]
     positional = [field.name for field in fields if not field.kw_only]
     keywords = [field for field in fields if field.kw_only]
-    codec = _Codec(
-        cls,
-        path,
-        (*positional, *(field.name for field in keywords)),
-        tuple(str(field.alias) for field in keywords),
-    )
+    names = (*positional, *(field.name for field in keywords))
+    codec = _Codec(cls, path, names, tuple(str(field.alias) for field in keywords), _getter(names))
     _CODECS[cls] = codec
     return codec
+
+
+def _getter(names: tuple[str, ...]) -> Callable[[OperationSpec], Iterable[object]]:
+    if len(names) > 1:
+        return attrgetter(*names)
+    # Of one name, `attrgetter` makes no tuple.
+    return lambda spec: [getattr(spec, name) for name in names]
 
 
 @functools.cache
@@ -176,10 +189,15 @@ def _encode_array_spec(spec: ArraySpec) -> object:
         _ARRAY,
         int(spec.block),
         int(spec.offset),
-        spec.dtype.value,
-        (*map(int, spec.shape),),
-        (*map(int, spec.strides),),
+        _NAMES[id(spec.dtype)],
+        _integers(spec.shape),
+        _integers(spec.strides),
     )
+
+
+@functools.lru_cache(1024)
+def _integers(numbers: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(map(int, numbers))
 
 
 def _encode_number(value: Any) -> object:
@@ -192,11 +210,14 @@ def _encode_number(value: Any) -> object:
     return plain
 
 
+def _array_of(_: Any, block: Any, offset: Any, dtype: Any, shape: Any, strides: Any) -> ArraySpec:
+    return ArraySpec(block, offset, _DTYPES[dtype], shape, strides)
+
+
 def _decode(data: Wire, host: HostDecoder) -> object:
     tag, *values = cast("tuple[Any, ...]", data)
     if tag == _ARRAY:
-        block, offset, dtype, shape, strides = values
-        return ArraySpec(block, offset, _DTYPES[dtype], shape, strides)
+        return _array_of(*cast("tuple[Any, ...]", data))
     if tag == _COMPLEX:
         return complex(*values)
     if tag == _HOST:
