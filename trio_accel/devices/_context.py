@@ -107,6 +107,11 @@ class ContextOwner(Protocol):
         ...
 
     @property
+    def on_look(self) -> Callable[[int], None] | None:
+        """Called whenever the engine looks after what is in flight; with 0 when nothing is any more."""
+        ...
+
+    @property
     def opened(self) -> AccelDevice | None:
         """The device, where it is open already."""
         ...
@@ -143,6 +148,7 @@ class ContextActor(Actor):
             lose=self._lose,
             drain=owner.blocks.drain,
             on_launch=owner.on_launch,
+            on_look=owner.on_look,
         )
         self._session = Session(engine.generation, engine, context, owner.variables)
         cause: BaseException | None = None

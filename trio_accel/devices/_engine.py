@@ -62,6 +62,7 @@ class Engine:
         lose: Callable[[Exception], None],
         drain: Callable[[], None],
         on_launch: Callable[[Launch], None] | None = None,
+        on_look: Callable[[int], None] | None = None,
     ) -> None:
         self.device = device
         self.generation: int = generation
@@ -71,6 +72,7 @@ class Engine:
         self._lose = lose
         self._drain = drain
         self._on_launch = on_launch
+        self._on_look = on_look
         self._is_lost = False
         self.is_closing: bool = False
         self._grace_at_end = options.cancel_grace
@@ -456,13 +458,21 @@ class Engine:
     @enable_ki_protection
     async def watch(self) -> None:
         """See what no completion tells: a context that is lost, and operations that do not end."""
+        number = 0
         while True:
             if not self.in_flight and self.leases.is_idle:
+                self._tell_look(0)
                 self._idle = trio.Event()
                 await self._idle.wait()
+            number += 1
+            self._tell_look(number)
             await trio.sleep(_WATCH_INTERVAL)
             if not self._is_lost:
                 self._look_after(trio.current_time())
+
+    def _tell_look(self, number: int) -> None:
+        if self._on_look is not None:
+            self._on_look(number)
 
     def _look_after(self, now: float) -> None:
         for lane in self._lanes:

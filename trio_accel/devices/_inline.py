@@ -111,6 +111,11 @@ class InlineDispatch:
         return
 
     @property
+    def on_look(self) -> None:
+        """Nobody watches over this loop."""
+        return
+
+    @property
     def opened(self) -> None:
         """It is opened for each context."""
         return

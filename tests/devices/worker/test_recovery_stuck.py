@@ -81,6 +81,24 @@ async def test_a_submitted_operation_that_is_stuck(system: ta.System) -> None:
             await pending.value.to_host()
 
 
+async def test_a_worker_whose_loop_stands_still_behind_what_is_stuck(system: ta.System) -> None:
+    """As a call of the driver does that waits for what never ends: then the worker itself sees nothing."""
+    async with system.open_device(BACKEND, options=options(stuck_after=0.3)) as device:
+        x, other = await device.put(np.ones(3)), await device.put(np.ones(3))
+        ta.testing.inject_fault(device, ta.fft.Fft, hang=True)
+        pending = device.submit(ta.fft.Fft(np.ones(4)))
+        still = device.submit(slow_library.Sleep(x, 600.0))
+        with trio.fail_after(10), pytest.raises(ta.CompletionTimeoutError) as caught:
+            await pending.wait()
+        assert "the worker's loop stood still with it" in str(caught.value)
+        assert caught.value.operation == "fft.Fft"
+        with pytest.raises(ta.ContextPoisonedError) as lost:
+            await still.wait()
+        assert "stood still for stuck_after = 0.3 s and was killed" in str(lost.value.__cause__)
+        assert (await other.to_host()).tolist() == [1.0] * 3
+        assert device.generation == 2
+
+
 @pytest.mark.slow
 async def test_a_long_enqueue_is_no_silence(system: ta.System) -> None:
     """The worker's loop is busy with it for longer than the heart may be silent."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ...backends.base import (
+    AccelError,
     CompletionTimeoutError,
     ContextPoisonedError,
     DeviceLostError,
@@ -109,7 +110,26 @@ class Fates:
         Returns:
             Those that the next worker gets.
         """
+        if link.is_stuck:
+            requests = self._without_stuck(requests, link)
         return [request for request in requests if self._runs_again(request, link, cause, retry)]
+
+    def _without_stuck(self, requests: Iterable[RemoteRequest], link: WorkerLink) -> list[RemoteRequest]:
+        """Fail the operation that was begun first, which the others wait for; returns the others."""
+        left = list(requests)
+        for request in left:
+            if isinstance(request, OperationRequest) and request.number <= link.started(request.library):
+                _strike(request.launch)
+                stuck = CompletionTimeoutError(
+                    "it did not complete, and the worker's loop stood still with it",
+                    device=self._device.name,
+                    operation=request.launch.name,
+                    generation=self._device.generation,
+                )
+                self._end_in_flight(request, stuck)
+                left.remove(request)
+                break
+        return left
 
     def _runs_again(self, request: RemoteRequest, link: WorkerLink, cause: Exception, retry: int) -> bool:
         if isinstance(request, LeaseRequest):
@@ -140,6 +160,10 @@ class Fates:
             )
             error.__cause__ = cause
         error.device, error.operation, error.generation = device.name, launch.name, device.generation
+        self._end_in_flight(request, error)
+
+    def _end_in_flight(self, request: OperationRequest, error: AccelError) -> None:
+        launch = request.launch
         for output in launch.outputs:
             output.spoil(launch.name, error)
         self._notify(launch)

@@ -13,7 +13,7 @@ from ._channel import Channel, EndOfChannel, Message
 from ._chunks import Chunk
 from ._frames import WorkerConfig, died
 from ._launcher import WorkerProcess
-from ._page import SharedPage
+from ._page import FIRST_WORD, SharedPage
 
 __all__ = ["MessageHandler", "WorkerLink"]
 
@@ -22,6 +22,9 @@ MessageHandler: TypeAlias = Callable[["WorkerLink", Message, tuple[int, ...]], N
 # The launcher reports a death within milliseconds; whoever waits for a request's outcome waits no longer.
 _REPORT = 0.05
 _BEATS = 10
+_LONGEST_TICK = 0.1
+# The worker itself is the first to see it, if it can.
+_MARGIN = 0.5
 # It imports its libraries, on a machine that may be busy.
 _START = 60.0
 
@@ -35,6 +38,7 @@ class WorkerLink:
         how: In words how it ended, or why it is not to be used any more; None while it serves.
         is_started: Whether it serves a generation.
         is_silent: Whether nothing of its context writes to memory any more, dead or not.
+        is_stuck: Whether it was killed because its loop stood still over an operation that does not end.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class WorkerLink:
         *,
         device: str,
         heartbeat_timeout: float,
+        stuck_after: float | None,
     ) -> None:
         self.process: WorkerProcess = process
         self.page: SharedPage = page
@@ -53,10 +58,12 @@ class WorkerLink:
         self.how: str | None = None
         self.is_started: bool = False
         self.is_silent: bool = False
+        self.is_stuck: bool = False
         self._channel = channel
         self._device = device
         self._tick = heartbeat_timeout / _BEATS
         self._timeout = heartbeat_timeout
+        self._stuck_after = stuck_after
         self._error: Exception | None = None
         self._words: dict[str, int] = {}
         # What the words said at its death.
@@ -83,7 +90,7 @@ class WorkerLink:
 
     def word(self, library: str) -> int:
         """The shared word of a library."""
-        return self._words.setdefault(library, len(self._words) + 1)
+        return self._words.setdefault(library, len(self._words) + FIRST_WORD)
 
     def started(self, library: str) -> int:
         """Number of the last request of a library that it has begun to launch; also when it is gone."""
@@ -99,6 +106,8 @@ class WorkerLink:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._channel.run)
                 nursery.start_soon(self._listen_to_heart)
+                if self._stuck_after is not None:
+                    nursery.start_soon(self._watch_the_watch, self._stuck_after)
                 with suppress(EndOfChannel):
                     while True:
                         for message, descriptors in await self._channel.receive():
@@ -168,6 +177,24 @@ class WorkerLink:
             last = beat
             if silent >= _BEATS:
                 self.condemn(f"gave no sign of life for {self._timeout:g} s and was killed")
+
+    @enable_ki_protection
+    async def _watch_the_watch(self, stuck_after: float) -> None:
+        """See that its engine looks for operations that do not end.
+
+        Behind such an operation a call of the driver may not return either, and with it the worker's loop.
+        """
+        last, missed = 0, 0.0
+        tick = min(stuck_after, _LONGEST_TICK)
+        while self.how is None:
+            # As with the heart, what counts is how often this process has looked.
+            await trio.sleep(tick)
+            looks = self.page.looks
+            missed = missed + tick if looks and looks == last else 0.0
+            last = looks
+            if missed >= stuck_after + _MARGIN:
+                self.is_stuck = True
+                self.condemn(f"stood still for stuck_after = {stuck_after:g} s and was killed")
 
     def _bury(self) -> None:
         self.process.close()

@@ -7,15 +7,18 @@ import os
 import threading
 from typing import Self
 
-__all__ = ["Heartbeat", "SharedPage"]
+__all__ = ["FIRST_WORD", "Heartbeat", "SharedPage"]
 
 _WORDS = 512
 _BYTES = 8 * _WORDS
 _INTERVAL = 0.1
 
+FIRST_WORD = 2
+"""Number of the first word of a library."""
+
 
 class SharedPage:
-    """One page of words of 64 bits. Word 0 is the heartbeat; each library of a device has one of the others.
+    """One page of words of 64 bits: the heartbeat, the looks of the engine, and one for each library.
 
     A word is written by the worker alone, as a whole, so that what the application reads after the
     worker's death was written.
@@ -47,6 +50,15 @@ class SharedPage:
     def beat(self) -> None:
         """Show that the worker lives."""
         self._words[0] += 1
+
+    @property
+    def looks(self) -> int:
+        """How often the worker's engine has looked after what is in flight; 0 while nothing is."""
+        return self._words[1]
+
+    def look(self, number: int) -> None:
+        """Show that it has looked so often, or with 0 that there is nothing to look after."""
+        self._words[1] = number
 
     def started(self, word: int) -> int:
         """Number of the last operation that a library has begun to launch."""

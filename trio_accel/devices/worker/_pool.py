@@ -248,6 +248,7 @@ class WorkerPool:
             page,
             device=self._device,
             heartbeat_timeout=self._options.heartbeat_timeout,
+            stuck_after=self._options.stuck_after,
         )
         self._links.add(link)
         self._nursery.start_soon(self._serve, link)

@@ -329,6 +329,10 @@ class WorkerSide:
         serving.is_launched = True
         self._page.start(serving.word, launch.number)
 
+    def on_look(self, number: int) -> None:
+        """Show the application that the engine looks after what is in flight."""
+        self._page.look(number)
+
     def _on_cancel(self, number: int) -> None:
         serving, session = self._serving.get(number), self._session
         if serving is None or session is None or not session.submissions.withdraw(serving.launch):
