@@ -210,6 +210,8 @@ def check_factors_are_read_when_they_should_be() -> None:
     on_host, on_device = np.array(2.0), rig.put(np.array(2.0))
     first, second = rig.put(np.ones(1)), rig.put(np.ones(1))
     word = pinned(1)
+    # The first of its kind waits for everything.
+    cublas.scal_ex_64(rig.handle, 1, on_host.ctypes.data, 1, rig.put(np.ones(1)), 1, 1, 1)
     call(driver.cuStreamWaitValue32, rig.stream, word.ctypes.data, 1, 0)
     kept = launch_host(rig.stream, lambda: setattr(gate, "value", 1))
     cublas.scal_ex_64(rig.handle, 1, on_host.ctypes.data, 1, first, 1, 1, 1)

@@ -456,6 +456,13 @@ API int stand_in_check(void) {
     return get_current(&context);
 }
 
+/* For the stand-in math libraries: wait for everything, as NVIDIA's do when they load what they need first. */
+API int stand_in_drain(void) {
+    struct context *context;
+    CHECK(get_current(&context));
+    return drain(context);
+}
+
 /* Ends the context of a device at once, whatever its streams are doing. */
 API int stand_in_poison(int device, int code) {
     struct context *context;
