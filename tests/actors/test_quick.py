@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar, copy_context
@@ -222,3 +224,94 @@ async def test_an_actor_that_is_stopped_ends_one_that_waits(autojump_clock: Mock
         await ref.stop()
         await wait_all_tasks_blocked()
         assert len(errors) == 1
+
+
+async def test_an_idle_actor_serves_in_the_task_that_asks() -> None:
+    tasks: list[trio.lowlevel.Task] = []
+
+    async def note(actor: Doer) -> None:
+        tasks.append(trio.lowlevel.current_task())
+
+    async with doer() as (ref, system):
+        await ref.ask(Do(note))
+        await wait_all_tasks_blocked()
+        await ref.ask(Do(note))
+        assert tasks[-1] is trio.lowlevel.current_task()
+        assert system.tree().find(ref.path).handled == 2
+
+
+async def test_what_is_sent_to_it_meanwhile_comes_afterwards() -> None:
+    got: list[str] = []
+
+    async def first(actor: Doer) -> None:
+        actor.context.ref.post(Do(second), lambda result: got.append("second done"), at_once=True)
+        got.append("first")
+
+    async def second(actor: Doer) -> None:
+        got.append("second")
+
+    async with doer() as (ref, _):
+        await wait_all_tasks_blocked()
+        await ref.ask(Do(first))
+        await wait_all_tasks_blocked()
+        assert got == ["first", "second", "second done"]
+
+
+async def test_it_does_nothing_for_an_asker_that_is_cancelled() -> None:
+    done: list[Doer] = []
+
+    async def note(actor: Doer) -> None:
+        done.append(actor)
+
+    async with doer() as (ref, _):
+        await wait_all_tasks_blocked()
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await ref.ask(Do(note))
+        assert scope.cancelled_caught
+        assert done == []
+
+
+@pytest.mark.parametrize("how", ["stop", "cancel", "crash", "finish"])
+async def test_an_actor_that_is_ended_while_another_task_serves_for_it(how: str) -> None:
+    async def end(actor: Doer) -> str:
+        context = actor.context
+        if how == "crash":
+            context.crash(KeyError("boom"))
+        elif how == "cancel":
+            context.ref.cancel("enough")
+        else:
+            (context.stop if how == "stop" else context.finish)()
+        return how
+
+    async with doer(ta.Policy(backoff=ta.Backoff(base=0.0, jitter=0.0))) as (ref, system):
+        await wait_all_tasks_blocked()
+        assert await ref.ask(Do(end)) == how
+        if how in ("stop", "cancel"):
+            await ref.wait_terminated()
+        else:
+            assert await ref.ask(Do(at_once)) == "none"
+            assert system.tree().find(ref.path).restarts == 1
+
+
+async def test_its_crash_keeps_nothing_of_its_asker() -> None:
+    class Heavy:
+        pass
+
+    async def fail(actor: Doer) -> None:
+        raise KeyError("boom")
+
+    async def ask(ref: ta.Ref[Doer]) -> weakref.ref[Heavy]:
+        heavy = Heavy()
+        with pytest.raises(ta.ActorFailedError) as caught:
+            await ref.ask(Do(fail))
+        assert "in fail" in caught.value.__cause__.__notes__[0]  # type: ignore[union-attr]
+        del caught
+        return weakref.ref(heavy)
+
+    async with doer(ta.Policy(backoff=ta.Backoff(base=0.0, jitter=0.0))) as (ref, _):
+        await wait_all_tasks_blocked()
+        heavy = await ask(ref)
+        await wait_all_tasks_blocked()
+        gc.collect()
+        assert heavy() is None

@@ -263,4 +263,4 @@ class TestUses:
         self.memory.release(2)
         self.launch(1, reads=(1,))
         assert self.waits() == [0, 0, 0]
-        assert not self.memory.use(1)._write
+        assert not self.memory.use(1).last_write

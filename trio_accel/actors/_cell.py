@@ -28,7 +28,7 @@ from ._incarnation import Incarnation
 from ._mailbox import Mailbox
 from ._messages import AnyMessage, Message, Request
 from ._options import Directive, MailboxOptions, Policy, Restart
-from ._tasks import cell_of_task, lend, running
+from ._tasks import cell_of, lend, running
 
 if TYPE_CHECKING:
     from ._handlers import HandlerTable
@@ -163,9 +163,8 @@ class Cell:
     @property
     def current(self) -> Envelope | None:
         """The message that the running task is serving; None in a task that is not the actor's own."""
-        if self.incarnation is None or cell_of_task() is not self:
-            return None
-        return self.incarnation.envelope_of(trio.lowlevel.current_task())
+        incarnation, task = self.incarnation, trio.lowlevel.current_task()
+        return None if incarnation is None or cell_of(task) is not self else incarnation.envelope_of(task)
 
     def check(self, message: AnyMessage, base: type, verb: str) -> None:
         """Refuse a message that this actor has no handler for, or that is sent the wrong way."""

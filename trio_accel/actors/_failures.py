@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from traceback import format_tb
 from typing import cast
 
-__all__ = ["describe", "is_fatal", "leaves", "single"]
+__all__ = ["describe", "drop_frames", "is_fatal", "leaves", "single"]
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
@@ -50,3 +51,22 @@ def _members(error: BaseException) -> tuple[BaseException, ...]:
     if not isinstance(error, BaseExceptionGroup):
         return ()
     return cast("tuple[BaseException, ...]", error.exceptions)  # pyright: ignore[reportUnknownMemberType]
+
+
+def drop_frames(error: BaseException) -> None:
+    """Keep where an error was raised as a note alone.
+
+    What an actor crashed with lives on in the tree. Frames refer to those that called them, here to those of
+    the program that sent the message, and would keep all their variables alive.
+    """
+    error.add_note("Raised in the task that sent the message:\n" + "".join(format_tb(error.__traceback__)))
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        one.__traceback__ = None
+        left += [one.__cause__, one.__context__]
+        left += _members(one)

@@ -11,6 +11,7 @@ from trio.lowlevel import enable_ki_protection
 from ._actor import Actor
 from ._context import ActorContext, RestartInfo
 from ._envelope import EXPIRED, Envelope, EnvelopeState
+from ._failures import drop_frames
 from ._handlers import NOT_NOW, Group, Handler
 from ._supervisor import Supervisor
 from ._tasks import running
@@ -229,6 +230,7 @@ class Incarnation:
             reply = self._try(attempt, envelope)
         except BaseException as error:  # noqa: BLE001  # the actor's task crashes with it
             if not self._fail(envelope, error):
+                drop_frames(error)
                 self.crash(error)
             return True
         finally:

@@ -89,13 +89,14 @@ class Ref(Generic[ActorT_co]):
                 # Held by nothing here: an error would hold this frame, and this frame the error.
                 return cast("ReplyT", results.pop().unwrap())
             if is_served:
-                return cast("ReplyT", await _park(cell, envelope, abandon_on_cancel))
+                served: Any = await _park(cell, envelope, abandon_on_cancel)
+                return served  # type: ignore[no-any-return]  # it is what its handler returned
         while True:
             envelope.deadline = trio.current_effective_deadline()
             cell.mailbox.put(envelope)
-            reply = await _park(cell, envelope, abandon_on_cancel)
+            reply: Any = await _park(cell, envelope, abandon_on_cancel)
             if reply is not EXPIRED:
-                return cast("ReplyT", reply)
+                return reply  # type: ignore[no-any-return]  # the same
             # The deadline has passed, so this raises Cancelled; if it was moved meanwhile, ask again.
             await trio.lowlevel.checkpoint()
             envelope = Envelope(
@@ -109,6 +110,7 @@ class Ref(Generic[ActorT_co]):
         /,
         *,
         context: Context | None = None,
+        at_once: bool = False,
     ) -> Posted:
         """Send a request without waiting; its outcome comes to a callback.
 
@@ -117,8 +119,10 @@ class Ref(Generic[ActorT_co]):
 
         Args:
             request: What to ask.
-            on_done: Called once, on the Trio thread, from the middle of the runtime, and perhaps before
-                this returns: it must be quick and must not raise.
+            on_done: Called once, on the Trio thread, from the middle of the runtime: it must be quick
+                and must not raise. With `at_once` it may be called before this returns.
+            at_once: Serve it here and now, if the actor has nothing else to do and the handler need not
+                wait. An error that comes of it refers to the caller's frames.
             context: Context variables that it is served with; by default a copy of the caller's. Many
                 requests with the same one are served faster.
 
@@ -136,7 +140,8 @@ class Ref(Generic[ActorT_co]):
         envelope.on_done = cast("Callable[[outcome.Outcome[object]], None]", on_done)
         attempt = cell.handlers[type(request)].attempt
         is_served = (
-            attempt is not None
+            at_once
+            and attempt is not None
             and cell.mailbox.is_idle
             and cell_of_task() is not cell
             and cell.serve_at_once(envelope, attempt)

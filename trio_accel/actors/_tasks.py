@@ -11,7 +11,7 @@ import trio
 if TYPE_CHECKING:
     from ._cell import Cell
 
-__all__ = ["actor_path_of", "cell_of_task", "lend", "running", "running_cells"]
+__all__ = ["actor_path_of", "cell_of", "cell_of_task", "lend", "running", "running_cells"]
 
 # Of all systems: an actor of one may ask an actor of another. Each task takes its own entry away.
 _cells: dict[trio.lowlevel.Task, Cell] = {}
@@ -34,6 +34,11 @@ def lend(task: trio.lowlevel.Task, cell: Cell | None) -> Cell | None:
     if cell is not None:
         _cells[task] = cell
     return before
+
+
+def cell_of(task: trio.lowlevel.Task) -> Cell | None:
+    """The actor that a task is running for."""
+    return _cells.get(task)
 
 
 def cell_of_task() -> Cell | None:

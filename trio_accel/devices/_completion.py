@@ -12,6 +12,7 @@ import trio
 
 from ..backends.base import AccelEvent, AccelStream, DeviceInfo
 from ._bridge import LoopWaker
+from ._nudge import Nudge
 
 __all__ = [
     "AdaptiveCompletion",
@@ -156,8 +157,7 @@ class _Watched:
     def __init__(self, reap: Callable[[], None]) -> None:
         self._reap = reap
         self._events: dict[AccelStream, deque[AccelEvent]] = {}
-        # Made by whoever waits for a change.
-        self._changed: trio.Event | None = None
+        self._changed = Nudge()
 
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
         """Look at an event from now on."""
@@ -166,8 +166,7 @@ class _Watched:
             self._events[stream] = deque((event,))
         else:
             events.append(event)
-        if self._changed is not None:
-            self.changed()
+        self._changed.wake()
 
     def close(self) -> None:
         """Look at nothing any more."""
@@ -175,14 +174,7 @@ class _Watched:
 
     async def wait_changed(self) -> None:
         """Wait until there is something new to look at."""
-        self._changed = trio.Event()
         await self._changed.wait()
-
-    def changed(self) -> None:
-        """Wake whoever waits for that."""
-        changed, self._changed = self._changed, None
-        if changed is not None:
-            changed.set()
 
     async def wait(self) -> None:
         """Wait until there is something to look at."""
@@ -271,4 +263,4 @@ class _AdaptivePort(_Watched):
         if self.look() and time.perf_counter() - self._began <= self._most:
             # It would have been seen in time.
             self._budget = self._most
-        self.changed()
+        self._changed.wake()

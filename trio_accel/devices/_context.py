@@ -70,7 +70,7 @@ class Session:
     def library(self, path: str) -> Ref[LibraryActor] | None:
         """The actor of a library, if it was started and has not ended."""
         library = self.libraries.get(path)
-        return None if library is None or library.is_terminated else library
+        return library if library is not None and not library.is_terminated else None
 
 
 class ContextOwner(Protocol):

@@ -167,7 +167,8 @@ class Device:
             DeviceLostError: The device is closed, or gave up.
             QueueFullError: Too many requests wait for the context.
         """
-        _check_operation(operation)
+        if not _is_operation(type(operation)):  # type: ignore[arg-type]  # mypy takes no class for hashable
+            raise _no_operation(operation, "ask")
         self._check_run("ask")
         return await self.dispatch.ask(operation)
 
@@ -189,7 +190,8 @@ class Device:
             TypeError, ValueError, StaleRefError, NotSupportedError: As for `ask`; nothing was handed over.
             DeviceLostError: The device is closed, or gave up.
         """
-        _check_operation(operation, "submit")
+        if not _is_operation(type(operation)):  # type: ignore[arg-type]  # mypy takes no class for hashable
+            raise _no_operation(operation, "submit")
         self._check_run("submit")
         return self.dispatch.submit(operation)
 
@@ -389,13 +391,11 @@ def _is_operation(cls: Any) -> bool:
     return issubclass(cls, Operation) and isinstance(library, str)
 
 
-def _check_operation(operation: object, verb: str = "ask") -> None:
+def _no_operation(operation: object, verb: str) -> TypeError:
     cls: type[object] = type(operation)
-    if _is_operation(cls):  # type: ignore[arg-type]  # mypy takes no class for hashable
-        return
     if not isinstance(operation, Operation):
-        raise TypeError(f"{verb}: {operation!r} is no operation of a device")
-    raise TypeError(
+        return TypeError(f"{verb}: {operation!r} is no operation of a device")
+    return TypeError(
         f"{verb}: {cls.__name__} does not say which library actor serves it; "
         "give the class an attribute library = 'package.module:Class'"
     )

@@ -203,7 +203,7 @@ class Engine:
         event = stream.record()
         uses: list[BlockUse] = []
         after: list[InFlight] = []
-        operation = InFlight(launch, event, uses, after, launched_at=trio.current_time())
+        operation = InFlight(launch, event, uses, after, number=self.launched)
         for block in launch.reads:
             use = pin(block)
             uses.append(use)
@@ -282,7 +282,7 @@ class Engine:
             for arrival in launch.arrivals:
                 arrival.tell(lane.notify)
             while (lane.is_full or not launch.has_arrived) and self._counts_on(launch, lane):
-                await lane.changed.wait()
+                await lane.wait_changed()
             turn = self._turns.get(launch)
             if turn is not None and launch not in self._withdrawn:
                 await turn.wait()
@@ -340,7 +340,7 @@ class Engine:
         """Note that nobody waits for an operation any more: unless it is in flight, it holds nothing now."""
         if launch in self._turns:
             self.leave(launch)
-        if launch not in self._flying:
+        if launch not in self._flying and not launch.is_forgotten:
             launch.forget()
 
     @property
@@ -382,8 +382,8 @@ class Engine:
         was_full = lane.load.is_full
         while lane.operations and lane.operations[0].event.is_done:
             lane.load.outstanding -= 1
+            lane.load.finished += 1
             self._finish(lane.operations.popleft())
-        lane.last_done = trio.current_time()
         for other in tuple(self._lanes) if was_full else (lane,):
             if other.load is lane.load:
                 other.notify()
@@ -487,14 +487,9 @@ class Engine:
             return
         # A stream runs in order, so only its first operation can be the one that is stuck; and of those of
         # several streams, which may wait for one another, the one that was launched first.
-        firsts = [
-            lane.operations[0]
-            for lane in self._lanes
-            if lane.operations
-            and now - max(lane.operations[0].launched_at, self._last_done(lane.stream)) > limit
-        ]
+        firsts = [lane.operations[0] for lane in self._lanes if lane.is_stuck(now, limit)]
         if firsts:
-            self._stuck(min(firsts, key=lambda operation: operation.launched_at), limit)
+            self._stuck(min(firsts, key=lambda operation: operation.number), limit)
 
     def _stuck(self, operation: InFlight, limit: float) -> None:
         launch = operation.launch
@@ -509,10 +504,6 @@ class Engine:
         if operation.reply is not None:
             operation.reply.fail(stuck)
         self.lose_context(stuck)
-
-    def _last_done(self, stream: AccelStream) -> float:
-        """When anything on a stream was last seen to be complete: several actors may share it."""
-        return max(lane.last_done for lane in self._lanes if lane.stream is stream)
 
     def lose_context(self, cause: Exception) -> None:
         """The context is gone: end everything in flight, and have it replaced."""
@@ -549,7 +540,7 @@ class Engine:
         for lane in tuple(self._lanes):
             last = lane.operations[-1] if lane.operations else None
             while last is not None and last in lane.operations and not last.is_given_up:
-                await lane.changed.wait()
+                await lane.wait_changed()
 
     def fail_all(self, cause: BaseException | None) -> None:
         """End everything in flight: the context is gone."""

@@ -27,7 +27,8 @@ class InFlight:
     """Work in flight that makes its inputs; it is done when this is, though perhaps not seen to be."""
     reply: DeferredReply[None] | None = None
     crash: Callable[[Exception], None] | None = None
-    launched_at: float = 0.0
+    number: int = 0
+    """How many were launched before it."""
     is_lost: bool = False
     """Its context is gone, and its asker knows."""
     is_given_up: bool = False
@@ -70,6 +71,7 @@ class StreamLoad:
     """What several lanes that share a stream have on it together."""
 
     outstanding: int = 0
+    finished: int = 0
 
     @property
     def is_full(self) -> bool:
@@ -87,13 +89,13 @@ class Lane:
     owner: str
     """Path of the library actor whose incarnations launch here, one lane each."""
     operations: deque[InFlight] = attrs.field(factory=deque[InFlight])
-    last_done: float = 0.0
-    """When an operation was last seen to be complete, on Trio's clock."""
-    changed: trio.Event = attrs.field(factory=trio.Event)
     is_lost: bool = False
     """The context is gone: nothing is launched here any more."""
     on_idle: Callable[[], None] | None = None
     """Set when the stream takes no more work: called when the last operation is done."""
+    _changed: trio.Event | None = attrs.field(default=None, init=False)
+    _seen: tuple[int, int] | None = attrs.field(default=None, init=False)
+    _seen_since: float = attrs.field(default=0.0, init=False)
 
     @property
     def is_full(self) -> bool:
@@ -104,9 +106,28 @@ class Lane:
     async def drain(self) -> None:
         """Wait until nothing is in flight but what was given up."""
         while any(not operation.is_given_up for operation in self.operations):
-            await self.changed.wait()
+            await self.wait_changed()
+
+    def is_stuck(self, now: float, limit: float) -> bool:
+        """Whether neither its first operation nor others on the stream have got anywhere for so long.
+
+        The time begins when this first sees them so: nothing is timed while operations come and go.
+        """
+        if not self.operations:
+            return False
+        seen = self.operations[0].number, self.load.finished
+        if seen != self._seen:
+            self._seen, self._seen_since = seen, now
+        return now - self._seen_since > limit
+
+    async def wait_changed(self) -> None:
+        """Wait for a change."""
+        if self._changed is None:
+            self._changed = trio.Event()
+        await self._changed.wait()
 
     def notify(self) -> None:
         """Wake those that wait for a change."""
-        changed, self.changed = self.changed, trio.Event()
-        changed.set()
+        changed, self._changed = self._changed, None
+        if changed is not None:
+            changed.set()

@@ -144,7 +144,7 @@ class Leases:
                 while any(operation.touches(block, write=write) for operation in lane.operations):
                     if lane.is_lost:
                         break
-                    await lane.changed.wait()
+                    await lane.wait_changed()
             while any(tail.use.block == block and (write or tail.write) for tail in self._tails):
                 await self._changed.wait()
             use = self._memory.pin(block)

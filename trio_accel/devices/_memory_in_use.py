@@ -23,9 +23,10 @@ class BlockUse:
         is_dropped: Whether it is to be freed as soon as nothing uses it.
         pins: How many operations in flight, and leases, use it.
         writer: The operation in flight that writes it last.
+        last_write: The last write that was enqueued.
     """
 
-    __slots__ = ("_reads", "_write", "block", "is_allocated", "is_dropped", "pins", "writer")
+    __slots__ = ("_reads", "block", "is_allocated", "is_dropped", "last_write", "pins", "writer")
 
     def __init__(self, block: int) -> None:
         self.block: int = block
@@ -33,20 +34,15 @@ class BlockUse:
         self.is_dropped: bool = False
         self.pins: int = 0
         self.writer: InFlight | None = None
-        # The last unfinished write and, since then, the last read of each stream.
-        self._write: tuple[AccelStream, AccelEvent] | None = None
+        self.last_write: tuple[AccelStream, AccelEvent] | None = None
+        # Since then, the last read of each stream.
         self._reads: dict[AccelStream, AccelEvent] | None = None
 
-    def order_read(self, stream: AccelStream) -> None:
-        """Make a stream wait for what a read must follow."""
-        if self._write is not None:
-            _wait(stream, *self._write)
-
-    def order_write(self, stream: AccelStream) -> None:
-        """Make a stream wait for what a write must follow."""
-        if self._write is not None:
-            _wait(stream, *self._write)
-        if self._reads:
+    def order(self, stream: AccelStream, *, is_write: bool) -> None:
+        """Make a stream wait for what a read must follow, or a write."""
+        if self.last_write is not None:
+            _wait(stream, *self.last_write)
+        if is_write and self._reads:
             for other, event in self._reads.items():
                 _wait(stream, other, event)
 
@@ -65,7 +61,7 @@ class BlockUse:
     def write(self, stream: AccelStream, event: AccelEvent) -> None:
         """Remember a write that was enqueued."""
         # Earlier reads are ordered before this write, so whoever waits for it has waited for them.
-        self._write = stream, event
+        self.last_write = stream, event
         self._reads = None
 
 
@@ -122,11 +118,13 @@ class MemoryInUse:
         """Make a stream wait for everything that work on these blocks must follow."""
         uses = self._uses
         for block in reads:
-            if block in uses:
-                uses[block].order_read(stream)
+            use = uses.get(block)
+            if use is not None and use.last_write is not None and use.last_write[0] is not stream:
+                use.order(stream, is_write=False)
         for block in writes:
-            if block in uses:
-                uses[block].order_write(stream)
+            use = uses.get(block)
+            if use is not None:
+                use.order(stream, is_write=True)
 
     def release(self, block: int) -> None:
         """Free a block, as soon as nothing uses it."""

@@ -128,11 +128,9 @@ class Launch(Request["LibraryActor", None]):
     is_forgotten: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
-        reads = [array.block for array in self.spec.inputs()]
+        self.reads, self.writes = self.spec.blocks()
         for staged in self.staged:
-            reads += [array.block for array in staged.inputs()]
-        self.reads = frozenset(reads)
-        self.writes = frozenset([array.block for array in self.spec.outputs()])
+            self.reads |= staged.blocks()[0]
 
     @property
     def has_arrived(self) -> bool:

@@ -64,7 +64,8 @@ class Submissions:
     def __init__(
         self, engine: Engine, libraries: dict[str, Ref[LibraryActor]], context: Context | None = None
     ) -> None:
-        # In a worker, where requests bring no context variables, all share one.
+        # In a worker, where requests bring no context variables, all share one; and no program is called from
+        # there, whose variables an error would keep, so that operations are launched as they come.
         self._context = context
         self._engine = engine
         self._libraries = libraries
@@ -126,7 +127,9 @@ class Submissions:
 
         submitted.library = library
         try:
-            submitted.posted = library.post(submitted.launch, done, context=self._context)
+            submitted.posted = library.post(
+                submitted.launch, done, context=self._context, at_once=self._context is not None
+            )
         except ActorError as error:
             done(outcome.Error(error))
 

@@ -108,7 +108,7 @@ class ChunkAllocator:
         """
         if block in self._placements:
             raise ValueError(f"block {block} is placed already")
-        size = _reserved(nbytes)
+        size = -(-nbytes // ALIGNMENT) * ALIGNMENT or ALIGNMENT
         index = bisect.bisect_left(self._gaps, (size, 0, 0))
         if index == len(self._gaps):
             self._grow(size)

@@ -21,6 +21,7 @@ from .._completion import SyncCompletion
 from .._context import context_policy
 from .._copying import SMALL
 from .._errors import locate
+from .._nudge import Nudge
 from .._operation import Operation, Planner
 from .._pending import Pending
 from .._ref import AccelRef
@@ -70,6 +71,7 @@ class WorkerDispatch:
         self._link: WorkerLink | None = None
         self._context: ActorContext | None = None
         self._released: list[int] = []
+        self._some_released = Nudge()
         self._last_error: BaseException | None = None
         # A worker whose loop blocks cannot be told that something was copied.
         self._by_value = sys.maxsize if isinstance(self._options.completion, SyncCompletion) else SMALL
@@ -130,6 +132,7 @@ class WorkerDispatch:
         try:
             async with trio.open_nursery() as self._nursery:
                 self._nursery.start_soon(self._alarms.run)
+                self._nursery.start_soon(self._send_released_soon)
                 self._copies.open(self._nursery)
                 self._pool.open(self._launcher, self._nursery)
                 observers.on_change(self, self._observe)
@@ -380,8 +383,14 @@ class WorkerDispatch:
                 continue
             if not self._released:
                 # They go with the next request, or soon by themselves.
-                self._token.run_sync_soon(self._send_released, idempotent=True)
+                self._some_released.wake()
             self._released.append(block)
+
+    @enable_ki_protection
+    async def _send_released_soon(self) -> None:
+        while True:
+            await self._some_released.wait()
+            self._send_released()
 
     def _send_released(self) -> None:
         if self._released and self._link is not None:

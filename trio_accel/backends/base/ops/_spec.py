@@ -95,6 +95,14 @@ class OperationSpec:
         """Arrays that the operation changes (updated ones too)."""
         return _getters(type(self))[1](self)  # type: ignore[arg-type]  # the same
 
+    def blocks(self) -> tuple[frozenset[int], frozenset[int]]:
+        """Blocks that the operation reads, and blocks that it changes (updated ones are both)."""
+        inputs, outputs = _getters(type(self))  # type: ignore[arg-type]  # the same
+        return (
+            frozenset([array.block for array in inputs(self)]),
+            frozenset([array.block for array in outputs(self)]),
+        )
+
 
 _Getter = Callable[[OperationSpec], tuple[ArraySpec, ...]]
 
@@ -111,5 +119,8 @@ def _getter(cls: type[OperationSpec], *roles: str) -> _Getter:
     names = [field.name for field in fields if field.metadata.get(_ROLE) in roles]
     if len(names) > 1:
         return attrgetter(*names)
-    # Of one name, `attrgetter` makes no tuple.
-    return lambda spec: tuple([getattr(spec, name) for name in names])
+    if not names:
+        return lambda spec: ()
+    # Of one name, it makes no tuple.
+    get: Callable[[OperationSpec], ArraySpec] = attrgetter(names[0])
+    return lambda spec: (get(spec),)
