@@ -228,7 +228,7 @@ class Incarnation:
         self.current = envelope
         try:
             reply = self._try(attempt, envelope)
-        except BaseException as error:  # noqa: BLE001  # the actor's task crashes with it
+        except BaseException as error:  # noqa: ASYNC103, BLE001  # the actor's task crashes with it
             if not self._fail(envelope, error):
                 drop_frames(error)
                 self.crash(error)
