@@ -232,7 +232,7 @@ class Incarnation:
             if not self._fail(envelope, error):
                 drop_frames(error)
                 self.crash(error)
-            return True
+            return True  # noqa: ASYNC104  # and what is fatal raised by it
         finally:
             self.current = None
         if reply is NOT_NOW:

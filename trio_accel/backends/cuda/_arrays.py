@@ -36,9 +36,10 @@ _SINGLE = frozenset(
 )
 
 
-@attrs.frozen
+# Not frozen: three are made for each product, and that would take most of the time.
+@attrs.define(eq=False)
 class DeviceArray:
-    """An array as kernels and libraries want it.
+    """An array as kernels and libraries want it; not to be changed.
 
     Attributes:
         address: Of the first element.

@@ -50,6 +50,7 @@ _LIBRARIES = {
 # Where a library's bindings are.
 _PACKAGES = ("cuda", "nvmath")
 _LOOK = 0.0005
+_MOST_SPANS = 1024
 
 
 class CudaDevice:
@@ -99,6 +100,8 @@ class CudaDevice:
         self._has_ended = False
         self.context.before_loss(self._forget)
         self._ready: dict[str, CudaLibrary] = {}
+        # By shape and strides.
+        self._spans: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, int]] = {}
 
     def load(self) -> None:
         """Make every library's handle; blocks.
@@ -182,15 +185,20 @@ class CudaDevice:
             ValueError: The array does not lie within it.
         """
         address, nbytes = self._memory.block(array.block)
-        lowest = highest = array.offset
-        for extent, stride in zip(array.shape, array.strides, strict=True):
-            if stride > 0:
-                highest += (extent - 1) * stride
-            else:
-                lowest += (extent - 1) * stride
-        if (lowest < 0 or highest + array.dtype.itemsize > nbytes) and array.size:
+        offset, shape, strides, dtype = array.offset, array.shape, array.strides, array.dtype
+        below, above = self._spans.get((shape, strides)) or self._span(shape, strides)
+        if (offset + below < 0 or offset + above + dtype.itemsize > nbytes) and array.size:
             raise ValueError(f"the array does not lie within its block of {nbytes} bytes: {array}")
-        return DeviceArray(address + array.offset, array.dtype, array.shape, array.strides)
+        return DeviceArray(address + offset, dtype, shape, strides)
+
+    def _span(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int]:
+        """How far elements lie before and behind the first one, in bytes; found out once for a layout."""
+        reaches = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]
+        span = sum(reach for reach in reaches if reach < 0), sum(reach for reach in reaches if reach > 0)
+        if len(self._spans) >= _MOST_SPANS:
+            self._spans.clear()
+        self._spans[shape, strides] = span
+        return span
 
     def allocate(self, block: int, nbytes: int) -> None:
         """Make a memory block; see `AccelDevice.allocate`."""
