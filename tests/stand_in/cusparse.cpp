@@ -19,7 +19,7 @@
 #define API extern "C" __attribute__((visibility("default")))
 
 extern "C" int stand_in_enqueue(void *stream, void (*work)(void *), void *argument);
-extern "C" int stand_in_fail(void *stream, int code);
+extern "C" void stand_in_fault(int code);
 extern "C" int stand_in_check(void);
 extern "C" int stand_in_drain(void);
 
@@ -204,7 +204,7 @@ template <typename Number> static std::complex<Number> times(std::complex<Number
 template <typename Index, typename Number, typename Wide> static void run(const Product &product) {
     const Matrix &matrix = product.matrix;
     if (!is_sound<Index>(matrix)) {
-        stand_in_fail(product.handle.stream, ILLEGAL_ADDRESS);
+        stand_in_fault(ILLEGAL_ADDRESS);
         return;
     }
     const Index *offsets = (const Index *)matrix.offsets, *indices = (const Index *)matrix.indices;

@@ -215,9 +215,20 @@ struct library_work {
     void *argument;
 };
 
+/* Whose work a library's function is that runs in this thread. */
+static __thread struct stream *runs_for;
+
 static void run_library(struct stream *stream, struct work *work) {
     struct library_work *call = (struct library_work *)work;
+    runs_for = stream;
     call->function(call->argument);
+}
+
+/* For such a function: ends the context with an error, before the function's stream counts it as done. */
+API void stand_in_fault(int code) {
+    pthread_mutex_lock(&stand_in_lock);
+    poison(runs_for->context, code);
+    pthread_mutex_unlock(&stand_in_lock);
 }
 
 static void drop_library(struct stream *stream, struct work *work, CUresult code) {
