@@ -38,6 +38,16 @@ def test_scal(rig, random_array, exact, assert_close, dtype, length):
     assert_close(rig.get(device_x), alpha_for(dtype) * exact(x))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_scal_of_an_array_that_is_no_vector_keeps_the_signs_of_zeros(rig, dtype):
+    zeros = np.array([0.0, -0.0] * 12, DType(dtype).dtype).reshape(2, 3, 4)
+    device_x = rig.put_as_laid_out(np.repeat(zeros, 2, axis=1)[:, ::2, ::3])
+    for alpha in (2.0, -1.0):
+        before = np.signbit(rig.get(device_x))
+        rig.enqueue("blas", ScalSpec(alpha, device_x))
+        assert (np.signbit(rig.get(device_x)) == (before != (alpha < 0))).all()
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_dot(rig, random_array, exact, assert_close, dtype, length):

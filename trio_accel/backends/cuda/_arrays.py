@@ -21,7 +21,7 @@ __all__ = ["ArrayKernels", "DeviceArray"]
 
 # As in arrays.cu.
 _AXES = 64
-_CONVERT = struct.Struct("<QQqddiiii")
+_CONVERT = struct.Struct("<QQqdiiii")
 _FILL = struct.Struct("<Qqii16s")
 _TYPES = {dtype: code for code, dtype in enumerate(DType)}
 _SINGLE = frozenset(
@@ -89,18 +89,17 @@ class ArrayKernels:
         out: DeviceArray,
         *,
         scale: float = 1.0,
-        shift: float = 0.0,
         conjugate: bool = False,
     ) -> None:
-        """Enqueue ``out = source * scale + shift``, as `numpy.ndarray.astype` converts.
+        """Enqueue ``out = source * scale``, as `numpy.ndarray.astype` converts.
 
-        Computed in float32 where both types are no wider, else in float64; a product and a sum are rounded
-        one by one. In place only where both arrays are the same.
+        Computed in float32 where both types are no wider, else in float64. In place only where both arrays
+        are the same.
         """
         assert source.shape == out.shape
         if not out.size:
             return
-        is_plain = source.dtype is out.dtype and (scale, shift, conjugate) == (1.0, 0.0, False)
+        is_plain = source.dtype is out.dtype and (scale, conjugate) == (1.0, False)
         if is_plain and source.is_contiguous and out.is_contiguous:
             self._context.check(
                 driver.cuMemcpyDtoDAsync(out.address, source.address, out.nbytes, stream.handle)
@@ -108,7 +107,7 @@ class ArrayKernels:
             return
         shape, (ins, outs) = _simplified(source.shape, source.strides, out.strides)
         flags = (
-            (1 if (scale, shift) != (1.0, 0.0) else 0)
+            (1 if scale != 1.0 else 0)
             | (2 if conjugate else 0)
             | (4 if source.dtype in _SINGLE and out.dtype in _SINGLE else 0)
             | (8 if is_plain else 0)
@@ -116,7 +115,7 @@ class ArrayKernels:
         types = _TYPES[source.dtype], _TYPES[out.dtype]
         with self._convert as arguments:
             _CONVERT.pack_into(
-                arguments, 0, source.address, out.address, out.size, scale, shift, *types, flags, len(shape)
+                arguments, 0, source.address, out.address, out.size, scale, *types, flags, len(shape)
             )
             _pack_layout(arguments, _CONVERT.size, shape, ins, outs)
             self._convert.launch(stream.handle, out.size)

@@ -16,7 +16,7 @@ enum Type {
     INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64, BOOL
 };
 
-enum Flag { AFFINE = 1, CONJUGATE = 2, SINGLE = 4, BITS = 8 };
+enum Flag { SCALE = 1, CONJUGATE = 2, SINGLE = 4, BITS = 8 };
 
 enum { AXES = 64 };
 
@@ -24,7 +24,7 @@ struct ConvertArguments {
     const char *source;
     char *out;
     i64 count;
-    double scale, shift;
+    double scale;
     int source_type, out_type, flags, ndim;
     i64 shape[AXES], source_strides[AXES], out_strides[AXES];
 };
@@ -213,17 +213,15 @@ __device__ void store(char *at, int type, const Value &value)
 
 __device__ void apply(Value &value, const ConvertArguments &arguments)
 {
-    if (arguments.flags & AFFINE) {
-        const double scale = arguments.scale, shift = arguments.shift;
+    if (arguments.flags & SCALE) {
+        const double scale = arguments.scale;
         value.real = as_double(value);
         value.kind = Value::REAL;
         if (arguments.flags & SINGLE) {
             value.real = (float)value.real * (float)scale;
-            value.real = (float)value.real + (float)shift;
             value.imaginary = (float)value.imaginary * (float)scale;
         } else {
             value.real = value.real * scale;
-            value.real = value.real + shift;
             value.imaginary = value.imaginary * scale;
         }
     }
