@@ -74,7 +74,10 @@ static const char *own_folder(void) {
     static char folder[4096];
     Dl_info info;
     if (!folder[0] && dladdr((void *)own_folder, &info)) {
-        snprintf(folder, sizeof folder, "%s", info.dli_fname);
+        /* Others may find it by a link that lies elsewhere. */
+        char *file = realpath(info.dli_fname, NULL);
+        snprintf(folder, sizeof folder, "%s", file ? file : info.dli_fname);
+        free(file);
         char *slash = strrchr(folder, '/');
         if (slash)
             *slash = 0;
