@@ -37,6 +37,7 @@ struct kernel {
     int (*run)(void **parameters, const unsigned *shape);
     const size_t *sizes; /* ended by 0 */
     CUresult fault;
+    int is_loaded; /* has been asked for as a function */
 };
 
 /* The descriptor stays open while the image is loaded: the loader knows a library by its path, which has the
@@ -242,12 +243,13 @@ CUDA(cuModuleGetFunction, 2000, cuModuleGetFunction, void **function, struct ima
     return get_kernel(function, module, name);
 }
 
-CUDA(cuKernelGetFunction, 12000, cuKernelGetFunction, void **function, void *kernel) {
+/* As where modules are loaded lazily: the first time waits for everything that runs. */
+CUDA(cuKernelGetFunction, 12000, cuKernelGetFunction, void **function, struct kernel *kernel) {
     struct context *context;
     ENTER(cuKernelGetFunction);
     CHECK(get_current(&context));
     *function = kernel;
-    return CUDA_SUCCESS;
+    return __atomic_exchange_n(&kernel->is_loaded, 1, __ATOMIC_ACQ_REL) ? CUDA_SUCCESS : drain(context);
 }
 
 /* Everything is loaded as soon as it is there. */

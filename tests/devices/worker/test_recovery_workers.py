@@ -31,6 +31,21 @@ async def kill(device: ta.Device) -> None:
     await until(lambda: device.generation > generation)
 
 
+@pytest.mark.parametrize("how", ["illegal_address", "trap", "assert"])
+async def test_a_fault_beside_an_operation_that_is_held(system: ta.System, how: Any) -> None:
+    async with system.open_device(BACKEND, options=options(backoff=AT_ONCE)) as device:
+        x = await device.put(np.ones(3))
+        ta.testing.inject_fault(device, ta.linalg.Scal, hang=True)
+        held = device.submit(ta.linalg.Scal(2.0, x))
+        await wait_in_flight(device, 1)
+        ta.testing.inject_fault(device, ta.random.Bits, poison=True, how=how)
+        with trio.fail_after(10), pytest.raises(ta.ContextPoisonedError):
+            await device.ask(ta.random.Bits(1, 0, (4,)))
+        with pytest.raises(ta.ContextPoisonedError):
+            await held.wait()
+        assert device.generation <= 2
+
+
 async def test_the_fourth_loss_in_a_minute_is_the_last(system: ta.System) -> None:
     device = await system.open_device(BACKEND, options=ta.DeviceOptions(isolation="process", backoff=AT_ONCE))
     x = await device.put(np.ones(3))

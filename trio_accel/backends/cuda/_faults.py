@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import get_args
 
 from cuda.bindings import driver
 
@@ -20,6 +21,8 @@ _ILLEGAL = 16
 # One block: the rest of the device works on.
 _THREADS = 256
 _ITEM = 4
+_ENDLESS = "endless"
+_NAMES: tuple[str, ...] = (*get_args(Poison), _ENDLESS)
 
 
 class CudaFaults:
@@ -29,10 +32,18 @@ class CudaFaults:
         self._context = context
         self._kernels = kernels
         self._words = words
+        self._functions: dict[str, Function] = {}
+
+    def prepare(self) -> None:
+        """Load all of them, which the driver does not while a stream is held; compiles them, which blocks."""
+        if not self._functions:
+            for name in _NAMES:
+                self._functions[name] = self._kernels.function("faults", f"fault_{name}", _ARGUMENTS.size)
 
     def launch(self, how: Poison, stream: CudaStream | None) -> None:
-        """Lose the context by a kernel, on a stream or on one of its own; compiles it, which blocks."""
-        function = self._function(how)
+        """Lose the context by a kernel, on a stream or on one of its own."""
+        self.prepare()
+        function = self._functions[how]
         with self._context:
             handle = stream.handle if stream else int(self._context.check(driver.cuStreamCreate(1)))
             with function as arguments:
@@ -40,13 +51,14 @@ class CudaFaults:
                 function.launch(handle, 1)
 
     def spin(self, stream: CudaStream, memory: tuple[int, int]) -> CudaHold:
-        """Launch a kernel that ends with its hold only; compiles it, which blocks.
+        """Launch a kernel that ends with its hold only.
 
         Args:
             stream: Where.
             memory: Address and size of what it writes to.
         """
-        function, (address, nbytes) = self._function("endless"), memory
+        self.prepare()
+        function, (address, nbytes) = self._functions[_ENDLESS], memory
         with self._context:
             word = self._words.take()
             word.sequence += 1
@@ -58,6 +70,3 @@ class CudaFaults:
         # By then the stream has passed it.
         stream.after(lambda: self._words.give_back(word))
         return CudaHold(self._words, word)
-
-    def _function(self, name: str) -> Function:
-        return self._kernels.function("faults", f"fault_{name}", _ARGUMENTS.size)
