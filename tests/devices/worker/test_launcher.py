@@ -151,6 +151,39 @@ async def test_descriptors_come_in_order_and_stay_the_callers(
         os.close(writer)
 
 
+HEAVY = """
+import mmap, os, signal
+memory = mmap.mmap(-1, 256 << 20)
+for page in range(0, len(memory), mmap.PAGESIZE):
+    memory[page] = 1
+os.close(3)
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        ("os._exit(3)", "exited with code 3"),
+        ("os.kill(os.getpid(), signal.SIGTERM)", "was killed by SIGTERM"),
+    ],
+)
+async def test_how_a_process_ends_that_takes_long_to_be_gone(workshop: Launcher, end: str, how: str) -> None:
+    reader, writer = os.pipe()
+    worker = await workshop.start_worker(("-c", HEAVY.format(end=end)), [writer])
+    os.close(writer)
+    # It ends.
+    await trio.lowlevel.wait_readable(reader)
+    os.close(reader)
+    said: set[str | None] = set()
+    while not worker.is_dead:
+        said.add(worker.ending())
+    # What is known at all is true; as soon as it may be reaped nobody looks any more.
+    assert said <= {None, how}
+    assert worker.ending() is None
+    assert await worker.wait() == how
+
+
 @pytest.mark.parametrize(
     ("code", "how"),
     [

@@ -9,7 +9,13 @@ from contextlib import suppress
 
 import trio
 
+from ._launcher_link import describe_exit
+
 __all__ = ["WorkerProcess"]
+
+# Of the fields of a process's stat file that come after its name; see proc_pid_stat(5).
+_FLAGS, _STATUS = 6, -1
+_IS_EXITING = 0x4
 
 
 class WorkerProcess:
@@ -37,6 +43,24 @@ class WorkerProcess:
         poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
         return bool(poll.poll(0))
+
+    def ending(self) -> str | None:
+        """How it ends, where the kernel knows already but still takes it apart: a GPU's context takes long.
+
+        Returns:
+            As `wait`; None where it is not known yet, or no more.
+        """
+        try:
+            with open(f"/proc/{self.pid}/stat", encoding="ascii", errors="replace") as file:
+                # Its name may hold anything, and stands in brackets.
+                fields = file.read().rpartition(")")[2].split()
+        except OSError:
+            return None
+        flags, status = int(fields[_FLAGS]), int(fields[_STATUS])
+        # Its number is not another's as long as it is not reaped. Older kernels say 0 where they do not tell.
+        if not flags & _IS_EXITING or not status or self.is_dead:
+            return None
+        return describe_exit(os.waitstatus_to_exitcode(status))
 
     def kill(self) -> None:
         """Kill it, whatever it is doing; harmless when it is dead."""

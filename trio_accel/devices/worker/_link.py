@@ -113,10 +113,12 @@ class WorkerLink:
                         for message, descriptors in await self._channel.receive():
                             handle(self, message, descriptors)
                 # All its threads have ended, or it has closed its end by itself.
+                how = self.process.ending()
                 self.process.kill()
-                with trio.move_on_after(_REPORT):
-                    self._end(await self.process.wait())
-                self._end("ended")
+                if how is None:
+                    with trio.move_on_after(_REPORT):
+                        how = await self.process.wait()
+                self._end(how or self.process.ending() or "ended")
                 on_end(self)
                 nursery.cancel_scope.cancel(reason="the worker has ended")
         finally:
