@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import trio
 from chosen import BACKEND
-from manual_backend import ManualBackend
+from manual_backend import ManualBackend, ManualStream
 from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.devices import Put
+from trio_accel.devices._forecast import Forecast
 
 STRATEGIES = [
     ta.HostCallbackCompletion(),
@@ -125,6 +126,86 @@ async def test_a_long_operation_costs_the_waiting_thread_next_to_nothing(
         assert spent < 0.05
 
 
+async def ask_held(device: ta.Device, backend: ManualBackend, ref: ta.AccelRef, seconds: float) -> None:
+    """Ask for something that takes so long."""
+    backend.device.is_held = True
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ta.linalg.scal, 1.0, ref)
+        await trio.sleep(seconds)
+        backend.device.release()
+
+
+async def test_what_takes_as_long_as_before_is_seen_when_it_is_due_though_nobody_rings(
+    system: ta.System, backend: ManualBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = ta.AdaptiveCompletion(window=0.4)
+    async with system.open_device("manual", options=ta.DeviceOptions(completion=strategy)) as device:
+        ref = await device.put(np.ones(3))
+        port = device.dispatch.session.engine.completion  # type: ignore[union-attr]
+        for _ in range(20):
+            await ask_held(device, backend, ref, 0.1)
+            if any(forecast.is_steady for forecast in port._forecasts.values()):  # type: ignore[attr-defined]
+                break
+        monkeypatch.setattr(ManualStream, "notify", lambda self, event, waker: None)
+        with trio.fail_after(2):
+            await ask_held(device, backend, ref, 0.1)
+
+
+async def test_looking_when_it_is_due_costs_little(system: ta.System) -> None:
+    options = ta.DeviceOptions(isolation="inline", completion=ta.AdaptiveCompletion())
+    async with system.open_device(BACKEND, options=options) as device:
+        ref = await device.put(np.ones(3))
+        ta.testing.inject_fault(device, ta.linalg.Scal, delay=0.05, count=6)
+        before = _processor_time()
+        for _ in range(6):
+            await ta.linalg.scal(1.0, ref)
+        # At most 3 ms of each is spent with looking, and all else is as ever.
+        assert _processor_time() - before < 6 * 0.012
+
+
+async def test_a_window_of_nothing_waits_for_the_ring(system: ta.System, backend: ManualBackend) -> None:
+    strategy = ta.AdaptiveCompletion(window=0)
+    async with system.open_device("manual", options=ta.DeviceOptions(completion=strategy)) as device:
+        ref = await device.put(np.ones(3))
+        for _ in range(4):
+            with trio.fail_after(2):
+                await ask_held(device, backend, ref, 0.02)
+
+
+class TestForecast:
+    """When the next one is due, by those before it."""
+
+    def test_two_that_took_as_long_tell_of_the_third(self) -> None:
+        forecast = Forecast(10.0)
+        forecast.end(11.0)
+        assert not forecast.is_steady
+        forecast.end(12.05)
+        assert forecast.is_steady
+        assert forecast.due == pytest.approx(13.1)
+        # A pause between two does not count.
+        forecast.begin(20.0)
+        assert forecast.due == pytest.approx(21.05)
+
+    def test_one_that_took_longer_tells_nothing(self) -> None:
+        forecast = Forecast(0.0)
+        for now in (1.0, 2.0, 3.2):
+            forecast.end(now)
+        assert not forecast.is_steady
+        forecast.end(4.4)
+        assert forecast.is_steady
+
+    def test_the_first_tells_nothing_however_short(self) -> None:
+        forecast = Forecast(0.0)
+        forecast.end(1e-6)
+        assert not forecast.is_steady
+
+    def test_several_at_once_tell_nothing(self) -> None:
+        forecast = Forecast(0.0)
+        forecast.end(1.0)
+        forecast.end(2.0, 2)
+        assert not forecast.is_steady
+
+
 async def test_sync_blocks_the_loop_and_says_so(system: ta.System) -> None:
     async with system.open_device(
         BACKEND, options=ta.DeviceOptions(isolation="inline", completion=ta.SyncCompletion())
@@ -153,6 +234,8 @@ async def test_sync_blocks_the_loop_and_says_so(system: ta.System) -> None:
         ),
         (lambda: ta.AdaptiveCompletion(budget=-1), "budget must be seconds above 0, got -1"),
         (lambda: ta.AdaptiveCompletion(budget="1"), "budget must be seconds above 0, got '1'"),
+        (lambda: ta.AdaptiveCompletion(window=-1), "window must be seconds from 0, got -1"),
+        (lambda: ta.AdaptiveCompletion(window=True), "window must be seconds from 0, got True"),
     ],
 )
 def test_wrong_options_are_refused(make: object, text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Protocol
 
 import attrs
@@ -12,6 +13,7 @@ import trio
 
 from ..backends.base import AccelEvent, AccelStream, DeviceInfo
 from ._bridge import LoopWaker
+from ._forecast import Forecast
 from ._nudge import Nudge
 
 __all__ = [
@@ -55,11 +57,19 @@ class CompletionStrategy(Protocol):
         ...
 
 
+_MOST_FORECASTS = 64
+
+
 def _positive(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
         raise ValueError(
             f"{type(instance).__name__}: {attribute.name} must be seconds above 0, got {value!r}"
         )
+
+
+def _not_negative(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+        raise ValueError(f"{type(instance).__name__}: {attribute.name} must be seconds from 0, got {value!r}")
 
 
 @attrs.frozen(kw_only=True)
@@ -95,18 +105,23 @@ class AdaptiveCompletion:
     """The events are looked at again and again for a short while, then the stream is asked to ring.
 
     Short operations are seen without the cost of a callback and a wake-up, at the price of up to
-    `budget` of processor time each; where that keeps failing, less and less is spent. The default of the
-    CUDA backend, where a look reads a word that the stream writes to the host's memory.
+    `budget` of processor time each; where that keeps failing, less and less is spent. A processor that has
+    slept takes long to wake, so where operations of a stream take about as long as those before, they are
+    looked at again around the time when they are due. The default of the CUDA backend, where a look reads a
+    word that the stream writes to the host's memory.
 
     Attributes:
         budget: The most seconds to look before the stream is asked to ring.
+        window: The most seconds to look around the time when an operation is due: half of them before.
+            With 0 its ring is waited for.
     """
 
     budget: float = attrs.field(default=50e-6, validator=_positive)
+    window: float = attrs.field(default=3e-3, validator=_not_negative)
 
     def open(self, reap: Callable[[], None]) -> CompletionPort:
         """Start for one engine."""
-        return _AdaptivePort(reap, self.budget)
+        return _AdaptivePort(reap, self.budget, self.window)
 
 
 @attrs.frozen(kw_only=True)
@@ -185,15 +200,21 @@ class _Watched:
         """Let the engine reap if anything is done; returns whether it is."""
         found = False
         for stream, events in tuple(self._events.items()):
+            count = len(events)
             # A stream runs in order: what is behind one that is not done is not done either.
             while events and events[0].is_done:
                 events.popleft()
-                found = True
             if not events:
                 del self._events[stream]
+            if len(events) != count:
+                self._seen(stream, count - len(events))
+                found = True
         if found:
             self._reap()
         return found
+
+    def _seen(self, stream: AccelStream, count: int) -> None:
+        """So many of a stream are seen to be done."""
 
 
 class _PolledPort(_Watched):
@@ -212,40 +233,78 @@ class _AdaptivePort(_Watched):
     # Below this there is no time for a second look.
     _LEAST = 5e-6
 
-    def __init__(self, reap: Callable[[], None], most: float) -> None:
+    def __init__(self, reap: Callable[[], None], most: float, window: float) -> None:
         super().__init__(reap)
         self._most = most
         self._budget = most
+        self._half = window / 2
         self._began = 0.0
         self._waker = LoopWaker(self._rung)
         # What each stream was asked to ring for last.
         self._armed: dict[AccelStream, AccelEvent] = {}
+        self._forecasts: dict[AccelStream, Forecast] = {}
+
+    def watch(self, stream: AccelStream, event: AccelEvent) -> None:
+        if stream not in self._events:
+            now = time.perf_counter()
+            forecast = self._forecasts.get(stream)
+            if forecast is None:
+                # Streams that have gone are forgotten, and nothing is lost with the others' times.
+                if len(self._forecasts) >= _MOST_FORECASTS:
+                    self._forecasts.clear()
+                self._forecasts[stream] = Forecast(now)
+            else:
+                forecast.begin(now)
+        super().watch(stream, event)
 
     def close(self) -> None:
         super().close()
         self._waker.close()
         self._armed.clear()
+        self._forecasts.clear()
 
     async def run(self) -> None:
         while True:
             await self.wait()
             self._began = time.perf_counter()
-            if await self._search():
+            if await self._search(self._began + self._budget):
                 self._budget = min(2 * self._budget, self._most)
             elif self._events:
                 self._budget = max(self._budget / 2, self._LEAST)
                 self._arm()
-                await self.wait_changed()
+                await self._expect()
 
-    async def _search(self) -> bool:
-        """Look for a while; returns whether anything was done."""
-        end = self._began + self._budget
+    async def _search(self, end: float) -> bool:
+        """Look until then; returns whether anything was done."""
         while not self.look():
             # The rest of the program goes on between two looks.
             await trio.lowlevel.checkpoint()
             if time.perf_counter() >= end or not self._events:
                 return self.look()
         return True  # noqa: ASYNC910  # there are only so many events that it can see to be done
+
+    async def _expect(self) -> None:
+        """Wait until there is something new to look at; if something may be due before, look then."""
+        now, half = time.perf_counter(), self._half
+        forecasts = [self._forecasts[stream] for stream in self._events if stream in self._forecasts]
+        # Nobody can tell about what is overdue.
+        steady = [forecast for forecast in forecasts if forecast.is_steady and forecast.due + half > now]
+        if not steady or not half:
+            await self.wait_changed()
+            return
+        first = min(steady, key=attrgetter("due"))
+        seconds = first.due - half - now
+        if seconds > 0:
+            with trio.move_on_after(seconds):
+                await self.wait_changed()
+                return
+        if not await self._search(first.due + half):
+            first.is_steady = False
+
+    def _seen(self, stream: AccelStream, count: int) -> None:
+        forecast = self._forecasts.get(stream)
+        if forecast is not None:
+            forecast.end(time.perf_counter(), count)
 
     def _arm(self) -> None:
         """Have each stream ring for what comes first; the others are looked at then."""
