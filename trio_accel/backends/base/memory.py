@@ -69,6 +69,9 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         limit: The most bytes that its blocks may take.
         source: Where chunks come from.
         keeper: Gets the chunks.
+
+    Attributes:
+        blocks: By id what the backend has of each block, and its size; not to be changed from outside.
     """
 
     def __init__(
@@ -80,7 +83,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         self._keeper = keeper
         self._used = 0
         self._peak = 0
-        self._blocks: dict[int, tuple[BlockT, int]] = {}
+        self.blocks: dict[int, tuple[BlockT, int]] = {}
         self._chunks: dict[int, tuple[ChunkT, int]] = {}
         # Those of `_chunks` that are mapped and not adopted yet.
         self._mapped: set[int] = set()
@@ -99,7 +102,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         if nbytes < 0:
             raise ValueError(f"nbytes: {nbytes} is negative")
         with self._lock:
-            if block in self._blocks:
+            if block in self.blocks:
                 raise KeyError(f"block {block} exists already")
             if nbytes > self._limit - self._used and nbytes > self._free():
                 raise self._error(nbytes, self._free())
@@ -117,7 +120,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         """
         with self._lock:
             try:
-                _, nbytes = self._blocks.pop(block)
+                _, nbytes = self.blocks.pop(block)
             except KeyError:
                 raise KeyError(f"block {block} does not exist") from None
             self._allocator.free(block)
@@ -164,7 +167,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         self._kept()
         with self._lock:
             try:
-                _, nbytes = self._blocks[block]
+                _, nbytes = self.blocks[block]
             except KeyError:
                 raise KeyError(f"block {block} does not exist") from None
             place = self._allocator.placement(block)
@@ -174,7 +177,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         """Give every block back; chunks that a keeper has stay as they are, and are forgotten."""
         with self._lock:
             if self._keeper is None:
-                for block in self._blocks:
+                for block in self.blocks:
                     self._allocator.free(block)
                 self._allocator.trim()
             else:
@@ -183,7 +186,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
                     self._source.drop(memory)
                 self._chunks.clear()
                 self._mapped.clear()
-            self._blocks.clear()
+            self.blocks.clear()
             self._used = 0
 
     def block(self, block: int) -> tuple[BlockT, int]:
@@ -193,7 +196,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             KeyError: There is no such block.
         """
         try:
-            return self._blocks[block]
+            return self.blocks[block]
         except KeyError:
             raise KeyError(f"block {block} does not exist") from None
 
@@ -204,7 +207,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
                 used=self._used,
                 reserved=self._allocator.reserved,
                 peak=self._peak,
-                blocks=len(self._blocks),
+                blocks=len(self.blocks),
                 limit=self._limit,
             )
 
@@ -227,9 +230,11 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         return max(0, self._limit - self._used)
 
     def _add(self, block: int, place: Placement, nbytes: int) -> None:
-        self._blocks[block] = self._source.block(self._chunks[place.chunk][0], place.offset, nbytes), nbytes
-        self._used += nbytes
-        self._peak = max(self._peak, self._used)
+        chunk, offset, _ = place
+        self.blocks[block] = self._source.block(self._chunks[chunk][0], offset, nbytes), nbytes
+        self._used = used = self._used + nbytes
+        if used > self._peak:  # noqa: PLR1730  # `max` would take longer than all the rest of it
+            self._peak = used
 
     def _new_allocator(self) -> ChunkAllocator:
         return ChunkAllocator(self._make_chunk, self._drop_chunk, first=self._source.first)

@@ -178,18 +178,25 @@ class CudaDevice:
         return self._ready.pop(name, None)
 
     def at(self, array: ArraySpec) -> DeviceArray:
-        """Where an array lies.
+        """Where an array lies, and how.
 
         Raises:
             KeyError: There is no such block.
             ValueError: The array does not lie within it.
         """
-        address, nbytes = self._memory.block(array.block)
-        offset, shape, strides, dtype = array.offset, array.shape, array.strides, array.dtype
+        return DeviceArray(self.address(array), array.dtype, array.shape, array.strides)
+
+    def address(self, array: ArraySpec) -> int:
+        """Where the first element of an array lies; raises as `at` does."""
+        known = self._memory.blocks.get(array.block)
+        if known is None:
+            raise KeyError(f"block {array.block} does not exist")
+        address, nbytes = known
+        offset, shape, strides = array.offset, array.shape, array.strides
         below, above = self._spans.get((shape, strides)) or self._span(shape, strides)
-        if (offset + below < 0 or offset + above + dtype.itemsize > nbytes) and array.size:
+        if (offset + below < 0 or offset + above + array.dtype.itemsize > nbytes) and array.size:
             raise ValueError(f"the array does not lie within its block of {nbytes} bytes: {array}")
-        return DeviceArray(address + offset, dtype, shape, strides)
+        return address + offset
 
     def _span(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int]:
         """How far elements lie before and behind the first one, in bytes; found out once for a layout."""
@@ -202,7 +209,8 @@ class CudaDevice:
 
     def allocate(self, block: int, nbytes: int) -> None:
         """Make a memory block; see `AccelDevice.allocate`."""
-        self._check_open()
+        if self._is_closed:
+            self._check_open()
         self._memory.allocate(block, nbytes)
 
     def free(self, block: int) -> None:

@@ -70,7 +70,14 @@ class CudaLibrary:
             )
         if stream.is_closed or self._context.is_lost:
             stream.check()
-        self._in_context(enqueue, spec, stream)
+        try:
+            with self._context:
+                enqueue(spec, stream)
+        except Exception as error:
+            told = self._told(error)
+            if told is error:
+                raise
+            raise told from error
 
     def close(self) -> None:
         """Give handles and workspaces back; a lost context keeps them, as it would refuse to."""
@@ -87,15 +94,22 @@ class CudaLibrary:
         try:
             with self._context:
                 function(*arguments)
-        except AccelError as error:
-            error.device = self._device.info.name
-            raise
-        except CudaMemoryError as error:
-            raise self._exhausted() from error
         except Exception as error:
-            if self.statuses is None or not isinstance(error, self.statuses):
+            told = self._told(error)
+            if told is error:
                 raise
-            raise self._error_of(error) from error
+            raise told from error
+
+    def _told(self, error: Exception) -> Exception:
+        """What failed, in the errors of backends."""
+        if isinstance(error, AccelError):
+            error.device = self._device.info.name
+            return error
+        if isinstance(error, CudaMemoryError):
+            return self._exhausted()
+        if self.statuses is None or not isinstance(error, self.statuses):
+            return error
+        return self._error_of(error)
 
     def _error_of(self, error: Exception) -> Exception:
         """What a vendor's status means."""

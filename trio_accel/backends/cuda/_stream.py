@@ -32,6 +32,7 @@ class CudaStream:
     streams wait for the same word on the device.
 
     Attributes:
+        done: The number of the last event that `refresh` saw to be done.
         handle: The driver's handle, as an integer.
         is_closed: Whether it takes no more work.
         is_destroyed: Whether it has ended and was given back.
@@ -48,7 +49,8 @@ class CudaStream:
             stream = self._context.check(driver.cuStreamCreateWithPriority(_NON_BLOCKING, priority))
             self.handle: int = int(stream)
             self._word: Word = words.take()
-        self._done = self._word.sequence
+        # What `refresh` said last.
+        self.done: int = self._word.sequence
         self._side: int | None = None
         # What is to happen on the host when the next event is done, and events that have such.
         self._next: list[Callable[[], None]] = []
@@ -173,20 +175,15 @@ class CudaStream:
     def refresh(self) -> int:
         """Look how far the stream is; returns the number of its last event that is done."""
         with self._lock:
-            done = self._done
+            done = self.done
             # The word of a stream that was given back is another's.
             if not self._context.is_lost and not self.is_destroyed:
                 done += (self._word.read() - done) & _MASK
             while self._finishing and self._finishing[0].sequence <= done:
                 self._finishing.popleft().finish()
             # Only now: whoever reads it without the lock takes events up to here for finished.
-            self._done = done
+            self.done = done
             return done
-
-    @property
-    def done(self) -> int:
-        """What `refresh` said last."""
-        return self._done
 
     @property
     def is_lost(self) -> bool:

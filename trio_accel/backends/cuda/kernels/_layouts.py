@@ -52,6 +52,7 @@ class Product:
         packing_a, packing_b: How an operand is laid out anew; None where it is read as it lies.
         is_in_full: Whether both are laid out with all batches, instead of as they are.
         is_c_packed: Whether the result is made elsewhere and copied.
+        is_single: Whether there is no batch.
     """
 
     is_swapped: bool
@@ -63,10 +64,10 @@ class Product:
     packing_b: Packing | None = None
     is_in_full: bool = False
     is_c_packed: bool = False
+    is_single: bool = attrs.field(init=False)
 
-    @property
-    def is_single(self) -> bool:
-        """Whether there is no batch."""
+    @is_single.default
+    def _has_no_batch(self) -> bool:
         return self.batches == 1 and len(self.groups) == 1
 
 

@@ -94,15 +94,18 @@ class BlasLibrary(CudaLibrary):
 
     def _matmul(self, spec: MatmulSpec, stream: CudaStream) -> None:
         a, b, out = spec.a, spec.b, spec.out
-        # By their identity: a member's hash takes longer than all the rest.
-        key = id(a.dtype), id(b.dtype), id(out.dtype), a.shape, a.strides, b.shape, b.strides
+        dtype = a.dtype
+        if dtype is not b.dtype or dtype is not out.dtype:
+            check_same_dtype("matmul", a, b, out)
+        # By its identity: a member's hash takes longer than all the rest.
+        key = id(dtype), a.shape, a.strides, b.shape, b.strides
         run = self._runs.get(key)
         if run is None:
             run = self._keep(key, self._plan_matmul(spec))
         run(spec, stream)
 
     def _plan_matmul(self, spec: MatmulSpec) -> _Run:
-        dtype = check_same_dtype("matmul", spec.a, spec.b, spec.out)
+        dtype = spec.a.dtype
         check_dtype("matmul", dtype, _WITH_INTEGERS)
         if not spec.out.size:
             return _nothing
@@ -115,10 +118,9 @@ class BlasLibrary(CudaLibrary):
         return partial(self._multiply_plain, kind, plan_matmul(shapes, strides, dtype.itemsize))
 
     def _multiply_plain(self, kind: Kind, plan: Product, spec: MatmulSpec, stream: CudaStream) -> None:
-        at = self._device.at
-        self._multiply(
-            stream, kind, plan, self._blas.plain[kind.is_double], at(spec.a), at(spec.b), at(spec.out)
-        )
+        address = self._device.address
+        a, b, out = address(spec.a), address(spec.b), address(spec.out)
+        self._multiply(stream, kind, plan, self._blas.plain[kind.is_double], spec, a, b, out)
 
     def _multiply_integers(self, spec: MatmulSpec, stream: CudaStream) -> None:
         self._load_integers()
@@ -173,12 +175,12 @@ class BlasLibrary(CudaLibrary):
         factors.put(kind, alpha, beta)
         a, b, c = at(spec.a), at(spec.b), at(spec.c)
         if not plan.is_c_packed:
-            self._multiply(stream, kind, plan, factors, a, b, c)
+            self._multiply(stream, kind, plan, factors, spec, a.address, b.address, c.address)
             return
         room = self._blas.room(stream, 2, c)
         if beta:
             self._device.arrays.convert(stream, c, room)
-        self._multiply(stream, kind, plan, factors, a, b, room)
+        self._multiply(stream, kind, plan, factors, spec, a.address, b.address, room.address)
         self._device.arrays.convert(stream, room, c)
 
     def _multiply(
@@ -187,20 +189,23 @@ class BlasLibrary(CudaLibrary):
         kind: Kind,
         plan: Product,
         factors: Factors,
-        a: DeviceArray,
-        b: DeviceArray,
-        c: DeviceArray,
+        spec: MatmulSpec | GemmSpec,
+        a: int,
+        b: int,
+        c: int,
     ) -> None:
+        """Call cuBLAS; `a`, `b` and `c` are addresses."""
         self._blas.select(stream, HOST)
         if plan.packing_a is not None or plan.packing_b is not None:
-            a, b = self._packed_operands(stream, plan, a, b)
-        first, second = (b.address, a.address) if plan.is_swapped else (a.address, b.address)
+            at = self._device.at
+            a, b = self._packed_operands(stream, plan, at(spec.a), at(spec.b))
+        first, second = (b, a) if plan.is_swapped else (a, b)
         handle, code, compute = self._blas.handle, kind.code, kind.compute
         op_a, op_b, m, n, k, lda, ldb, ldc = plan.call
         if plan.is_single:
             cublas.gemm_ex_64(
                 handle, op_a, op_b, m, n, k, factors.alpha, first, code, lda, second, code, ldb,
-                factors.beta, c.address, code, ldc, compute, DEFAULT,
+                factors.beta, c, code, ldc, compute, DEFAULT,
             )  # fmt: skip
             return
         step_a, step_b, step_c = plan.steps
@@ -208,14 +213,14 @@ class BlasLibrary(CudaLibrary):
             from_a, from_b = (group.b, group.a) if plan.is_swapped else (group.a, group.b)
             cublas.gemm_strided_batched_ex_64(
                 handle, op_a, op_b, m, n, k, factors.alpha, first + from_a, code, lda, step_a,
-                second + from_b, code, ldb, step_b, factors.beta, c.address + group.c, code, ldc, step_c,
+                second + from_b, code, ldb, step_b, factors.beta, c + group.c, code, ldc, step_c,
                 plan.batches, compute, DEFAULT,
             )  # fmt: skip
 
     def _packed_operands(
         self, stream: CudaStream, plan: Product, a: DeviceArray, b: DeviceArray
-    ) -> tuple[DeviceArray, DeviceArray]:
-        """Lay out what cannot be read as it lies; returns both as they are then."""
+    ) -> tuple[int, int]:
+        """Lay out what cannot be read as it lies; returns the addresses of both."""
         if plan.is_in_full:
             a, b = _in_full(a, b)
         operands = (a, plan.packing_a), (b, plan.packing_b)
@@ -227,7 +232,7 @@ class BlasLibrary(CudaLibrary):
         for (operand, packing), room in zip(operands, rooms, strict=True):
             if packing is not None:
                 self._device.arrays.convert(stream, operand, room, conjugate=packing == "conjugate")
-        return rooms[0], rooms[1]
+        return rooms[0].address, rooms[1].address
 
     def _keep(self, key: object, run: _Run) -> _Run:
         if len(self._runs) >= _MOST_PLANS:
