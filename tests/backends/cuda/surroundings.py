@@ -73,7 +73,13 @@ class Machine:
         self._made = made
 
     def environment(self, **variables: str) -> dict[str, str]:
-        return {"LD_LIBRARY_PATH": str(self.folder), "STAND_IN_DIR": str(self.folder), **variables}
+        return {
+            "LD_LIBRARY_PATH": str(self.folder),
+            "STAND_IN_DIR": str(self.folder),
+            # What is compiled here runs on no device, and the other way round.
+            "XDG_CACHE_HOME": self.stand_in.environment()["XDG_CACHE_HOME"],
+            **variables,
+        }
 
     def add_driver(self) -> None:
         driver = next(path for path in self.stand_in.libraries if path.name == "libcuda.so.1")

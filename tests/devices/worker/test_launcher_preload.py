@@ -321,10 +321,10 @@ async def test_what_is_read_at_the_start_of_a_process_is_in_force(
     ahead(WHO)
     importer, _, pid = await run(WHO_IMPORTED)
     assert importer == launcher()
-    monkeypatch.setenv(name, value)
-    importer, _, pid = await run(WHO_IMPORTED)
-    assert importer == pid
-    monkeypatch.delenv(name)
+    with monkeypatch.context() as changed:
+        changed.setenv(name, value)
+        importer, _, pid = await run(WHO_IMPORTED)
+        assert importer == pid
     assert (await run(WHO_IMPORTED))[0] == launcher()
 
 
