@@ -81,15 +81,19 @@ class Mirror:
 
     def __init__(self) -> None:
         self._nodes: dict[str, _Node] = {}
+        # By the import path of the library, as it was looked for last.
+        self._of_library: dict[str, tuple[_Node, ...]] = {}
 
     def clear(self) -> None:
         """The worker is gone, and its actors with it."""
         self._nodes.clear()
+        self._of_library.clear()
 
     def take(self, event: Event, actor_class: str) -> None:
         """Follow the life of an actor."""
         if not isinstance(event, (ActorStarted, ActorRestarted, ActorTerminated)):
             return
+        self._of_library.clear()
         if isinstance(event, ActorTerminated):
             self._nodes.pop(event.path, None)
             return
@@ -103,12 +107,17 @@ class Mirror:
 
     def done(self, library: str, error: BaseException | None) -> None:
         """A request was served by the library at an import path, or crashed it."""
-        is_crash = isinstance(error, ActorFailedError)
-        actor_class = library.rpartition(":")[2]
-        for node in self._nodes.values():
-            if node.actor_class == actor_class:
-                node.failed += is_crash
-                node.handled += not is_crash
+        nodes = self._of_library.get(library)
+        if nodes is None:
+            actor_class = library.rpartition(":")[2]
+            nodes = tuple([node for node in self._nodes.values() if node.actor_class == actor_class])
+            self._of_library[library] = nodes
+        is_crash = error is not None and isinstance(error, ActorFailedError)
+        for node in nodes:
+            if is_crash:
+                node.failed += 1
+            else:
+                node.handled += 1
 
     def snapshots(self, queues: dict[str, QueueStatistics]) -> tuple[ActorSnapshot, ...]:
         """The actors now.

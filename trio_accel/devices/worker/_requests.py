@@ -54,11 +54,13 @@ class RequestTable:
 
     def add(self, request: RemoteRequest) -> None:
         """Hand a request over, now or in its turn."""
-        if self._is_open and not self.waiting and self._has_room(request):
+        if self._is_open and not self.waiting and self._may_go(request):
             self._hand_over(request)
             return
-        self._queue(request)
-        self.pump()
+        queue = self._queue(request)
+        # Those that wait for another library could not go before, and still cannot.
+        if self._is_open and self._may_go(queue[0]):
+            self.pump()
 
     def open(self) -> None:
         """There is a worker: hand over what waits."""
@@ -147,21 +149,24 @@ class RequestTable:
         )
         return self.queues(in_flight)
 
-    def _has_room(self, request: RemoteRequest) -> bool:
+    def _may_go(self, request: RemoteRequest) -> bool:
         # A lease launches nothing.
         if request.library and self._counts.get(request.library, 0) >= self._limit:
+            return False
+        turn = request.turn
+        if turn is not None and turn.waits_for and not turn.is_ready:
             return False
         # Who is alone may go: nobody would ever make room for it.
         return request.has_room or not self._sent
 
-    def _may_go(self, request: RemoteRequest) -> bool:
-        turn = request.turn
-        return (turn is None or not turn.waits_for or turn.is_ready) and self._has_room(request)
-
-    def _queue(self, request: RemoteRequest) -> None:
+    def _queue(self, request: RemoteRequest) -> deque[RemoteRequest]:
         request.turn = self._order.enter(request.reads, request.writes)
-        self._queues.setdefault(request.library, deque()).append(request)
+        queue = self._queues.get(request.library)
+        if queue is None:
+            queue = self._queues[request.library] = deque()
+        queue.append(request)
         self.waiting += 1
+        return queue
 
     def _unqueue(self, request: RemoteRequest) -> None:
         self._leave(request)
