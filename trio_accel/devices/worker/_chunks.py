@@ -10,8 +10,9 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ...backends.base import AccelBackend, PlacedBlock
+from ...backends.base import AccelBackend
 from ...backends.base.ops import ArraySpec
+from ._frames import Place
 
 if TYPE_CHECKING:
     from ._launcher import Launcher
@@ -48,7 +49,7 @@ class ChunkTable:
 
     def __init__(self, backend: AccelBackend, on_drop: Callable[[int], None]) -> None:
         self.chunks: dict[int, Chunk] = {}
-        self.blocks: dict[int, PlacedBlock] = {}
+        self.blocks: dict[int, Place] = {}
         self.on_drop: Callable[[int], None] = on_drop
         self._backend = backend
         self._launcher: Launcher | None = None
@@ -74,7 +75,7 @@ class ChunkTable:
 
     def drop_empty(self) -> None:
         """Give every chunk back in which nothing lies. Only while no worker places blocks."""
-        full = {block.chunk for block in self.blocks.values()}
+        full = {chunk for _, _, chunk, _ in self.blocks.values()}
         for number in [number for number in self.chunks if number not in full]:
             self.drop(number)
 
@@ -96,14 +97,15 @@ class ChunkTable:
             array.shape, array.dtype.dtype, held.mapped.data, offset + array.offset, array.strides
         )
 
-    def place(self, blocks: Iterable[PlacedBlock]) -> None:
+    def place(self, places: Iterable[Place]) -> None:
         """Take note of where blocks lie."""
-        for block in blocks:
-            self.blocks[block.block] = block
+        for place in places:
+            self.blocks[place[0]] = place
 
-    def forget(self, block: int) -> None:
-        """The program has no array in a block any more."""
-        self.blocks.pop(block, None)
+    def forget(self, blocks: Iterable[int]) -> None:
+        """The program has no array in these blocks any more."""
+        for block in blocks:
+            self.blocks.pop(block, None)
 
     def close(self) -> None:
         """Give everything back."""

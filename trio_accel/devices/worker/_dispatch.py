@@ -27,12 +27,12 @@ from .._pending import Pending
 from .._ref import AccelRef
 from .._statistics import DeviceStatistics
 from ._calls import CallLostError, Calls
-from ._channel import Message
+from ._channel import Received
 from ._chunks import ChunkTable
 from ._context import WorkerContextActor
 from ._copy_service import CopyService
 from ._fates import Fates, TryAgainError
-from ._frames import died, plain_place, read_array
+from ._frames import died, read_array
 from ._host_arrays import HostArrays, HostCopy, Staging
 from ._launcher import Launcher, WorkerProcess, open_launcher
 from ._link import WorkerLink
@@ -72,6 +72,8 @@ class WorkerDispatch:
         self._context: ActorContext | None = None
         self._released: list[int] = []
         self._some_released = Nudge()
+        # Whether a request is made up, that takes what is released with it.
+        self._is_sending = False
         self._last_error: BaseException | None = None
         # A worker whose loop blocks cannot be told that something was copied.
         self._by_value = sys.maxsize if isinstance(self._options.completion, SyncCompletion) else SMALL
@@ -219,8 +221,8 @@ class WorkerDispatch:
                 raise request.failure
             # While its turn was waited for, it may have been spoiled or released.
             ref.block.check("lease")
-            place = self._chunks.blocks[ref.block.id]
-            array = self._chunks.view(place.chunk, place.offset, ref.spec)
+            _, _, chunk, offset = self._chunks.blocks[ref.block.id]
+            array = self._chunks.view(chunk, offset, ref.spec)
             array.flags.writeable = write
             yield array
             array.flags.writeable = False
@@ -274,12 +276,11 @@ class WorkerDispatch:
             self._chunks.drop_empty()
             number = self._device.generation + 1
             self._context = context
-            placed = tuple(self._chunks.blocks.values())
-            places = tuple([plain_place(block) for block in placed])
+            places = tuple(self._chunks.blocks.values())
             link.send(("start", number, places), now=True)
             await link.wait(lambda: link.is_started)
             context.show(self._snapshots)
-            self._begin(link, number, [place.block for place in placed])
+            self._begin(link, number, [block for block, *_ in places])
             yield
             await self._close(link)
         finally:
@@ -358,11 +359,14 @@ class WorkerDispatch:
     def _send(self, request: RemoteRequest) -> None:
         """Hand a request over; the table has seen to it that it may go."""
         link = self._serving()
+        self._is_sending = True
         self._device.blocks.drain()
+        self._is_sending = False
         try:
             word = link.word(request.library) if request.library else 0
             message = request.message(word, tuple(self._released))
         except Exception as error:  # noqa: BLE001  # it is the asker's
+            self._some_released.wake()
             self._requests.done(request.number)
             if isinstance(request, OperationRequest):
                 name, generation = self._device.name, self._device.generation
@@ -370,21 +374,23 @@ class WorkerDispatch:
             self._fates.refuse(request, error)
             return
         self._released.clear()
-        link.send(message, now=self._requests.sent == 1)
-        if isinstance(request, OperationRequest) and request.hosts.copies:
+        is_alone = self._requests.sent == 1
+        if isinstance(request, OperationRequest) and request.hosts.is_used:
+            # It may be large.
+            link.send(message, now=is_alone)
             self._copies.stage(request, self._filled)
+        else:
+            link.post(message, now=is_alone)
         if request.library:
             self._pool.warm(request.library)
 
     def _release(self, blocks: Iterable[int]) -> None:
-        for block in blocks:
-            self._chunks.forget(block)
-            if self._link is None:
-                continue
-            if not self._released:
+        self._chunks.forget(blocks)
+        if self._link is not None:
+            self._released.extend(blocks)
+            if not self._is_sending:
                 # They go with the next request, or soon by themselves.
                 self._some_released.wake()
-            self._released.append(block)
 
     @enable_ki_protection
     async def _send_released_soon(self) -> None:
@@ -497,8 +503,13 @@ class WorkerDispatch:
     def _unshare(self, number: int) -> None:
         self._pool.unshare(number, but=self._link)
 
-    def _handle(self, link: WorkerLink, message: Message, descriptors: tuple[int, ...]) -> None:
-        self._handlers[str(message[0])](link, message[1:], descriptors)
+    def _handle(self, link: WorkerLink, received: list[Received]) -> None:
+        handlers = self._handlers
+        for message, descriptors in received:
+            handlers[cast("str", message[0])](link, message[1:], descriptors)
+        # Once for all that are done by now.
+        if self._requests.waiting:
+            self._requests.pump()
 
     def _on_ready(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
         (link.libraries,) = message
@@ -520,19 +531,19 @@ class WorkerDispatch:
         link.condemn(f"lost its context: {error}", error)
 
     def _on_done(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
-        request = self._requests.done(message[0])
+        number, places, results, trouble = message
+        request = self._requests.done(number)
         if request is not None:
-            self._alarms.drop(request)
+            if request.is_cancelled:
+                self._alarms.drop(request)
             if isinstance(request, OperationRequest):
                 try:
-                    blocks, error = self._fates.done(request, message[1:])
+                    placed, error = self._fates.done(request, places, results, trouble)
                 except TryAgainError:
                     self._collect(request)
                 else:
-                    self._chunks.place(blocks)
+                    self._chunks.place(placed)
                     self._mirror.done(request.library, error)
-        if self._requests.waiting:
-            self._requests.pump()
 
     def _collect(self, request: OperationRequest) -> None:
         """There is no memory for a request: arrays in reference cycles may hold some."""

@@ -11,13 +11,12 @@ from ...backends.base import (
     ContextPoisonedError,
     DeviceLostError,
     OutOfMemoryError,
-    PlacedBlock,
 )
 from .._blocks import Block
 from .._hooks import Phase, notify
 from .._operation import Launch
 from ._copy_service import CopyService
-from ._frames import place_of
+from ._frames import Place
 from ._link import WorkerLink
 from ._request import LeaseRequest, OperationRequest, RemoteRequest
 from ._wire_errors import decode_error
@@ -50,12 +49,16 @@ class Fates:
         self._device = device
         self._copies = copies
 
-    def done(self, request: OperationRequest, outcome: Any) -> tuple[list[PlacedBlock], BaseException | None]:
+    def done(
+        self, request: OperationRequest, places: tuple[Place, ...], results: tuple[Any, ...], trouble: Any
+    ) -> tuple[list[Place], BaseException | None]:
         """The worker is done with an operation.
 
         Args:
             request: Whose it is.
-            outcome: What came from the worker, behind the number.
+            places: Where its new blocks lie.
+            results: Host arrays by value.
+            trouble: What the worker tells of it unless it was launched and all went well.
 
         Returns:
             The blocks that arrays of the program live in now, and what the operation failed with.
@@ -63,36 +66,48 @@ class Fates:
         Raises:
             TryAgainError: There was not enough memory, and garbage may hold some: nothing has become of it.
         """
-        launch = request.launch
-        fate, is_launched, is_hit, plain, damaged, places, results = outcome
-        if fate == "withdrawn":
-            self._copies.cancel(request)
-            request.unwind_after_copies()
-            return [], None
-        error = self._error_of(request, plain, is_launched=is_launched)
+        device, launch = self._device, request.launch
+        is_launched, is_hit, plain, damaged = True, False, None, ()
+        if trouble is not None:
+            fate, is_launched, is_hit, plain, damaged = trouble
+            if fate == "withdrawn":
+                self._copies.cancel(request)
+                request.unwind_after_copies()
+                return [], None
+        error: BaseException | None = request.failure
+        if plain is not None or error is not None:
+            error = self._error_of(request, plain, is_launched=is_launched)
         if is_hit:
             _strike(launch)
-        if error is None:
-            request.hosts.fill(results)
-            if request.hosts.copies:
-                self._copies.fetch(request)
-        else:
-            self._copies.cancel(request)
+        if error is not None or request.hosts.is_used:
+            self._copy(request, results, error)
         # Of an asker that has gone, nobody has the arrays, and they are released already.
-        made = {
-            block.id: block for block in launch.keep if isinstance(block, Block) and not block.is_released
-        }
-        for block in made.values():
-            # It may have been planned while there was no context.
-            block.generation = self._device.generation
-        blocks = [place for place in map(place_of, places) if place.block in made]
-        for output in launch.outputs:
-            if output.id in damaged or request.failure is not None:
-                output.spoil(launch.name, error)
-        if is_launched and self._device.hooks:
+        made: list[int] = []
+        for block in launch.keep:
+            if isinstance(block, Block) and not block.is_released:
+                # It may have been planned while there was no context.
+                block.generation = device.generation
+                made.append(block.id)
+        if damaged or request.failure is not None:
+            self._spoil(request, damaged, error)
+        if is_launched and device.hooks:
             self._notify(launch)
         request.finish_after_copies(error)
-        return blocks, error
+        return [place for place in places if place[0] in made], error
+
+    def _copy(self, request: OperationRequest, results: Any, error: BaseException | None) -> None:
+        """Fill the host arrays of an operation, unless it failed."""
+        if error is not None:
+            self._copies.cancel(request)
+        else:
+            request.hosts.fill(results)
+            self._copies.fetch(request)
+
+    def _spoil(self, request: OperationRequest, damaged: Any, error: BaseException | None) -> None:
+        """Spoil what the worker says, or all that it writes if a copy has failed."""
+        for output in request.launch.outputs:
+            if output.id in damaged or request.failure is not None:
+                output.spoil(request.launch.name, error)
 
     def _error_of(self, request: OperationRequest, plain: Any, *, is_launched: bool) -> BaseException | None:
         error: BaseException | None = request.failure if plain is None else decode_error(plain)

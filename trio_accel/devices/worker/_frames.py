@@ -29,9 +29,9 @@ From the worker:
 ==========  ===========================================================================================
 ready       names of the libraries: the device is open
 started     the context serves
-done        number, "done" or "withdrawn", whether it was launched, whether its fault has struck, error,
-            ids of damaged blocks, blocks as in start, host arrays by value; exactly one for each request
-            and lease
+done        number, blocks as in start, host arrays by value, and None if it was launched and all went well,
+            otherwise "done" or "withdrawn", whether it was launched, whether its fault has struck, error,
+            ids of damaged blocks; exactly one for each request and lease
 granted     number, block as in start
 copy        transfer, number of the request, index of the host array, chunk, offset, array
 chunk       id, bytes; with its descriptor: before anything that lies in it is named
@@ -46,7 +46,7 @@ closed      the context has ended in order
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 
@@ -56,6 +56,7 @@ from .._options import DeviceOptions
 from ._channel import Message
 
 __all__ = [
+    "Place",
     "WorkerConfig",
     "died",
     "place_of",
@@ -63,6 +64,9 @@ __all__ = [
     "plain_place",
     "read_array",
 ]
+
+Place: TypeAlias = tuple[int, int, int, int]
+"""Where a block lies, as plain values: its id, bytes, the chunk, and the offset in it."""
 
 _DTYPES = {member.value: member for member in DType}
 
@@ -86,7 +90,7 @@ class WorkerConfig:
     is_observed: bool
 
 
-def plain_place(block: PlacedBlock) -> Message:
+def plain_place(block: PlacedBlock) -> Place:
     """A placed block as plain values."""
     return block.block, block.nbytes, block.chunk, block.offset
 

@@ -93,10 +93,11 @@ class HostArrays:
 
     Attributes:
         copies: Those that the application copies, by index.
+        is_used: Whether there are any.
         is_written: Whether the worker writes to memory of the application.
     """
 
-    __slots__ = ("_by_value", "_filled", "_next", "_staging", "copies", "is_written")
+    __slots__ = ("_by_value", "_filled", "_next", "_staging", "copies", "is_used", "is_written")
 
     def __init__(self, by_value: int, staging: Staging | None) -> None:
         self._by_value = by_value
@@ -104,6 +105,7 @@ class HostArrays:
         self._filled: list[npt.NDArray[Any]] = []
         self._next = 0
         self.copies: list[HostCopy] = []
+        self.is_used: bool = False
         self.is_written: bool = False
 
     def fit(self, launch: Launch) -> bool:
@@ -123,6 +125,7 @@ class HostArrays:
 
     def read(self, host: npt.NDArray[Any]) -> Message:
         """How the worker gets a host array: from shared memory, by value, or by a copy."""
+        self.is_used = True
         known = self._find(host)
         if known is not None:
             return known
@@ -132,6 +135,7 @@ class HostArrays:
 
     def write(self, host: npt.NDArray[Any]) -> Message:
         """How a host array is filled: by the device itself, from the reply, or by a copy."""
+        self.is_used = True
         known = self._find(host)
         if known is not None:
             self.is_written = True

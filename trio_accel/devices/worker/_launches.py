@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -38,7 +38,7 @@ def encode_launch(launch: Launch, hosts: HostArrays) -> Message:
         launch.library,
         encode_spec(launch.spec, host),
         launch.allocations,
-        tuple([encode_spec(staged, hosts.read) for staged in launch.staged]),
+        tuple([encode_spec(staged, hosts.read) for staged in launch.staged]) if launch.staged else (),
         tuple([block.id for block in launch.outputs]),
         tuple([(argument, block.id) for argument, block in launch.uses]),
         None if launch.fault is None else _encode_fault(launch.fault.fault),
@@ -48,7 +48,7 @@ def encode_launch(launch: Launch, hosts: HostArrays) -> Message:
 def decode_launch(
     data: Any,
     number: int,
-    block: Callable[[int], Block],
+    blocks: Mapping[int, Block],
     shared: Callable[..., npt.NDArray[Any]],
     results: list[npt.NDArray[Any]],
 ) -> Launch:
@@ -57,7 +57,7 @@ def decode_launch(
     Args:
         data: From `encode_launch`.
         number: Number of the request.
-        block: Finds the block of an id.
+        blocks: The blocks by their ids.
         shared: Makes an array over memory of the application's, and adds what must be over before it is used.
         results: Takes the host arrays that are to travel with the reply.
 
@@ -82,9 +82,9 @@ def decode_launch(
         name,
         decode_spec(spec, host),
         allocations,
-        cast("Any", tuple([decode_spec(copy, host) for copy in staged])),
-        [block(output) for output in outputs],
-        [(argument, block(used)) for argument, used in uses],
+        cast("Any", tuple([decode_spec(copy, host) for copy in staged]) if staged else ()),
+        [blocks[output] for output in outputs],
+        [(argument, blocks[used]) for argument, used in uses],
         [],
         library,
         None if fault is None else FaultHit(FaultPlan(name, _decode_fault(fault), 1), Faults()),

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ._channel import Channel, EndOfChannel, Message
+from ._channel import Channel, EndOfChannel, Message, Received
 from ._chunks import Chunk
 from ._frames import WorkerConfig, died
 from ._launcher import WorkerProcess
@@ -17,7 +17,7 @@ from ._page import FIRST_WORD, SharedPage
 
 __all__ = ["MessageHandler", "WorkerLink"]
 
-MessageHandler: TypeAlias = Callable[["WorkerLink", Message, tuple[int, ...]], None]
+MessageHandler: TypeAlias = Callable[["WorkerLink", list[Received]], None]
 
 # The launcher reports a death within milliseconds; whoever waits for a request's outcome waits no longer.
 _REPORT = 0.05
@@ -78,6 +78,10 @@ class WorkerLink:
         """Send a message; one to a worker that has ended is dropped."""
         self._channel.send(message, descriptors, now=now)
 
+    def post(self, message: Message, *, now: bool = False) -> None:
+        """Send a small message of plain values, together with others; see `Channel.post`."""
+        self._channel.post(message, now=now)
+
     def configure(self, config: WorkerConfig, chunks: Sequence[Chunk]) -> None:
         """Tell a new worker what it is to be."""
         self.send(("config", config))
@@ -110,8 +114,7 @@ class WorkerLink:
                     nursery.start_soon(self._watch_the_watch, self._stuck_after)
                 with suppress(EndOfChannel):
                     while True:
-                        for message, descriptors in await self._channel.receive():
-                            handle(self, message, descriptors)
+                        handle(self, await self._channel.receive())
                 # All its threads have ended, or it has closed its end by itself.
                 how = self.process.ending()
                 self.process.kill()

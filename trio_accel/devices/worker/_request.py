@@ -110,14 +110,15 @@ class RemoteRequest:
 
     def finish(self, error: BaseException | None) -> bool:
         """Give the outcome; a second one does nothing and returns False."""
-        return self._settle(outcome.Value(None) if error is None else outcome.Error(error), error)
+        return self._settle(None if error is None else outcome.Error(error), error)
 
     def finish_after_copies(self, error: BaseException | None) -> None:
         """Give the outcome when nothing uses the program's arrays any more; a copy may fail until then."""
         if self.copies:
             self._after_copies(lambda: self.finish(error or self.failure))
         else:
-            self.finish(error or self.failure)
+            error = error or self.failure
+            self._settle(None if error is None else outcome.Error(error), error)
 
     def unwind_after_copies(self) -> None:
         """Let a cancelled asker go when nothing uses the program's arrays any more, whatever the outcome."""
@@ -145,17 +146,21 @@ class RemoteRequest:
         assert self._raise_cancel is not None
         return self._settle(outcome.capture(self._raise_cancel), None)
 
-    def _settle(self, result: outcome.Outcome[None], error: BaseException | None) -> bool:
+    def _settle(self, result: outcome.Outcome[None] | None, error: BaseException | None) -> bool:
+        """Give the outcome; None if it is done and there is nothing to say."""
         if self.is_over:
             return False
         self.is_over = True
         self._let_go()
         task, self._task = self._task, None
         on_done, self._on_done = self._on_done, None
+        if on_done is not None and task is None:
+            on_done(error)
+            return True
+        if result is None:
+            result = outcome.Value(None)
         if task is not None:
             trio.lowlevel.reschedule(task, result)
-        elif on_done is not None:
-            on_done(error)
         else:
             self._result = result
         return True
@@ -200,12 +205,14 @@ class OperationRequest(RemoteRequest):
             TypeError: The specification holds what cannot cross.
         """
         self.launch.check_inputs()
-        self.hosts.begin()
-        launch = encode_launch(self.launch, self.hosts)
-        return "request", self.number, word, self.spoils, launch, released
+        hosts = self.hosts
+        if hosts.is_used:
+            hosts.begin()
+        return "request", self.number, word, self.spoils, encode_launch(self.launch, hosts), released
 
     def _let_go(self) -> None:
-        self.hosts.clear()
+        if self.hosts.is_used:
+            self.hosts.clear()
 
 
 class LeaseRequest(RemoteRequest):

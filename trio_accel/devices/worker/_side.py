@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from contextvars import Context, copy_context
+from functools import partial
 from typing import Any, cast
 
 import attrs
@@ -25,7 +26,7 @@ from .._operation import Launch
 from .._options import DeviceOptions
 from .._system import System
 from ._channel import Channel, EndOfChannel, Message, Received
-from ._frames import WorkerConfig, place_of, plain_place
+from ._frames import Place, WorkerConfig, place_of, plain_place
 from ._launches import ALLOCATIONS, NAME, OUTPUTS, decode_launch
 from ._mirror import encode_event
 from ._page import SharedPage
@@ -78,7 +79,7 @@ class WorkerSide:
         self._config = config
         self._availability = Availability()
         self.blocks: BlockTable = BlockTable(config.device, self._availability)
-        self._table: dict[int, Block] = {}
+        self._table = _Blocks(self.blocks)
         self._serving: dict[int, _Serving] = {}
         self._leases: dict[int, trio.Event] = {}
         self._device: AccelDevice
@@ -95,6 +96,9 @@ class WorkerSide:
         self._stops_when_lost = False
         self._nursery: trio.Nursery
         self._handlers: dict[str, Callable[..., None]] = {
+            "start": self._on_start,
+            "chunk": self._on_chunk,
+            "slab": self._on_slab,
             "request": self._on_request,
             "lease": self._on_lease,
             "unlease": self._on_unlease,
@@ -168,7 +172,7 @@ class WorkerSide:
             self._channel.send(("ready", tuple(self._device.libraries)), now=True)
             while True:
                 for number, (message, descriptors) in enumerate(received, 1):
-                    await self._take(message, descriptors)
+                    self._handlers[cast("str", message[0])](*message[1:], *descriptors)
                     if not number % _IN_A_ROW:
                         # What is launched by now may be done.
                         await trio.lowlevel.checkpoint()
@@ -202,20 +206,13 @@ class WorkerSide:
         with suppress(Exception):
             self._ready_libraries.load(load_library(path).library)
 
-    async def _take(self, message: Message, descriptors: tuple[int, ...]) -> None:
-        """Act on a message."""
-        kind = message[0]
-        if kind == "start":
-            self._start(*cast("Any", message[1:]))
-        elif kind == "chunk":
-            number, nbytes = cast("tuple[int, int]", message[1:])
-            self._device.map_chunk(number, nbytes, descriptors[0])
-        elif kind == "slab":
-            self._slabs.add(self._device, *cast("tuple[int, int]", message[1:]), descriptors[0])
-        else:
-            self._handlers[str(kind)](*message[1:])
+    def _on_chunk(self, number: int, nbytes: int, descriptor: int) -> None:
+        self._device.map_chunk(number, nbytes, descriptor)
 
-    def _start(self, generation: int, places: Iterable[Any]) -> None:
+    def _on_slab(self, number: int, nbytes: int, descriptor: int) -> None:
+        self._slabs.add(self._device, number, nbytes, descriptor)
+
+    def _on_start(self, generation: int, places: Iterable[Any]) -> None:
         session = self._session
         if session is None:
             # It was lost while it stood ready, and the application knows.
@@ -260,68 +257,65 @@ class WorkerSide:
             self._give_up(error or AccelError("the context ended by itself"))
 
     def _on_request(self, number: int, word: int, spoils: bool, data: Any, released: tuple[int, ...]) -> None:
-        session = self._session
-        self._on_release(released)
+        session, table = self._session, self._table
+        if released:
+            self._on_release(released)
         if session is None:
             return
         for block, nbytes in data[ALLOCATIONS]:
-            if block in self._table:
+            if block in table:
                 # The request was made before, and there was no memory.
-                self._table[block].is_released = True
-            self._table[block] = self.blocks.new(nbytes, block)
+                table[block].is_released = True
+            table[block] = self.blocks.new(nbytes, block)
         results: list[npt.NDArray[Any]] = []
         try:
-            launch = decode_launch(data, number, self._block, self._slabs.array, results)
+            launch = decode_launch(data, number, table, self._slabs.array, results)
         except Exception as error:  # noqa: BLE001  # a module of the program's that this process does not have
             self._cannot_read(number, data, error, spoils=spoils)
             return
         serving = self._serving[number] = _Serving(launch, word, results)
-        session.submissions.submit(
-            self._context, launch, lambda error: self._done(serving, session, error), spoils=spoils
-        )
+        done = partial(self._done, serving, session)
+        session.submissions.submit(self._context, launch, done, spoils=spoils)
 
     def _cannot_read(self, number: int, data: Any, error: Exception, *, spoils: bool) -> None:
         """Refuse a request that means nothing here."""
         damaged = data[OUTPUTS] if spoils else ()
         for block in damaged:
-            self._block(block).spoil(data[NAME], error)
-        self._channel.send(
-            ("done", number, "done", False, False, encode_error(error), damaged, (), ()), now=True
-        )
-
-    def _block(self, number: int) -> Block:
-        """A block by its id; one that is gone for one that the application has released."""
-        block = self._table.get(number)
-        if block is None:
-            block = self.blocks.new(0, number)
-            block.is_released = True
-        return block
+            self._table[block].spoil(data[NAME], error)
+        trouble = "done", False, False, encode_error(error), damaged
+        self._channel.send(("done", number, (), (), trouble), now=True)
 
     def _done(self, serving: _Serving, session: Session, error: BaseException | None) -> None:
-        launch = serving.launch
-        del self._serving[launch.number]
-        engine = session.engine
+        launch, engine = serving.launch, session.engine
+        number = launch.number
+        del self._serving[number]
         if engine.is_lost and not self._is_closing:
             # The application decides what becomes of it.
             return
-        if isinstance(error, WithdrawnError):
-            self._withdrawn(launch.number)
+        if error is not None and isinstance(error, WithdrawnError):
+            self._withdrawn(number)
             return
-        places = (engine.placed(block) for block, _ in launch.allocations)
-        self._channel.send(
-            (
-                "done",
-                launch.number,
-                "done",
-                serving.is_launched,
-                launch.fault is not None and launch.fault.is_struck,
-                None if error is None else encode_error(error),
-                tuple([block.id for block in launch.outputs if block.damaged_by is not None]),
-                tuple([plain_place(place) for place in places if place is not None]),
-                tuple([encode_array(array) for array in serving.results]) if error is None else (),
-            ),
-            now=not self._serving,
-        )
+        places: list[Place] = []
+        for block, _ in launch.allocations:
+            place = engine.placed(block)
+            if place is not None:
+                places.append((place.block, place.nbytes, place.chunk, place.offset))
+        trouble = self._trouble(serving, error)
+        if not serving.results:
+            self._channel.post(("done", number, tuple(places), (), trouble), now=not self._serving)
+            return
+        results = tuple([encode_array(array) for array in serving.results]) if error is None else ()
+        self._channel.send(("done", number, tuple(places), results, trouble), now=not self._serving)
+
+    def _trouble(self, serving: _Serving, error: BaseException | None) -> Message | None:
+        """What the application is told of an operation, unless it was launched and all went well."""
+        launch, fault = serving.launch, serving.launch.fault
+        damaged = [block.id for block in launch.outputs if block.damaged_by is not None]
+        if error is None and fault is None and not damaged and serving.is_launched:
+            return None
+        plain = None if error is None else encode_error(error)
+        is_hit = fault is not None and fault.is_struck
+        return "done", serving.is_launched, is_hit, plain, tuple(damaged)
 
     def on_launch(self, launch: Launch) -> None:
         """Note that an operation is begun: after this process's death it counts as in flight."""
@@ -341,11 +335,9 @@ class WorkerSide:
         self._withdrawn(number)
 
     def _withdrawn(self, number: int) -> None:
-        self._channel.send(("done", number, "withdrawn", False, False, None, (), (), ()), now=True)
+        self._channel.send(("done", number, (), (), ("withdrawn", False, False, None, ())), now=True)
 
     def _on_release(self, released: tuple[int, ...]) -> None:
-        if not released:
-            return
         for number in released:
             block = self._table.pop(number, None)
             if block is not None:
@@ -353,7 +345,8 @@ class WorkerSide:
         self.blocks.drain()
 
     def _on_lease(self, number: int, block: int, write: bool, released: tuple[int, ...]) -> None:
-        self._on_release(released)
+        if released:
+            self._on_release(released)
         if self._session is not None:
             over = self._leases[number] = trio.Event()
             # The order is that of the messages, so its turn is taken before the next one is read.
@@ -368,7 +361,7 @@ class WorkerSide:
                 self._channel.send(("granted", number, plain_place(place)), now=True)
                 await over.wait()
         del self._leases[number]
-        self._channel.send(("done", number, "done", False, False, None, (), (), ()), now=True)
+        self._channel.send(("done", number, (), (), None), now=True)
 
     def _on_unlease(self, number: int) -> None:
         if number in self._leases:
@@ -454,6 +447,24 @@ class WorkerSide:
         else:
             # The tree shows the actors of the worker that serves.
             self._early.append(message)
+
+
+class _Blocks(dict[int, Block]):
+    """Blocks by their ids; for one that the application has released, one that is gone.
+
+    Args:
+        blocks: Makes them.
+    """
+
+    __slots__ = ("_blocks",)
+
+    def __init__(self, blocks: BlockTable) -> None:
+        self._blocks = blocks
+
+    def __missing__(self, number: int) -> Block:
+        block = self._blocks.new(0, number)
+        block.is_released = True
+        return block
 
 
 _FOREVER = 1e9
