@@ -11,7 +11,8 @@ import pytest
 import slow_library
 import trio
 from chosen import BACKEND, NAME
-from isolated import options, outcome
+from isolated import options, outcome, wait_in_flight
+from recovery_load import FFT
 
 import trio_accel as ta
 from trio_accel.devices import ToHost
@@ -87,6 +88,7 @@ async def test_a_worker_whose_loop_stands_still_behind_what_is_stuck(system: ta.
         x, other = await device.put(np.ones(3)), await device.put(np.ones(3))
         ta.testing.inject_fault(device, ta.fft.Fft, hang=True)
         pending = device.submit(ta.fft.Fft(np.ones(4)))
+        await wait_in_flight(device, 1, FFT)
         still = device.submit(slow_library.Sleep(x, 600.0))
         with trio.fail_after(10), pytest.raises(ta.CompletionTimeoutError) as caught:
             await pending.wait()
