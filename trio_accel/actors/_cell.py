@@ -31,7 +31,7 @@ from ._options import Directive, MailboxOptions, Policy, Restart
 from ._tasks import cell_of, lend, running
 
 if TYPE_CHECKING:
-    from ._handlers import HandlerTable
+    from ._handlers import Handler, HandlerTable
     from ._supervisor import Supervisor
     from ._system import System
 
@@ -164,14 +164,17 @@ class Cell:
     def current(self) -> Envelope | None:
         """The message that the running task is serving; None in a task that is not the actor's own."""
         incarnation, task = self.incarnation, trio.lowlevel.current_task()
-        return None if incarnation is None or cell_of(task) is not self else incarnation.envelope_of(task)
+        if incarnation is None or cell_of(task) is not self:
+            return None
+        return incarnation.envelope_of(task) if incarnation.grouped else incarnation.current
 
-    def check(self, message: AnyMessage, base: type, verb: str) -> None:
-        """Refuse a message that this actor has no handler for, or that is sent the wrong way."""
+    def check(self, message: AnyMessage, base: type, verb: str) -> Handler:
+        """Find the handler of a message; refuse one that there is none for, or that is sent the wrong way."""
         self.check_run(verb)
-        if type(message) in self.handlers and isinstance(message, base):
-            return
-        raise TypeError(f"{verb}: {self._what_is_wrong(message, base)}")
+        handler = self.handlers.get(type(message))
+        if handler is None or not isinstance(message, base):
+            raise TypeError(f"{verb}: {self._what_is_wrong(message, base)}")
+        return handler
 
     def check_run(self, verb: str) -> None:
         """Refuse another thread or Trio run, before it harms what is not made for it."""
@@ -213,7 +216,7 @@ class Cell:
         task = trio.lowlevel.current_task()
         before = lend(task, self)
         try:
-            return self.incarnation.serve_at_once(envelope, attempt)
+            return self.incarnation.serve_at_once(envelope, attempt, task)
         finally:
             lend(task, before)
             self.mailbox.restore_receiver()
@@ -424,7 +427,7 @@ class Cell:
         """Give a cancelled asker its cancellation, unless it has an outcome: the request has unwound."""
         is_unwound = envelope.unwind()
         self.settle(envelope)
-        if is_unwound and self.system.observers:
+        if is_unwound and self.system.observers.of_messages:
             self.observe_end(envelope, cancelled=True)
         return is_unwound
 
@@ -435,7 +438,7 @@ class Cell:
         self.settle(envelope)
         if envelope.is_told or not envelope.fail(error):
             _logger.warning("actor %s goes on after %r in %s", self.path, error, envelope.message.operation)
-        if self.system.observers:
+        if self.system.observers.of_messages:
             self.observe_end(envelope, error)
         return True
 
@@ -446,7 +449,7 @@ class Cell:
         cause = self._why_cancelled() if is_cancelled else error
         if not envelope.fail(crash_error(self.path, envelope.message, cause)):
             return
-        if self.system.observers:
+        if self.system.observers.of_messages:
             self.observe_end(envelope, cause)
 
     def _why_cancelled(self) -> BaseException:
@@ -508,7 +511,7 @@ class Cell:
     def observe_drop(self, envelope: Envelope, reason: str) -> None:
         """Count a dead letter and tell the observers."""
         self.system.dead_letters += 1
-        if self.system.observers:
+        if self.system.observers.of_messages:
             self.system.observers.emit(
                 MessageDropped(
                     path=self.path,

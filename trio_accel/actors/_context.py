@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextvars import copy_context
 from functools import partial
@@ -15,7 +14,7 @@ from ._envelope import DeferredReply, Envelope, EnvelopeState
 from ._errors import MailboxFullError
 from ._messages import AnyMessage, Message
 from ._options import MailboxOptions, Policy, Restart
-from ._ref import Ref, cell_of
+from ._ref import Ref, cell_behind
 
 if TYPE_CHECKING:
     from contextvars import Context
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from ._tree import ActorSnapshot
 
 __all__ = ["ActorContext", "RestartInfo"]
-
-_logger = logging.getLogger("trio_accel.actors")
 
 ActorT = TypeVar("ActorT", bound="Actor")
 Ts = TypeVarTuple("Ts")
@@ -117,18 +114,11 @@ class ActorContext:
         envelope.state = EnvelopeState.DEFERRED
         self._cell.deferred.add(envelope)
         if on_cancel is not None:
-            envelope.on_cancel = partial(self._call_hook, on_cancel, envelope.message.operation)
-            if envelope.is_cancelled:
-                envelope.on_cancel()
-        return DeferredReply(self._cell, envelope)
-
-    def _call_hook(self, on_cancel: Callable[[], None], operation: str) -> None:
-        try:
-            on_cancel()
-        except Exception as error:
-            # It is called while Trio delivers the cancellation: an exception there ends the whole run.
-            _logger.exception("actor %s: the on_cancel hook of %s failed", self.path, operation)
-            self.crash(error)
+            envelope.on_cancel = on_cancel
+            envelope.on_failed_hook = self.crash
+            if envelope.raise_cancel is not None:
+                envelope.call_hook()
+        return DeferredReply(envelope)
 
     @enable_ki_protection
     def stash(self, message: AnyMessage) -> None:
@@ -180,13 +170,13 @@ class ActorContext:
         """
         if not callable(to):
             self._cell.check(to, Message, "watch")
-        notify = partial(self._notify, cell_of(ref), to, copy_context())
-        self._incarnation.watch(cell_of(ref), notify)
+        notify = partial(self._notify, cell_behind(ref), to, copy_context())
+        self._incarnation.watch(cell_behind(ref), notify)
 
     @enable_ki_protection
     def unwatch(self, ref: Ref[Any]) -> None:
         """Watch an actor no more."""
-        self._incarnation.unwatch(cell_of(ref))
+        self._incarnation.unwatch(cell_behind(ref))
 
     def _notify(
         self,
@@ -203,9 +193,7 @@ class ActorContext:
         except Exception as error:  # noqa: BLE001  # whatever it is, it is this actor's
             self.crash(error)
             return
-        self._cell.mailbox.put_control(
-            Envelope(message, context=context, sender=None, deadline=float("inf"), is_told=True)
-        )
+        self._cell.mailbox.put_control(Envelope(self._cell, message, context, is_told=True))
 
     @enable_ki_protection
     def show(self, actors: Callable[[], tuple[ActorSnapshot, ...]]) -> None:

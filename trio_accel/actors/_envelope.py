@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import logging
 from collections.abc import Callable
 from contextvars import Context
 from typing import TYPE_CHECKING, Final, Generic, NoReturn, TypeVar
@@ -20,9 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["EXPIRED", "DeferredReply", "Envelope", "EnvelopeState", "crash_error"]
 
+_logger = logging.getLogger("trio_accel.actors")
+
 EXPIRED: Final = object()
 """What an asker is woken with when its request was dropped because its deadline had passed."""
 
+_NEVER = float("inf")
 _ASKER_CANCELLED = "the asker was cancelled"
 
 ReplyT_contra = TypeVar("ReplyT_contra", contravariant=True)
@@ -49,12 +53,15 @@ class Envelope:
 
     __slots__ = (
         "caller",
+        "cell",
         "context",
         "deadline",
+        "is_abandonable",
         "is_told",
         "message",
         "on_cancel",
         "on_done",
+        "on_failed_hook",
         "queued_at",
         "raise_cancel",
         "scope",
@@ -66,25 +73,31 @@ class Envelope:
 
     def __init__(
         self,
+        cell: Cell,
         message: AnyMessage,
-        *,
         context: Context,
-        sender: Cell | None,
-        deadline: float,
-        is_told: bool,
+        sender: Cell | None = None,
+        *,
+        is_told: bool = False,
+        is_abandonable: bool = False,
     ) -> None:
+        # To whom it goes.
+        self.cell: Cell = cell
         self.message: AnyMessage = message
         self.is_told: bool = is_told
+        # Whether its asker goes at once when cancelled, also if it runs.
+        self.is_abandonable: bool = is_abandonable
         self.context: Context = context
         self.sender: Cell | None = sender
         # The request that the sender is serving: following these gives the chain of callers.
         self.caller: Envelope | None = sender.current if sender is not None else None
-        self.deadline: float = deadline
+        self.deadline: float = _NEVER
         self.state: EnvelopeState = EnvelopeState.QUEUED
         self.task: trio.lowlevel.Task | None = None
         self.scope: trio.CancelScope | None = None
         self.raise_cancel: Callable[[], NoReturn] | None = None
         self.on_cancel: Callable[[], None] | None = None
+        self.on_failed_hook: Callable[[Exception], None] | None = None
         # In place of a parked task: who posted it is called back.
         self.on_done: Callable[[outcome.Outcome[object]], None] | None = None
         # Set while somebody observes the system.
@@ -96,13 +109,38 @@ class Envelope:
         """Whether the asker wants out while the request runs."""
         return self.raise_cancel is not None
 
+    def abort(self, raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
+        """The task that is parked for it is cancelled: Trio's abort function."""
+        if self.state == EnvelopeState.QUEUED:
+            self.cell.mailbox.withdraw(self)
+            return trio.lowlevel.Abort.SUCCEEDED
+        if self.is_abandonable:
+            # The task waits no more: neither for a reply nor, through this request, for anybody else.
+            self.task = self.sender = self.caller = None
+            return trio.lowlevel.Abort.SUCCEEDED
+        self.request_cancel(raise_cancel)
+        return trio.lowlevel.Abort.FAILED
+
     def request_cancel(self, raise_cancel: Callable[[], NoReturn]) -> None:
         """Cancel the running request; the asker goes on waiting until it has unwound."""
         self.raise_cancel = raise_cancel
         if self.scope is not None:
             self.scope.cancel(reason=_ASKER_CANCELLED)
-        if self.on_cancel is not None:
+        self.call_hook()
+
+    def call_hook(self) -> None:
+        """Tell who has deferred the reply that its asker is cancelled."""
+        if self.on_cancel is None:
+            return
+        try:
             self.on_cancel()
+        except Exception as error:
+            # It is called while Trio delivers the cancellation: an exception there ends the whole run.
+            _logger.exception(
+                "actor %s: the on_cancel hook of %s failed", self.cell.path, self.message.operation
+            )
+            if self.on_failed_hook is not None:
+                self.on_failed_hook(error)
 
     def run_in(self, scope: trio.CancelScope) -> None:
         """Let the asker's cancellation cancel a scope, at once if it has come already."""
@@ -118,7 +156,7 @@ class Envelope:
         # The frames of an error that lives on refer to the envelope: it must keep nobody alive.
         task, self.task = self.task, None
         on_done, self.on_done = self.on_done, None
-        self.scope = self.on_cancel = None
+        self.scope = self.on_cancel = self.on_failed_hook = None
         if task is not None:
             trio.lowlevel.reschedule(task, result)
         elif on_done is not None:
@@ -144,10 +182,9 @@ class DeferredReply(Generic[ReplyT_contra]):
     asker goes on waiting for the reply (without a hook too).
     """
 
-    __slots__ = ("_cell", "_envelope")
+    __slots__ = ("_envelope",)
 
-    def __init__(self, cell: Cell, envelope: Envelope) -> None:
-        self._cell = cell
+    def __init__(self, envelope: Envelope) -> None:
         self._envelope = envelope
 
     @property
@@ -163,17 +200,27 @@ class DeferredReply(Generic[ReplyT_contra]):
     @enable_ki_protection
     def set(self, value: ReplyT_contra) -> bool:
         """Reply with a value."""
-        return self._settle(outcome.Value(value))
+        envelope = self._envelope
+        envelope.cell.settle(envelope)
+        is_settled = envelope.resolve(outcome.Value(value))
+        if is_settled and envelope.started_at is not None:
+            envelope.cell.observe_end(envelope)
+        return is_settled
 
     @enable_ki_protection
     def fail(self, error: Exception) -> bool:
         """Reply with an error, which is raised in the asker as it is."""
-        return self._settle(outcome.Error(error))
+        envelope = self._envelope
+        envelope.cell.settle(envelope)
+        is_settled = envelope.fail(error)
+        if is_settled and envelope.started_at is not None:
+            envelope.cell.observe_end(envelope, error)
+        return is_settled
 
     @enable_ki_protection
     def fail_as_crash(self, error: Exception) -> bool:
         """Reply as if the actor had crashed with an error: `ActorFailedError` caused by it."""
-        return self._settle(outcome.Error(crash_error(self._cell.path, self._envelope.message, error)))
+        return self.fail(crash_error(self._envelope.cell.path, self._envelope.message, error))
 
     @enable_ki_protection
     def cancelled(self) -> bool:
@@ -182,16 +229,7 @@ class DeferredReply(Generic[ReplyT_contra]):
         Raises:
             RuntimeError: The asker is not cancelled.
         """
-        return self._cell.unwind(self._envelope)
-
-    def _settle(self, result: outcome.Outcome[object]) -> bool:
-        cell, envelope = self._cell, self._envelope
-        cell.settle(envelope)
-        settled = envelope.resolve(result)
-        if settled and envelope.started_at is not None:
-            error = result.error if isinstance(result, outcome.Error) else None
-            cell.observe_end(envelope, error)
-        return settled
+        return self._envelope.cell.unwind(self._envelope)
 
 
 def crash_error(path: str, message: AnyMessage, error: BaseException) -> ActorFailedError:

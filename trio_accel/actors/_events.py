@@ -179,36 +179,40 @@ Observer: TypeAlias = Callable[[Event], None]
 
 
 class Observers:
-    """Those who listen to a system. Falsy while none wants messages, so that events cost nothing then."""
+    """Those who listen to a system. Falsy while none wants messages.
 
-    __slots__ = ("_for_life", "_observers", "_on_change")
+    Attributes:
+        of_messages: Those who want every event; while there are none, what happens to messages costs nothing.
+    """
+
+    __slots__ = ("_for_life", "_on_change", "of_messages")
 
     def __init__(self) -> None:
-        # Who wants every event, and who wants anything.
-        self._observers: tuple[Observer, ...] = ()
+        self.of_messages: tuple[Observer, ...] = ()
+        # Who wants anything.
         self._for_life: tuple[Observer, ...] = ()
         self._on_change: dict[object, Callable[[], None]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._observers)
 
     @property
     def is_anyone(self) -> bool:
         """Whether anyone listens at all."""
         return bool(self._for_life)
 
+    def __bool__(self) -> bool:
+        return bool(self.of_messages)
+
     def add(self, observer: Observer, *, messages: bool = True) -> Subscription:
         """Call an observer with every event from now on, or with those of actors alone."""
         subscription = Subscription(self, observer)
         self._for_life = (*self._for_life, subscription.deliver)
         if messages:
-            self._observers = (*self._observers, subscription.deliver)
+            self.of_messages = (*self.of_messages, subscription.deliver)
             self._changed()
         return subscription
 
     def remove(self, observer: Observer) -> None:
         """Stop calling it."""
-        self._observers = tuple(known for known in self._observers if known != observer)
+        self.of_messages = tuple(known for known in self.of_messages if known != observer)
         self._for_life = tuple(known for known in self._for_life if known != observer)
         self._changed()
 
@@ -222,7 +226,7 @@ class Observers:
 
     def emit(self, event: Event) -> None:
         """Tell everyone of a message. An observer that raises is logged and goes on listening."""
-        self._tell(self._observers, event)
+        self._tell(self.of_messages, event)
 
     def emit_life(self, event: Event) -> None:
         """Tell everyone of an actor."""

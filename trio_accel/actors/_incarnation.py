@@ -33,12 +33,12 @@ class Incarnation:
 
     __slots__ = (
         "_group_left",
-        "_grouped",
         "_running",
         "actor",
         "cell",
         "children",
         "current",
+        "grouped",
         "is_finished",
         "number",
         "nursery",
@@ -59,7 +59,8 @@ class Incarnation:
         self.watched: set[Cell] | None = None
         # Actors below this one that live elsewhere, for the tree.
         self.shown: Callable[[], tuple[ActorSnapshot, ...]] | None = None
-        self._grouped: dict[trio.lowlevel.Task, Envelope] = {}
+        # Messages of groups, by the tasks that serve them.
+        self.grouped: dict[trio.lowlevel.Task, Envelope] = {}
         self._running: dict[Group, int] = {}
         self._group_left: trio.Event | None = None
 
@@ -103,11 +104,11 @@ class Incarnation:
     def serving(self) -> tuple[Envelope, ...]:
         """The messages being served now."""
         alone = () if self.current is None else (self.current,)
-        return (*self._grouped.values(), *alone)
+        return (*self.grouped.values(), *alone)
 
     def envelope_of(self, task: trio.lowlevel.Task) -> Envelope | None:
         """The message that a task of this incarnation is serving."""
-        return self._grouped.get(task, self.current)
+        return self.grouped.get(task, self.current)
 
     def crash(self, error: BaseException) -> None:
         """Crash before the next message."""
@@ -161,12 +162,13 @@ class Incarnation:
 
     async def _serve(self, own: Context) -> None:  # noqa: ASYNC910  # the mailbox checkpoints
         cell, mailbox, handlers = self.cell, self.cell.mailbox, self.cell.handlers
+        task = trio.lowlevel.current_task()
         while not self.is_finished and (
             cell.stop_reason is None or (cell.is_draining and not mailbox.is_empty)
         ):
             # An idle actor must not keep its last message alive.
             envelope = None
-            envelope = await mailbox.receive(own)
+            envelope = await mailbox.receive(task, own)
             if envelope is None:
                 if self.pending_crash is not None:
                     error, self.pending_crash = self.pending_crash, None
@@ -178,7 +180,7 @@ class Incarnation:
                 continue
             self.current = envelope
             try:
-                await self._dispatch(handler, envelope)
+                await self._dispatch(handler, envelope, task)
             finally:
                 self.current = None
         while any(self._running.values()):
@@ -186,21 +188,21 @@ class Incarnation:
         if cell.is_draining:
             await cell.wait_settled()
 
-    async def _dispatch(self, handler: Handler, envelope: Envelope) -> None:
+    async def _dispatch(self, handler: Handler, envelope: Envelope, task: trio.lowlevel.Task) -> None:
         """Serve one message; its envelope is resolved, deferred or stashed when this returns or raises."""
-        if self._is_over(envelope):
+        if (envelope.raise_cancel is not None or envelope.deadline != _NEVER) and self._is_over(envelope):
             return  # noqa: ASYNC910  # the mailbox checkpoints
         cell = self.cell
-        if cell.system.observers:
+        if cell.system.observers.of_messages:
             cell.observe_start(envelope)
         reply: object = None
         try:
             if handler.attempt is not None:
-                reply = self._try(handler.attempt, envelope)
+                reply = self._try(handler.attempt, envelope, task)
                 if reply is not NOT_NOW:
                     self._returned(envelope, reply)
                     return  # noqa: ASYNC910  # the mailbox checkpoints
-                await _take_context(envelope.context)
+                await _take_context(task, envelope.context)
             running = handler.function(self.actor, envelope.message)
             if envelope.is_told or envelope.on_done is not None:
                 # Nobody can cancel it.
@@ -219,15 +221,17 @@ class Incarnation:
             return  # noqa: ASYNC104, ASYNC910  # it is no fatal one
         self._returned(envelope, reply)
 
-    def serve_at_once(self, envelope: Envelope, attempt: Callable[..., object]) -> bool:
-        """Serve a message without waiting, beside the actor's task; see `Cell.serve_at_once`."""
-        if self.cell.system.observers:
+    def serve_at_once(
+        self, envelope: Envelope, attempt: Callable[..., object], task: trio.lowlevel.Task
+    ) -> bool:
+        """Serve a message without waiting, in another task than the actor's; see `Cell.serve_at_once`."""
+        if self.cell.system.observers.of_messages:
             envelope.queued_at = trio.current_time()
             self.cell.observe_start(envelope)
         envelope.state = EnvelopeState.RUNNING
         self.current = envelope
         try:
-            reply = self._try(attempt, envelope)
+            reply = self._try(attempt, envelope, task)
         except BaseException as error:  # noqa: ASYNC103, BLE001  # the actor's task crashes with it
             if not self._fail(envelope, error):
                 drop_frames(error)
@@ -241,9 +245,9 @@ class Incarnation:
         self._returned(envelope, reply)
         return True
 
-    def _try(self, attempt: Callable[..., object], envelope: Envelope) -> object:
-        """Serve a message without waiting, in its context."""
-        if trio.lowlevel.current_task().context is envelope.context:
+    def _try(self, attempt: Callable[..., object], envelope: Envelope, task: trio.lowlevel.Task) -> object:
+        """Serve a message without waiting, in its context; the task is the current one."""
+        if task.context is envelope.context:
             return attempt(self.actor, envelope.message)
         return envelope.context.run(attempt, self.actor, envelope.message)
 
@@ -267,7 +271,7 @@ class Incarnation:
         cell.handled += 1
         if envelope.state == EnvelopeState.RUNNING:
             envelope.resolve(outcome.Value(reply))
-            if cell.system.observers:
+            if cell.system.observers.of_messages:
                 cell.observe_end(envelope)
 
     def _is_over(self, envelope: Envelope) -> bool:
@@ -309,11 +313,11 @@ class Incarnation:
     @enable_ki_protection
     async def _run_grouped(self, handler: Handler, group: Group, envelope: Envelope) -> None:
         with running(self.cell) as task:
-            self._grouped[task] = envelope
+            self.grouped[task] = envelope
             try:
-                await self._dispatch(handler, envelope)
+                await self._dispatch(handler, envelope, task)
             finally:
-                del self._grouped[task]
+                del self.grouped[task]
                 self._running[group] -= 1
                 if self._group_left is not None:
                     self._group_left.set()
@@ -325,9 +329,8 @@ class Incarnation:
         self._group_left = None
 
 
-async def _take_context(context: Context) -> None:  # noqa: ASYNC910  # it is the task's already
+async def _take_context(task: trio.lowlevel.Task, context: Context) -> None:  # noqa: ASYNC910  # it is the task's already
     """Run the current task in a context from now on."""
-    task = trio.lowlevel.current_task()
     if task.context is not context:
         # Takes effect with the checkpoint.
         task.context = context

@@ -108,7 +108,7 @@ class Mailbox:
         if self._refusal is not None:
             self._drop(envelope, self._refusal[1])
             raise self._refused(envelope, self._refusal)
-        if self._cell.system.observers and envelope.queued_at is None:
+        if self._cell.system.observers.of_messages and envelope.queued_at is None:
             envelope.queued_at = trio.current_time()
         task = self._receiver
         if task is not None:
@@ -129,7 +129,9 @@ class Mailbox:
             oldest.fail(self._full(oldest, "was dropped in favour of a newer message"))
             return True
         self._queue.append(envelope)
-        self.peak = max(self.peak, len(self._queue))
+        depth = len(self._queue)
+        if depth > self.peak:  # noqa: PLR1730  # `max` would take longer
+            self.peak = depth
         return True
 
     @property
@@ -186,15 +188,17 @@ class Mailbox:
         self._cell.observe_end(envelope, cancelled=True)
         self._admit()
 
-    async def receive(self, base: Context) -> Envelope | None:
+    async def receive(self, task: trio.lowlevel.Task, base: Context) -> Envelope | None:
         """Take the next message; None if the incarnation has something to look at first.
 
-        The calling task runs in the message's context afterwards, and one checkpoint is taken
-        for every message, but for a few in a row that share one context, or that can be served without
-        waiting: for these, whoever calls it sees to the context. An envelope is returned in state RUNNING
-        and must be resolved.
+        It runs in the message's context afterwards, and one checkpoint is taken for every message, but
+        for a few in a row that share one context, or that can be served without waiting: for these, whoever
+        calls it sees to the context. An envelope is returned in state RUNNING and must be resolved.
+
+        Args:
+            task: The calling task.
+            base: Context in which it waits.
         """
-        task = trio.lowlevel.current_task()
         if self._woken:
             self._woken = False
             task.context = base
@@ -204,7 +208,8 @@ class Mailbox:
             await trio.lowlevel.checkpoint_if_cancelled()
             envelope = self._control.popleft() if self._control else self._queue.popleft()
             envelope.state = EnvelopeState.RUNNING
-            self._admit()
+            if self._waiting:
+                self._admit()
             if self._in_a_row < _IN_A_ROW and (
                 task.context is envelope.context
                 or self._cell.handlers[type(envelope.message)].attempt is not None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import outcome
 import trio
@@ -14,7 +13,7 @@ from ._envelope import EXPIRED, Envelope, EnvelopeState
 from ._errors import AskCycleError, MailboxFullError
 from ._messages import AnyMessage, Message, Request
 from ._options import Overflow
-from ._tasks import cell_of_task
+from ._tasks import cell_of, cell_of_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
     from ._cell import Cell, Terminated
 
-__all__ = ["Posted", "Ref", "cell_of"]
+__all__ = ["Posted", "Ref", "cell_behind"]
 
 ActorT_co = TypeVar("ActorT_co", covariant=True)
 ReplyT = TypeVar("ReplyT")
@@ -71,37 +70,36 @@ class Ref(Generic[ActorT_co]):
             Exception: What the handler raised, where the actor's policy says that it is a reply.
         """
         cell = self._cell
-        cell.check(request, Request, "ask")
-        sender = cell_of_task()
+        attempt = cell.check(request, Request, "ask").attempt
+        task = trio.lowlevel.current_task()
+        sender = cell_of(task)
         if sender is not None:
             _check_cycle(sender, cell)
-        envelope = Envelope(request, context=copy_context(), sender=sender, deadline=math.inf, is_told=False)
-        attempt = cell.handlers[type(request)].attempt
-        if attempt is not None and cell.mailbox.is_idle:
-            # It has nothing else to do, so its task need not be woken.
-            await trio.lowlevel.checkpoint_if_cancelled()
-            results: list[outcome.Outcome[object]] = []
-            envelope.on_done = results.append
-            is_served = cell.serve_at_once(envelope, attempt)
-            envelope.on_done = None
-            if results:
-                await trio.lowlevel.cancel_shielded_checkpoint()
-                # Held by nothing here: an error would hold this frame, and this frame the error.
-                return cast("ReplyT", results.pop().unwrap())
-            if is_served:
-                served: Any = await _park(cell, envelope, abandon_on_cancel)
-                return served  # type: ignore[no-any-return]  # it is what its handler returned
-        while True:
-            envelope.deadline = trio.current_effective_deadline()
-            cell.mailbox.put(envelope)
-            reply: Any = await _park(cell, envelope, abandon_on_cancel)
-            if reply is not EXPIRED:
-                return reply  # type: ignore[no-any-return]  # the same
-            # The deadline has passed, so this raises Cancelled; if it was moved meanwhile, ask again.
-            await trio.lowlevel.checkpoint()
-            envelope = Envelope(
-                request, context=copy_context(), sender=sender, deadline=math.inf, is_told=False
-            )
+        reply: Any = EXPIRED
+        while reply is EXPIRED:
+            envelope = Envelope(cell, request, copy_context(), sender, is_abandonable=abandon_on_cancel)
+            is_served = False
+            if attempt is None:
+                envelope.deadline = trio.current_effective_deadline()
+            elif cell.mailbox.is_idle:
+                # It has nothing else to do, so its task need not be woken.
+                await trio.lowlevel.checkpoint_if_cancelled()
+                results: list[outcome.Outcome[object]] = []
+                envelope.on_done = results.append
+                is_served = cell.serve_at_once(envelope, attempt)
+                envelope.on_done = None
+                if results:
+                    await trio.lowlevel.cancel_shielded_checkpoint()
+                    # Held by nothing here: an error would hold this frame, and this frame the error.
+                    return cast("ReplyT", results.pop().unwrap())
+            if not is_served:
+                cell.mailbox.put(envelope)
+            envelope.task = task
+            reply = await trio.lowlevel.wait_task_rescheduled(envelope.abort)
+            if reply is EXPIRED:
+                # The deadline has passed, so this raises Cancelled; if it was moved meanwhile, ask again.
+                await trio.lowlevel.checkpoint()
+        return reply  # type: ignore[no-any-return]  # it is what its handler returned
 
     def post(
         self,
@@ -133,12 +131,9 @@ class Ref(Generic[ActorT_co]):
             ActorStoppedError, ActorRestartingError, MailboxFullError, TypeError: As for `ask`.
         """
         cell = self._cell
-        cell.check(request, Request, "post")
-        envelope = Envelope(
-            request, context=context or copy_context(), sender=None, deadline=math.inf, is_told=False
-        )
+        attempt = cell.check(request, Request, "post").attempt
+        envelope = Envelope(cell, request, context or copy_context())
         envelope.on_done = cast("Callable[[outcome.Outcome[object]], None]", on_done)
-        attempt = cell.handlers[type(request)].attempt
         is_served = (
             at_once
             and attempt is not None
@@ -148,7 +143,7 @@ class Ref(Generic[ActorT_co]):
         )
         if not is_served:
             cell.mailbox.put(envelope)
-        return Posted(cell, envelope)
+        return Posted(envelope)
 
     @enable_ki_protection
     async def tell(self, message: Message[ActorT_co], /) -> None:
@@ -167,7 +162,8 @@ class Ref(Generic[ActorT_co]):
         if self._put_told(envelope):
             await trio.lowlevel.cancel_shielded_checkpoint()
         else:
-            await _park(self._cell, envelope, False)
+            envelope.task = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(envelope.abort)
 
     @enable_ki_protection
     def tell_nowait(self, message: Message[ActorT_co], /) -> None:
@@ -222,7 +218,7 @@ class Ref(Generic[ActorT_co]):
 
     def _told(self, message: AnyMessage) -> Envelope:
         self._cell.check(message, Message, "tell")
-        return Envelope(message, context=copy_context(), sender=None, deadline=float("inf"), is_told=True)
+        return Envelope(self._cell, message, copy_context(), is_told=True)
 
     def _put_told(self, envelope: Envelope) -> bool:
         try:
@@ -236,10 +232,9 @@ class Ref(Generic[ActorT_co]):
 class Posted:
     """A request that was sent without waiting. Made by `Ref.post`."""
 
-    __slots__ = ("_cell", "_envelope")
+    __slots__ = ("_envelope",)
 
-    def __init__(self, cell: Cell, envelope: Envelope) -> None:
-        self._cell = cell
+    def __init__(self, envelope: Envelope) -> None:
         self._envelope = envelope
 
     @enable_ki_protection
@@ -252,11 +247,11 @@ class Posted:
         if self._envelope.state != EnvelopeState.QUEUED:
             return False
         self._envelope.on_done = None
-        self._cell.mailbox.withdraw(self._envelope)
+        self._envelope.cell.mailbox.withdraw(self._envelope)
         return True
 
 
-def cell_of(ref: Ref[Any]) -> Cell:
+def cell_behind(ref: Ref[Any]) -> Cell:
     """The cell behind a reference, for the runtime's own use."""
     return ref._cell  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
@@ -272,22 +267,3 @@ def _check_cycle(sender: Cell, target: Cell) -> None:
         callers = chain[: chain.index(target) + 1]
         names = " -> ".join(cell.path for cell in [*reversed(callers), target])
         raise AskCycleError(f"the ask would wait for itself: {names}", path=target.path)
-
-
-async def _park(cell: Cell, envelope: Envelope, abandon: bool) -> object:
-    """Wait for the reply of an ask, or for the admission of a tell."""
-    envelope.task = trio.lowlevel.current_task()
-
-    def abort(raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
-        if envelope.state == EnvelopeState.QUEUED:
-            cell.mailbox.withdraw(envelope)
-            return trio.lowlevel.Abort.SUCCEEDED
-        if abandon:
-            # It waits no more: neither for a reply nor, through this request, for anybody else.
-            envelope.task = envelope.sender = envelope.caller = None
-            return trio.lowlevel.Abort.SUCCEEDED
-        envelope.request_cancel(raise_cancel)
-        return trio.lowlevel.Abort.FAILED
-
-    reply: object = await trio.lowlevel.wait_task_rescheduled(abort)
-    return reply

@@ -39,6 +39,10 @@ class Group(NamedTuple):
     c: int
 
 
+def _has_no_batch(product: Product) -> bool:
+    return product.batches == 1 and len(product.groups) == 1
+
+
 @attrs.frozen(kw_only=True)
 class Product:
     """A product as the library is asked for it: column-major, sizes and strides in elements.
@@ -64,11 +68,7 @@ class Product:
     packing_b: Packing | None = None
     is_in_full: bool = False
     is_c_packed: bool = False
-    is_single: bool = attrs.field(init=False)
-
-    @is_single.default
-    def _has_no_batch(self) -> bool:
-        return self.batches == 1 and len(self.groups) == 1
+    is_single: bool = attrs.field(init=False, default=attrs.Factory(_has_no_batch, takes_self=True))
 
 
 class Matrices(NamedTuple):
