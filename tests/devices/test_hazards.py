@@ -253,7 +253,7 @@ class TestUses:
         for _ in range(50):
             stream = ManualStream("one of many", self.device)
             self.use(stream, (1,), ()).is_done = True
-        assert len(self.memory.use(1)._reads or ()) == 1
+        assert len(self.memory.use(1).reads or ()) == 1
 
     def test_a_freed_block_is_forgotten(self) -> None:
         self.device.allocate = self.device.free = lambda *_: None

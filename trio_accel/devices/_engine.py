@@ -30,7 +30,7 @@ from ._errors import FailureClass, WithdrawnError, classify, locate
 from ._hooks import EngineHook, Phase, enter, notify
 from ._lane import InFlight, Lane, StreamLoad
 from ._leases import Leases
-from ._memory_in_use import BlockUse, MemoryInUse
+from ._memory_in_use import MemoryInUse
 from ._operation import Launch
 from ._options import DeviceOptions
 from ._order import SubmissionOrder, Turn
@@ -80,7 +80,6 @@ class Engine:
         self._turns: dict[Launch, Turn] = {}
         self._streams = options.streams.open(device)
         self._lanes: list[Lane] = []
-        self._flying: set[Launch] = set()
         # Those whose library actor has begun with them, and those of them that are taken back.
         self._waiting: dict[Launch, Lane] = {}
         self._withdrawn: set[Launch] = set()
@@ -199,26 +198,12 @@ class Engine:
 
     def _fly(self, lane: Lane, launch: Launch, *, is_whole: bool = True) -> InFlight:
         """Hold what was enqueued until it is done: the whole operation, or copies for it alone."""
-        stream, pin = lane.stream, self._memory_in_use.pin
-        event = stream.record()
-        uses: list[BlockUse] = []
-        after: list[InFlight] = []
-        operation = InFlight(launch, event, uses, after, number=self.launched)
-        for block in launch.reads:
-            use = pin(block)
-            uses.append(use)
-            use.read(stream, event)
-            if use.writer is not None:
-                after.append(use.writer)
-        for block in launch.writes:
-            use = pin(block)
-            uses.append(use)
-            use.write(stream, event)
-            if is_whole:
-                use.writer = operation
+        stream = lane.stream
+        operation = InFlight(launch, stream.record(), self.launched)
+        self._memory_in_use.occupy(operation, stream, is_whole=is_whole)
         lane.operations.append(operation)
         lane.load.outstanding += 1
-        self._flying.add(launch)
+        launch.is_in_flight = True
         if self._idle is not None:
             self._wake_watch()
         return operation
@@ -340,7 +325,7 @@ class Engine:
         """Note that nobody waits for an operation any more: unless it is in flight, it holds nothing now."""
         if launch in self._turns:
             self.leave(launch)
-        if launch not in self._flying and not launch.is_forgotten:
+        if not launch.is_in_flight and not launch.is_forgotten:
             launch.forget()
 
     @property
@@ -356,10 +341,6 @@ class Engine:
             library: QueueStatistics(waiting=waiting[library], in_flight=in_flight[library])
             for library in waiting.keys() | in_flight.keys()
         }
-
-    def has(self, launch: Launch) -> bool:
-        """Whether an operation is in flight."""
-        return launch in self._flying
 
     def _watch_lease(self, stream: AccelStream, event: AccelEvent) -> None:
         """Look after what a program enqueued during a lease."""
@@ -392,8 +373,9 @@ class Engine:
 
     def _finish(self, operation: InFlight) -> None:
         launch, reply, error = operation.launch, operation.reply, operation.failure()
-        self._flying.discard(launch)
-        self.alarms.drop(operation)
+        launch.is_in_flight = False
+        if operation.has_grace:
+            self.alarms.drop(operation)
         if reply is not None and not operation.is_lost:
             self.completed += 1
             if self._hooks:
@@ -404,11 +386,7 @@ class Engine:
                 self._report(operation, reply, error)
             if self._hooks:
                 self._notify(Phase.REPLY, launch)
-        unpin = self._memory_in_use.unpin
-        for use in operation.uses:
-            if use.writer is operation:
-                use.writer = None
-            unpin(use)
+        self._memory_in_use.vacate(operation)
         launch.forget()
         if self._hooks and not operation.is_lost:
             self._notify(Phase.RELEASE, launch)
@@ -521,6 +499,7 @@ class Engine:
 
     def _start_grace(self, lane: Lane, operation: InFlight) -> None:
         deadline = trio.current_time() + self._options.cancel_grace
+        operation.has_grace = True
         self.alarms.set(operation, deadline, lambda: self._give_up(operation, lane))
 
     def expect_end(self) -> None:

@@ -167,18 +167,17 @@ class InlineDispatch:
                 if travel is not None:
                     launch = travel.launch
                 session.engine.enter(launch)
-                await _ask(library, launch, session.engine)
+                await library.ask(launch)
                 if travel is not None:
                     await travel.fetch()
             except ActorStoppedError:
                 # Never executed, because its context ends: it runs on the next one, if there is one.
                 await library.wait_terminated()
                 continue
-            except ContextPoisonedError:
-                # Nothing that it needs was lost: it may run again.
+            except (ActorFailedError, ContextPoisonedError) as error:
                 losses += 1
-                if has_refs or losses > self.options.retry:
-                    raise
+                may_run_again = not has_refs and losses <= self.options.retry
+                self._check_loss(error, launch, library, session.engine, may_run_again=may_run_again)
                 continue
             finally:
                 session.engine.over(launch)
@@ -186,6 +185,29 @@ class InlineDispatch:
                     with trio.CancelScope(shield=True):
                         await travel.end()
             return planned.reply
+
+    def _check_loss(
+        self,
+        error: ActorFailedError | ContextPoisonedError,
+        launch: Launch,
+        library: Ref[LibraryActor],
+        engine: Engine,
+        *,
+        may_run_again: bool,
+    ) -> None:
+        """Raise what an operation ended with, unless that was its context and it may run again on the next.
+
+        Called while `error` is handled. It may where nothing that it needs was lost.
+        """
+        if isinstance(error, ActorFailedError):
+            if not library.is_terminated or not launch.is_in_flight:
+                raise error
+            # The library did not crash over this operation: it ended with its context, for good.
+            lost = engine.lost(launch, error)
+            if not may_run_again or not isinstance(lost, ContextPoisonedError):
+                raise lost from error
+        elif not may_run_again:
+            raise error
 
     def submit(self, operation: Operation[LibraryT, ReplyT]) -> Pending[ReplyT]:
         """See `Device.submit`."""
@@ -284,13 +306,3 @@ class InlineDispatch:
     async def _end_of(self, session: Session) -> None:
         while self.session is session:
             await self._device.availability.wait_changed()
-
-
-async def _ask(library: Ref[LibraryActor], launch: Launch, engine: Engine) -> None:
-    try:
-        await library.ask(launch)
-    except ActorFailedError as error:
-        if library.is_terminated and engine.has(launch):
-            # The library did not crash over this operation: it ended with its context, for good.
-            raise engine.lost(launch, error) from error
-        raise

@@ -16,24 +16,48 @@ from ._operation import Launch
 __all__ = ["InFlight", "Lane", "StreamLoad"]
 
 
-@attrs.define(eq=False)
 class InFlight:
-    """An operation that the backend has, and what is held until it is done."""
+    """An operation that the backend has, and what is held until it is done.
 
-    launch: Launch
-    event: AccelEvent
-    uses: list[BlockUse]
-    after: list[InFlight]
-    """Work in flight that makes its inputs; it is done when this is, though perhaps not seen to be."""
-    reply: DeferredReply[None] | None = None
-    crash: Callable[[Exception], None] | None = None
-    number: int = 0
-    """How many were launched before it."""
-    is_lost: bool = False
-    """Its context is gone, and its asker knows."""
-    is_given_up: bool = False
-    """Its asker was cancelled and has waited for its whole grace; nobody waits for it any more."""
-    _failure: Exception | None = None
+    Attributes:
+        launch: What was launched.
+        event: Done when it is.
+        number: How many were launched before it.
+        uses: The blocks that it uses.
+        after: Work in flight that makes its inputs; it is done when this is, though perhaps not seen to be.
+        reply: What its asker waits for.
+        crash: Restarts the library actor.
+        has_grace: Whether its asker was cancelled and waits for it, so that an alarm is set.
+        is_lost: Its context is gone, and its asker knows.
+        is_given_up: Its asker was cancelled and has waited for its whole grace; nobody waits for it any more.
+    """
+
+    __slots__ = (
+        "_failure",
+        "after",
+        "crash",
+        "event",
+        "has_grace",
+        "is_given_up",
+        "is_lost",
+        "launch",
+        "number",
+        "reply",
+        "uses",
+    )
+
+    def __init__(self, launch: Launch, event: AccelEvent, number: int) -> None:
+        self.launch: Launch = launch
+        self.event: AccelEvent = event
+        self.number: int = number
+        self.uses: list[BlockUse] = []
+        self.after: list[InFlight] = []
+        self.reply: DeferredReply[None] | None = None
+        self.crash: Callable[[Exception], None] | None = None
+        self.has_grace: bool = False
+        self.is_lost: bool = False
+        self.is_given_up: bool = False
+        self._failure: Exception | None = None
 
     def touches(self, block: int, *, write: bool) -> bool:
         """Whether it must be over before the host reads a block, or writes it."""

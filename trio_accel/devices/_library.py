@@ -66,7 +66,8 @@ class LibraryActor(Actor):
                 return NOT_NOW
             if not self._engine.may_launch(message, self._lane):
                 return NOT_NOW
-            return self._launch(message, None)
+            context = self.context
+            return self._engine.launch(message, self._kernels, self._lane, context.defer, context.crash, None)
         except Exception as error:  # noqa: BLE001  # whose it is, is told there
             return self._refused(error)
 
@@ -81,13 +82,12 @@ class LibraryActor(Actor):
                 failure = await self._engine.prepare(message, self._lane, prepare)
             if not self._engine.may_launch(message, self._lane):
                 await self._engine.wait_to_launch(message, self._lane)
-            return self._launch(message, failure)
+            context = self.context
+            return self._engine.launch(
+                message, self._kernels, self._lane, context.defer, context.crash, failure
+            )
         except Exception as error:  # noqa: BLE001  # whose it is, is told there
             return self._refused(error)
-
-    def _launch(self, message: Launch, failure: Exception | None) -> DeferredReply[None]:
-        context = self.context
-        return self._engine.launch(message, self._kernels, self._lane, context.defer, context.crash, failure)
 
     def _refused(self, error: Exception) -> DeferredReply[None]:
         """Reply with what the library said; called while that is handled.

@@ -23,10 +23,11 @@ class BlockUse:
         is_dropped: Whether it is to be freed as soon as nothing uses it.
         pins: How many operations in flight, and leases, use it.
         writer: The operation in flight that writes it last.
-        last_write: The last write that was enqueued.
+        last_write: The last write that was enqueued, unless it was seen to be done.
+        reads: Those since then, if any: the last of each stream.
     """
 
-    __slots__ = ("_reads", "block", "is_allocated", "is_dropped", "last_write", "pins", "writer")
+    __slots__ = ("block", "is_allocated", "is_dropped", "last_write", "pins", "reads", "writer")
 
     def __init__(self, block: int) -> None:
         self.block: int = block
@@ -35,22 +36,28 @@ class BlockUse:
         self.pins: int = 0
         self.writer: InFlight | None = None
         self.last_write: tuple[AccelStream, AccelEvent] | None = None
-        # Since then, the last read of each stream.
-        self._reads: dict[AccelStream, AccelEvent] | None = None
+        self.reads: dict[AccelStream, AccelEvent] | None = None
 
     def order(self, stream: AccelStream, *, is_write: bool) -> None:
         """Make a stream wait for what a read must follow, or a write."""
         if self.last_write is not None:
-            _wait(stream, *self.last_write)
-        if is_write and self._reads:
-            for other, event in self._reads.items():
-                _wait(stream, other, event)
+            writer, written = self.last_write
+            if writer is not stream:
+                if written.is_done:
+                    # Nobody has to wait for it any more.
+                    self.last_write = None
+                else:
+                    stream.wait(written)
+        if is_write and self.reads:
+            for other, event in self.reads.items():
+                if other is not stream and not event.is_done:
+                    stream.wait(event)
 
     def read(self, stream: AccelStream, event: AccelEvent) -> None:
         """Remember a read that was enqueued: the event is done when it is."""
-        reads = self._reads
+        reads = self.reads
         if reads is None:
-            self._reads = {stream: event}
+            self.reads = {stream: event}
             return
         if stream not in reads:
             # An array that is read for ever by one stream after the other keeps none that is done.
@@ -62,7 +69,7 @@ class BlockUse:
         """Remember a write that was enqueued."""
         # Earlier reads are ordered before this write, so whoever waits for it has waited for them.
         self.last_write = stream, event
-        self._reads = None
+        self.reads = None
 
 
 class MemoryInUse:
@@ -112,19 +119,58 @@ class MemoryInUse:
             gc.collect()
             drain()
             self._device.allocate(block, nbytes)
-        self.use(block).is_allocated = True
+        uses = self._uses
+        if block not in uses:
+            uses[block] = BlockUse(block)
+        uses[block].is_allocated = True
 
     def order(self, stream: AccelStream, reads: Iterable[int], writes: Iterable[int]) -> None:
         """Make a stream wait for everything that work on these blocks must follow."""
         uses = self._uses
         for block in reads:
-            use = uses.get(block)
-            if use is not None and use.last_write is not None and use.last_write[0] is not stream:
-                use.order(stream, is_write=False)
+            if block in uses:
+                use = uses[block]
+                if use.last_write is not None and use.last_write[0] is not stream:
+                    use.order(stream, is_write=False)
         for block in writes:
-            use = uses.get(block)
-            if use is not None:
-                use.order(stream, is_write=True)
+            if block in uses:
+                use = uses[block]
+                if use.last_write is not None or use.reads is not None:
+                    use.order(stream, is_write=True)
+
+    def occupy(self, operation: InFlight, stream: AccelStream, *, is_whole: bool) -> None:
+        """Pin what an operation in flight uses, until `vacate`, and remember its reads and writes.
+
+        Args:
+            operation: The operation, whose event was recorded.
+            stream: Where it is.
+            is_whole: Whether it was enqueued as a whole, so that it makes what it writes.
+        """
+        uses, event, pinned = self._uses, operation.event, operation.uses
+        for block in operation.launch.reads:
+            use = uses[block] if block in uses else self.use(block)
+            use.pins += 1
+            pinned.append(use)
+            use.read(stream, event)
+            if use.writer is not None:
+                operation.after.append(use.writer)
+        for block in operation.launch.writes:
+            use = uses[block] if block in uses else self.use(block)
+            use.pins += 1
+            pinned.append(use)
+            use.write(stream, event)
+            if is_whole:
+                use.writer = operation
+
+    def vacate(self, operation: InFlight) -> None:
+        """An operation is over: what it pinned is used by it no more."""
+        for use in operation.uses:
+            if use.writer is operation:
+                use.writer = None
+            if use.pins == 1 and (use.is_dropped or not use.is_allocated):
+                self.unpin(use)
+            else:
+                use.pins -= 1
 
     def release(self, block: int) -> None:
         """Free a block, as soon as nothing uses it."""
@@ -145,7 +191,7 @@ class MemoryInUse:
 
     def pin(self, block: int) -> BlockUse:
         """It is used."""
-        use = self._uses.get(block) or self.use(block)
+        use = self.use(block)
         use.pins += 1
         return use
 
@@ -158,8 +204,3 @@ class MemoryInUse:
             self.release(use.block)
         elif not use.is_allocated:
             del self._uses[use.block]
-
-
-def _wait(stream: AccelStream, other: AccelStream, event: AccelEvent) -> None:
-    if other is not stream and not event.is_done:
-        stream.wait(event)

@@ -109,6 +109,7 @@ class Launch(Request["LibraryActor", None]):
         arrivals: What must be over before it is launched.
         reads: Blocks that it reads, with what is staged for it.
         writes: Blocks that it changes.
+        is_in_flight: Whether the backend has it.
         is_forgotten: Whether it is over and holds nothing any more.
     """
 
@@ -125,6 +126,7 @@ class Launch(Request["LibraryActor", None]):
     arrivals: Sequence[Arrival] = ()
     reads: frozenset[int] = attrs.field(init=False)
     writes: frozenset[int] = attrs.field(init=False)
+    is_in_flight: bool = attrs.field(default=False, init=False)
     is_forgotten: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:

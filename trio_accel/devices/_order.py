@@ -20,7 +20,7 @@ class Turn:
         reads: Blocks that it reads.
         writes: Blocks that it changes.
         waits_for: How many others must be launched before.
-        followers: Those that wait for this one.
+        followers: Those that wait for this one, if there are any.
         ready: Set when it waits for none any more; made when somebody waits for that.
         is_leaving: Whether it is gone but for its place, which those behind it keep.
         is_over: Whether it has given its place up.
@@ -41,7 +41,7 @@ class Turn:
         self.reads: frozenset[int] = reads
         self.writes: frozenset[int] = writes
         self.waits_for: int = 0
-        self.followers: list[Turn] = []
+        self.followers: list[Turn] | None = None
         self.ready: trio.Event | None = None
         self.is_leaving: bool = False
         self.is_over: bool = False
@@ -66,17 +66,19 @@ class Turn:
 
     def follow(self, other: Turn) -> None:
         """Come after another, unless that is over."""
-        if not other.is_over and other is not self:
-            other.followers.append(self)
-            self.waits_for += 1
+        if other.is_over or other is self:
+            return
+        if other.followers is None:
+            other.followers = []
+        other.followers.append(self)
+        self.waits_for += 1
 
     def end(self) -> list[Turn]:
         """Give the place up; returns those that may give up theirs now."""
         self.is_over = True
-        followers = self.followers
-        if not followers:
+        followers, self.followers = self.followers, None
+        if followers is None:
             return []
-        self.followers = []
         for turn in followers:
             turn.waits_for -= 1
             if turn.is_ready and turn.ready is not None:
@@ -108,18 +110,15 @@ class SubmissionOrder:
         for block in reads:
             if block in writes:
                 continue
-            writer = writers.get(block)
-            if writer is not None:
-                turn.follow(writer)
-            known = readers.get(block)
-            if known is None:
-                readers[block] = {turn: None}
+            if block in writers:
+                turn.follow(writers[block])
+            if block in readers:
+                readers[block][turn] = None
             else:
-                known[turn] = None
+                readers[block] = {turn: None}
         for block in writes:
-            writer = writers.get(block)
-            if writer is not None:
-                turn.follow(writer)
+            if block in writers:
+                turn.follow(writers[block])
             if block in readers:
                 for reader in readers.pop(block):
                     turn.follow(reader)
@@ -136,6 +135,9 @@ class SubmissionOrder:
         if turn.waits_for or turn.is_over:
             return
         self._forget(turn)
+        if turn.followers is None:
+            turn.is_over = True
+            return
         leaving = turn.end()
         while leaving:
             left = leaving.pop()
@@ -143,12 +145,12 @@ class SubmissionOrder:
             leaving += left.end()
 
     def _forget(self, turn: Turn) -> None:
+        writers, readers = self._writers, self._readers
         for block in turn.writes:
-            if self._writers.get(block) is turn:
-                del self._writers[block]
+            if block in writers and writers[block] is turn:
+                del writers[block]
         for block in turn.reads:
-            readers = self._readers.get(block)
-            if readers is not None and turn in readers:
-                del readers[turn]
-                if not readers:
-                    del self._readers[block]
+            if block in readers and turn in readers[block]:
+                del readers[block][turn]
+                if not readers[block]:
+                    del readers[block]

@@ -152,7 +152,7 @@ class Submissions:
     ) -> BaseException:
         """The error in a device's terms: an actor that ended did so with its context."""
         if isinstance(error, ActorFailedError) and library is not None and library.is_terminated:
-            return self._engine.lost(launch, error) if self._engine.has(launch) else error
+            return self._engine.lost(launch, error) if launch.is_in_flight else error
         if not isinstance(error, ActorStoppedError):
             return error
         lost = ContextPoisonedError(
