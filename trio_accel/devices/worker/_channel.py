@@ -43,6 +43,10 @@ _BURST = 8
 _TRANSIENT = frozenset({errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS})
 _RETRY = 0.005
 _ANCILLARY = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
+# As plain numbers: members of an enumeration are put together by Python code.
+_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
+_TRUNCATED = int(socket.MSG_CTRUNC)
+_NO_SIGNAL = int(socket.MSG_NOSIGNAL)
 
 
 class EndOfChannel(Exception):  # noqa: N818 - an end, as Trio names it; only sometimes an error
@@ -72,7 +76,7 @@ class Channel:
         # Messages behind those of the outbox, that are not encoded yet.
         self._posted: list[Message] = []
         # What is being sent: the rest of one or several frames, and descriptors that go with its start.
-        self._rest: memoryview | None = None
+        self._rest: bytes | memoryview | None = None
         self._attached: tuple[int, ...] = ()
         self._pending_bytes = 0
         self._inbox = _Inbox()
@@ -160,11 +164,13 @@ class Channel:
                 message (the cause says what), or this end is closed.
         """
         while not self._is_closed and not self._inbox.is_at_end:
-            with suppress(trio.ClosedResourceError):
+            try:
                 await trio.lowlevel.wait_readable(self._sock)
-                # From here on there is no checkpoint, so what is read is returned.
-                if received := self._inbox.read(self._sock):
-                    return received
+            except trio.ClosedResourceError:
+                continue
+            # From here on there is no checkpoint, so what is read is returned.
+            if received := self._inbox.read(self._sock):
+                return received
         self._break()
         raise EndOfChannel("this end is closed" if self._is_closed else "the peer is gone") from (
             None if self._is_closed else self._inbox.error
@@ -187,15 +193,11 @@ class Channel:
     def _flush(self, calls: int) -> bool:
         """Send what goes without blocking, in so many system calls; say whether nothing is left."""
         for _ in range(calls):
-            if self._rest is None:
-                if not self._outbox:
-                    if not self._posted:
-                        return True
-                    self._encode_posted()
-                self._gather()
-            assert self._rest is not None
+            rest = self._rest or self._gather()
+            if rest is None:
+                return True
             try:
-                sent = _transmit(self._sock, self._rest, self._attached)
+                sent = _transmit(self._sock, rest, self._attached)
             except (BlockingIOError, InterruptedError):
                 return False
             except OSError as error:
@@ -210,7 +212,7 @@ class Channel:
                 _close_all(self._attached)
                 self._attached = ()
             self._pending_bytes -= sent
-            self._rest = self._rest[sent:] if sent < len(self._rest) else None
+            self._rest = memoryview(rest)[sent:] if sent < len(rest) else None
         return self._rest is None and not self._outbox and not self._posted
 
     def _encode_posted(self) -> None:
@@ -226,10 +228,14 @@ class Channel:
         self._outbox.append((frame, descriptors))
         self._pending_bytes += len(frame)
 
-    def _gather(self) -> None:
+    def _gather(self) -> bytes | None:
         """Take from the outbox what one system call can send."""
+        if not self._outbox:
+            self._encode_posted()
+            if not self._outbox:
+                return None
         frame, self._attached = self._outbox.popleft()
-        if not self._attached and len(frame) < _LARGE:
+        if self._outbox and not self._attached and len(frame) < _LARGE:
             frames = [frame]
             size = len(frame)
             while self._outbox and size < _BUFFER:
@@ -240,7 +246,8 @@ class Channel:
                 size += len(following)
                 self._outbox.popleft()
             frame = b"".join(frames)
-        self._rest = memoryview(frame)
+        self._rest = frame
+        return frame
 
     def _break(self) -> None:
         """Give up sending."""
@@ -282,9 +289,9 @@ class _Inbox:
         received: list[Received] = []
         try:
             size, ancillary, flags, _ = sock.recvmsg_into(
-                [self._view[self._end :]], _ANCILLARY, socket.MSG_CMSG_CLOEXEC
+                [self._view[self._end :] if self._end else self._view], _ANCILLARY, _CLOSE_ON_EXEC
             )
-            if ancillary or flags & socket.MSG_CTRUNC:
+            if ancillary or flags & _TRUNCATED:
                 self._take(ancillary, flags)
             self._end += size
             self.is_at_end = not size
@@ -308,7 +315,7 @@ class _Inbox:
                 descriptors = array.array("i")
                 descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
                 self._descriptors.extend(descriptors)
-        if flags & socket.MSG_CTRUNC:
+        if flags & _TRUNCATED:
             # Messages that carry none are still good; the next that carries some is not.
             self._lost = OSError(errno.EMFILE, "descriptors that the peer sent were lost: too many are open")
 
@@ -351,11 +358,11 @@ class _Inbox:
         self._start, self._end = 0, len(rest)
 
 
-def _transmit(sock: socket.socket, data: memoryview, descriptors: tuple[int, ...]) -> int:
+def _transmit(sock: socket.socket, data: bytes | memoryview, descriptors: tuple[int, ...]) -> int:
     if not descriptors:
-        return sock.send(data, socket.MSG_NOSIGNAL)
+        return sock.send(data, _NO_SIGNAL)
     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
-    return sock.sendmsg([data], [rights], socket.MSG_NOSIGNAL)
+    return sock.sendmsg([data], [rights], _NO_SIGNAL)
 
 
 def _duplicates(descriptors: Sequence[int]) -> tuple[int, ...]:

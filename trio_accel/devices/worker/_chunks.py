@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from ._launcher import Launcher
 
 __all__ = ["Chunk", "ChunkTable"]
+
+
+# The place of a block whose request is not answered.
+_UNKNOWN = 0, inf, 0, 0
 
 
 @attrs.define(eq=False)
@@ -102,10 +107,16 @@ class ChunkTable:
         for place in places:
             self.blocks[place[0]] = place
 
-    def forget(self, blocks: Iterable[int]) -> None:
-        """The program has no array in these blocks any more."""
+    def forget(self, blocks: Iterable[int]) -> float:
+        """The program has no array in these blocks any more.
+
+        Returns:
+            How many bytes they are; infinity if that is not known of one.
+        """
+        nbytes = 0.0
         for block in blocks:
-            self.blocks.pop(block, None)
+            nbytes += self.blocks.pop(block, _UNKNOWN)[1]
+        return nbytes
 
     def close(self) -> None:
         """Give everything back."""

@@ -51,6 +51,9 @@ LibraryT = TypeVar("LibraryT")
 ReplyT = TypeVar("ReplyT")
 
 _CLOSING = 1.0
+# As with what the program lets go: so many bytes, or blocks, do not wait for the next operation.
+_LARGE = 1 << 20
+_MANY = 64
 
 
 class WorkerDispatch:
@@ -70,10 +73,10 @@ class WorkerDispatch:
         self._calls = Calls()
         self._link: WorkerLink | None = None
         self._context: ActorContext | None = None
+        # What the worker is to be told that the program has let go; of some it is not known how large it is.
         self._released: list[int] = []
+        self._released_bytes = 0.0
         self._some_released = Nudge()
-        # Whether a request is made up, that takes what is released with it.
-        self._is_sending = False
         self._last_error: BaseException | None = None
         # A worker whose loop blocks cannot be told that something was copied.
         self._by_value = sys.maxsize if isinstance(self._options.completion, SyncCompletion) else SMALL
@@ -290,7 +293,8 @@ class WorkerDispatch:
     def _begin(self, link: WorkerLink, number: int, told: Iterable[int]) -> None:
         self._link = link
         # What the program has let go since the worker was told of it.
-        self._released = [block for block in told if block not in self._chunks.blocks]
+        self._released, self._released_bytes = [], 0.0
+        self._release([block for block in told if block not in self._chunks.blocks])
         self._device.blocks.release = self._release
         self._device.availability.begin(number)
         self._requests.open()
@@ -358,22 +362,22 @@ class WorkerDispatch:
 
     def _send(self, request: RemoteRequest) -> None:
         """Hand a request over; the table has seen to it that it may go."""
-        link = self._serving()
-        self._is_sending = True
+        link, library = self._link or self._serving(), request.library
         self._device.blocks.drain()
-        self._is_sending = False
+        word = link.words.get(library)
+        if word is None:
+            word = self._first_word(link, library)
         try:
-            word = link.word(request.library) if request.library else 0
             message = request.message(word, tuple(self._released))
         except Exception as error:  # noqa: BLE001  # it is the asker's
-            self._some_released.wake()
             self._requests.done(request.number)
             if isinstance(request, OperationRequest):
                 name, generation = self._device.name, self._device.generation
                 locate(error, device=name, operation=request.launch.name, generation=generation)
             self._fates.refuse(request, error)
             return
-        self._released.clear()
+        if self._released:
+            self._released, self._released_bytes = [], 0.0
         is_alone = self._requests.sent == 1
         if isinstance(request, OperationRequest) and request.hosts.is_used:
             # It may be large.
@@ -381,16 +385,22 @@ class WorkerDispatch:
             self._copies.stage(request, self._filled)
         else:
             link.post(message, now=is_alone)
-        if request.library:
-            self._pool.warm(request.library)
+
+    def _first_word(self, link: WorkerLink, library: str) -> int:
+        """The word of a library that this worker was not asked for yet; of a lease it is none."""
+        if not library:
+            return 0
+        self._pool.warm(library)
+        return link.word(library)
 
     def _release(self, blocks: Iterable[int]) -> None:
-        self._chunks.forget(blocks)
-        if self._link is not None:
-            self._released.extend(blocks)
-            if not self._is_sending:
-                # They go with the next request, or soon by themselves.
-                self._some_released.wake()
+        self._released_bytes += self._chunks.forget(blocks)
+        if self._link is None:
+            return
+        self._released.extend(blocks)
+        if self._released_bytes >= _LARGE or len(self._released) >= _MANY:
+            # Small ones, and few, can wait for a request to go with.
+            self._some_released.wake()
 
     @enable_ki_protection
     async def _send_released_soon(self) -> None:
@@ -401,7 +411,7 @@ class WorkerDispatch:
     def _send_released(self) -> None:
         if self._released and self._link is not None:
             self._link.send(("release", tuple(self._released)))
-            self._released.clear()
+            self._released, self._released_bytes = [], 0.0
 
     def _cancel(self, request: RemoteRequest) -> bool:
         """An asker is cancelled: take its request back, or give it the grace to end."""
@@ -504,9 +514,9 @@ class WorkerDispatch:
         self._pool.unshare(number, but=self._link)
 
     def _handle(self, link: WorkerLink, received: list[Received]) -> None:
-        handlers = self._handlers
+        handlers: dict[Any, Callable[..., None]] = self._handlers
         for message, descriptors in received:
-            handlers[cast("str", message[0])](link, message[1:], descriptors)
+            handlers[message[0]](link, message[1:], descriptors)
         # Once for all that are done by now.
         if self._requests.waiting:
             self._requests.pump()
@@ -535,6 +545,7 @@ class WorkerDispatch:
         request = self._requests.done(number)
         if request is not None:
             if request.is_cancelled:
+                # No other has one.
                 self._alarms.drop(request)
             if isinstance(request, OperationRequest):
                 try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any, cast
 
 import numpy as np
@@ -22,6 +23,8 @@ from ._wire_errors import decode_error, encode_error
 
 __all__ = ["ALLOCATIONS", "NAME", "OUTPUTS", "decode_launch", "encode_launch"]
 
+_ID = attrgetter("id")
+
 NAME, ALLOCATIONS, OUTPUTS = 0, 3, 5
 """Where the operation's name, the blocks to be made and those that it writes stand in an encoded launch."""
 
@@ -39,7 +42,7 @@ def encode_launch(launch: Launch, hosts: HostArrays) -> Message:
         encode_spec(launch.spec, host),
         launch.allocations,
         tuple([encode_spec(staged, hosts.read) for staged in launch.staged]) if launch.staged else (),
-        tuple([block.id for block in launch.outputs]),
+        tuple(map(_ID, launch.outputs)),
         tuple([(argument, block.id) for argument, block in launch.uses]),
         None if launch.fault is None else _encode_fault(launch.fault.fault),
     )

@@ -39,6 +39,8 @@ class WorkerLink:
         is_started: Whether it serves a generation.
         is_silent: Whether nothing of its context writes to memory any more, dead or not.
         is_stuck: Whether it was killed because its loop stood still over an operation that does not end.
+        post: Sends a small message of plain values, together with others; see `Channel.post`.
+        words: The shared words of the libraries that were used, by their import paths.
     """
 
     def __init__(
@@ -60,12 +62,14 @@ class WorkerLink:
         self.is_silent: bool = False
         self.is_stuck: bool = False
         self._channel = channel
+        # Of each operation there is one, so that it goes straight there.
+        self.post: Callable[..., None] = channel.post
         self._device = device
         self._tick = heartbeat_timeout / _BEATS
         self._timeout = heartbeat_timeout
         self._stuck_after = stuck_after
         self._error: Exception | None = None
-        self._words: dict[str, int] = {}
+        self.words: dict[str, int] = {}
         # What the words said at its death.
         self._last: dict[str, int] | None = None
         self._changed = trio.Event()
@@ -77,10 +81,6 @@ class WorkerLink:
     def send(self, message: Message, descriptors: Sequence[int] = (), *, now: bool = False) -> None:
         """Send a message; one to a worker that has ended is dropped."""
         self._channel.send(message, descriptors, now=now)
-
-    def post(self, message: Message, *, now: bool = False) -> None:
-        """Send a small message of plain values, together with others; see `Channel.post`."""
-        self._channel.post(message, now=now)
 
     def configure(self, config: WorkerConfig, chunks: Sequence[Chunk]) -> None:
         """Tell a new worker what it is to be."""
@@ -94,13 +94,13 @@ class WorkerLink:
 
     def word(self, library: str) -> int:
         """The shared word of a library."""
-        return self._words.setdefault(library, len(self._words) + FIRST_WORD)
+        return self.words.setdefault(library, len(self.words) + FIRST_WORD)
 
     def started(self, library: str) -> int:
         """Number of the last request of a library that it has begun to launch; also when it is gone."""
         if self._last is not None:
             return self._last.get(library, 0)
-        word = self._words.get(library)
+        word = self.words.get(library)
         return 0 if word is None else self.page.started(word)
 
     @enable_ki_protection
@@ -204,6 +204,6 @@ class WorkerLink:
     def _bury(self) -> None:
         self.process.close()
         self._channel.close()
-        self._last = {library: self.page.started(word) for library, word in self._words.items()}
+        self._last = {library: self.page.started(word) for library, word in self.words.items()}
         self.page.close()
         self._is_over.set()

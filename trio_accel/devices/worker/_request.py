@@ -30,6 +30,8 @@ class RemoteRequest:
         turn: Its place behind those that it must follow, while it waits in the application.
         copies: What uses its host arrays now: copies that run, and a lost worker that is not dead yet.
         failure: Why one of these failed.
+        is_cancelled: Whether the asker wants out.
+        is_over: Whether it has its outcome.
     """
 
     __slots__ = (
@@ -40,6 +42,7 @@ class RemoteRequest:
         "_task",
         "copies",
         "failure",
+        "is_cancelled",
         "is_over",
         "library",
         "losses",
@@ -58,6 +61,7 @@ class RemoteRequest:
         self.turn: Turn | None = None
         self.copies: int = 0
         self.failure: Exception | None = None
+        self.is_cancelled: bool = False
         self.is_over: bool = False
         # How it ends when no copy runs any more.
         self._end: Callable[[], bool] | None = None
@@ -65,11 +69,6 @@ class RemoteRequest:
         self._task: trio.lowlevel.Task | None = None
         self._raise_cancel: Callable[[], NoReturn] | None = None
         self._on_done: Callable[[BaseException | None], None] | None = None
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether the asker wants out."""
-        return self._raise_cancel is not None
 
     def message(self, word: int, released: tuple[int, ...]) -> Message:
         """What is sent to the worker."""
@@ -104,6 +103,7 @@ class RemoteRequest:
                 self._let_go()
                 return trio.lowlevel.Abort.SUCCEEDED
             self._raise_cancel = raise_cancel
+            self.is_cancelled = True
             return trio.lowlevel.Abort.FAILED
 
         await trio.lowlevel.wait_task_rescheduled(abort)

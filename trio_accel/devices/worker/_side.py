@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from contextvars import Context, copy_context
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import attrs
 import numpy.typing as npt
@@ -162,6 +162,7 @@ class WorkerSide:
         except Exception as error:  # noqa: BLE001  # the application decides
             self._give_up(error)
             await trio.sleep_forever()
+        handlers: dict[Any, Callable[..., None]] = self._handlers
         for path in self._config.warm:
             self._warm(path)
         self._on_observe(self._config.is_observed)
@@ -172,7 +173,7 @@ class WorkerSide:
             self._channel.send(("ready", tuple(self._device.libraries)), now=True)
             while True:
                 for number, (message, descriptors) in enumerate(received, 1):
-                    self._handlers[cast("str", message[0])](*message[1:], *descriptors)
+                    handlers[message[0]](*message[1:], *descriptors)
                     if not number % _IN_A_ROW:
                         # What is launched by now may be done.
                         await trio.lowlevel.checkpoint()

@@ -34,7 +34,6 @@ _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 _SHORT = reprlib.Repr()
 _SHORT.maxother = _SHORT.maxstring = 100
 _DTYPES = {member.value: member for member in DType}
-# By their identity: a member's hash takes longer than all the rest.
 _NAMES = {id(member): member.value for member in DType}
 
 
@@ -184,20 +183,21 @@ def _encode(value: object, host: HostEncoder) -> object:
 
 
 def _encode_array_spec(spec: ArraySpec) -> object:
-    # As tuples of exact integers: extents and steps that came from NumPy would be pickled by NumPy.
-    return (
-        _ARRAY,
-        int(spec.block),
-        int(spec.offset),
-        _NAMES[id(spec.dtype)],
-        _integers(spec.shape),
-        _integers(spec.strides),
-    )
+    return _ARRAY, int(spec.block), _layout(spec.offset, id(spec.dtype), spec.shape, spec.strides)
 
 
 @functools.lru_cache(1024)
-def _integers(numbers: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(map(int, numbers))
+def _layout(offset: int, dtype: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Wire:
+    """All of an array but its block; a pickle has one that occurs again only once.
+
+    Args:
+        offset: Offset in the block.
+        dtype: Identity of the dtype: its hash takes longer than all the rest.
+        shape: Extents.
+        strides: Steps.
+    """
+    # As exact integers: extents and steps that came from NumPy would be pickled by NumPy.
+    return int(offset), _NAMES[dtype], tuple(map(int, shape)), tuple(map(int, strides))
 
 
 def _encode_number(value: Any) -> object:
@@ -210,7 +210,8 @@ def _encode_number(value: Any) -> object:
     return plain
 
 
-def _array_of(_: Any, block: Any, offset: Any, dtype: Any, shape: Any, strides: Any) -> ArraySpec:
+def _array_of(_: Any, block: Any, layout: Any) -> ArraySpec:
+    offset, dtype, shape, strides = layout
     return ArraySpec(block, offset, _DTYPES[dtype], shape, strides)
 
 
