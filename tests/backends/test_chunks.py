@@ -11,6 +11,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from trio_accel.backends.base.chunks import ALIGNMENT, ChunkAllocator, Placement
 
+KEEP = 100 * ALIGNMENT
+
 
 class Source:
     """Makes chunks of whole pages of four alignments, and remembers them."""
@@ -41,7 +43,12 @@ class Chunks(RuleBasedStateMachine):
 
     def _new(self) -> ChunkAllocator:
         return ChunkAllocator(
-            self.source.make, self.source.drop, first=8 * ALIGNMENT, largest=64 * ALIGNMENT, most=10_000
+            self.source.make,
+            self.source.drop,
+            first=8 * ALIGNMENT,
+            largest=64 * ALIGNMENT,
+            keep=KEEP,
+            most=10_000,
         )
 
     @rule(target=placed, nbytes=st.integers(0, 40 * ALIGNMENT))
@@ -97,9 +104,10 @@ class Chunks(RuleBasedStateMachine):
         assert self.allocator.blocks == len(self.blocks)
 
     @invariant()
-    def at_most_one_chunk_is_empty(self) -> None:
+    def so_much_is_kept_empty_and_no_more(self) -> None:
         occupied = {placement.chunk for placement, _ in self.blocks.values()}
-        assert len(set(self.source.alive) - occupied) <= 1
+        empty = [size for chunk, size in self.source.alive.items() if chunk not in occupied]
+        assert sum(empty) <= KEEP
 
 
 TestChunks = Chunks.TestCase
@@ -128,6 +136,22 @@ def test_what_is_too_large_to_be_kept_is_given_back_at_once() -> None:
     for size in (20, 12, 4):
         allocator.free(size)
     assert list(source.alive.values()) == [12 * ALIGNMENT]
+
+
+def test_the_largest_are_kept_that_are_no_more_together() -> None:
+    source = Source()
+    allocator = ChunkAllocator(source.make, source.drop, first=4 * A, keep=30 * A)
+    for block, size in enumerate([4, 8, 16, 32]):
+        allocator.allocate(block, size * A)
+    assert sorted(source.alive.values()) == [4 * A, 8 * A, 16 * A, 32 * A]
+    for block in (0, 1, 2, 3):
+        allocator.free(block)
+    assert sorted(source.alive.values()) == [4 * A, 8 * A, 16 * A]
+    allocator.allocate(9, 5 * A)
+    allocator.allocate(10, 20 * A)
+    allocator.free(10)
+    # Two that are empty, and one that would be too much with them.
+    assert sorted(source.alive.values()) == [4 * A, 8 * A, 20 * A]
 
 
 def test_an_empty_chunk_is_kept_beside_one_that_is_in_use() -> None:
@@ -197,10 +221,10 @@ def test_what_cannot_be_taken_over_is_refused_and_changes_nothing(chunks, blocks
     assert list(source.alive) == [first.chunk]
 
 
-def test_of_empty_chunks_that_are_taken_over_the_largest_is_kept() -> None:
+def test_of_empty_chunks_that_are_taken_over_the_largest_are_kept() -> None:
     source = Source()
     source.alive = {1: 8 * A, 2: 4 * A, 3: 16 * A, 4: 64 * A}
-    allocator = ChunkAllocator(source.make, source.drop, first=4 * A, keep=32 * A)
+    allocator = ChunkAllocator(source.make, source.drop, first=4 * A, keep=20 * A)
     allocator.adopt(dict(source.alive), [(1, Placement(2, A, 1))])
     assert source.alive == {2: 4 * A, 3: 16 * A}
     assert allocator.allocate(2, 16 * A) == Placement(3, 0, 16 * A)

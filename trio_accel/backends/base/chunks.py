@@ -43,7 +43,8 @@ class ChunkAllocator:
         drop_chunk: Gives a chunk back that holds no block.
         first: Size of the first chunk in bytes; each later one is twice as large, up to `largest`.
         largest: The most that a chunk for several blocks is made with.
-        keep: The most that is kept while it holds no block, so that a loop need not make it anew.
+        keep: The most bytes of chunks that are kept while they hold no block, so that a loop need not make
+            them anew.
         most: The most chunks there may be.
     """
 
@@ -154,7 +155,7 @@ class ChunkAllocator:
         return Placement(chunk, start, size)
 
     def free(self, block: int) -> None:
-        """Take a block away; a chunk that is empty then is given back, but for the largest to be kept.
+        """Take a block away; a chunk that is empty then is kept or given back.
 
         Raises:
             KeyError: There is no such block.
@@ -196,7 +197,7 @@ class ChunkAllocator:
             end = after
         self._add_gap(chunk, start, end)
         if end - start == self._chunks[chunk]:
-            self._keep_one_empty()
+            self._keep_some_empty()
 
     def adopt(self, chunks: Mapping[int, int], blocks: Iterable[tuple[int, Placement]]) -> None:
         """Take over chunks that exist already, with all the blocks that lie in them.
@@ -224,7 +225,7 @@ class ChunkAllocator:
         for gap in gaps:
             self._add_gap(*gap)
         self._next = min(max([self._next, *(2 * size for size in chunks.values())]), self._largest)
-        self._keep_one_empty()
+        self._keep_some_empty()
 
     def _lay_out(
         self, chunks: Mapping[int, int], blocks: Iterable[tuple[int, Placement]]
@@ -273,14 +274,15 @@ class ChunkAllocator:
     def _is_empty(self, chunk: int) -> bool:
         return self._by_start.get((chunk, 0)) == self._chunks[chunk]
 
-    def _keep_one_empty(self) -> None:
-        """Give empty chunks back, but for the largest that may be kept."""
-        empty = [other for other in self._chunks if self._is_empty(other)]
-        small = [other for other in empty if self._chunks[other] <= self._keep]
-        kept = max(small, key=self._chunks.__getitem__, default=None)
-        for other in empty:
-            if other != kept:
-                self._drop(other)
+    def _keep_some_empty(self) -> None:
+        """Give empty chunks back, but for the largest that may be kept together."""
+        empty = [chunk for chunk in self._chunks if self._is_empty(chunk)]
+        kept = 0
+        for chunk in sorted(empty, key=self._chunks.__getitem__, reverse=True):
+            if kept + self._chunks[chunk] <= self._keep:
+                kept += self._chunks[chunk]
+            else:
+                self._drop(chunk)
 
     def _drop(self, chunk: int) -> None:
         self._remove_gap(chunk, 0, self._chunks[chunk])

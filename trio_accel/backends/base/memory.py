@@ -25,6 +25,11 @@ class ChunkSource(Protocol[ChunkT, BlockT_co]):
         """Bytes of the first chunk."""
         ...
 
+    @property
+    def keep(self) -> int:
+        """The most bytes of chunks that are kept while they hold no block."""
+        ...
+
     def make(self, nbytes: int) -> tuple[ChunkT, int]:
         """Make a chunk of at least so many bytes, of this process alone; returns it and its size.
 
@@ -237,7 +242,8 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             self._peak = used
 
     def _new_allocator(self) -> ChunkAllocator:
-        return ChunkAllocator(self._make_chunk, self._drop_chunk, first=self._source.first)
+        source = self._source
+        return ChunkAllocator(self._make_chunk, self._drop_chunk, first=source.first, keep=source.keep)
 
     def _make_chunk(self, nbytes: int) -> tuple[int, int]:
         try:

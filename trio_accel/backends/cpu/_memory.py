@@ -50,6 +50,7 @@ class _Source:
 
     # The system gives pages when they are written to: what is not used costs nothing.
     first = 64 << 20
+    keep = 256 << 20
 
     def make(self, nbytes: int) -> tuple[HostArray, int]:
         # NumPy aligns to 16 bytes only.

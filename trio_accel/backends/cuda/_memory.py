@@ -20,6 +20,8 @@ __all__ = ["CudaMemory", "DeviceChunk"]
 _DESCRIPTOR = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 # What is on its way back waits for streams that this thread may have to let go.
 _PATIENCE = 0.5
+# So much of the memory is kept while nothing lies in it: a sixteenth.
+_KEPT = 16
 _NONE = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
 
 
@@ -48,7 +50,7 @@ class CudaMemory(BlockMemory[DeviceChunk, int]):
 
     def __init__(self, context: CudaContext, device: str, limit: int, keeper: ChunkKeeper | None) -> None:
         self._reclaimer = Reclaimer(device)
-        source = _Source(context, self._reclaimer, is_kept=keeper is not None)
+        source = _Source(context, self._reclaimer, limit, is_kept=keeper is not None)
         super().__init__(device, limit, source, keeper)
         self._chunk_source = source
 
@@ -64,7 +66,9 @@ class _Source:
 
     first = 256 << 20
 
-    def __init__(self, context: CudaContext, reclaimer: Reclaimer, *, is_kept: bool) -> None:
+    def __init__(self, context: CudaContext, reclaimer: Reclaimer, limit: int, *, is_kept: bool) -> None:
+        # A program that makes a large array again and again is not to wait for the driver each time.
+        self.keep = max(self.first, limit // _KEPT)
         self._context = context
         self._reclaimer = reclaimer
         self._postponed: list[DeviceChunk] = []
