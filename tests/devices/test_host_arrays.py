@@ -15,6 +15,7 @@ import trio_accel as ta
 from trio_accel.backends.base import Isolation
 from trio_accel.backends.cpu import CpuBackend
 from trio_accel.backends.cpu._device import CpuDevice
+from trio_accel.devices import _host_pool
 
 SHAPES: list[Any] = [0, 5, (), (3, 0, 2), (200, 150)]
 DTYPES: list[Any] = [ta.DType.float64, "complex64", ta.DType.bfloat16, np.int8]
@@ -134,6 +135,8 @@ async def test_each_context_in_this_process_knows_the_memory(
     system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = Known(monkeypatch)
+    # Of so little memory only 256 MiB are kept.
+    monkeypatch.setattr(_host_pool, "total_bytes", lambda: 1 << 30)
     async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation="inline")) as device:
         first = device.dispatch.session.engine.device
         host, large = device.host_empty(1 << 20, "uint8"), device.host_empty(300 << 20, "uint8")

@@ -27,8 +27,9 @@ __all__ = ["HostPool", "Region", "Slab"]
 _PAGE = 4096
 _FIRST = 64 << 20
 _LARGEST = 256 << 20
-# What is kept while nothing lies in it.
-_KEEP = 256 << 20
+# What is kept while nothing lies in it: a share of the host's memory, within these bounds. To have a gigabyte
+# made, known to the driver and forgotten by it takes longer than to copy it.
+_KEPT, _KEEP_LEAST, _KEEP_MOST = 32, 256 << 20, 2 << 30
 _MOST = 512
 # What is dropped goes back with the next array, or soon if it is large or one of many.
 _LARGE = 1 << 20
@@ -118,8 +119,9 @@ class HostPool:
         self.on_drop: Callable[[Slab], None] = _ignore
         self.is_closed: bool = False
         self._is_shared = is_shared
+        keep = min(max(_KEEP_LEAST, total_bytes() // _KEPT), _KEEP_MOST)
         self._allocator = ChunkAllocator(
-            self._make, self._give_back, first=_FIRST, largest=_LARGEST, keep=_KEEP, most=_MOST
+            self._make, self._give_back, first=_FIRST, largest=_LARGEST, keep=keep, most=_MOST
         )
         self._slab_numbers = itertools.count(1)
         self._region_numbers = itertools.count(1)
