@@ -399,7 +399,7 @@ async def test_an_expired_request_is_dropped_at_dequeue_and_counted(
 ) -> None:
     never = Gate()
     await wait()
-    (task,) = [task for task, cell in _tasks._cells.items() if cell.path == puppet.path]
+    (task,) = [task for task, cell in _tasks.cells.items() if cell.path == puppet.path]
     with trio.move_on_after(5) as scope:
         trio.lowlevel.add_instrument(_At(task, mock_clock, 6))
         await puppet.ask(Do(never))

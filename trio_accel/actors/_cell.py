@@ -28,7 +28,7 @@ from ._incarnation import Incarnation
 from ._mailbox import Mailbox
 from ._messages import AnyMessage, Message, Request
 from ._options import Directive, MailboxOptions, Policy, Restart
-from ._tasks import cell_of, lend, running
+from ._tasks import cells, lend, running
 
 if TYPE_CHECKING:
     from ._handlers import Handler, HandlerTable
@@ -164,7 +164,7 @@ class Cell:
     def current(self) -> Envelope | None:
         """The message that the running task is serving; None in a task that is not the actor's own."""
         incarnation, task = self.incarnation, trio.lowlevel.current_task()
-        if incarnation is None or cell_of(task) is not self:
+        if incarnation is None or cells.get(task) is not self:
             return None
         return incarnation.envelope_of(task) if incarnation.grouped else incarnation.current
 

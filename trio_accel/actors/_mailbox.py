@@ -114,7 +114,9 @@ class Mailbox:
         if task is not None:
             self._hand_over(task, envelope)
             return True
-        if len(self._queue) >= self._options.capacity:
+        queue = self._queue
+        depth = len(queue)
+        if depth >= self._options.capacity:
             overflow = self._options.overflow
             if overflow is Overflow.WAIT:
                 if self._waiting is None:
@@ -123,15 +125,14 @@ class Mailbox:
                 return False
             if overflow is not Overflow.DROP_OLDEST:
                 raise self._full(envelope, "was rejected" if overflow is Overflow.REJECT else "was dropped")
-            oldest = self._queue.popleft()
+            oldest = queue.popleft()
             # Before anybody hears of the loss: an observer may send to this very mailbox.
-            self._queue.append(envelope)
+            queue.append(envelope)
             oldest.fail(self._full(oldest, "was dropped in favour of a newer message"))
             return True
-        self._queue.append(envelope)
-        depth = len(self._queue)
-        if depth > self.peak:  # noqa: PLR1730  # `max` would take longer
-            self.peak = depth
+        queue.append(envelope)
+        if depth >= self.peak:
+            self.peak = depth + 1
         return True
 
     @property

@@ -13,7 +13,7 @@ from ._envelope import EXPIRED, Envelope, EnvelopeState
 from ._errors import AskCycleError, MailboxFullError
 from ._messages import AnyMessage, Message, Request
 from ._options import Overflow
-from ._tasks import cell_of, cell_of_task
+from ._tasks import cell_of_task, cells
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,7 +72,7 @@ class Ref(Generic[ActorT_co]):
         cell = self._cell
         attempt = cell.check(request, Request, "ask").attempt
         task = trio.lowlevel.current_task()
-        sender = cell_of(task)
+        sender = cells.get(task)
         if sender is not None:
             _check_cycle(sender, cell)
         reply: Any = EXPIRED

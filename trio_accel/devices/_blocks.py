@@ -24,17 +24,26 @@ class Block:
 
     It is given back when the last of them is gone. The finaliser may run on any thread, so it
     only puts the id on a queue.
+
+    Attributes:
+        id: Its number.
+        nbytes: Its size.
+        generation: That of the device in which it was made.
+        damaged_by: The operation that was to write it and did not finish.
+        failure: What that failed with.
+        is_released: Whether its memory was given back.
+        table: Where it goes then: that of its device.
     """
 
     __slots__ = (
         "__weakref__",
-        "_table",
         "damaged_by",
         "failure",
         "generation",
         "id",
         "is_released",
         "nbytes",
+        "table",
     )
 
     def __init__(self, table: BlockTable, nbytes: int, generation: int, number: int | None = None) -> None:
@@ -44,18 +53,18 @@ class Block:
         self.damaged_by: str | None = None
         self.failure: BaseException | None = None
         self.is_released: bool = False
-        self._table = table
+        self.table: BlockTable = table
 
     def release(self) -> None:
         """Give the memory back; later use of any reference to it is refused."""
         if not self.is_released:
             self.is_released = True
-            self._table.drop(self.id, self.nbytes)
+            self.table.drop(self.id, self.nbytes)
 
     @property
     def is_lost(self) -> bool:
         """Whether its memory is gone with the context that it was made in."""
-        return self.generation < self._table.valid_since
+        return self.generation < self.table.valid_since
 
     def spoil(self, operation: str, failure: BaseException | None) -> None:
         """An operation that writes it did not finish: its contents are not to be used."""
@@ -70,7 +79,7 @@ class Block:
     @property
     def is_usable(self) -> bool:
         """Whether `check` lets it pass."""
-        return not self.is_released and self.damaged_by is None and self.generation >= self._table.valid_since
+        return not self.is_released and self.damaged_by is None and self.generation >= self.table.valid_since
 
     def check(self, argument: str) -> None:
         """Refuse a block that must not be used.
@@ -80,7 +89,7 @@ class Block:
         """
         if self.is_usable:
             return
-        device, generation = self._table.device_name, self._table.generation
+        device, generation = self.table.device_name, self.table.generation
         if self.is_released:
             why = "its memory was released"
         elif self.is_lost:
@@ -117,7 +126,7 @@ class BlockTable:
         self._availability = availability
         self._dropped: deque[int] = deque()
         self._is_rung = False
-        self._waker = LoopWaker(self._drain)
+        self._waker = LoopWaker(self.drain)
         self.release: Callable[[Iterable[int]], None] = _nowhere
 
     @property
@@ -151,8 +160,11 @@ class BlockTable:
 
     def drain(self) -> None:
         """Give all dropped blocks back now. Trio thread only."""
-        if self._dropped:
-            self._drain()
+        self._is_rung = False
+        dropped = self._dropped
+        if dropped:
+            # Others may be appended meanwhile: those are given back with the next.
+            self.release([dropped.popleft() for _ in range(len(dropped))])
 
     def lose(self) -> None:
         """The context is gone and all memory with it: there is nothing to give back."""
@@ -162,12 +174,6 @@ class BlockTable:
         """Take no more notice of dropped blocks."""
         self._waker.close()
         self.lose()
-
-    def _drain(self) -> None:
-        self._is_rung = False
-        if self._dropped:
-            # Others may be appended meanwhile: those are given back with the next.
-            self.release([self._dropped.popleft() for _ in range(len(self._dropped))])
 
 
 def _nowhere(blocks: Iterable[int]) -> None:

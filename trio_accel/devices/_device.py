@@ -364,7 +364,11 @@ class Device:
 
     def _check_run(self, verb: str) -> None:
         """Refuse another thread or Trio run."""
-        if not self._is_own_run():
+        try:
+            is_own = trio.lowlevel.current_trio_token() is self._token
+        except RuntimeError:
+            is_own = False
+        if not is_own:
             raise RuntimeError(
                 f"{verb}: device {self.path} belongs to another thread or Trio run; from a thread that "
                 "the run has started, use trio.from_thread.run"

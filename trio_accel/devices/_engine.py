@@ -49,6 +49,9 @@ class Engine:
 
     Lives on the Trio thread; never blocks. Operations in flight belong to the engine, so they
     outlive a restart of the library actor that launched them.
+
+    Attributes:
+        release_all: Frees blocks, each as soon as nothing in flight uses it.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class Engine:
         self._waiting: dict[Launch, Lane] = {}
         self._withdrawn: set[Launch] = set()
         self._memory_in_use = MemoryInUse(device)
+        self.release_all: Callable[[Iterable[int]], None] = self._memory_in_use.release_all
         self.completion: CompletionPort = (options.completion or best_completion(device.info)).open(self.reap)
         # An operation's grace is dropped when it is done: the alarm holds on to its arrays.
         self.alarms: Alarms = Alarms()
@@ -222,9 +226,10 @@ class Engine:
 
     def may_launch(self, launch: Launch, lane: Lane) -> bool:
         """Whether what it needs is there, and room in the window, and all that goes before is launched."""
-        turn = self._turns.get(launch)
-        if turn is not None and turn.waits_for and not turn.is_ready:
-            return False
+        if launch in self._turns:
+            turn = self._turns[launch]
+            if turn.waits_for and not turn.is_ready:
+                return False
         if launch.arrivals and not launch.has_arrived:
             return False
         return not lane.is_full and launch not in self._withdrawn
@@ -372,7 +377,8 @@ class Engine:
             self._sweep(lane)
 
     def _finish(self, operation: InFlight) -> None:
-        launch, reply, error = operation.launch, operation.reply, operation.failure()
+        launch, reply = operation.launch, operation.reply
+        error = operation.failure() if operation.after else operation.event.error
         launch.is_in_flight = False
         if operation.has_grace:
             self.alarms.drop(operation)
@@ -423,11 +429,6 @@ class Engine:
     def _notify(self, phase: Phase, launch: Launch) -> None:
         if self._hooks:
             notify(self._hooks, phase, launch)
-
-    def release_all(self, blocks: Iterable[int]) -> None:
-        """Free blocks, each as soon as nothing in flight uses it."""
-        for block in blocks:
-            self._memory_in_use.release(block)
 
     def placed(self, block: int) -> PlacedBlock | None:
         """Where a block of a chunk that is kept lies; None if it is freed."""

@@ -147,18 +147,22 @@ class MemoryInUse:
             is_whole: Whether it was enqueued as a whole, so that it makes what it writes.
         """
         uses, event, pinned = self._uses, operation.event, operation.uses
+        written = stream, event
         for block in operation.launch.reads:
             use = uses[block] if block in uses else self.use(block)
             use.pins += 1
             pinned.append(use)
-            use.read(stream, event)
+            if use.reads is None:
+                use.reads = {stream: event}
+            else:
+                use.read(stream, event)
             if use.writer is not None:
                 operation.after.append(use.writer)
         for block in operation.launch.writes:
             use = uses[block] if block in uses else self.use(block)
             use.pins += 1
             pinned.append(use)
-            use.write(stream, event)
+            use.last_write, use.reads = written, None
             if is_whole:
                 use.writer = operation
 
@@ -183,6 +187,11 @@ class MemoryInUse:
             return
         del self._uses[block]
         self._device.free(block)
+
+    def release_all(self, blocks: Iterable[int]) -> None:
+        """Free blocks, each as soon as nothing uses it."""
+        for block in blocks:
+            self.release(block)
 
     def placed(self, block: int) -> PlacedBlock | None:
         """Where a block of a chunk that is kept lies; None if it is freed."""

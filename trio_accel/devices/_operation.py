@@ -147,7 +147,8 @@ class Launch(Request["LibraryActor", None]):
             StaleRefError: An argument was released or lost.
         """
         for argument, used in self.uses:
-            if used.is_usable:
+            # Those of an earlier generation were refused before, and what is launched has its context.
+            if not used.is_released and used.damaged_by is None:
                 continue
             if used.damaged_by is None:
                 used.check(f"{self.name}: {argument}")
@@ -219,7 +220,8 @@ class Planner:
     def read(self, argument: str, operand: Operand) -> ArraySpec:
         """Take an operand that is read; a NumPy array is copied to the device first."""
         if isinstance(operand, AccelRef):
-            return self._use(argument, operand).spec
+            self._use(argument, operand)
+            return operand.spec
         if not isinstance(operand, np.ndarray):
             raise TypeError(
                 f"{self.name}: {argument} must be an AccelRef or a NumPy array, got {type(operand).__name__}"
@@ -238,9 +240,9 @@ class Planner:
 
     def update(self, argument: str, operand: AccelRef) -> ArraySpec:
         """Take an array that is changed in place."""
-        used = self._use(argument, operand)
-        self._outputs.append(used.block)
-        return used.spec
+        self._use(argument, operand)
+        self._outputs.append(operand.block)
+        return operand.spec
 
     def output(
         self, shape: tuple[int, ...], dtype: DType, out: AccelRef | None = None, *, argument: str = "out"
@@ -250,19 +252,19 @@ class Planner:
             new = self._new(shape, dtype)
             self._outputs.append(new.block)
             return new
-        used = self._use(argument, out)
-        if used.shape != shape or used.dtype is not dtype:
+        self._use(argument, out)
+        if out.shape != shape or out.dtype is not dtype:
             raise ValueError(
                 f"{self.name}: {argument} must have shape {shape} and dtype {dtype}, "
-                f"got shape {used.shape} and dtype {used.dtype}"
+                f"got shape {out.shape} and dtype {out.dtype}"
             )
-        if not used.spec.is_contiguous:
+        if not out.spec.is_contiguous:
             raise ValueError(
-                f"{self.name}: {argument} must be contiguous, got a view of shape {used.shape} with strides "
-                f"{used.strides}"
+                f"{self.name}: {argument} must be contiguous, got a view of shape {out.shape} with strides "
+                f"{out.strides}"
             )
-        self._outputs.append(used.block)
-        return used
+        self._outputs.append(out.block)
+        return out
 
     def unmasked(self, argument: str, host: npt.NDArray[Any]) -> None:
         """Refuse a masked array: a device array has no mask."""
@@ -302,19 +304,18 @@ class Planner:
             self._device.faults.take(self.name),
         )
 
-    def _use(self, argument: str, ref: AccelRef) -> AccelRef:
-        if not isinstance(ref, AccelRef):
+    def _use(self, argument: str, ref: AccelRef) -> None:
+        if type(ref) is not AccelRef and not isinstance(ref, AccelRef):
             raise TypeError(f"{self.name}: {argument} must be an AccelRef, got {type(ref).__name__}")
-        if ref.device is not self._device:
+        block = ref.block
+        if block.table is not self._device.blocks:
             raise ValueError(
                 f"{self.name}: {argument} is on {ref.device.path}, this runs on {self._device.path}; "
                 "copy it there: await device.put(await ref.to_host())"
             )
-        block = ref.block
         if not block.is_usable:
             block.check(f"{self.name}: {argument}")
         self._uses.append((argument, block))
-        return ref
 
     def _new(self, shape: tuple[int, ...], dtype: DType) -> AccelRef:
         if len(shape) > _MAX_AXES:

@@ -25,22 +25,27 @@ class AccelRef:
 
     The memory is given back when the last reference to it is gone, or by `release`; work that
     still uses it is finished first. Every use is checked before the device is touched.
+
+    Attributes:
+        block: The memory block, for the runtime's own use.
+        spec: Where it lies and how it is laid out, for operations that lower themselves.
     """
 
-    __slots__ = ("_block", "_device", "_spec")
+    __slots__ = ("_device", "block", "spec")
 
     def __init__(self, device: Device, block: Block, spec: ArraySpec) -> None:
+        # No properties: they are looked at with each operation.
+        self.block: Block = block
+        self.spec: ArraySpec = spec
         self._device = device
-        self._block = block
-        self._spec = spec
 
     def __repr__(self) -> str:
-        if self._block.is_released:
+        if self.block.is_released:
             state = ", released"
-        elif self._block.damaged_by is not None:
-            state = f", damaged by {self._block.damaged_by}"
-        elif self._block.is_lost:
-            state = f", lost with generation {self._block.generation}"
+        elif self.block.damaged_by is not None:
+            state = f", damaged by {self.block.damaged_by}"
+        elif self.block.is_lost:
+            state = f", lost with generation {self.block.generation}"
         else:
             state = ""
         return f"<AccelRef {self.dtype} {self.shape} on {self._device.name}{state}>"
@@ -53,47 +58,37 @@ class AccelRef:
     @property
     def dtype(self) -> DType:
         """Element type."""
-        return self._spec.dtype
+        return self.spec.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Elements along each axis."""
-        return self._spec.shape
+        return self.spec.shape
 
     @property
     def strides(self) -> tuple[int, ...]:
         """Bytes from one element to the next along each axis."""
-        return self._spec.strides
+        return self.spec.strides
 
     @property
     def ndim(self) -> int:
         """Number of axes."""
-        return self._spec.ndim
+        return self.spec.ndim
 
     @property
     def size(self) -> int:
         """Number of elements."""
-        return self._spec.size
+        return self.spec.size
 
     @property
     def nbytes(self) -> int:
         """Bytes that the elements take."""
-        return self._spec.size * self._spec.dtype.itemsize
+        return self.spec.size * self.spec.dtype.itemsize
 
     @property
     def generation(self) -> int:
         """Generation of the device in which the memory was made."""
-        return self._block.generation
-
-    @property
-    def block(self) -> Block:
-        """The memory block, for the runtime's own use."""
-        return self._block
-
-    @property
-    def spec(self) -> ArraySpec:
-        """Where it lies and how it is laid out, for operations that lower themselves."""
-        return self._spec
+        return self.block.generation
 
     def __getitem__(self, index: Index) -> AccelRef:
         """A view of a part, by NumPy's basic indexing; it shares the memory.
@@ -102,7 +97,7 @@ class AccelRef:
             TypeError: An index that is no whole number, slice, ``...`` or ``None``.
             IndexError: Out of range, or too many.
         """
-        return AccelRef(self._device, self._block, indexed(self._spec, index))
+        return AccelRef(self._device, self.block, indexed(self.spec, index))
 
     def __iter__(self) -> NoReturn:
         raise TypeError(
@@ -116,12 +111,12 @@ class AccelRef:
             ValueError: Another number of elements, or a layout of which there is no such view.
         """
         first = (shape,) if isinstance(shape, SupportsIndex) else tuple(shape)
-        return AccelRef(self._device, self._block, reshaped(self._spec, (*first, *sizes)))
+        return AccelRef(self._device, self.block, reshaped(self.spec, (*first, *sizes)))
 
     @property
     def T(self) -> AccelRef:  # noqa: N802  # NumPy's name
         """A view with the axes in the opposite order."""
-        return AccelRef(self._device, self._block, transposed(self._spec))
+        return AccelRef(self._device, self.block, transposed(self.spec))
 
     def __len__(self) -> int:
         if not self.shape:
@@ -235,6 +230,6 @@ class AccelRef:
 
     def release(self) -> None:
         """Give the memory back now, for every view of it too; work in flight is finished first."""
-        self._block.release()
+        self.block.release()
         if trio.lowlevel.in_trio_task():
             self._device.blocks.drain()

@@ -28,7 +28,7 @@ class Matmul(Operation[BlasActor, AccelRef]):
         """Check shapes and dtypes, and name the product."""
         a = planner.read("a", self.a)
         b = planner.read("b", self.b)
-        dtype = same_dtype(planner.name, a=a, b=b)
+        dtype = a.dtype if a.dtype is b.dtype else same_dtype(planner.name, a=a, b=b)
         out = planner.output(_product_shape(planner.name, a.shape, b.shape), dtype, self.out)
         if self.out is not None:
             planner.distinct("out", out.spec, a=a, b=b)

@@ -188,12 +188,11 @@ class CudaDevice:
 
     def address(self, array: ArraySpec) -> int:
         """Where the first element of an array lies; raises as `at` does."""
-        known = self._memory.blocks.get(array.block)
-        if known is None:
-            raise KeyError(f"block {array.block} does not exist")
-        address, nbytes = known
-        offset, shape, strides = array.offset, array.shape, array.strides
-        below, above = self._spans.get((shape, strides)) or self._span(shape, strides)
+        blocks, spans = self._memory.blocks, self._spans
+        number, offset = array.block, array.offset
+        address, nbytes = blocks[number] if number in blocks else self._memory.block(number)
+        layout = array.shape, array.strides
+        below, above = spans[layout] if layout in spans else self._span(*layout)
         if (offset + below < 0 or offset + above + array.dtype.itemsize > nbytes) and array.size:
             raise ValueError(f"the array does not lie within its block of {nbytes} bytes: {array}")
         return address + offset

@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable
 from operator import attrgetter
+from typing import Any
 
 import attrs
 
@@ -97,14 +98,12 @@ class OperationSpec:
 
     def blocks(self) -> tuple[frozenset[int], frozenset[int]]:
         """Blocks that the operation reads, and blocks that it changes (updated ones are both)."""
-        inputs, outputs = _getters(type(self))  # type: ignore[arg-type]  # the same
-        return (
-            frozenset([array.block for array in inputs(self)]),
-            frozenset([array.block for array in outputs(self)]),
-        )
+        inputs, outputs = _block_getters(type(self))  # type: ignore[arg-type]  # the same
+        return frozenset(inputs(self)), frozenset(outputs(self))
 
 
 _Getter = Callable[[OperationSpec], tuple[ArraySpec, ...]]
+_BlockGetter = Callable[[OperationSpec], tuple[int, ...]]
 
 
 @functools.cache
@@ -113,14 +112,22 @@ def _getters(cls: type[OperationSpec]) -> tuple[_Getter, _Getter]:
     return _getter(cls, "read", "update"), _getter(cls, "write", "update")
 
 
-def _getter(cls: type[OperationSpec], *roles: str) -> _Getter:
-    """What gets the array fields with one of these roles."""
+@functools.cache
+def _block_getters(cls: type[OperationSpec]) -> tuple[_BlockGetter, _BlockGetter]:
+    """What gets the blocks of these."""
+    return _getter(cls, "read", "update", of=".block"), _getter(cls, "write", "update", of=".block")
+
+
+def _getter(
+    cls: type[OperationSpec], *roles: str, of: str = ""
+) -> Callable[[OperationSpec], tuple[Any, ...]]:
+    """What gets the array fields with one of these roles, or an attribute of each."""
     fields = attrs.fields(cls)  # type: ignore[arg-type]  # every subclass is an attrs class
-    names = [field.name for field in fields if field.metadata.get(_ROLE) in roles]
+    names = [field.name + of for field in fields if field.metadata.get(_ROLE) in roles]
     if len(names) > 1:
         return attrgetter(*names)
     if not names:
         return lambda spec: ()
     # Of one name, it makes no tuple.
-    get: Callable[[OperationSpec], ArraySpec] = attrgetter(names[0])
+    get: Callable[[OperationSpec], object] = attrgetter(names[0])
     return lambda spec: (get(spec),)
