@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -24,6 +25,7 @@ __all__ = [
     "PolledCompletion",
     "SyncCompletion",
     "best_completion",
+    "window_of",
 ]
 
 
@@ -45,6 +47,14 @@ def best_completion(info: DeviceInfo) -> CompletionStrategy:
     return AdaptiveCompletion() if info.completion == "adaptive" else HostCallbackCompletion()
 
 
+def window_of(completion: CompletionStrategy | None, info: DeviceInfo) -> float:
+    """How many seconds a program and its worker may stay awake for one operation that is due."""
+    chosen = completion or best_completion(info)
+    # Both, and what they wait for, must have a processor to run on.
+    is_roomy = len(os.sched_getaffinity(0)) >= _ROOMY
+    return chosen.window if is_roomy and isinstance(chosen, AdaptiveCompletion) else 0.0
+
+
 class CompletionStrategy(Protocol):
     """A way to learn of completions, given to `DeviceOptions`."""
 
@@ -58,6 +68,7 @@ class CompletionStrategy(Protocol):
 
 
 _MOST_FORECASTS = 64
+_ROOMY = 4
 
 
 def _positive(instance: object, attribute: attrs.Attribute[float], value: float) -> None:

@@ -17,6 +17,7 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from .._nudge import Nudge
+from ._vigil import Vigil
 
 __all__ = ["MAX_DESCRIPTORS", "Channel", "EndOfChannel", "Message", "Received"]
 
@@ -67,10 +68,14 @@ class Channel:
 
     Args:
         sock: The socket, which belongs to the channel from here on.
+
+    Attributes:
+        vigil: Is told of what is sent and received, if anybody wants to know.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
+        self.vigil: Vigil | None = None
         self._sock = sock
         self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
         # Messages behind those of the outbox, that are not encoded yet.
@@ -170,6 +175,8 @@ class Channel:
                 continue
             # From here on there is no checkpoint, so what is read is returned.
             if received := self._inbox.read(self._sock):
+                if self.vigil is not None:
+                    self.vigil.received()
                 return received
         self._break()
         raise EndOfChannel("this end is closed" if self._is_closed else "the peer is gone") from (
@@ -208,6 +215,8 @@ class Channel:
                 self._break()
                 return True
             self._is_refused = False
+            if self.vigil is not None:
+                self.vigil.sent()
             if self._attached:
                 _close_all(self._attached)
                 self._attached = ()

@@ -81,6 +81,7 @@ class WorkerConfig:
         options: Options of the device.
         warm: Import paths of the libraries to load ahead.
         is_observed: Whether somebody observes messages.
+        window: The most seconds to stay awake for a request that is due; 0 to sleep.
     """
 
     device: str
@@ -88,6 +89,7 @@ class WorkerConfig:
     options: DeviceOptions
     warm: tuple[str, ...]
     is_observed: bool
+    window: float
 
 
 def plain_place(block: PlacedBlock) -> Place:

@@ -14,6 +14,7 @@ from ._chunks import Chunk
 from ._frames import WorkerConfig, died
 from ._launcher import WorkerProcess
 from ._page import FIRST_WORD, SharedPage
+from ._vigil import Vigil
 
 __all__ = ["MessageHandler", "WorkerLink"]
 
@@ -52,6 +53,7 @@ class WorkerLink:
         device: str,
         heartbeat_timeout: float,
         stuck_after: float | None,
+        window: float = 0.0,
     ) -> None:
         self.process: WorkerProcess = process
         self.page: SharedPage = page
@@ -62,6 +64,7 @@ class WorkerLink:
         self.is_silent: bool = False
         self.is_stuck: bool = False
         self._channel = channel
+        self._vigil = channel.vigil = Vigil(window) if window else None
         # Of each operation there is one, so that it goes straight there.
         self.post: Callable[..., None] = channel.post
         self._device = device
@@ -110,6 +113,8 @@ class WorkerLink:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._channel.run)
                 nursery.start_soon(self._listen_to_heart)
+                if self._vigil is not None:
+                    nursery.start_soon(self._vigil.run)
                 if self._stuck_after is not None:
                     nursery.start_soon(self._watch_the_watch, self._stuck_after)
                 with suppress(EndOfChannel):

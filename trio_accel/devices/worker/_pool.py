@@ -14,6 +14,7 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ...backends.base import NotSupportedError
+from .._completion import window_of
 from ._channel import Channel
 from ._chunks import Chunk, ChunkTable
 from ._frames import WorkerConfig
@@ -31,6 +32,8 @@ __all__ = ["WorkerPool", "check_options"]
 _LEAST_PAUSE = 0.05
 _LONGEST_PAUSE = 10.0
 _DOUBLINGS = 8
+# A worker stays awake for requests that follow their answers closely, and for no others.
+_WINDOW = 0.5e-3
 _logger = logging.getLogger("trio_accel.devices")
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -96,6 +99,7 @@ class WorkerPool:
         modules = device.backend.preload
         self._preload = (*modules, _PROGRAM) if modules else ()
         self._options = options = device.options
+        self._window = window_of(options.completion, device.info)
         self._chunks = chunks
         self._slabs = SlabTable(device.host_pool, lambda: self.links)
         self._handle = handle
@@ -249,6 +253,7 @@ class WorkerPool:
             device=self._device,
             heartbeat_timeout=self._options.heartbeat_timeout,
             stuck_after=self._options.stuck_after,
+            window=self._window,
         )
         self._links.add(link)
         self._nursery.start_soon(self._serve, link)
@@ -260,6 +265,7 @@ class WorkerPool:
                     options=self._options,
                     warm=tuple(self._warm),
                     is_observed=self._is_observed,
+                    window=min(self._window, _WINDOW),
                 ),
                 tuple(self._chunks.chunks.values()),
             )

@@ -15,6 +15,7 @@ from ._frames import WorkerConfig
 from ._logs import LogForwarder
 from ._page import Heartbeat, SharedPage
 from ._side import WorkerSide
+from ._vigil import Vigil
 
 __all__ = ["main"]
 
@@ -48,6 +49,9 @@ async def _main(page: SharedPage) -> None:
     logging.getLogger("trio_accel").addHandler(LogForwarder(channel.send))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(channel.run)
+        if config.window:
+            channel.vigil = Vigil(config.window)
+            nursery.start_soon(channel.vigil.run)
         async with System.open(config.path) as system:
             side = WorkerSide(system, channel, page, config)
             with system.subscribe(side.observe_life, messages=False):
