@@ -150,6 +150,7 @@ def test_what_finds_no_room_beside_others_goes_when_it_is_alone() -> None:
     table.done(first.number)
     first.number = table.next_number()
     table.add(first)
+    table.pump()
     assert sent == [first, second]
     table.done(second.number)
     table.pump()

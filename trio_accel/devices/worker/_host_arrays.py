@@ -95,13 +95,14 @@ class HostArrays:
         copies: Those that the application copies, by index.
         is_used: Whether there are any.
         is_written: Whether the worker writes to memory of the application.
+        staging: As given.
     """
 
-    __slots__ = ("_by_value", "_filled", "_next", "_staging", "copies", "is_used", "is_written")
+    __slots__ = ("_by_value", "_filled", "_next", "copies", "is_used", "is_written", "staging")
 
     def __init__(self, by_value: int, staging: Staging | None) -> None:
         self._by_value = by_value
-        self._staging = staging
+        self.staging: Staging | None = staging
         self._filled: list[npt.NDArray[Any]] = []
         self._next = 0
         self.copies: list[HostCopy] = []
@@ -110,7 +111,7 @@ class HostArrays:
 
     def fit(self, launch: Launch) -> bool:
         """Whether what the arrays of a launch need of host memory is there, or would be the first."""
-        staging = self._staging
+        staging = self.staging
         if staging is None or not staging.taken or self.copies:
             return True
         specs = (launch.spec, *launch.staged)
@@ -154,13 +155,13 @@ class HostArrays:
         """The request is over: what it had of the pool goes back."""
         copies, self.copies = self.copies, []
         self._filled.clear()
-        if self._staging is not None and copies:
-            self._staging.give_back(copies)
+        if self.staging is not None and copies:
+            self.staging.give_back(copies)
 
     def _find(self, host: npt.NDArray[Any]) -> Message | None:
-        if self._staging is None or not host.flags.c_contiguous:
+        if self.staging is None or not host.flags.c_contiguous:
             return None
-        place = self._staging.pool.find(host)
+        place = self.staging.pool.find(host)
         return None if place is None else _shared(*place, host, None)
 
     def _copy(self, host: npt.NDArray[Any], *, is_upload: bool) -> Message:
@@ -176,7 +177,7 @@ class HostArrays:
         return _shared(region.slab.number, region.offset, host, None if is_filled else copy.transfer)
 
     def _region(self, nbytes: int) -> Region | None:
-        return None if self._staging is None else self._staging.take(nbytes)
+        return None if self.staging is None else self.staging.take(nbytes)
 
 
 def _shared(slab: int, offset: int, host: npt.NDArray[Any], transfer: int | None) -> Message:

@@ -194,7 +194,8 @@ class OperationRequest(RemoteRequest):
     @property
     def has_room(self) -> bool:
         """Whether there is host memory for the way of its host arrays."""
-        return self.hosts.fit(self.launch)
+        staging = self.hosts.staging
+        return staging is None or not staging.taken or self.hosts.fit(self.launch)
 
     def message(self, word: int, released: tuple[int, ...]) -> Message:
         """What is sent to the worker.

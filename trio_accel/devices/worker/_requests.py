@@ -32,7 +32,9 @@ class RequestTable:
         self._sent: dict[int, RemoteRequest] = {}
         self._counts: dict[str, int] = {}
         self._queues: dict[str, deque[RemoteRequest]] = {}
+        # Those of one library that wait have their order anyway: it is kept once others wait beside them.
         self._order = SubmissionOrder()
+        self._is_mixed = False
         self._is_open = False
         self.waiting: int = 0
 
@@ -58,8 +60,8 @@ class RequestTable:
             self._hand_over(request)
             return
         queue = self._queue(request)
-        # Those that wait for another library could not go before, and still cannot.
-        if self._is_open and self._may_go(queue[0]):
+        # Those that wait already could not go before, and still cannot.
+        if self._is_open and queue[0] is request and self._may_go(request):
             self.pump()
 
     def open(self) -> None:
@@ -110,19 +112,15 @@ class RequestTable:
         again = {request.number: request for request in requests}
         for queue in self._queues.values():
             again.update((request.number, request) for request in queue)
-        self._queues.clear()
-        self._order = SubmissionOrder()
-        self.waiting = 0
+        self._forget_waiting()
         for number in sorted(again):
             self._queue(again[number])
 
     def take_waiting(self) -> list[RemoteRequest]:
         """Take everything back that waits, in order."""
-        waiting = [request for queue in self._queues.values() for request in queue]
-        self._queues.clear()
-        self._order = SubmissionOrder()
-        self.waiting = 0
-        return sorted(waiting, key=lambda request: request.number)
+        waiting = self._in_order()
+        self._forget_waiting()
+        return waiting
 
     def queues(self, in_flight: Mapping[str, int]) -> dict[str, QueueStatistics]:
         """Count requests by library.
@@ -160,13 +158,30 @@ class RequestTable:
         return request.has_room or not self._sent
 
     def _queue(self, request: RemoteRequest) -> deque[RemoteRequest]:
-        request.turn = self._order.enter(request.reads, request.writes)
         queue = self._queues.get(request.library)
         if queue is None:
             queue = self._queues[request.library] = deque()
         queue.append(request)
         self.waiting += 1
+        request.turn = None
+        if self._is_mixed:
+            request.turn = self._order.enter(request.reads, request.writes)
+        elif self.waiting > len(queue):
+            self._is_mixed = True
+            for other in self._in_order():
+                other.turn = self._order.enter(other.reads, other.writes)
         return queue
+
+    def _in_order(self) -> list[RemoteRequest]:
+        """All that wait, by their numbers."""
+        waiting = [request for queue in self._queues.values() for request in queue]
+        return sorted(waiting, key=lambda request: request.number)
+
+    def _forget_waiting(self) -> None:
+        self._queues.clear()
+        self._order = SubmissionOrder()
+        self._is_mixed = False
+        self.waiting = 0
 
     def _unqueue(self, request: RemoteRequest) -> None:
         self._leave(request)
@@ -177,6 +192,7 @@ class RequestTable:
         if request.turn is not None:
             self._order.leave(request.turn)
             request.turn = None
+            self._is_mixed = self.waiting > 0
 
     def _hand_over(self, request: RemoteRequest) -> None:
         self._sent[request.number] = request

@@ -301,22 +301,17 @@ class WorkerSide:
             place = engine.placed(block)
             if place is not None:
                 places.append((place.block, place.nbytes, place.chunk, place.offset))
-        trouble = self._trouble(serving, error)
+        damaged = [block.id for block in launch.outputs if block.damaged_by is not None]
+        trouble = None
+        if error is not None or launch.fault is not None or damaged or not serving.is_launched:
+            plain = None if error is None else encode_error(error)
+            is_hit = launch.fault is not None and launch.fault.is_struck
+            trouble = "done", serving.is_launched, is_hit, plain, tuple(damaged)
         if not serving.results:
             self._channel.post(("done", number, tuple(places), (), trouble), now=not self._serving)
             return
         results = tuple([encode_array(array) for array in serving.results]) if error is None else ()
         self._channel.send(("done", number, tuple(places), results, trouble), now=not self._serving)
-
-    def _trouble(self, serving: _Serving, error: BaseException | None) -> Message | None:
-        """What the application is told of an operation, unless it was launched and all went well."""
-        launch, fault = serving.launch, serving.launch.fault
-        damaged = [block.id for block in launch.outputs if block.damaged_by is not None]
-        if error is None and fault is None and not damaged and serving.is_launched:
-            return None
-        plain = None if error is None else encode_error(error)
-        is_hit = fault is not None and fault.is_struck
-        return "done", serving.is_launched, is_hit, plain, tuple(damaged)
 
     def on_launch(self, launch: Launch) -> None:
         """Note that an operation is begun: after this process's death it counts as in flight."""

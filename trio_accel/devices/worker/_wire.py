@@ -51,20 +51,25 @@ def encode_spec(spec: OperationSpec, host: HostEncoder) -> Wire:
     cls = type(spec)
     codec = _CODECS.get(cls) or _codec(cls)
     values: list[object] = [codec.path]
-    for name, value in zip(codec.names, codec.values(spec), strict=True):
-        kind = type(value)
+    array: Any
+    for field in codec.values(spec):
+        kind = type(field)
         if kind is ArraySpec:
-            values.append(_encode_array_spec(cast("ArraySpec", value)))
+            # As `_encode` does it, without a call for each.
+            array = field
+            layout = _layout(array.offset, id(array.dtype), array.shape, array.strides)
+            values.append((_ARRAY, int(array.block), layout))
         elif kind in _PLAIN:
-            values.append(value)
+            values.append(field)
         else:
             try:
-                values.append(_encode(value, host))
+                values.append(_encode(field, host))
             except _CannotCrossError as error:
+                name = codec.names[len(values) - 1]
                 raise TypeError(
                     "a specification that crosses to a worker holds numbers, strings, bytes, None, dtypes, "
                     "members of enums, ArraySpec, host arrays and tuples of these; "
-                    f"{cls.__qualname__}.{name} is {_SHORT.repr(value)}{error}"
+                    f"{cls.__qualname__}.{name} is {_SHORT.repr(field)}{error}"
                 ) from None
     return tuple(values)
 
@@ -79,14 +84,20 @@ def decode_spec(data: Wire, host: HostDecoder) -> OperationSpec:
     Raises:
         ImportError: This process has no such module.
     """
-    codec = _codec_at(cast("str", data[0]))
+    path: Any = data[0]
+    codec = _codec_at(path)
     values: list[object] = []
-    for value in data[1:]:
-        plain: Any = value
-        if type(plain) is tuple:
-            values.append(_array_of(*plain) if plain[0] == _ARRAY else _decode(cast("Wire", plain), host))
+    plain: Any
+    for field in data[1:]:
+        plain = field
+        kind = type(field)
+        if kind is not tuple:
+            values.append(field)
+        elif plain[0] == _ARRAY:
+            _, block, (offset, dtype, shape, strides) = plain
+            values.append(ArraySpec(block, offset, _DTYPES[dtype], shape, strides))
         else:
-            values.append(plain)
+            values.append(_decode(plain, host))
     if not codec.keywords:
         return codec.cls(*values)
     count = len(values) - len(codec.keywords)
