@@ -372,7 +372,11 @@ async def test_a_thousand_arrays_leave_nothing(device: ta.Device) -> None:
     await balanced(device, 0)
 
 
-async def test_every_worker_has_the_slabs_and_gives_them_back(system: ta.System) -> None:
+async def test_every_worker_has_the_slabs_and_gives_them_back(
+    system: ta.System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of so little memory only 256 MiB are kept.
+    monkeypatch.setattr(_host_pool, "total_bytes", lambda: 1 << 30)
     async with system.open_device(BACKEND, options=options(spares=1)) as device:
         dispatch = device.dispatch
         await until(lambda: dispatch.spares == 1)
