@@ -161,6 +161,33 @@ async def test_each_context_in_this_process_knows_the_memory(
         assert not second.transfers.is_registered(host)
 
 
+async def test_memory_is_forgotten_when_the_device_rests(
+    system: ta.System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver waits for all that runs, and holds up every launch meanwhile."""
+    known = Known(monkeypatch)
+    monkeypatch.setattr(_host_pool, "total_bytes", lambda: 1 << 30)
+    async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation="inline")) as device:
+        first = device.dispatch.session.engine.device
+        ref = await device.put(np.ones(3))
+        large = device.host_empty(300 << 20, "uint8")
+        await known.wait(1)
+        ta.testing.inject_fault(device, ta.linalg.Scal, delay=0.3)
+        pending = device.submit(ta.linalg.Scal(2.0, ref))
+        while not (await device.statistics()).in_flight:
+            pass
+        del large
+        # What comes meanwhile is made known at once.
+        following = device.host_empty(1 << 20, "uint8")
+        await known.wait(2)
+        assert known.of(first) == [("register_host", 300), ("register_host", 64)]
+        assert not pending.is_done
+        await pending.wait()
+        await known.wait(3)
+        assert known.of(first)[2:] == [("unregister_host", 300)]
+        del following
+
+
 async def test_a_device_that_cannot_know_the_memory_transfers_all_the_same(
     system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> None:

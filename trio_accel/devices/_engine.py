@@ -29,16 +29,17 @@ from ._completion import CompletionPort, best_completion
 from ._errors import FailureClass, WithdrawnError, classify, locate
 from ._hooks import EngineHook, Phase, enter, notify
 from ._lane import InFlight, Lane, StreamLoad
+from ._launch_order import LaunchOrder
 from ._leases import Leases
 from ._memory_in_use import MemoryInUse
 from ._operation import Launch
 from ._options import DeviceOptions
-from ._order import SubmissionOrder, Turn
 from ._statistics import QueueStatistics
 
 __all__ = ["Engine"]
 
 _WATCH_INTERVAL = 0.02
+_MOST_PATIENCE = 10.0
 # Its streams do nothing useful any more: the next context does not wait for them.
 _GRACE_OF_A_LOST_CONTEXT = 0.1
 _logger = logging.getLogger("trio_accel.devices")
@@ -521,6 +522,16 @@ class Engine:
             last = lane.operations[-1] if lane.operations else None
             while last is not None and last in lane.operations and not last.is_given_up:
                 await lane.wait_changed()
+
+    async def rest(self) -> None:
+        """Wait for a moment at which nothing runs, for a while; then for the end of what is in flight.
+
+        Much of a driver waits for all that runs, and holds up every launch meanwhile.
+        """
+        with trio.move_on_after(_MOST_PATIENCE):
+            while not self._is_lost and (self.in_flight or not self.leases.is_idle):  # noqa: ASYNC110  # rarely
+                await trio.sleep(_WATCH_INTERVAL)
+        await self.settle()
 
     def fail_all(self, cause: BaseException | None) -> None:
         """End everything in flight: the context is gone."""

@@ -129,7 +129,7 @@ class InlineDispatch:
         """A context is ready: start its generation."""
         self.session = session
         if self._registrar is not None:
-            self._registrar.attach(session.engine.device)
+            self._registrar.attach(session.engine.device, session.engine.rest)
         blocks = self._device.blocks
         blocks.valid_since = session.generation
         blocks.release = session.engine.release_all

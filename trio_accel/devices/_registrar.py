@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -33,6 +33,14 @@ class _Change:
     told: Callable[[], None] = _nobody
 
 
+@attrs.frozen(eq=False)
+class _Removal:
+    """What a thread does when the device rests."""
+
+    make: Callable[[], None]
+    rest: Callable[[], Awaitable[None]]
+
+
 class HostRegistrar:
     """Has each new device learn of all slabs, and the device of now of those that come and go.
 
@@ -53,12 +61,22 @@ class HostRegistrar:
         # By slab: over when the device of now knows it, or has refused.
         self._known: dict[int, Arrival] = {}
         self._changes, self._pending = trio.open_memory_channel[_Change](inf)
+        self._removals, self._removed = trio.open_memory_channel[_Removal](inf)
+        self._rest: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
         pool.on_make = self._add
         pool.on_drop = self._remove
 
-    def attach(self, device: AccelDevice) -> None:
-        """A device is open; until it is closed it knows what is registered. Those before it are closed."""
+    def attach(
+        self, device: AccelDevice, rest: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
+    ) -> None:
+        """A device is open; until it is closed it knows what is registered. Those before it are closed.
+
+        Args:
+            device: The device.
+            rest: Waits until it does nothing, before it is to forget a slab.
+        """
         self._device = device
+        self._rest = rest
         self._known.clear()
         if self._lost:
             self._changes.send_nowait(_Change(_nothing))
@@ -78,11 +96,22 @@ class HostRegistrar:
 
     async def run(self) -> None:
         """Tell the devices, until it is cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run_removals)
+            await self._run_changes()
+
+    async def _run_removals(self) -> None:
+        async for removal in self._removed:
+            await removal.rest()
+            await self._tell(removal.make)
+            del removal
+
+    async def _run_changes(self) -> None:
         async for change in self._pending:
             if self._lost and self._device is not None:
                 await self._settle()
             try:
-                await self._tell(change)
+                await self._tell(change.make)
             finally:
                 change.told()
             # Nothing is to hold on to memory while there is nothing to do.
@@ -100,9 +129,9 @@ class HostRegistrar:
             self._pool.let_go()
 
     @enable_ki_protection
-    async def _tell(self, change: _Change) -> None:
+    async def _tell(self, make: Callable[[], None]) -> None:
         try:
-            await trio.to_thread.run_sync(change.make)
+            await trio.to_thread.run_sync(make)
         except Exception as error:  # noqa: BLE001  # the device is closed by now, or cannot; it goes on without
             _logger.debug("host memory is not known to the device: %r", error)
 
@@ -118,7 +147,8 @@ class HostRegistrar:
     def _remove(self, slab: Slab) -> None:
         # Whatever used it is over: it held on to its array.
         if self._device is not None:
-            self._changes.send_nowait(_Change(partial(self._device.unregister_host, slab.memory)))
+            forget = partial(self._device.unregister_host, slab.memory)
+            self._removals.send_nowait(_Removal(forget, self._rest))
 
     def _end(self, slab: int, known: Arrival) -> None:
         if self._known.get(slab) is known:

@@ -396,11 +396,11 @@ class WorkerSide:
             self._device.unmap_chunk(number)
 
     def _on_unslab(self, number: int) -> None:
-        self._slabs.remove(self._device, number, self._settle)
+        self._slabs.remove(self._device, number, self._rest)
 
-    async def _settle(self) -> None:
+    async def _rest(self) -> None:
         if self._session is not None:
-            await self._session.engine.settle()
+            await self._session.engine.rest()
 
     def _on_close(self) -> None:
         self._is_closing = True

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
 import attrs
@@ -21,6 +21,8 @@ from ...backends.base.host import map_shared
 from .._arrival import Arrival
 
 __all__ = ["WorkerSlabs"]
+
+Change: TypeAlias = Callable[[], Awaitable[None]]
 
 _logger = logging.getLogger("trio_accel.devices")
 
@@ -39,20 +41,21 @@ class WorkerSlabs:
     """
 
     def __init__(self) -> None:
-        self._changes, self._pending = trio.open_memory_channel[Callable[[], Awaitable[None]]](inf)
+        self._coming, come = trio.open_memory_channel[Change](inf)
+        self._going, gone = trio.open_memory_channel[Change](inf)
+        self._pending = come, gone
         self._slabs: dict[int, _Slab] = {}
         # By the application's number of the copy, as long as an operation still needs it.
         self._copies: WeakValueDictionary[int, Arrival] = WeakValueDictionary()
 
     async def run(self) -> None:
-        """Tell the device of slabs, one after the other, until it is cancelled.
+        """Tell the device of slabs that come, and beside that of those that go, until it is cancelled.
 
         The driver takes its time for that, so whoever reads messages does not wait for it.
         """
-        async for change in self._pending:
-            await change()
-            # Nothing is to hold on to memory while there is nothing to do.
-            del change
+        async with trio.open_nursery() as nursery:
+            for pending in self._pending:
+                nursery.start_soon(_make, pending)
 
     def add(self, device: AccelDevice, number: int, nbytes: int, descriptor: int) -> None:
         """Map a slab, and have the device know it soon.
@@ -64,7 +67,7 @@ class WorkerSlabs:
             slab = self._slabs[number] = _Slab(map_shared(descriptor, nbytes))
         finally:
             os.close(descriptor)
-        self._changes.send_nowait(partial(self._register, device, slab))
+        self._coming.send_nowait(partial(self._register, device, slab))
 
     async def _register(self, device: AccelDevice, slab: _Slab) -> None:
         try:
@@ -108,22 +111,29 @@ class WorkerSlabs:
         if arrival is not None:
             arrival.end()
 
-    def remove(self, device: AccelDevice, number: int, settle: Callable[[], Awaitable[None]]) -> None:
+    def remove(self, device: AccelDevice, number: int, rest: Callable[[], Awaitable[None]]) -> None:
         """Forget a slab: no array of the application lies in it.
 
         Args:
             device: What is to forget it, too.
             number: Which one; the application may not have been able to tell of it.
-            settle: Waits for what may use it: an operation that failed may have left a transfer behind.
+            rest: Waits until nothing uses it: an operation that failed may have left a transfer behind.
         """
         slab = self._slabs.pop(number, None)
         if slab is not None:
-            self._changes.send_nowait(partial(self._unregister, device, slab.memory, settle))
+            self._going.send_nowait(partial(self._unregister, device, slab.memory, rest))
 
     async def _unregister(
-        self, device: AccelDevice, memory: npt.NDArray[np.uint8], settle: Callable[[], Awaitable[None]]
+        self, device: AccelDevice, memory: npt.NDArray[np.uint8], rest: Callable[[], Awaitable[None]]
     ) -> None:
-        await settle()
+        await rest()
         with suppress(Exception):
             # If the device is closed by now, it has forgotten it.
             await trio.to_thread.run_sync(device.unregister_host, memory)
+
+
+async def _make(pending: trio.MemoryReceiveChannel[Change]) -> None:
+    async for change in pending:
+        await change()
+        # Nothing is to hold on to memory while there is nothing to do.
+        del change
