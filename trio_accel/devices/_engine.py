@@ -52,6 +52,7 @@ class Engine:
     outlive a restart of the library actor that launched them.
 
     Attributes:
+        enter: Notes that an operation is handed over: later ones that touch its memory are launched after it.
         release_all: Frees blocks, each as soon as nothing in flight uses it.
     """
 
@@ -80,8 +81,8 @@ class Engine:
         self._is_lost = False
         self.is_closing: bool = False
         self._grace_at_end = options.cancel_grace
-        self._order = SubmissionOrder()
-        self._turns: dict[Launch, Turn] = {}
+        self._order = LaunchOrder()
+        self.enter: Callable[[Launch], None] = self._order.enter
         self._streams = options.streams.open(device)
         self._lanes: list[Lane] = []
         # Those whose library actor has begun with them, and those of them that are taken back.
@@ -213,23 +214,17 @@ class Engine:
             self._wake_watch()
         return operation
 
-    def enter(self, launch: Launch) -> None:
-        """Note that an operation is handed over: later ones that touch its memory are launched after it."""
-        self._turns[launch] = self._order.enter(launch.reads, launch.writes)
-
     def leave(self, launch: Launch) -> None:
         """Note that an operation is launched, or never will be."""
         if self._withdrawn:
             self._withdrawn.discard(launch)
-        turn = self._turns.pop(launch, None)
-        if turn is not None:
-            self._order.leave(turn)
+        self._order.leave(launch)
 
     def may_launch(self, launch: Launch, lane: Lane) -> bool:
         """Whether what it needs is there, and room in the window, and all that goes before is launched."""
-        if launch in self._turns:
-            turn = self._turns[launch]
-            if turn.waits_for and not turn.is_ready:
+        if self._order.has_turns:
+            turn = self._order.turn(launch)
+            if turn is not None and turn.waits_for and not turn.is_ready:
                 return False
         if launch.arrivals and not launch.has_arrived:
             return False
@@ -274,7 +269,7 @@ class Engine:
                 arrival.tell(lane.notify)
             while (lane.is_full or not launch.has_arrived) and self._counts_on(launch, lane):
                 await lane.wait_changed()
-            turn = self._turns.get(launch)
+            turn = self._order.turn(launch)
             if turn is not None and launch not in self._withdrawn:
                 await turn.wait()
             if launch in self._withdrawn:
@@ -289,8 +284,8 @@ class Engine:
 
     def withdraw(self, launch: Launch) -> None:
         """Take an operation back that its library actor has, and that is not launched."""
-        lane, turn = self._waiting.get(launch), self._turns.get(launch)
-        if lane is None and turn is None:
+        lane, turn = self._waiting.get(launch), self._order.turn(launch)
+        if lane is None and launch not in self._order:
             return
         self._withdrawn.add(launch)
         if turn is not None:
@@ -329,9 +324,10 @@ class Engine:
 
     def over(self, launch: Launch) -> None:
         """Note that nobody waits for an operation any more: unless it is in flight, it holds nothing now."""
-        if launch in self._turns:
-            self.leave(launch)
-        if not launch.is_in_flight and not launch.is_forgotten:
+        if launch.is_forgotten:
+            return
+        self.leave(launch)
+        if not launch.is_in_flight:
             launch.forget()
 
     @property
@@ -341,7 +337,7 @@ class Engine:
 
     def queues(self) -> dict[str, QueueStatistics]:
         """Count what waits and what is in flight, by the import path of the library."""
-        waiting = Counter(launch.library for launch in self._turns)
+        waiting = Counter(launch.library for launch in self._order)
         in_flight = Counter(operation.launch.library for lane in self._lanes for operation in lane.operations)
         return {
             library: QueueStatistics(waiting=waiting[library], in_flight=in_flight[library])
@@ -546,8 +542,7 @@ class Engine:
             lane.is_lost = True
             lane.notify()
         # Whoever waits to launch hears that it is too late.
-        for turn in self._turns.values():
-            turn.release()
+        self._order.release_all()
         self.leases.lose(lambda: self._lost("lease", "was waited for", cause))
 
     def _fail_lost(self, operation: InFlight, cause: BaseException | None) -> None:

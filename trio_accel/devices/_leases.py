@@ -13,8 +13,9 @@ from ..backends.base import AccelDevice, AccelEvent, AccelStream, ContextPoisone
 from ..backends.base.ops import ArraySpec
 from ._blocks import Block
 from ._lane import Lane
+from ._launch_order import LaunchOrder
 from ._memory_in_use import BlockUse, MemoryInUse
-from ._order import SubmissionOrder, Turn
+from ._order import Turn
 
 __all__ = ["Leases"]
 
@@ -49,7 +50,7 @@ class Leases:
         self,
         device: AccelDevice,
         lanes: Sequence[Lane],
-        order: SubmissionOrder,
+        order: LaunchOrder,
         memory: MemoryInUse,
         watch: Callable[[AccelStream, AccelEvent], None],
         lose: Callable[[Exception], None],
@@ -104,8 +105,7 @@ class Leases:
 
     def hold(self, block: int, *, write: bool) -> AbstractAsyncContextManager[None]:
         """Hold a block for whoever else gives it out; its turn is that of this call."""
-        blocks = frozenset([block])
-        turn = self._order.enter(frozenset() if write else blocks, blocks if write else frozenset())
+        turn = self._order.enter_lease(block, write=write)
         return self._hold(turn, block, write=write)
 
     def reap(self) -> None:
@@ -153,7 +153,7 @@ class Leases:
             finally:
                 self._memory.unpin(use)
         finally:
-            self._order.leave(turn)
+            self._order.leave_lease(turn)
 
     def _end(self, loan: Loan, block: Block, *, write: bool) -> None:
         """Take an array back, before the turn of later operations comes."""

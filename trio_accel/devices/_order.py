@@ -103,6 +103,11 @@ class SubmissionOrder:
     def __len__(self) -> int:
         return len(self._writers) + len(self._readers)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody has a place in it."""
+        return not self._writers and not self._readers
+
     def enter(self, reads: frozenset[int], writes: frozenset[int]) -> Turn:
         """Give the next operation its place."""
         turn = Turn(reads, writes)

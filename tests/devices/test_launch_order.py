@@ -1,0 +1,86 @@
+"""Which operations get a turn, and when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trio_accel.devices._launch_order import LaunchOrder
+
+
+class Waiting:
+    """What the order needs of a launch."""
+
+    def __init__(self, library: str, *, reads: tuple[int, ...] = (), writes: tuple[int, ...] = ()) -> None:
+        self.library = library
+        self.reads = frozenset(reads)
+        self.writes = frozenset(writes)
+
+
+def entered(order: LaunchOrder, *launches: Any) -> list[bool]:
+    """Enter some; returns whether each may be launched."""
+    for launch in launches:
+        order.enter(launch)
+    return [is_ready(order, launch) for launch in launches]
+
+
+def is_ready(order: LaunchOrder, launch: Any) -> bool:
+    turn = order.turn(launch)
+    return turn is None or turn.is_ready
+
+
+def test_operations_of_one_library_have_no_turns() -> None:
+    order = LaunchOrder()
+    launches: list[Any] = [Waiting("blas", writes=(1,)), Waiting("blas", reads=(1,)), Waiting("blas")]
+    assert entered(order, *launches) == [True, True, True]
+    assert not order.has_turns
+    assert list(order) == launches
+    for launch in launches:
+        order.leave(launch)
+    assert not list(order)
+
+
+def test_another_library_gives_turns_to_those_that_wait_already() -> None:
+    order = LaunchOrder()
+    first: Any = Waiting("blas", writes=(1,))
+    second: Any = Waiting("blas", reads=(1,), writes=(2,))
+    gone: Any = Waiting("blas", writes=(3,))
+    third: Any = Waiting("fft", reads=(2, 3), writes=(1,))
+    assert entered(order, first, second, gone) == [True, True, True]
+    order.leave(gone)
+    order.enter(third)
+    assert [is_ready(order, launch) for launch in (first, second, third)] == [True, False, False]
+    order.leave(first)
+    assert [is_ready(order, launch) for launch in (second, third)] == [True, False]
+    order.leave(second)
+    assert is_ready(order, third)
+    order.leave(third)
+    # Nobody waits any more: of one library alone, none has a turn again.
+    assert entered(order, third) == [True]
+    assert not order.has_turns
+
+
+def test_a_lease_comes_after_what_was_handed_over_before_and_before_what_follows() -> None:
+    order = LaunchOrder()
+    before: Any = Waiting("blas", reads=(1,))
+    behind: Any = Waiting("blas", reads=(1,))
+    order.enter(before)
+    lease = order.enter_lease(1, write=True)
+    order.enter(behind)
+    assert not lease.is_ready
+    assert not is_ready(order, behind)
+    order.leave(before)
+    assert lease.is_ready
+    assert not is_ready(order, behind)
+    order.leave_lease(lease)
+    assert is_ready(order, behind)
+
+
+def test_a_lease_alone_is_reckoned_with() -> None:
+    order = LaunchOrder()
+    lease = order.enter_lease(1, write=False)
+    reader: Any = Waiting("blas", reads=(1,))
+    writer: Any = Waiting("blas", writes=(1,))
+    assert entered(order, reader, writer) == [True, False]
+    order.release_all()
+    assert is_ready(order, writer)
+    order.leave_lease(lease)
