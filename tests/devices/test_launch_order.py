@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trio_accel.devices._launch_order import LaunchOrder
+from trio_accel.devices._order import Turn
 
 
 class Waiting:
@@ -26,6 +27,10 @@ def entered(order: LaunchOrder, *launches: Any) -> list[bool]:
 def is_ready(order: LaunchOrder, launch: Any) -> bool:
     turn = order.turn(launch)
     return turn is None or turn.is_ready
+
+
+def may_begin(lease: Turn) -> bool:
+    return lease.is_ready
 
 
 def test_operations_of_one_library_have_no_turns() -> None:
@@ -66,10 +71,10 @@ def test_a_lease_comes_after_what_was_handed_over_before_and_before_what_follows
     order.enter(before)
     lease = order.enter_lease(1, write=True)
     order.enter(behind)
-    assert not lease.is_ready
+    assert not may_begin(lease)
     assert not is_ready(order, behind)
     order.leave(before)
-    assert lease.is_ready
+    assert may_begin(lease)
     assert not is_ready(order, behind)
     order.leave_lease(lease)
     assert is_ready(order, behind)
