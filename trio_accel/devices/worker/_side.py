@@ -334,11 +334,14 @@ class WorkerSide:
         self._channel.send(("done", number, (), (), ("withdrawn", False, False, None, ())), now=True)
 
     def _on_release(self, released: tuple[int, ...]) -> None:
+        gone: list[int] = []
         for number in released:
             block = self._table.pop(number, None)
-            if block is not None:
-                block.release()
-        self.blocks.drain()
+            if block is not None and not block.is_released:
+                # Not by way of what is dropped: the loop is awake.
+                block.is_released = True
+                gone.append(number)
+        self.blocks.release(gone)
 
     def _on_lease(self, number: int, block: int, write: bool, released: tuple[int, ...]) -> None:
         if released:
