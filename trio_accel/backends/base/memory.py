@@ -115,7 +115,11 @@ class BlockMemory(Generic[ChunkT, BlockT]):
                 place = self._allocator.allocate(block, nbytes)
             except MemoryError as error:
                 raise self.exhausted(nbytes) from error
-            self._add(block, place, nbytes)
+            chunk, offset, _ = place
+            self.blocks[block] = self._source.block(self._chunks[chunk][0], offset, nbytes), nbytes
+            self._used = used = self._used + nbytes
+            if used > self._peak:  # noqa: PLR1730  # `max` would take longer than all the rest of it
+                self._peak = used
 
     def free(self, block: int) -> None:
         """Give a block back.
@@ -165,7 +169,11 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             )
             self._mapped.clear()
             for place in places:
-                self._add(place.block, self._allocator.placement(place.block), place.nbytes)
+                chunk, offset, _ = self._allocator.placement(place.block)
+                memory = self._source.block(self._chunks[chunk][0], offset, place.nbytes)
+                self.blocks[place.block] = memory, place.nbytes
+                self._used += place.nbytes
+            self._peak = max(self._peak, self._used)
 
     def placement(self, block: int) -> PlacedBlock:
         """Tell where a block lies; see `AccelDevice.placement`."""
@@ -233,13 +241,6 @@ class BlockMemory(Generic[ChunkT, BlockT]):
     def _free(self) -> int:
         """Bytes below the limit: adopted blocks may have gone beyond it."""
         return max(0, self._limit - self._used)
-
-    def _add(self, block: int, place: Placement, nbytes: int) -> None:
-        chunk, offset, _ = place
-        self.blocks[block] = self._source.block(self._chunks[chunk][0], offset, nbytes), nbytes
-        self._used = used = self._used + nbytes
-        if used > self._peak:  # noqa: PLR1730  # `max` would take longer than all the rest of it
-            self._peak = used
 
     def _new_allocator(self) -> ChunkAllocator:
         source = self._source

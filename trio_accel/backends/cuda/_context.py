@@ -26,11 +26,13 @@ class CudaContext:
     """The primary context of a device, which every library and every other package in the process shares.
 
     `with context:` makes it current for a block of calls in whatever thread; what was current before is
-    so again afterwards, since the program may use the same thread for other devices.
+    so again afterwards, since the program may use the same thread for other devices. In a process that has
+    no other use of CUDA it stays current.
 
     Args:
         index: Number of the device among those that the driver shows.
         device: Its name, for errors.
+        is_alone: Whether nothing else in the process uses CUDA.
 
     Attributes:
         is_lost: Whether it counts as lost: nothing is enqueued any more.
@@ -42,6 +44,7 @@ class CudaContext:
         "_before_loss",
         "_device",
         "_handle",
+        "_is_alone",
         "_lock",
         "_loss",
         "_number",
@@ -50,8 +53,9 @@ class CudaContext:
         "is_lost",
     )
 
-    def __init__(self, index: int, device: str) -> None:
+    def __init__(self, index: int, device: str, *, is_alone: bool = False) -> None:
         self._device = device
+        self._is_alone = is_alone
         check(driver.cuInit(0))
         self._number = check(driver.cuDeviceGet(index))
         try:
@@ -70,17 +74,28 @@ class CudaContext:
         self.is_lost: bool = False
         self.is_dead: bool = False
 
+    def make_current(self) -> bool:
+        """Make it current in this thread; returns whether `restore` must follow."""
+        if int(driver.cuCtxGetCurrent()[1]) == self._address:
+            return False
+        if self._is_alone:
+            driver.cuCtxSetCurrent(self._handle)
+            return False
+        driver.cuCtxPushCurrent(self._handle)
+        return True
+
+    def restore(self) -> None:
+        """Make current what was so before."""
+        driver.cuCtxPopCurrent()
+
     def __enter__(self) -> None:
-        is_foreign = int(driver.cuCtxGetCurrent()[1]) != self._address
-        self._pushed.depth.append(is_foreign)
-        if is_foreign:
-            driver.cuCtxPushCurrent(self._handle)
+        self._pushed.depth.append(self.make_current())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._pushed.depth.pop():
-            driver.cuCtxPopCurrent()
+            self.restore()
 
     @property
     def number(self) -> Any:

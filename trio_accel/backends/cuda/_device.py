@@ -81,7 +81,7 @@ class CudaDevice:
         self._info = info
         self._installed = installed
         self._is_isolated = keeper is not None
-        self.context: CudaContext = CudaContext(info.index, info.name)
+        self.context: CudaContext = CudaContext(info.index, info.name, is_alone=self._is_isolated)
         try:
             self._words = Words(self.context)
             self._bell = Bell(self.context, info.name)
