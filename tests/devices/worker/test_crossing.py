@@ -12,6 +12,7 @@ import attrs
 import numpy as np
 import pytest
 from chosen import BACKEND
+from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.backends.base.ops import ArraySpec, OperationSpec, updates
@@ -115,3 +116,27 @@ async def test_what_is_let_go_while_a_worker_starts_is_not_kept_by_it(system: ta
             await device.synchronize()
             assert (await device.statistics()).memory.blocks == 1
         np.testing.assert_array_equal(await kept.to_host(), np.ones(30_000))
+
+
+async def test_what_is_small_and_let_go_waits_for_a_request_and_other_memory_does_not(
+    isolated: ta.Device,
+) -> None:
+    dispatch = isolated.dispatch
+    small, large = await isolated.put(np.ones(1000)), await isolated.put(np.ones(1 << 18))
+    many = [await isolated.put(np.ones(1)) for _ in range(64)]
+    small.release()
+    await wait_all_tasks_blocked()
+    assert len(dispatch._released) == 1
+    large.release()
+    await wait_all_tasks_blocked()
+    assert not dispatch._released
+    for ref in many:
+        ref.release()
+    await wait_all_tasks_blocked()
+    assert not dispatch._released
+    kept = await isolated.put(np.ones(1000))
+    (await isolated.put(np.ones(1000))).release()
+    assert len(dispatch._released) == 1
+    await kept.fill(2)
+    assert not dispatch._released
+    assert (await isolated.statistics()).memory.blocks == 1

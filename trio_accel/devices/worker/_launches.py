@@ -81,11 +81,13 @@ def decode_launch(
         results.append(_empty(*rest))
         return results[-1]
 
+    main = decode_spec(spec, host)
+    copies: Any = tuple([decode_spec(copy, host) for copy in staged]) if staged else ()
     return Launch(
         name,
-        decode_spec(spec, host),
+        main,
         allocations,
-        cast("Any", tuple([decode_spec(copy, host) for copy in staged]) if staged else ()),
+        copies,
         [blocks[output] for output in outputs],
         [(argument, blocks[used]) for argument, used in uses],
         [],
