@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
+from trio_accel.backends.base.host import make_shared
 from trio_accel.devices import _host_pool
 from trio_accel.devices._host_pool import HostPool, Slab
 from trio_accel.devices._registrar import HostRegistrar
+from trio_accel.devices.worker._slabs import WorkerSlabs
 
 MIB = 1 << 20
 
@@ -307,3 +309,53 @@ async def test_a_stuck_device_keeps_what_it_may_write_to() -> None:
         registrar.detach()
         nursery.cancel_scope.cancel()
     pool.close()
+
+
+class Slow:
+    """A device that takes its time to know memory, and says what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.may_go_on = threading.Event()
+
+    def register_host(self, memory: np.ndarray) -> None:
+        assert self.may_go_on.wait(10)
+        self.told.append("register")
+
+    def unregister_host(self, memory: np.ndarray) -> None:
+        self.told.append("unregister")
+
+    async def wait(self, *expected: str) -> None:
+        with trio.fail_after(10):
+            while self.told != list(expected):  # noqa: ASYNC110  # a thread tells
+                await trio.sleep(0.001)
+
+
+async def test_what_goes_before_it_is_known_is_forgotten_after_that() -> None:
+    """Else it would be registered when it is mapped no more, and what lies there next be taken for it."""
+    pool, device = HostPool(is_shared=False), Slow()
+    registrar = HostRegistrar(pool)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(registrar.run)
+        registrar.attach(device)  # type: ignore[arg-type]
+        large = array(pool, 300 * MIB)
+        del large
+        pool.drain()
+        await wait_all_tasks_blocked()
+        device.may_go_on.set()
+        await device.wait("register", "unregister")
+        nursery.cancel_scope.cancel()
+    pool.close()
+
+
+async def test_what_goes_before_a_worker_knows_it_is_forgotten_after_that() -> None:
+    device, slabs = Slow(), WorkerSlabs()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slabs.run)
+        _, descriptor = make_shared(MIB)
+        slabs.add(device, 1, MIB, descriptor)  # type: ignore[arg-type]
+        slabs.remove(device, 1, trio.lowlevel.checkpoint)  # type: ignore[arg-type]
+        await wait_all_tasks_blocked()
+        device.may_go_on.set()
+        await device.wait("register", "unregister")
+        nursery.cancel_scope.cancel()

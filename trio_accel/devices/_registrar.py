@@ -148,7 +148,13 @@ class HostRegistrar:
         # Whatever used it is over: it held on to its array.
         if self._device is not None:
             forget = partial(self._device.unregister_host, slab.memory)
-            self._removals.send_nowait(_Removal(forget, self._rest))
+            remove = partial(self._removals.send_nowait, _Removal(forget, self._rest))
+            known = self._known.get(slab.number)
+            if known is None:
+                remove()
+            else:
+                # What were forgotten first would then be registered, and unmapped all the same.
+                known.tell(remove)
 
     def _end(self, slab: int, known: Arrival) -> None:
         if self._known.get(slab) is known:

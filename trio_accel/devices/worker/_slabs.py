@@ -121,7 +121,9 @@ class WorkerSlabs:
         """
         slab = self._slabs.pop(number, None)
         if slab is not None:
-            self._going.send_nowait(partial(self._unregister, device, slab.memory, rest))
+            go = partial(self._unregister, device, slab.memory, rest)
+            # What were forgotten first would then be registered, and unmapped all the same.
+            slab.registered.tell(partial(self._going.send_nowait, go))
 
     async def _unregister(
         self, device: AccelDevice, memory: npt.NDArray[np.uint8], rest: Callable[[], Awaitable[None]]
