@@ -248,8 +248,6 @@ class ManualDevice:
     def placement(self, block: int) -> PlacedBlock:
         return self.blocks.placement(block)
 
-    def prepare_faults(self) -> None: ...
-
     def spin(self, stream: ManualStream, block: int | None = None) -> ManualHold:
         return stream.hold()
 

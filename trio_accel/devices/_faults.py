@@ -49,7 +49,6 @@ class Fault:
         """
         if self.kind == "fail" and self.error is not None:
             raise anew(self.error)
-        device.prepare_faults()
         if self.kind == "segfault":
             stream.crash()
         elif self.kind == "delay":

@@ -368,12 +368,6 @@ class AccelDevice(Protocol):
     def unregister_host(self, array: npt.NDArray[np.uint8]) -> None:
         """Take a `register_host` back: nothing that is enqueued uses the memory. Blocks."""
 
-    def prepare_faults(self) -> None:
-        """Have at hand what `spin` and `poison` need: called before anything is held back.
-
-        Some devices load nothing while any of their streams is. Blocks the first time.
-        """
-
     def spin(self, stream: AccelStream, block: int | None = None) -> Hold:
         """Hold a stream back by work of the device that does not end by itself: for tests.
 

@@ -108,9 +108,6 @@ class CpuDevice:
     def unregister_host(self, array: HostArray) -> None:
         """Nothing to do."""
 
-    def prepare_faults(self) -> None:
-        """Do nothing: it is all there."""
-
     def spin(self, stream: AccelStream, block: int | None = None) -> CpuHold:
         """Hold a stream back by what does not end; see `AccelDevice.spin`."""
         if not isinstance(stream, CpuStream):

@@ -246,10 +246,6 @@ class CudaDevice:
         """Take that back; see `AccelDevice.unregister_host`."""
         self.transfers.unregister(array)
 
-    def prepare_faults(self) -> None:
-        """Load the kernels for `spin` and `poison`; see `AccelDevice.prepare_faults`."""
-        self._faults.prepare()
-
     def spin(self, stream: AccelStream, block: int | None = None) -> CudaHold:
         """Hold a stream back by a kernel that does not end; see `AccelDevice.spin`."""
         if not isinstance(stream, CudaStream):

@@ -30,19 +30,14 @@ class CudaFaults:
 
     def __init__(self, context: CudaContext, kernels: Kernels, words: Words) -> None:
         self._context = context
-        self._kernels = kernels
         self._words = words
-        self._functions: dict[str, Function] = {}
-
-    def prepare(self) -> None:
-        """Load all of them, which the driver does not while a stream is held; compiles them, which blocks."""
-        if not self._functions:
-            for name in _NAMES:
-                self._functions[name] = self._kernels.function("faults", f"fault_{name}", _ARGUMENTS.size)
+        # What is loaded later runs, on whatever stream, only when none is held any more.
+        self._functions: dict[str, Function] = {
+            name: kernels.function("faults", f"fault_{name}", _ARGUMENTS.size) for name in _NAMES
+        }
 
     def launch(self, how: Poison, stream: CudaStream | None) -> None:
         """Lose the context by a kernel, on a stream or on one of its own."""
-        self.prepare()
         function = self._functions[how]
         with self._context:
             handle = stream.handle if stream else int(self._context.check(driver.cuStreamCreate(1)))
@@ -57,7 +52,6 @@ class CudaFaults:
             stream: Where.
             memory: Address and size of what it writes to.
         """
-        self.prepare()
         function, (address, nbytes) = self._functions[_ENDLESS], memory
         with self._context:
             word = self._words.take()
