@@ -219,7 +219,7 @@ class Planner:
 
     def read(self, argument: str, operand: Operand) -> ArraySpec:
         """Take an operand that is read; a NumPy array is copied to the device first."""
-        if isinstance(operand, AccelRef):
+        if type(operand) is AccelRef or isinstance(operand, AccelRef):
             self._use(argument, operand)
             return operand.spec
         if not isinstance(operand, np.ndarray):

@@ -17,9 +17,11 @@ __all__ = ["ArraySpec", "OperationSpec", "contiguous_strides", "reads", "updates
 _ROLE = "trio_accel.role"
 
 
-@attrs.frozen
+@attrs.define(on_setattr=None, unsafe_hash=True)
 class ArraySpec:
     """An array in device memory: where it lies and how it is laid out.
+
+    Not to be changed once it is made, which is not enforced: that would take longer than to make it.
 
     Attributes:
         block: Id of the memory block.
