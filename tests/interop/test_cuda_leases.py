@@ -456,10 +456,13 @@ class TestPut:
         self, device: ta.Device, library: Library
     ) -> None:
         theirs = library.array((4, 5), stream=library.stream())
-        library.gate.hold(theirs.stream)
-        library.fill(theirs, 7.0, theirs.stream)
         put: list[ta.AccelRef] = []
         other = await device.put(np.arange(4.0))
+        # What is used for the first time may be loaded only when nothing is held.
+        await ta.linalg.scal(1.0, other)
+        (await device.put(theirs)).release()
+        library.gate.hold(theirs.stream)
+        library.fill(theirs, 7.0, theirs.stream)
 
         async def work() -> None:
             put.append(await device.put(theirs))

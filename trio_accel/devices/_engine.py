@@ -210,8 +210,6 @@ class Engine:
         lane.operations.append(operation)
         lane.load.outstanding += 1
         launch.is_in_flight = True
-        if self._idle is not None:
-            self._wake_watch()
         return operation
 
     def leave(self, launch: Launch) -> None:
@@ -410,6 +408,10 @@ class Engine:
         """Tell of a launch, and look whether it may be."""
         if self._on_launch is not None:
             self._on_launch(launch)
+        if self._idle is not None:
+            # Before it is enqueued: a driver that never returns is to be seen, too.
+            self._tell_look(1)
+            self._wake_watch()
         if self._hooks:
             enter(self._hooks, launch)
         launch.check_inputs()

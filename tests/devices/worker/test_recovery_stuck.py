@@ -82,6 +82,28 @@ async def test_a_submitted_operation_that_is_stuck(system: ta.System) -> None:
             await pending.value.to_host()
 
 
+async def test_a_launch_that_does_not_return_with_nothing_else_in_flight(system: ta.System) -> None:
+    async with system.open_device(BACKEND, options=options(stuck_after=0.3)) as device:
+        x, other = await device.put(np.ones(3)), await device.put(np.ones(3))
+        with trio.fail_after(10), pytest.raises(ta.CompletionTimeoutError) as caught:
+            await device.ask(slow_library.Sleep(x, 600.0))
+        assert "the worker's loop stood still with it" in str(caught.value)
+        with pytest.raises(ta.StaleRefError, match=r"spoiled by .*Sleep"):
+            await x.to_host()
+        assert (await other.to_host()).tolist() == [1.0] * 3
+        assert device.generation == 2
+
+
+async def test_a_launch_that_fails_leaves_nothing_to_look_after(system: ta.System) -> None:
+    async with system.open_device(BACKEND, options=options(stuck_after=0.3)) as device:
+        x = await device.put(np.ones(3))
+        ta.testing.inject_fault(device, ta.linalg.Scal, fail=RuntimeError("injected"))
+        with pytest.raises(ta.ActorFailedError):
+            await ta.linalg.scal(2.0, x)
+        await trio.sleep(1.2)
+        assert device.generation == 1
+
+
 async def test_a_worker_whose_loop_stands_still_behind_what_is_stuck(system: ta.System) -> None:
     """As a call of the driver does that waits for what never ends: then the worker itself sees nothing."""
     async with system.open_device(BACKEND, options=options(stuck_after=0.3)) as device:
