@@ -16,7 +16,7 @@ from trio_accel.devices._availability import Availability
 from trio_accel.devices._blocks import BlockTable
 from trio_accel.devices._bridge import LoopWaker
 
-LARGE = 1 << 20
+LARGE = 8 << 20
 
 
 @inline

@@ -26,7 +26,6 @@ static const struct {
 } faults[] = {
     {"fault_illegal_address", CUDA_ERROR_ILLEGAL_ADDRESS},
     {"fault_trap", CUDA_ERROR_LAUNCH_FAILED},
-    {"fault_assert", CUDA_ERROR_ASSERT},
     {"fault_spin", NEVER},
 };
 

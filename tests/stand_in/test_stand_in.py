@@ -53,7 +53,6 @@ def test_core(succeed: Succeed, check: str) -> None:
     [
         ("fault_illegal_address", 700),
         ("fault_trap", 719),
-        ("fault_assert", 710),
         ("checked", 710),
         ("trapped", 719),
     ],

@@ -15,7 +15,7 @@ __all__ = ["Block", "BlockTable", "bare"]
 
 _ids = itertools.count(1)
 
-_LARGE = 1 << 20
+_LARGE = 8 << 20
 _MANY = 64
 
 

@@ -35,15 +35,20 @@ class CudaFaults:
         self._functions: dict[str, Function] = {
             name: kernels.function("faults", f"fault_{name}", _ARGUMENTS.size) for name in _NAMES
         }
+        # What an assertion needs of the context is made at the first launch, and waits for all that runs.
+        self._launch("assert", 0, 0)
 
     def launch(self, how: Poison, stream: CudaStream | None) -> None:
         """Lose the context by a kernel, on a stream or on one of its own."""
-        function = self._functions[how]
         with self._context:
             handle = stream.handle if stream else int(self._context.check(driver.cuStreamCreate(1)))
-            with function as arguments:
-                _ARGUMENTS.pack_into(arguments, 0, _ILLEGAL, 0, 0, 0)
-                function.launch(handle, 1)
+        self._launch(how, _ILLEGAL, handle)
+
+    def _launch(self, name: str, address: int, stream: int) -> None:
+        function = self._functions[name]
+        with self._context, function as arguments:
+            _ARGUMENTS.pack_into(arguments, 0, address, 0, 0, 0)
+            function.launch(stream, 1)
 
     def spin(self, stream: CudaStream, memory: tuple[int, int]) -> CudaHold:
         """Launch a kernel that ends with its hold only.

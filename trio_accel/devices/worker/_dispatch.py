@@ -51,8 +51,8 @@ LibraryT = TypeVar("LibraryT")
 ReplyT = TypeVar("ReplyT")
 
 _CLOSING = 1.0
-# As with what the program lets go: so many bytes, or blocks, do not wait for the next operation.
-_LARGE = 1 << 20
+# Of what the program has let go: so many bytes, or blocks, do not wait for the next operation.
+_LARGE = 64 << 20
 _MANY = 64
 
 
