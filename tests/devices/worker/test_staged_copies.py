@@ -18,13 +18,15 @@ import pytest
 import trio
 from chosen import BACKEND
 from cuts import Cut
-from isolated import options, outcome, wait_at_worker
+from isolated import options, outcome, wait_at_worker, wait_in_flight
 from processes import until
+from recovery_load import MEMORY
 
 import trio_accel as ta
 from trio_accel.backends.base.ops import FillSpec
 from trio_accel.backends.cpu import CpuBackend
 from trio_accel.devices import Operation, Planned, Planner, Put, ToHost, _host_pool
+from trio_accel.devices.worker._dispatch import WorkerDispatch
 
 SIZE = 1 << 16
 HOST = np.arange(SIZE, dtype=float)
@@ -485,3 +487,24 @@ async def test_without_device_memory_what_was_copied_goes_back(system: ta.System
         np.testing.assert_array_equal(await ref.to_host(), np.concatenate([HOST] * 2))
         del ref, caught
         await balanced(device, 1)
+
+
+@pytest.mark.skipif(BACKEND == "cpu", reason="a thread of the lost process may still write")
+async def test_who_waits_for_a_host_array_hears_of_a_lost_context_before_its_process_is_gone(
+    system: ta.System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(*_: object) -> None:
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(WorkerDispatch, "_wait_until_gone", never)
+    async with system.open_device(BACKEND, options=options()) as device:
+        ref = await device.put(HOST)
+        ta.testing.inject_fault(device, ToHost, hang=True)
+        out = np.zeros_like(HOST)
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(outcome, device.ask, ToHost(ref, out))
+                await wait_in_flight(device, 1, MEMORY)
+                ta.testing.inject_fault(device, ta.random.Bits, poison=True)
+                with pytest.raises(ta.ContextPoisonedError):
+                    await device.ask(ta.random.Bits(1, 0, (4,)))

@@ -338,7 +338,8 @@ class WorkerDispatch:
         self._copies.cancel_on_device()
         self._calls.lose()
         had = self._requests.close()
-        self._keep_until_gone(link, had)
+        if not link.is_silent:
+            self._keep_until_gone(link, had)
         for request in had:
             self._alarms.drop(request)
         self._requests.put_back(self._fates.sort(had, link, error, retry=self._options.retry))
