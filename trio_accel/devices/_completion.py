@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Protocol
@@ -182,17 +181,19 @@ class _Watched:
 
     def __init__(self, reap: Callable[[], None]) -> None:
         self._reap = reap
-        self._events: dict[AccelStream, deque[AccelEvent]] = {}
+        self._events: dict[AccelStream, list[AccelEvent]] = {}
         self._changed = Nudge()
 
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
         """Look at an event from now on."""
-        events = self._events.get(stream)
-        if events is None:
-            self._events[stream] = deque((event,))
+        events, changed = self._events, self._changed
+        if stream in events:
+            events[stream].append(event)
         else:
-            events.append(event)
-        self._changed.wake()
+            self._begin(stream)
+            events[stream] = [event]
+        if changed.task is not None:
+            changed.wake()
 
     def close(self) -> None:
         """Look at nothing any more."""
@@ -211,21 +212,38 @@ class _Watched:
         """Let the engine reap if anything is done; returns whether it is."""
         found = False
         for stream, events in tuple(self._events.items()):
-            count = len(events)
-            # A stream runs in order: what is behind one that is not done is not done either.
-            while events and events[0].is_done:
-                events.popleft()
-            if not events:
-                del self._events[stream]
-            if len(events) != count:
-                self._seen(stream, count - len(events))
+            if events[0].is_done:
+                count = _count_done(events)
+                del events[:count]
+                if not events:
+                    del self._events[stream]
+                self._seen(stream, count)
                 found = True
         if found:
             self._reap()
         return found
 
+    def _begin(self, stream: AccelStream) -> None:
+        """There is something to look at of a stream of which there was nothing."""
+
     def _seen(self, stream: AccelStream, count: int) -> None:
         """So many of a stream are seen to be done."""
+
+
+def _count_done(events: list[AccelEvent]) -> int:
+    """How many of a stream's events are done, of which the first is.
+
+    A stream runs in order: what is behind one that is not done is not done either. The engine looks at each
+    of them; to look at all of them here, too, would take as long again.
+    """
+    done, end = 1, len(events)
+    while done < end:
+        middle = (done + end) // 2
+        if events[middle].is_done:
+            done = middle + 1
+        else:
+            end = middle
+    return done
 
 
 class _PolledPort(_Watched):
@@ -255,18 +273,16 @@ class _AdaptivePort(_Watched):
         self._armed: dict[AccelStream, AccelEvent] = {}
         self._forecasts: dict[AccelStream, Forecast] = {}
 
-    def watch(self, stream: AccelStream, event: AccelEvent) -> None:
-        if stream not in self._events:
-            now = time.perf_counter()
-            forecast = self._forecasts.get(stream)
-            if forecast is None:
-                # Streams that have gone are forgotten, and nothing is lost with the others' times.
-                if len(self._forecasts) >= _MOST_FORECASTS:
-                    self._forecasts.clear()
-                self._forecasts[stream] = Forecast(now)
-            else:
-                forecast.begin(now)
-        super().watch(stream, event)
+    def _begin(self, stream: AccelStream) -> None:
+        now = time.perf_counter()
+        forecast = self._forecasts.get(stream)
+        if forecast is not None:
+            forecast.begin(now)
+            return
+        # Streams that have gone are forgotten, and nothing is lost with the others' times.
+        if len(self._forecasts) >= _MOST_FORECASTS:
+            self._forecasts.clear()
+        self._forecasts[stream] = Forecast(now)
 
     def close(self) -> None:
         super().close()

@@ -11,25 +11,28 @@ class Nudge:
     """Wakes the one task that waits here; nothing is remembered for a task that comes later.
 
     Costs half as much as an event, of which there would be one for each time.
+
+    Attributes:
+        task: Who waits here; not to be changed from outside.
     """
 
-    __slots__ = ("_task",)
+    __slots__ = ("task",)
 
     def __init__(self) -> None:
-        self._task: trio.lowlevel.Task | None = None
+        self.task: trio.lowlevel.Task | None = None
 
     async def wait(self) -> None:
         """Wait for the next `wake`."""
 
         def abort(_: object) -> trio.lowlevel.Abort:
-            self._task = None
+            self.task = None
             return trio.lowlevel.Abort.SUCCEEDED
 
-        self._task = trio.lowlevel.current_task()
+        self.task = trio.lowlevel.current_task()
         await trio.lowlevel.wait_task_rescheduled(abort)
 
     def wake(self) -> None:
         """Let the task go on, if it waits. On the Trio thread."""
-        task, self._task = self._task, None
+        task, self.task = self.task, None
         if task is not None:
             trio.lowlevel.reschedule(task)
