@@ -69,7 +69,11 @@ async def test_minutes_of_everything(system: ta.System, monkeypatch: pytest.Monk
                 await settled(device)
             await _check_arrays(clients)
             await until(lambda: len(workers(launcher())) == 2 and device.dispatch.spares == 1, 30)
-            gc.collect()
+            with trio.fail_after(10):
+                # What a killed worker may write to is kept until it is dead.
+                while (await device.statistics()).memory.blocks:
+                    gc.collect()
+                    await trio.sleep(0.01)
             held.append(await Holdings.now(device))
             print(time.strftime("%X"), held[-1])
         print(dict(outcomes), dict(hits), f"generation {device.generation}")
