@@ -113,6 +113,10 @@ class ChunkAllocator:
         """
         return self._placements[block]
 
+    def rename(self, block: int, to: int) -> None:
+        """Give a block another id, which none has."""
+        self._placements[to] = self._placements.pop(block)
+
     def allocate(self, block: int, nbytes: int) -> Placement:
         """Place a block, in a new chunk if no gap is large enough.
 

@@ -6,11 +6,13 @@ import threading
 from collections.abc import Iterable
 from typing import Generic, Protocol, TypeVar
 
-from .chunks import ChunkAllocator, Placement
+from .chunks import ALIGNMENT, ChunkAllocator, Placement
 from .errors import OutOfMemoryError
 from .protocols import ChunkKeeper, MemoryStatistics, PlacedBlock
 
 __all__ = ["BlockMemory", "ChunkSource"]
+
+_MOST_SPARES = 64
 
 ChunkT = TypeVar("ChunkT")
 BlockT = TypeVar("BlockT")
@@ -69,6 +71,10 @@ class BlockMemory(Generic[ChunkT, BlockT]):
     Blocks lie in chunks that are kept for the next blocks, because memory that is fresh from the system
     costs more than to find a place. The engine allocates in Trio's thread, a device is closed in another.
 
+    Some places that were freed are kept as they are, with what the backend has of them, in chunks that hold
+    blocks: a program that makes one result after the other gets them again under the next ids. To the
+    allocator they are taken meanwhile; it has them back before a block of another size is placed.
+
     Args:
         device: Name of the device.
         limit: The most bytes that its blocks may take.
@@ -89,7 +95,16 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         self._used = 0
         self._peak = 0
         self.blocks: dict[int, tuple[BlockT, int]] = {}
+        # Of each block: by which id the allocator knows its place, and the chunk. A place outlives its
+        # block: its id is none of a block, and counts down.
+        self._places: dict[int, tuple[int, int]] = {}
+        self._last_place = 0
+        # By size, in whole alignments.
+        self._spares: dict[int, list[tuple[tuple[BlockT, int], tuple[int, int]]]] = {}
+        self._spare_count = 0
         self._chunks: dict[int, tuple[ChunkT, int]] = {}
+        # How many blocks lie in each.
+        self._counts: dict[int, int] = {}
         # Those of `_chunks` that are mapped and not adopted yet.
         self._mapped: set[int] = set()
         self._last_chunk = 0
@@ -106,17 +121,23 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         """
         if nbytes < 0:
             raise ValueError(f"nbytes: {nbytes} is negative")
+        size = -(-nbytes // ALIGNMENT) or 1
         with self._lock:
             if block in self.blocks:
                 raise KeyError(f"block {block} exists already")
             if nbytes > self._limit - self._used and nbytes > self._free():
                 raise self._error(nbytes, self._free())
-            try:
-                place = self._allocator.allocate(block, nbytes)
-            except MemoryError as error:
-                raise self.exhausted(nbytes) from error
-            chunk, offset, _ = place
-            self.blocks[block] = self._source.block(self._chunks[chunk][0], offset, nbytes), nbytes
+            spares = self._spares.get(size)
+            if spares:
+                made, place = spares.pop()
+                self._spare_count -= 1
+                if made[1] != nbytes:
+                    made = self._made(place, nbytes)
+            else:
+                place = self._place(nbytes)
+                made = self._made(place, nbytes)
+            self.blocks[block], self._places[block] = made, place
+            self._counts[place[1]] += 1
             self._used = used = self._used + nbytes
             if used > self._peak:  # noqa: PLR1730  # `max` would take longer than all the rest of it
                 self._peak = used
@@ -129,11 +150,45 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         """
         with self._lock:
             try:
-                _, nbytes = self.blocks.pop(block)
+                made = self.blocks.pop(block)
             except KeyError:
                 raise KeyError(f"block {block} does not exist") from None
-            self._allocator.free(block)
+            nbytes, place, counts, spares = made[1], self._places.pop(block), self._counts, self._spares
             self._used -= nbytes
+            counts[place[1]] -= 1
+            if not counts[place[1]]:
+                # The chunk is empty: that is to be seen.
+                self._give_spares_back()
+            elif self._spare_count < _MOST_SPARES:
+                size = -(-nbytes // ALIGNMENT) or 1
+                if size in spares:
+                    spares[size].append((made, place))
+                else:
+                    spares[size] = [(made, place)]
+                self._spare_count += 1
+                return
+            self._allocator.free(place[0])
+
+    def _place(self, nbytes: int) -> tuple[int, int]:
+        """Have the allocator find a place for a block."""
+        self._give_spares_back()
+        self._last_place -= 1
+        try:
+            placement = self._allocator.allocate(self._last_place, nbytes)
+        except MemoryError as error:
+            raise self.exhausted(nbytes) from error
+        return self._last_place, placement.chunk
+
+    def _made(self, place: tuple[int, int], nbytes: int) -> tuple[BlockT, int]:
+        """What the backend wants to have of a block that lies there, and its size."""
+        chunk, offset, _ = self._allocator.placement(place[0])
+        return self._source.block(self._chunks[chunk][0], offset, nbytes), nbytes
+
+    def _give_spares_back(self) -> None:
+        kept, self._spares, self._spare_count = self._spares, {}, 0
+        for spares in kept.values():
+            for _, place in spares:
+                self._allocator.free(place[0])
 
     def map_chunk(self, chunk: int, nbytes: int, descriptor: int) -> None:
         """Map a chunk of another process; see `AccelDevice.map_chunk`. The descriptor stays the caller's."""
@@ -143,6 +198,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             is_new = chunk not in self._chunks
             if is_new:
                 self._chunks[chunk] = memory, nbytes
+                self._counts[chunk] = 0
                 self._mapped.add(chunk)
                 self._last_chunk = max(self._last_chunk, chunk)
         if not is_new:
@@ -156,6 +212,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
                 raise KeyError(f"chunk {chunk} is none that was mapped and not adopted")
             self._mapped.remove(chunk)
             memory, _ = self._chunks.pop(chunk)
+            del self._counts[chunk]
         self._source.drop(memory)
 
     def adopt(self, blocks: Iterable[PlacedBlock]) -> None:
@@ -163,15 +220,19 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         self._kept()
         places = tuple(blocks)
         with self._lock:
+            for block in [place.block for place in places if place.block in self.blocks]:
+                raise ValueError(f"block {block} is placed already")
             self._allocator.adopt(
                 {chunk: self._chunks[chunk][1] for chunk in self._mapped},
                 [(place.block, Placement(place.chunk, place.offset, place.nbytes)) for place in places],
             )
             self._mapped.clear()
             for place in places:
-                chunk, offset, _ = self._allocator.placement(place.block)
-                memory = self._source.block(self._chunks[chunk][0], offset, place.nbytes)
-                self.blocks[place.block] = memory, place.nbytes
+                self._last_place -= 1
+                self._allocator.rename(place.block, self._last_place)
+                self._places[place.block] = taken = self._last_place, place.chunk
+                self.blocks[place.block] = self._made(taken, place.nbytes)
+                self._counts[place.chunk] += 1
                 self._used += place.nbytes
             self._peak = max(self._peak, self._used)
 
@@ -183,23 +244,27 @@ class BlockMemory(Generic[ChunkT, BlockT]):
                 _, nbytes = self.blocks[block]
             except KeyError:
                 raise KeyError(f"block {block} does not exist") from None
-            place = self._allocator.placement(block)
+            place = self._allocator.placement(self._places[block][0])
             return PlacedBlock(block, nbytes, place.chunk, place.offset)
 
     def clear(self) -> None:
         """Give every block back; chunks that a keeper has stay as they are, and are forgotten."""
         with self._lock:
             if self._keeper is None:
-                for block in self.blocks:
-                    self._allocator.free(block)
+                self._give_spares_back()
+                for place, _ in self._places.values():
+                    self._allocator.free(place)
                 self._allocator.trim()
             else:
                 self._allocator = self._new_allocator()
                 for memory, _ in self._chunks.values():
                     self._source.drop(memory)
                 self._chunks.clear()
+                self._counts.clear()
                 self._mapped.clear()
+                self._spares, self._spare_count = {}, 0
             self.blocks.clear()
+            self._places.clear()
             self._used = 0
 
     def block(self, block: int) -> tuple[BlockT, int]:
@@ -262,10 +327,12 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         else:
             memory, made = self._source.make_kept(nbytes, self._keeper, chunk)
         self._chunks[chunk] = memory, made
+        self._counts[chunk] = 0
         return chunk, made
 
     def _drop_chunk(self, chunk: int) -> None:
         memory, _ = self._chunks.pop(chunk)
+        del self._counts[chunk]
         self._source.drop(memory)
         if self._keeper is not None:
             self._keeper.drop(chunk)
