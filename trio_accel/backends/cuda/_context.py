@@ -76,13 +76,12 @@ class CudaContext:
 
     def make_current(self) -> bool:
         """Make it current in this thread; returns whether `restore` must follow."""
-        if int(driver.cuCtxGetCurrent()[1]) == self._address:
-            return False
-        if self._is_alone:
+        if not self._is_alone:
+            # Also where it is current already: to ask takes longer than to push.
+            return not driver.cuCtxPushCurrent(self._handle)[0]
+        if int(driver.cuCtxGetCurrent()[1]) != self._address:
             driver.cuCtxSetCurrent(self._handle)
-            return False
-        driver.cuCtxPushCurrent(self._handle)
-        return True
+        return False
 
     def restore(self) -> None:
         """Make current what was so before."""
