@@ -68,6 +68,8 @@ class CompletionStrategy(Protocol):
 
 _MOST_FORECASTS = 64
 _ROOMY = 4
+# About as long as two turns of a loop in which nothing else happens.
+_STARE = 20e-6
 
 
 def _positive(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
@@ -303,12 +305,24 @@ class _AdaptivePort(_Watched):
 
     async def _search(self, end: float) -> bool:
         """Look until then; returns whether anything was done."""
-        while not self.look():
+        while not (self.look() or (self._is_lone() and self._stare(end))):
             # The rest of the program goes on between two looks.
             await trio.lowlevel.checkpoint()
             if time.perf_counter() >= end or not self._events:
                 return self.look()
         return True  # noqa: ASYNC910  # there are only so many events that it can see to be done
+
+    def _is_lone(self) -> bool:
+        """Whether one operation is in flight, and no more: who asks for one at a time waits for it."""
+        return len(self._events) == 1 and all(len(events) == 1 for events in self._events.values())
+
+    def _stare(self, end: float) -> bool:
+        """Look without a turn of the loop, which takes longer than a small operation has left."""
+        end = min(end, time.perf_counter() + _STARE)
+        while time.perf_counter() < end:
+            if self.look():
+                return True
+        return False
 
     async def _expect(self) -> None:
         """Wait until there is something new to look at; if something may be due before, look then."""
