@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ from contextvars import ContextVar, copy_context
 from typing import Any, TypeAlias
 
 import attrs
+import outcome
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -292,6 +294,81 @@ async def test_an_actor_that_is_ended_while_another_task_serves_for_it(how: str)
         else:
             assert await ref.ask(Do(at_once)) == "none"
             assert system.tree().find(ref.path).restarts == 1
+
+
+@pytest.mark.parametrize("how", ["stop", "cancel", "crash", "finish"])
+async def test_an_actor_that_is_ended_by_one_of_several_serves_none_behind_it(how: str) -> None:
+    served: list[Doer] = []
+    results: list[str] = []
+
+    async def note(actor: Doer) -> str:
+        served.append(actor)
+        return "noted"
+
+    async def end(actor: Doer) -> str:
+        context = actor.context
+        if how == "crash":
+            context.crash(KeyError("boom"))
+        elif how == "cancel":
+            context.ref.cancel("enough")
+        else:
+            (context.stop if how == "stop" else context.finish)()
+        return how
+
+    def done(result: outcome.Outcome[Any]) -> None:
+        results.append(type(result.error).__name__ if isinstance(result, outcome.Error) else result.unwrap())
+
+    async with doer(ta.Policy(backoff=ta.Backoff(base=0.0, jitter=0.0))) as (ref, _):
+        await wait_all_tasks_blocked()
+        for act in (note, note, end, note, note):
+            ref.post(Do(act), done, context=copy_context())
+        await wait_all_tasks_blocked()
+    if how in ("stop", "cancel"):
+        assert results == ["noted", "noted", how, "ActorStoppedError", "ActorStoppedError"]
+        assert len(served) == 2
+    else:
+        assert results == ["noted", "noted", how, "noted", "noted"]
+        assert served[0] is served[1] is not served[2] is served[3]
+
+
+async def test_several_at_once_leave_others_the_loop_after_a_few() -> None:
+    served: list[int] = []
+    seen: list[int] = []
+
+    async def note(actor: Doer) -> None:
+        served.append(len(served))
+
+    async def look() -> None:
+        while len(served) < 40:
+            seen.append(len(served))
+            await trio.lowlevel.checkpoint()
+
+    async with doer() as (ref, _), trio.open_nursery() as nursery:
+        await wait_all_tasks_blocked()
+        for _ in range(40):
+            ref.post(Do(note), lambda result: None, context=copy_context())
+        nursery.start_soon(look)
+    seen.append(40)
+    assert max(after - before for before, after in itertools.pairwise(seen)) <= 2 * 9
+
+
+async def test_those_behind_one_that_waits_come_after_it(autojump_clock: MockClock) -> None:
+    got: list[str] = []
+
+    @waits
+    async def slowly(actor: Doer) -> None:
+        await trio.sleep(1)
+        got.append("slowly")
+
+    async def quickly(actor: Doer) -> None:
+        got.append("quickly")
+
+    async with doer() as (ref, _):
+        await wait_all_tasks_blocked()
+        for act in (quickly, quickly, slowly, quickly, slowly, quickly):
+            ref.post(Do(act), lambda result: None, context=copy_context())
+        await trio.sleep(5)
+    assert got == ["quickly", "quickly", "slowly", "quickly", "slowly", "quickly"]
 
 
 async def test_its_crash_keeps_nothing_of_its_asker() -> None:

@@ -180,7 +180,13 @@ class Incarnation:
                 continue
             self.current = envelope
             try:
-                await self._dispatch(handler, envelope, task)
+                if handler.attempt is None:
+                    await self._dispatch(handler, envelope, task)
+                    continue
+                envelope = None
+                envelope = self._serve_row(task)
+                if envelope is not None:
+                    await self._dispatch(handlers[type(envelope.message)], envelope, task, was_tried=True)
             finally:
                 self.current = None
         while any(self._running.values()):
@@ -188,20 +194,57 @@ class Incarnation:
         if cell.is_draining:
             await cell.wait_settled()
 
-    async def _dispatch(self, handler: Handler, envelope: Envelope, task: trio.lowlevel.Task) -> None:
-        """Serve one message; its envelope is resolved, deferred or stashed when this returns or raises."""
+    def _serve_row(self, task: trio.lowlevel.Task) -> Envelope | None:
+        """Serve the current message without waiting, and those behind it; returns one that has to wait."""
+        mailbox, handlers = self.cell.mailbox, self.cell.handlers
+        while (envelope := self.current) is not None:
+            attempt = handlers[type(envelope.message)].attempt
+            if attempt is None or not self._serve_now(attempt, envelope, task):
+                return envelope
+            self.current = mailbox.receive_next()
+        return None
+
+    def _serve_now(
+        self, attempt: Callable[..., object], envelope: Envelope, task: trio.lowlevel.Task
+    ) -> bool:
+        """Serve one message without waiting, as `_dispatch` does; False if it has begun and has to wait."""
         if (envelope.raise_cancel is not None or envelope.deadline != _NEVER) and self._is_over(envelope):
-            return  # noqa: ASYNC910  # the mailbox checkpoints
+            return True
         cell = self.cell
         if cell.system.observers.of_messages:
             cell.observe_start(envelope)
+        try:
+            reply = self._try(attempt, envelope, task)
+            if reply is NOT_NOW:
+                return False
+            self._returned(envelope, reply)
+        except BaseException as error:  # noqa: ASYNC103  # what is fatal is raised
+            if not self._fail(envelope, error):
+                raise
+        return True  # noqa: ASYNC104  # it is no fatal one
+
+    async def _dispatch(
+        self, handler: Handler, envelope: Envelope, task: trio.lowlevel.Task, *, was_tried: bool = False
+    ) -> None:
+        """Serve one message; its envelope is resolved, deferred or stashed when this returns or raises.
+
+        Args:
+            handler: What serves it.
+            envelope: The message.
+            task: The calling task.
+            was_tried: Whether it has begun with an attempt that would have to wait, if there is one.
+        """
+        cell = self.cell
+        if handler.attempt is None:
+            if (envelope.raise_cancel is not None or envelope.deadline != _NEVER) and self._is_over(envelope):
+                return  # noqa: ASYNC910  # the mailbox checkpoints
+            if cell.system.observers.of_messages:
+                cell.observe_start(envelope)
+        elif not was_tried and self._serve_now(handler.attempt, envelope, task):
+            return  # noqa: ASYNC910  # the mailbox checkpoints
         reply: object = None
         try:
             if handler.attempt is not None:
-                reply = self._try(handler.attempt, envelope, task)
-                if reply is not NOT_NOW:
-                    self._returned(envelope, reply)
-                    return  # noqa: ASYNC910  # the mailbox checkpoints
                 await _take_context(task, envelope.context)
             running = handler.function(self.actor, envelope.message)
             if envelope.is_told or envelope.on_done is not None:
