@@ -35,6 +35,9 @@ async def kill(device: ta.Device) -> None:
 async def test_a_fault_beside_an_operation_that_is_held(system: ta.System, how: Any) -> None:
     async with system.open_device(BACKEND, options=options(backoff=AT_ONCE)) as device:
         x = await device.put(np.ones(3))
+        # What is loaded only now would wait for the stream that is held.
+        await ta.linalg.scal(1.0, x)
+        await device.ask(ta.random.Bits(1, 0, (4,)))
         ta.testing.inject_fault(device, ta.linalg.Scal, hang=True)
         held = device.submit(ta.linalg.Scal(2.0, x))
         await wait_in_flight(device, 1)
