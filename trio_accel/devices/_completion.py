@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from operator import attrgetter
@@ -49,9 +50,14 @@ def best_completion(info: DeviceInfo) -> CompletionStrategy:
 def window_of(completion: CompletionStrategy | None, info: DeviceInfo) -> float:
     """How many seconds a program and its worker may stay awake for one operation that is due."""
     chosen = completion or best_completion(info)
+    if not isinstance(chosen, AdaptiveCompletion):
+        return 0.0
     # Both, and what they wait for, must have a processor to run on.
-    is_roomy = len(os.sched_getaffinity(0)) >= _ROOMY
-    return chosen.window if is_roomy and isinstance(chosen, AdaptiveCompletion) else 0.0
+    return chosen.window if _processors() >= _ROOMY else 0.0
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 class CompletionStrategy(Protocol):
