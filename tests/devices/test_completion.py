@@ -114,6 +114,8 @@ async def test_a_long_operation_costs_the_waiting_thread_next_to_nothing(
 ) -> None:
     async with system.open_device("manual", options=ta.DeviceOptions(completion=strategy)) as device:
         ref = await device.put(np.ones(3))
+        # What the library imports is no wait.
+        await ta.linalg.scal(1.0, ref)
         backend.device.is_held = True
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ta.linalg.scal, 3.0, ref)
@@ -156,6 +158,7 @@ async def test_looking_when_it_is_due_costs_little(system: ta.System) -> None:
     options = ta.DeviceOptions(isolation="inline", completion=ta.AdaptiveCompletion())
     async with system.open_device(BACKEND, options=options) as device:
         ref = await device.put(np.ones(3))
+        await ta.linalg.scal(1.0, ref)
         ta.testing.inject_fault(device, ta.linalg.Scal, delay=0.05, count=6)
         with without_collection():
             before = _processor_time()
