@@ -11,8 +11,6 @@ __all__ = ["ALIGNMENT", "ChunkAllocator", "Placement"]
 ALIGNMENT = 512
 """Blocks start at multiples of this many bytes, which suits every vendor's library."""
 
-_MOST_SPARES = 64
-
 
 class Placement(NamedTuple):
     """Where a block lies.
@@ -31,12 +29,8 @@ class Placement(NamedTuple):
 class ChunkAllocator:
     """Best fit within chunks that grow by doubling; arrays of half the next chunk's size lie alone.
 
-    Some places that were freed are kept as they are, by their size, in chunks that hold other blocks: a
-    program that makes one result after the other gets them again without a search, an exact fit. They become
-    gaps before a block of another size is placed.
-
-    Invariants: the free gaps of a chunk do not touch each other; gaps, spare places and blocks together
-    cover every chunk exactly. `_gaps` is sorted by size, so that the first that fits fits best.
+    Invariants: the free gaps of a chunk do not touch each other; gaps and blocks together cover
+    every chunk exactly. `_gaps` is sorted by size, so that the first that fits fits best.
 
     Args:
         make_chunk: Makes a chunk of at least so many bytes; returns its id and its size.
@@ -52,7 +46,6 @@ class ChunkAllocator:
         "_by_end",
         "_by_start",
         "_chunks",
-        "_counts",
         "_drop_chunk",
         "_gaps",
         "_keep",
@@ -61,8 +54,6 @@ class ChunkAllocator:
         "_most",
         "_next",
         "_placements",
-        "_spare_count",
-        "_spares",
         "used",
     )
 
@@ -83,12 +74,7 @@ class ChunkAllocator:
         self._keep = keep
         self._most = most
         self._chunks: dict[int, int] = {}
-        # How many blocks lie in each.
-        self._counts: dict[int, int] = {}
         self._placements: dict[int, Placement] = {}
-        # By size.
-        self._spares: dict[int, list[Placement]] = {}
-        self._spare_count = 0
         self._gaps: list[tuple[int, int, int]] = []
         # The same gaps, found by (chunk, start) and (chunk, end).
         self._by_start: dict[tuple[int, int], int] = {}
@@ -128,20 +114,6 @@ class ChunkAllocator:
         if block in self._placements:
             raise ValueError(f"block {block} is placed already")
         size = -(-nbytes // ALIGNMENT) * ALIGNMENT or ALIGNMENT
-        spares = self._spares.get(size)
-        if spares:
-            placement = spares.pop()
-            self._spare_count -= 1
-        else:
-            placement = self._place(size)
-        self._placements[block] = placement
-        self._counts[placement[0]] += 1
-        self.used += size
-        return placement
-
-    def _place(self, size: int) -> Placement:
-        """Take a place from the gap that fits best."""
-        self._merge_spares()
         index = bisect.bisect_left(self._gaps, (size, 0, 0))
         if index == len(self._gaps):
             self._grow(size)
@@ -156,7 +128,9 @@ class ChunkAllocator:
             self._by_end[chunk, end] = start + size
         else:
             del self._by_end[chunk, end]
-        return Placement(chunk, start, size)
+        self._placements[block] = placement = Placement(chunk, start, size)
+        self.used += size
+        return placement
 
     def free(self, block: int) -> None:
         """Take a block away; a chunk that is empty then is kept or given back.
@@ -165,31 +139,7 @@ class ChunkAllocator:
             KeyError: There is no such block.
         """
         placement = self._placements.pop(block)
-        chunk, _, size = placement
-        self.used -= size
-        self._counts[chunk] -= 1
-        if not self._counts[chunk]:
-            self._merge_spares()
-        elif self._spare_count < _MOST_SPARES:
-            spares = self._spares.get(size)
-            if spares is None:
-                self._spares[size] = [placement]
-            else:
-                spares.append(placement)
-            self._spare_count += 1
-            return
-        self._merge(placement)
-
-    def _merge_spares(self) -> None:
-        if not self._spare_count:
-            return
-        kept, self._spares, self._spare_count = self._spares, {}, 0
-        for spares in kept.values():
-            for placement in spares:
-                self._merge(placement)
-
-    def _merge(self, placement: Placement) -> None:
-        """Make a gap of a place, together with those that it touches."""
+        self.used -= placement.nbytes
         chunk, start, end = placement.chunk, placement.offset, placement.offset + placement.nbytes
         before = self._by_end.get((chunk, start))
         if before is not None:
@@ -221,9 +171,6 @@ class ChunkAllocator:
             raise ValueError(f"chunks {known} are there already")
         placed, gaps = self._lay_out(chunks, blocks)
         self._chunks.update(chunks)
-        self._counts.update(dict.fromkeys(chunks, 0))
-        for placement in placed.values():
-            self._counts[placement.chunk] += 1
         self._placements.update(placed)
         self.used += sum(placement.nbytes for placement in placed.values())
         for gap in gaps:
@@ -261,7 +208,6 @@ class ChunkAllocator:
         wanted = size if 2 * size > self._next else self._next
         chunk, made = self._make_chunk(wanted)
         self._chunks[chunk] = made
-        self._counts[chunk] = 0
         self._add_gap(chunk, 0, made)
         if wanted != size:
             self._next = min(2 * self._next, self._largest)
@@ -290,7 +236,7 @@ class ChunkAllocator:
 
     def _drop(self, chunk: int) -> None:
         self._remove_gap(chunk, 0, self._chunks[chunk])
-        del self._chunks[chunk], self._counts[chunk]
+        del self._chunks[chunk]
         self._drop_chunk(chunk)
 
     def _add_gap(self, chunk: int, start: int, end: int) -> None:
