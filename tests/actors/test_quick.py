@@ -274,8 +274,9 @@ async def test_it_does_nothing_for_an_asker_that_is_cancelled() -> None:
         assert done == []
 
 
-@pytest.mark.parametrize("how", ["stop", "cancel", "crash", "finish"])
-async def test_an_actor_that_is_ended_while_another_task_serves_for_it(how: str) -> None:
+def ending(how: str) -> Callable[[Doer], Awaitable[str]]:
+    """What an actor does that ends while it serves."""
+
     async def end(actor: Doer) -> str:
         context = actor.context
         if how == "crash":
@@ -286,9 +287,14 @@ async def test_an_actor_that_is_ended_while_another_task_serves_for_it(how: str)
             (context.stop if how == "stop" else context.finish)()
         return how
 
+    return end
+
+
+@pytest.mark.parametrize("how", ["stop", "cancel", "crash", "finish"])
+async def test_an_actor_that_is_ended_while_another_task_serves_for_it(how: str) -> None:
     async with doer(ta.Policy(backoff=ta.Backoff(base=0.0, jitter=0.0))) as (ref, system):
         await wait_all_tasks_blocked()
-        assert await ref.ask(Do(end)) == how
+        assert await ref.ask(Do(ending(how))) == how
         if how in ("stop", "cancel"):
             await ref.wait_terminated()
         else:
@@ -305,22 +311,12 @@ async def test_an_actor_that_is_ended_by_one_of_several_serves_none_behind_it(ho
         served.append(actor)
         return "noted"
 
-    async def end(actor: Doer) -> str:
-        context = actor.context
-        if how == "crash":
-            context.crash(KeyError("boom"))
-        elif how == "cancel":
-            context.ref.cancel("enough")
-        else:
-            (context.stop if how == "stop" else context.finish)()
-        return how
-
     def done(result: outcome.Outcome[Any]) -> None:
         results.append(type(result.error).__name__ if isinstance(result, outcome.Error) else result.unwrap())
 
     async with doer(ta.Policy(backoff=ta.Backoff(base=0.0, jitter=0.0))) as (ref, _):
         await wait_all_tasks_blocked()
-        for act in (note, note, end, note, note):
+        for act in (note, note, ending(how), note, note):
             ref.post(Do(act), done, context=copy_context())
         await wait_all_tasks_blocked()
     if how in ("stop", "cancel"):

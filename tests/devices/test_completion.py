@@ -15,6 +15,7 @@ from manual_backend import ManualBackend, ManualStream
 from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
+from trio_accel.backends.base import Waker
 from trio_accel.devices import Put
 from trio_accel.devices._forecast import Forecast
 
@@ -138,20 +139,37 @@ async def ask_held(device: ta.Device, backend: ManualBackend, ref: ta.AccelRef, 
         backend.device.release()
 
 
+async def make_steady(device: ta.Device, backend: ManualBackend, ref: ta.AccelRef) -> None:
+    """Ask until two operations in a row have taken as long."""
+    port = device.dispatch.session.engine.completion  # type: ignore[union-attr]
+    for _ in range(20):
+        await ask_held(device, backend, ref, 0.1)
+        if any(forecast.is_steady for forecast in port._forecasts.values()):  # type: ignore[attr-defined]
+            return
+    raise AssertionError("no two took as long")
+
+
+@pytest.mark.parametrize("window", [0.4, 0.0])
 async def test_what_takes_as_long_as_before_is_seen_when_it_is_due_though_nobody_rings(
-    system: ta.System, backend: ManualBackend, monkeypatch: pytest.MonkeyPatch
+    system: ta.System, backend: ManualBackend, monkeypatch: pytest.MonkeyPatch, window: float
 ) -> None:
-    strategy = ta.AdaptiveCompletion(window=0.4)
+    """Without a window it is seen when the stream rings, and not before."""
+    wakers: list[Waker] = []
+    strategy = ta.AdaptiveCompletion(window=window)
     async with system.open_device("manual", options=ta.DeviceOptions(completion=strategy)) as device:
         ref = await device.put(np.ones(3))
-        port = device.dispatch.session.engine.completion  # type: ignore[union-attr]
-        for _ in range(20):
-            await ask_held(device, backend, ref, 0.1)
-            if any(forecast.is_steady for forecast in port._forecasts.values()):  # type: ignore[attr-defined]
-                break
-        monkeypatch.setattr(ManualStream, "notify", lambda self, event, waker: None)
+        await make_steady(device, backend, ref)
+        monkeypatch.setattr(ManualStream, "notify", lambda self, event, waker: wakers.append(waker))
+        backend.device.is_held = True
+        pending = device.submit(ta.linalg.Scal(1.0, ref))
+        await trio.sleep(0.1)
+        backend.device.release()
+        await trio.sleep(0.05)
+        assert pending.is_done is (window > 0)
+        for waker in wakers:
+            waker.ring()
         with trio.fail_after(2):
-            await ask_held(device, backend, ref, 0.1)
+            await pending.wait()
 
 
 async def test_looking_when_it_is_due_costs_little(system: ta.System) -> None:
@@ -167,15 +185,6 @@ async def test_looking_when_it_is_due_costs_little(system: ta.System) -> None:
             spent = _processor_time() - before
         # At most 3 ms of each is spent with looking, and all else is as ever.
         assert spent < 6 * 0.012
-
-
-async def test_a_window_of_nothing_waits_for_the_ring(system: ta.System, backend: ManualBackend) -> None:
-    strategy = ta.AdaptiveCompletion(window=0)
-    async with system.open_device("manual", options=ta.DeviceOptions(completion=strategy)) as device:
-        ref = await device.put(np.ones(3))
-        for _ in range(4):
-            with trio.fail_after(2):
-                await ask_held(device, backend, ref, 0.02)
 
 
 class TestForecast:

@@ -98,9 +98,10 @@ async def test_one_made_in_another_thread_travels_like_any(device: ta.Device) ->
 
 
 class Known:
-    """What devices are told of host memory, in the order of the calls."""
+    """What devices are told of host memory, in the order of the calls, where only 256 MiB are kept."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(_host_pool, "total_bytes", lambda: 1 << 30)
         self.told: list[tuple[str, Any, int]] = []
         if BACKEND == "cpu":
             monkeypatch.setattr(CpuBackend, "shares_memory_with_host", property(lambda self: False))
@@ -135,8 +136,6 @@ async def test_each_context_in_this_process_knows_the_memory(
     system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = Known(monkeypatch)
-    # Of so little memory only 256 MiB are kept.
-    monkeypatch.setattr(_host_pool, "total_bytes", lambda: 1 << 30)
     async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation="inline")) as device:
         first = device.dispatch.session.engine.device
         host, large = device.host_empty(1 << 20, "uint8"), device.host_empty(300 << 20, "uint8")
@@ -166,7 +165,6 @@ async def test_memory_is_forgotten_when_the_device_rests(
 ) -> None:
     """A driver waits for all that runs, and holds up every launch meanwhile."""
     known = Known(monkeypatch)
-    monkeypatch.setattr(_host_pool, "total_bytes", lambda: 1 << 30)
     async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation="inline")) as device:
         first = device.dispatch.session.engine.device
         ref = await device.put(np.ones(3))

@@ -39,6 +39,7 @@ from ._statistics import QueueStatistics
 __all__ = ["Engine"]
 
 _WATCH_INTERVAL = 0.02
+# Seconds to wait for a moment of rest, before what needs one is done all the same.
 _MOST_PATIENCE = 10.0
 # Its streams do nothing useful any more: the next context does not wait for them.
 _GRACE_OF_A_LOST_CONTEXT = 0.1
