@@ -77,7 +77,7 @@ class CudaContext:
     def make_current(self) -> bool:
         """Make it current in this thread; returns whether `restore` must follow."""
         if not self._is_alone:
-            # Also where it is current already: to ask takes longer than to push.
+            # Also where it is current already, which is seldom so: to ask first would be a third call.
             return not driver.cuCtxPushCurrent(self._handle)[0]
         if int(driver.cuCtxGetCurrent()[1]) != self._address:
             driver.cuCtxSetCurrent(self._handle)
