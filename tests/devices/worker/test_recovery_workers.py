@@ -49,6 +49,28 @@ async def test_a_fault_beside_an_operation_that_is_held(system: ta.System, how: 
         assert device.generation <= 2
 
 
+async def test_a_loss_that_the_device_did_not_report_is_waited_for(system: ta.System) -> None:
+    """A library says so, and its kernels know nothing of it: they write on until the process is dead."""
+    changes = options(spares=1, backoff=AT_ONCE)
+    async with system.open_device(BACKEND, options=changes) as device:
+        await device.put(np.ones(3))
+        for _ in range(3):
+            await wait_spares(device, 1)
+            before, generation = device.dispatch.process, device.generation
+            ta.testing.inject_fault(device, ta.linalg.Scal, hang=True, how="writing")
+            writing = device.submit(ta.linalg.Scal(2.0, await device.put(np.ones(1 << 12))))
+            await wait_in_flight(device, 1)
+            ta.testing.inject_fault(device, ta.linalg.Nrm2, fail=ta.ContextPoisonedError("it says so"))
+            with trio.fail_after(10), pytest.raises(ta.ContextPoisonedError):
+                await device.ask(ta.linalg.Nrm2(np.ones(3)))
+            with pytest.raises(ta.ContextPoisonedError):
+                await writing.wait()
+            with trio.fail_after(10):
+                while device.generation == generation:
+                    await trio.lowlevel.checkpoint()
+            assert before.is_dead
+
+
 async def test_the_fourth_loss_in_a_minute_is_the_last(system: ta.System) -> None:
     device = await system.open_device(BACKEND, options=ta.DeviceOptions(isolation="process", backoff=AT_ONCE))
     x = await device.put(np.ones(3))

@@ -391,6 +391,15 @@ class AccelDevice(Protocol):
             stream: Where it happens: what is enqueued there from now on is not done before it is seen.
         """
 
+    @property
+    def is_dead(self) -> bool:
+        """Whether the hardware itself has ended the context, so that nothing of it writes any more.
+
+        Of one that is lost for another reason something may: whoever takes its memory over waits for the end
+        of the process.
+        """
+        ...
+
     def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> Loan:
         """Let the program have an array without a copy, with which nothing is left to be done.
 
@@ -436,14 +445,6 @@ class AccelBackend(Protocol):
     @property
     def shares_memory_with_host(self) -> bool:
         """Whether `map_host` works: the host copies to chunks by itself."""
-        ...
-
-    @property
-    def stops_when_lost(self) -> bool:
-        """Whether nothing of a context that reported its loss writes to memory any more.
-
-        Where it may, whoever takes the memory over waits for the end of the process.
-        """
         ...
 
     @property

@@ -29,11 +29,6 @@ class CpuBackend:
         return True
 
     @property
-    def stops_when_lost(self) -> bool:
-        """False: a thread may be in the middle of a kernel."""
-        return False
-
-    @property
     def preload(self) -> tuple[str, ...]:
         """Nothing: what is imported ahead computes with one thread."""
         return ()

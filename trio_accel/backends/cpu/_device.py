@@ -122,6 +122,11 @@ class CpuDevice:
         """
         self._fault.reason = reason
 
+    @property
+    def is_dead(self) -> bool:
+        """False: a thread may be in the middle of a kernel."""
+        return False
+
     def host_view(self, array: ArraySpec) -> HostArray:
         """A host array over a block."""
         return self._memory.view(array)

@@ -40,11 +40,6 @@ class CudaBackend:
         return False
 
     @property
-    def stops_when_lost(self) -> bool:
-        """True: once the driver has reported a sticky code, nothing of the context writes any more."""
-        return True
-
-    @property
     def preload(self) -> tuple[str, ...]:
         """What takes most of a worker's start to import; none of it calls the driver."""
         return (

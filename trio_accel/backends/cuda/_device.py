@@ -265,6 +265,11 @@ class CudaDevice:
             self._bell.defuse()
             self.context.lose(f"the context is lost: {reason}")
 
+    @property
+    def is_dead(self) -> bool:
+        """Whether the driver has reported a sticky code; see `AccelDevice.is_dead`."""
+        return self.context.is_dead
+
     def look(self) -> None:
         """Ask the driver whether the context is lost."""
         with suppress(ContextPoisonedError), self.context:

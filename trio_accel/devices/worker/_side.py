@@ -16,7 +16,7 @@ import trio
 
 from ...actors import ActorStarted, Event, MessageEvent, Ref, Restart, Subscription
 from ...backends import resolve
-from ...backends.base import AccelDevice, AccelError, ContextPoisonedError, PlacedBlock
+from ...backends.base import AccelDevice, AccelError, PlacedBlock
 from .._availability import Availability
 from .._blocks import Block, BlockTable
 from .._context import ContextActor, Session, context_policy, load_library
@@ -93,7 +93,6 @@ class WorkerSide:
         self._early: list[Message] | None = []
         self._is_closing = False
         self._is_lost = False
-        self._stops_when_lost = False
         self._nursery: trio.Nursery
         self._handlers: dict[str, Callable[..., None]] = {
             "start": self._on_start,
@@ -137,7 +136,7 @@ class WorkerSide:
         # What is dropped from now on is gone with the device.
         self.blocks.lose()
         if isinstance(error, Exception) and not self._is_closing:
-            self._give_up(error)
+            self._lose(error)
 
     # Chunks, for the device: called while it allocates, on the Trio thread or in that of `adopt`.
 
@@ -185,7 +184,6 @@ class WorkerSide:
 
     def _open(self) -> AccelDevice:
         backend, info = resolve(self._config.device, is_worker=True)
-        self._stops_when_lost = backend.stops_when_lost
         limit = self.options.memory_limit
         device = backend.open_device(info.index, memory_limit=limit, keeper=self)
         self._ready_libraries = ReadyLibraries(device)
@@ -193,12 +191,13 @@ class WorkerSide:
         self._ready_libraries.load("memory")
         return self._copies.wrap(device, self._ready_libraries)
 
-    def _give_up(self, error: BaseException) -> None:
+    def _lose(self, error: BaseException) -> None:
+        self._give_up(error, is_silent=self._device.is_dead)
+
+    def _give_up(self, error: BaseException, *, is_silent: bool = False) -> None:
         """Tell the application what the context is lost to; it ends this process."""
         if not self._is_lost:
             self._is_lost = True
-            # A context that the driver has given up writes no more, where the backend says so.
-            is_silent = self._stops_when_lost and type(error) is ContextPoisonedError
             self._channel.send(("lost", encode_error(error), is_silent), now=True)
 
     def _warm(self, path: str) -> None:
@@ -221,7 +220,7 @@ class WorkerSide:
         try:
             self._begin(session, generation, [place_of(place) for place in places])
         except Exception as error:  # noqa: BLE001  # the application decides
-            self._give_up(error)
+            self._lose(error)
         else:
             self._channel.send(("started",), now=True)
 
@@ -236,7 +235,7 @@ class WorkerSide:
                 policy=attrs.evolve(context_policy(self.options), grace=self._grace + 5.0),
             )
         except Exception as error:  # noqa: BLE001  # the application decides
-            self._give_up(error)
+            self._lose(error)
             await trio.sleep_forever()
         self._nursery.start_soon(self._watch_context)
 
@@ -255,7 +254,7 @@ class WorkerSide:
         """See the context's actor fail over its libraries: what it failed with is known at its end."""
         error = (await self._context.wait_terminated()).error
         if not self._is_closing:
-            self._give_up(error or AccelError("the context ended by itself"))
+            self._lose(error or AccelError("the context ended by itself"))
 
     def _on_request(self, number: int, word: int, spoils: bool, data: Any, released: tuple[int, ...]) -> None:
         session, table = self._session, self._table
