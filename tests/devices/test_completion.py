@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import resource
+import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing, contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -170,6 +173,63 @@ async def test_what_takes_as_long_as_before_is_seen_when_it_is_due_though_nobody
             waker.ring()
         with trio.fail_after(2):
             await pending.wait()
+
+
+class TestStaring:
+    """One short operation at a time, for which nobody has to be woken."""
+
+    async def watched(self, device: ta.Device, tasks: int, ref: ta.AccelRef) -> int:
+        """How many of ten operations of each task are left to the task that looks."""
+        port = device.dispatch.session.engine.completion  # type: ignore[union-attr]
+        watch, count = port.watch, itertools.count()
+
+        def counting(*arguments: Any) -> None:
+            next(count)
+            watch(*arguments)
+
+        async def ask() -> None:
+            for _ in range(10):
+                await ta.linalg.scal(1.0, ref)
+
+        port.watch = counting  # type: ignore[method-assign]
+        async with trio.open_nursery() as nursery:
+            for _ in range(tasks):
+                nursery.start_soon(ask)
+        port.watch = watch  # type: ignore[method-assign]
+        return next(count)
+
+    async def test_who_asks_alone_sees_the_end_at_once(
+        self, system: ta.System, backend: ManualBackend
+    ) -> None:
+        strategy = ta.AdaptiveCompletion(window=0.0)
+        async with system.open_device("manual", options=ta.DeviceOptions(completion=strategy)) as device:
+            ref = await device.put(np.ones(3))
+            await ta.linalg.scal(1.0, ref)
+            # A turn of the loop may take long here, and then nothing is known to be quick.
+            assert min([await self.watched(device, 1, ref) for _ in range(5)]) <= 1
+
+    async def test_who_asks_beside_others_does_not_hold_them_up(
+        self, system: ta.System, backend: ManualBackend
+    ) -> None:
+        async with system.open_device(
+            "manual", options=ta.DeviceOptions(completion=ta.AdaptiveCompletion())
+        ) as device:
+            ref = await device.put(np.ones(3))
+            await ta.linalg.scal(1.0, ref)
+            assert await self.watched(device, 2, ref) >= 18
+
+    async def test_what_takes_longer_is_left_to_the_task_and_the_next_too(
+        self, system: ta.System, backend: ManualBackend
+    ) -> None:
+        strategy = ta.AdaptiveCompletion(window=0.0)
+        async with system.open_device("manual", options=ta.DeviceOptions(completion=strategy)) as device:
+            ref = await device.put(np.ones(3))
+            port = device.dispatch.session.engine.completion  # type: ignore[union-attr]
+            port._is_quick = True  # type: ignore[attr-defined]
+            before = time.perf_counter()
+            await ask_held(device, backend, ref, 0.05)
+            assert 0.05 <= time.perf_counter() - before < 1.0
+            assert not port._is_quick  # type: ignore[attr-defined]
 
 
 async def test_looking_when_it_is_due_costs_little(system: ta.System) -> None:

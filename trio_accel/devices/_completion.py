@@ -35,6 +35,13 @@ class CompletionPort(Protocol):
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
         """See to it that the engine looks at its events soon after this one is done."""
 
+    def stare(self, event: AccelEvent) -> bool:
+        """Wait for the end of a very short operation, here and now; returns whether it is done.
+
+        Called where nobody asks for anything else. One that is not done is watched as ever.
+        """
+        ...
+
     async def run(self) -> None:
         """What the strategy does beside the engine, until it is cancelled; may return at once."""
 
@@ -161,6 +168,9 @@ class _HostCallbackPort:
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
         stream.notify(event, self._waker)
 
+    def stare(self, event: AccelEvent) -> bool:
+        return False
+
     async def run(self) -> None:
         await trio.lowlevel.checkpoint()
 
@@ -176,6 +186,9 @@ class _SyncPort:
         stream.synchronize()
         # The launch is not finished yet: the reply follows when the loop goes on.
         self._waker.ring()
+
+    def stare(self, event: AccelEvent) -> bool:
+        return False
 
     async def run(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -202,6 +215,10 @@ class _Watched:
             events[stream] = [event]
         if changed.task is not None:
             changed.wake()
+
+    def stare(self, event: AccelEvent) -> bool:
+        """Leave it to the task."""
+        return False
 
     def close(self) -> None:
         """Look at nothing any more."""
@@ -276,6 +293,8 @@ class _AdaptivePort(_Watched):
         self._budget = most
         self._half = window / 2
         self._began = 0.0
+        # Whether the last operation took no longer than one is stared at.
+        self._is_quick = False
         self._waker = LoopWaker(self._rung)
         # What each stream was asked to ring for last.
         self._armed: dict[AccelStream, AccelEvent] = {}
@@ -292,6 +311,16 @@ class _AdaptivePort(_Watched):
             self._forecasts.clear()
         self._forecasts[stream] = Forecast(now)
 
+    def stare(self, event: AccelEvent) -> bool:
+        """Look without a turn of the loop, which takes longer than a small operation has left."""
+        if self._is_quick:
+            end = time.perf_counter() + _STARE
+            while not event.is_done:
+                if time.perf_counter() > end:
+                    self._is_quick = False
+                    break
+        return self._is_quick
+
     def close(self) -> None:
         super().close()
         self._waker.close()
@@ -304,6 +333,7 @@ class _AdaptivePort(_Watched):
             self._began = time.perf_counter()
             if await self._search(self._began + self._budget):
                 self._budget = min(2 * self._budget, self._most)
+                self._is_quick = time.perf_counter() - self._began < _STARE
             elif self._events:
                 self._budget = max(self._budget / 2, self._LEAST)
                 self._arm()
@@ -311,24 +341,12 @@ class _AdaptivePort(_Watched):
 
     async def _search(self, end: float) -> bool:
         """Look until then; returns whether anything was done."""
-        while not (self.look() or (self._is_lone() and self._stare(end))):
+        while not self.look():
             # The rest of the program goes on between two looks.
             await trio.lowlevel.checkpoint()
             if time.perf_counter() >= end or not self._events:
                 return self.look()
         return True  # noqa: ASYNC910  # there are only so many events that it can see to be done
-
-    def _is_lone(self) -> bool:
-        """Whether one operation is in flight, and no more: who asks for one at a time waits for it."""
-        return len(self._events) == 1 and all(len(events) == 1 for events in self._events.values())
-
-    def _stare(self, end: float) -> bool:
-        """Look without a turn of the loop, which takes longer than a small operation has left."""
-        end = min(end, time.perf_counter() + _STARE)
-        while time.perf_counter() < end:
-            if self.look():
-                return True
-        return False
 
     async def _expect(self) -> None:
         """Wait until there is something new to look at; if something may be due before, look then."""

@@ -111,6 +111,10 @@ class ContextOwner(Protocol):
         """Called whenever the engine looks after what is in flight; with 0 when nothing is any more."""
         ...
 
+    def is_alone(self) -> bool:
+        """Whether nothing else is asked for than the operation that is being launched."""
+        ...
+
     @property
     def opened(self) -> AccelDevice | None:
         """The device, where it is open already."""
@@ -149,6 +153,7 @@ class ContextActor(Actor):
             drain=owner.blocks.drain,
             on_launch=owner.on_launch,
             on_look=owner.on_look,
+            is_alone=owner.is_alone,
         )
         self._session = Session(engine.generation, engine, context, owner.variables)
         cause: BaseException | None = None

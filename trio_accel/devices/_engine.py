@@ -69,6 +69,7 @@ class Engine:
         drain: Callable[[], None],
         on_launch: Callable[[Launch], None] | None = None,
         on_look: Callable[[int], None] | None = None,
+        is_alone: Callable[[], bool] = bool,
     ) -> None:
         self.device = device
         self.generation: int = generation
@@ -79,6 +80,7 @@ class Engine:
         self._drain = drain
         self._on_launch = on_launch
         self._on_look = on_look
+        self._is_alone = is_alone
         self._is_lost = False
         self.is_closing: bool = False
         self._grace_at_end = options.cancel_grace
@@ -193,15 +195,18 @@ class Engine:
         operation = self._fly(lane, launch)
         if launch.fault is not None:
             launch.fault.fault.after()
-        self.completion.watch(stream, operation.event)
         for output in launch.outputs:
             if output.is_released:
                 # Before it was there: it goes when the operation is complete.
                 self._memory_in_use.release(output.id)
         operation.crash = crash
-        operation.reply = defer(on_cancel=lambda: self._start_grace(lane, operation))
+        operation.reply = reply = defer(on_cancel=lambda: self._start_grace(lane, operation))
         self.launched += 1
-        return operation.reply
+        if self._is_alone() and self.completion.stare(operation.event):
+            self._reap(lane)
+        else:
+            self.completion.watch(stream, operation.event)
+        return reply
 
     def _fly(self, lane: Lane, launch: Launch, *, is_whole: bool = True) -> InFlight:
         """Hold what was enqueued until it is done: the whole operation, or copies for it alone."""

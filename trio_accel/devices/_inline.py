@@ -43,6 +43,7 @@ class InlineDispatch:
         self._copies: InlineCopies | None = None
         self._context_ref: Ref[ContextActor] | None = None
         self.pending = 0
+        self._asking = 0
         self.session: Session | None = None
 
     @property
@@ -115,6 +116,10 @@ class InlineDispatch:
         """Nobody watches over this loop."""
         return
 
+    def is_alone(self) -> bool:
+        """Whether only one task asks for anything."""
+        return self._asking == 1
+
     @property
     def opened(self) -> None:
         """It is opened for each context."""
@@ -146,6 +151,13 @@ class InlineDispatch:
 
     async def ask(self, operation: Operation[LibraryT, ReplyT]) -> ReplyT:
         """See `Device.ask`."""
+        self._asking += 1
+        try:
+            return await self._ask(operation)
+        finally:
+            self._asking -= 1
+
+    async def _ask(self, operation: Operation[LibraryT, ReplyT]) -> ReplyT:
         losses = 0
         while True:
             session = self.session or await self._ready()

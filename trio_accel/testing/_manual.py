@@ -132,6 +132,9 @@ class _ManualPort:
                     operation.event = held
                     self._take(held)
 
+    def stare(self, event: AccelEvent) -> bool:
+        return False
+
     async def run(self) -> None:
         await trio.lowlevel.checkpoint()
 

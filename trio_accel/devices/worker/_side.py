@@ -93,6 +93,8 @@ class WorkerSide:
         self._early: list[Message] | None = []
         self._is_closing = False
         self._is_lost = False
+        # What has come together with the message that is being handled, and with it.
+        self._received = 0
         self._nursery: trio.Nursery
         self._handlers: dict[str, Callable[..., None]] = {
             "start": self._on_start,
@@ -171,6 +173,7 @@ class WorkerSide:
             gc.freeze()
             self._channel.send(("ready", tuple(self._device.libraries)), now=True)
             while True:
+                self._received = len(received)
                 for number, (message, descriptors) in enumerate(received, 1):
                     handlers[message[0]](*message[1:], *descriptors)
                     if not number % _IN_A_ROW:
@@ -317,6 +320,10 @@ class WorkerSide:
         serving = self._serving[launch.number]
         serving.is_launched = True
         self._page.start(serving.word, launch.number)
+
+    def is_alone(self) -> bool:
+        """Whether the application has sent nothing else."""
+        return self._received == 1 and len(self._serving) == 1
 
     def on_look(self, number: int) -> None:
         """Show the application that the engine looks after what is in flight."""
