@@ -34,7 +34,12 @@ class Rig:
         return (values if np.dtype(dtype).kind == "c" else values.real).astype(dtype)
 
     def plan(self, lengths: tuple[int, ...], kind: Any, batch: int = 1, **layout: Any) -> int:
-        """A plan for packed arrays, unless a layout is given."""
+        """A plan for packed arrays, unless a layout is given; its tables have arrived."""
+        plan = self.plan_only(lengths, kind, batch, **layout)
+        call(driver.cuStreamSynchronize, driver.CU_STREAM_LEGACY)
+        return plan
+
+    def plan_only(self, lengths: tuple[int, ...], kind: Any, batch: int = 1, **layout: Any) -> int:
         half = (*lengths[:-1], lengths[-1] // 2 + 1)
         sides = half if kind in (C2R, Z2D) else lengths, half if kind in (R2C, D2Z) else lengths
         given = {
@@ -167,6 +172,7 @@ def check_the_order_of_calls() -> None:
     assert status_of(cufft.set_auto_allocation, plan, 0) == Status.INVALID_PLAN
     assert status_of(cufft.make_plan_many64, plan, 1, *layout) == Status.INVALID_PLAN
     assert status_of(cufft.exec_c2c, plan, array, array, FORWARD) == Status.NO_WORKSPACE
+    call(driver.cuStreamSynchronize, driver.CU_STREAM_LEGACY)
     cufft.set_work_area(plan, rig.area)
     assert status_of(cufft.exec_r2c, plan, array, array) == Status.INVALID_TYPE
     assert status_of(cufft.exec_c2c, plan, array, array, 2) == Status.INVALID_VALUE
@@ -205,6 +211,28 @@ def check_a_million_points() -> None:
 def check_without_a_context() -> None:
     call(driver.cuInit, 0)
     assert status_of(cufft.create) == Status.SETUP_FAILED
+
+
+def check_tables_that_are_on_their_way() -> None:
+    """The default stream brings them: nobody else waits for that, and nobody else is waited for."""
+    rig = Rig()
+    held = make_stream()
+    word = call(driver.cuMemAlloc, 16)
+    call(driver.cuMemcpyHtoD, word, np.zeros(4, np.uint32).ctypes.data, 16)
+    plan, array = rig.plan_only((4,), C2C), rig.put(np.ones(4, np.complex64))
+    call(driver.cuStreamWaitValue32, held, word, 1, driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ)
+    call(driver.cuStreamSynchronize, driver.CU_STREAM_LEGACY)
+    assert driver.cuStreamQuery(held)[0] == driver.CUresult.CUDA_ERROR_NOT_READY
+    cufft.exec_c2c(plan, array, array, FORWARD)
+    assert rig.get(array, (4,), np.complex64).tolist() == [4, 0, 0, 0]
+    other = cufft.create()
+    cufft.set_auto_allocation(other, 0)
+    call(driver.cuStreamWriteValue32, rig.stream, word, 1, 0)
+    cufft.make_plan_many64(other, 1, (4,), (4,), 1, 4, (4,), 1, 4, C2C, 1)
+    cufft.set_stream(other, int(rig.stream))
+    cufft.exec_c2c(other, array, array, FORWARD)
+    code = driver.cuStreamSynchronize(rig.stream)[0]
+    assert code == driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
 
 
 def check_a_lost_context() -> None:

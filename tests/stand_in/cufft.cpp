@@ -8,6 +8,9 @@
  * Lengths that are powers of two are transformed by halving, others by way of a convolution (Bluestein), all in double
  * precision.
  */
+#include <unistd.h>
+
+#include <atomic>
 #include <cmath>
 #include <complex>
 #include <cstdint>
@@ -25,6 +28,9 @@
 extern "C" int stand_in_enqueue(void *stream, void (*work)(void *), void *argument);
 extern "C" int stand_in_check(void);
 extern "C" int stand_in_drain(void);
+extern "C" void stand_in_fault(int code);
+
+enum { ILLEGAL_ADDRESS = 700 };
 
 enum Result {
     SUCCESS = 0,
@@ -67,6 +73,7 @@ struct Plan {
     void *area = nullptr;
     size_t area_size = 0;
     void *stream = nullptr;
+    std::shared_ptr<std::atomic<bool>> has_tables = std::make_shared<std::atomic<bool>>(false);
 };
 
 static std::mutex lock;
@@ -299,11 +306,25 @@ template <typename Real> static void run(const Work &work) {
 static void run_work(void *holder) {
     Work *work = *(Work **)holder;
     free(holder);
-    if (is_single(work->plan.type))
+    if (!*work->plan.has_tables)
+        stand_in_fault(ILLEGAL_ADDRESS);
+    else if (is_single(work->plan.type))
         run<float>(*work);
     else
         run<double>(*work);
     delete work;
+}
+
+typedef std::shared_ptr<std::atomic<bool>> Tables;
+
+static const int UPLOAD = 2000; /* in microseconds: the engine that copies has others to serve as well */
+
+static void upload(void *holder) {
+    Tables *tables = *(Tables **)holder;
+    free(holder);
+    usleep(UPLOAD);
+    **tables = true;
+    delete tables;
 }
 
 API int cufftCreate(int *handle) {
@@ -392,6 +413,12 @@ API int cufftMakePlanMany64(int handle, int rank, Size *lengths, Size *inembed, 
     /* Small powers of two need none. */
     *size = whole <= 64 && !(whole & (whole - 1)) ? 0 : whole * (is_single(type) ? 8 : 16);
     plan->area_size = *size;
+    /* Seen with cuFFT 12.0 on an H200 whose copy engines were busy: the plan's tables are still on their way when
+     * this returns, by the default stream, which others that do not block do not wait for. */
+    Tables **holder = (Tables **)malloc(sizeof(Tables *));
+    *holder = new Tables(plan->has_tables);
+    if (stand_in_enqueue(nullptr, upload, holder))
+        return SETUP_FAILED;
     std::lock_guard<std::mutex> guard(lock);
     made++;
     return SUCCESS;

@@ -312,9 +312,9 @@ CUDA(cuStreamSynchronize, 2000, cuStreamSynchronize, void *handle) {
     struct stream *stream;
     ENTER(cuStreamSynchronize);
     CHECK(get_stream(handle, &stream));
-    if (stream == stream->context->legacy)
-        return drain(stream->context);
     pthread_mutex_lock(&stand_in_lock);
+    /* What blocking streams have is waited for with the default one. */
+    order_by_default_stream(stream);
     uint64_t place = stream->queued;
     pthread_mutex_unlock(&stand_in_lock);
     return wait_for(stream, place);

@@ -14,6 +14,9 @@ from ._driver import check, describe, error_of, is_sticky
 
 __all__ = ["CudaContext"]
 
+# Whatever 0 means to the bindings.
+_DEFAULT_STREAM = int(driver.CU_STREAM_LEGACY)
+
 
 class _Pushed(threading.local):
     """For each thread, what the blocks that it is in have pushed."""
@@ -115,6 +118,17 @@ class CudaContext:
                 self.lose_to(code)
             raise self.failure() or error_of(code, self._device)
         return result[1] if len(result) == 2 else result[1:]
+
+    def settle(self) -> None:
+        """Wait for the default stream. Blocks; the context is current.
+
+        Libraries send what they need by it when they plan or load, and return before it has arrived; streams
+        that do not block, as ours, do not wait for that, and are not waited for.
+
+        Raises:
+            ContextPoisonedError: The context is lost.
+        """
+        self.check(driver.cuStreamSynchronize(_DEFAULT_STREAM))
 
     def before_loss(self, callback: Callable[[], None]) -> None:
         """Call something at the moment when the context counts as lost, in whatever thread sees it."""

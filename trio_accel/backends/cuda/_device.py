@@ -113,6 +113,9 @@ class CudaDevice:
         for name in self.libraries:
             with suppress(Exception):
                 self._ready[name] = self.open_library(name)
+        # What is lost by now is seen by whoever comes first.
+        with suppress(ContextPoisonedError), self.context:
+            self.context.settle()
 
     @property
     def info(self) -> DeviceInfo:

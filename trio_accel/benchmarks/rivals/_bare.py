@@ -99,6 +99,8 @@ class Bare:
         plan = cufft.create()
         cufft.set_auto_allocation(plan, 0)
         area = cufft.make_plan_many64(plan, 1, [size], [size], 1, size, [size], 1, size, cufft.Type.C2C, 1)
+        # The plan's tables come on the default stream, which this one does not wait for.
+        check(driver.cuStreamSynchronize(0))
         cufft.set_work_area(plan, self._memory(area))
         cufft.set_stream(plan, self._stream)
         return lambda: cufft.exec_c2c(plan, source, out, _FORWARD)

@@ -173,6 +173,7 @@ class Cublas:
             return
         with self._context:
             self._try(kind)
+            self._context.settle()
 
     def _warm_up(self) -> None:
         """Compute something: cuBLAS loads kernels at first use, and waits for whatever the device does then.

@@ -9,6 +9,7 @@ from weakref import WeakValueDictionary
 
 from nvmath.bindings import cufft
 
+from .._context import CudaContext
 from .._stream import CudaStream
 from ._fft_layout import PlanKey
 
@@ -67,8 +68,8 @@ class Plan:
         }
         return bool(self._runs)
 
-    def make(self) -> None:
-        """Have cuFFT plan: takes up to a second, and loads kernels."""
+    def make(self, context: CudaContext) -> None:
+        """Have cuFFT plan: takes up to a second, and loads kernels. The context is current."""
         key = self.key
         handle = cufft.create()
         try:
@@ -87,6 +88,8 @@ class Plan:
                 _TYPES[key.kind, key.is_double],
                 key.batch,
             )
+            # Else the tables are still on their way when they are used.
+            context.settle()
         except BaseException:
             with suppress(cufft.cuFFTError):
                 cufft.destroy(handle)
@@ -132,7 +135,8 @@ class Plans:
     destroyed: it has tables of its own in device memory.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, context: CudaContext, most: int) -> None:
+        self._context = context
         self._most = most
         # Those that are made, the one that was used last at the end.
         self._made: OrderedDict[Plan, None] = OrderedDict()
@@ -162,7 +166,7 @@ class Plans:
                 other.destroy()
                 if len(self._made) < self._most:
                     break
-        plan.make()
+        plan.make(self._context)
         self._made[plan] = None
 
     def destroy(self) -> None:

@@ -68,7 +68,7 @@ class FftLibrary(CudaLibrary):
     def __init__(self, device: CudaDevice) -> None:
         super().__init__(device)
         self._table = {FftSpec: self._enqueue_transform}
-        self._plans = Plans(_MOST_PLANS)
+        self._plans = Plans(self._context, _MOST_PLANS)
         self._courses: OrderedDict[tuple[object, ...], _Course] = OrderedDict()
         # What was asked last: an operation is prepared, and then enqueued.
         self._last: tuple[OperationSpec | None, _Course | None] = (None, None)
