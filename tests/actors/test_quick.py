@@ -211,6 +211,115 @@ async def test_it_may_defer_its_reply() -> None:
         assert got == [5]
 
 
+class TestLastLook:
+    """An asker whose request is served in its own task looks for the reply itself, before it parks."""
+
+    @staticmethod
+    def deferred(replies: list[ta.DeferredReply[str]], look: Callable[[], Any]) -> Act:
+        async def act(actor: Doer) -> ta.DeferredReply[str]:
+            replies.append(actor.context.defer())
+            assert replies[-1].look_last(look)
+            return replies[-1]
+
+        return act
+
+    async def test_what_it_finds_is_its_reply_and_others_have_had_their_turn(self) -> None:
+        replies: list[ta.DeferredReply[str]] = []
+        events: list[str] = []
+
+        async def other() -> None:
+            events.append("another task")
+
+        def look() -> None:
+            events.append("a look")
+            replies[0].set("found")
+
+        async with doer() as (ref, _), trio.open_nursery() as nursery:
+            nursery.start_soon(other)
+            assert await ref.ask(Do(self.deferred(replies, look))) == "found"
+            assert events == ["another task", "a look"]
+
+    async def test_it_looks_once_and_waits_where_it_finds_nothing(self, autojump_clock: MockClock) -> None:
+        replies: list[ta.DeferredReply[str]] = []
+        looks = itertools.count()
+
+        async def reply() -> None:
+            await trio.sleep(1.0)
+            replies[0].set("later")
+
+        async with doer() as (ref, _), trio.open_nursery() as nursery:
+            nursery.start_soon(reply)
+            assert await ref.ask(Do(self.deferred(replies, lambda: next(looks)))) == "later"
+        assert next(looks) == 1
+
+    async def test_it_does_not_look_for_what_is_there(self) -> None:
+        replies: list[ta.DeferredReply[str]] = []
+        looks = itertools.count()
+
+        async def reply() -> None:
+            replies[0].set("by another task")
+
+        async with doer() as (ref, _), trio.open_nursery() as nursery:
+            nursery.start_soon(reply)
+            assert await ref.ask(Do(self.deferred(replies, lambda: next(looks)))) == "by another task"
+        assert next(looks) == 0
+
+    async def test_cancelled_in_its_turn_it_has_its_reply_or_takes_back_its_request(
+        self, autojump_clock: MockClock
+    ) -> None:
+        for is_found in (True, False):
+            replies: list[ta.DeferredReply[str]] = []
+            answers: list[str] = []
+
+            def look(replies: list[ta.DeferredReply[str]] = replies, is_found: bool = is_found) -> None:
+                if is_found:
+                    replies[0].set("found")
+
+            async def act(
+                actor: Doer,
+                replies: list[ta.DeferredReply[str]] = replies,
+                look: Callable[[], None] = look,
+            ) -> ta.DeferredReply[str]:
+                def unwind() -> None:
+                    replies[0].cancelled()
+
+                replies.append(actor.context.defer(on_cancel=unwind))
+                assert replies[0].look_last(look)
+                return replies[0]
+
+            async with doer() as (ref, _), trio.open_nursery() as nursery:
+
+                async def cancel(scope: trio.CancelScope) -> None:
+                    scope.cancel()
+
+                with trio.CancelScope() as scope:
+                    nursery.start_soon(cancel, scope)
+                    answers.append(await ref.ask(Do(act)))
+                assert answers == (["found"] if is_found else [])
+                assert scope.cancelled_caught is not is_found
+
+    async def test_nobody_looks_for_one_that_is_not_served_in_its_askers_task(self) -> None:
+        looked: list[bool] = []
+
+        async def act(actor: Doer) -> ta.DeferredReply[str]:
+            reply: ta.DeferredReply[str] = actor.context.defer()
+            looked.append(reply.look_last(lambda: None))
+            reply.set("at once")
+            return reply
+
+        async def also(actor: Doer) -> ta.DeferredReply[str]:
+            return await act(actor)
+
+        async with doer() as (ref, _), trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(ref.ask, Do(waits(act)))
+            done: list[object] = []
+            ref.post(Do(also), done.append)
+            while not done:
+                await trio.lowlevel.checkpoint()
+        assert looked == [False] * 3
+
+
 async def test_an_actor_that_is_stopped_ends_one_that_waits(autojump_clock: MockClock) -> None:
     async with doer(ta.Policy(grace=1.0)) as (ref, _), trio.open_nursery() as nursery:
         errors: list[Exception] = []

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ._cell import Cell
     from ._messages import AnyMessage
 
-__all__ = ["EXPIRED", "DeferredReply", "Envelope", "EnvelopeState", "crash_error"]
+__all__ = ["EXPIRED", "DeferredReply", "Envelope", "EnvelopeState", "crash_error", "no_look"]
 
 _logger = logging.getLogger("trio_accel.actors")
 
@@ -58,6 +58,7 @@ class Envelope:
         "deadline",
         "is_abandonable",
         "is_told",
+        "last_look",
         "message",
         "on_cancel",
         "on_done",
@@ -100,6 +101,8 @@ class Envelope:
         self.on_failed_hook: Callable[[Exception], None] | None = None
         # In place of a parked task: who posted it is called back.
         self.on_done: Callable[[outcome.Outcome[object]], None] | None = None
+        # What its asker calls before it parks, `no_look` if there is none; None where nobody will.
+        self.last_look: Callable[[], None] | None = None
         # Set while somebody observes the system.
         self.queued_at: float | None = None
         self.started_at: float | None = None
@@ -174,6 +177,10 @@ class Envelope:
         return self.resolve(outcome.capture(self.raise_cancel))
 
 
+def no_look() -> None:
+    """The `last_look` of an asker that would call one."""
+
+
 class DeferredReply(Generic[ReplyT_contra]):
     """A reply that is given later, by whoever holds this, on the Trio thread.
 
@@ -196,6 +203,24 @@ class DeferredReply(Generic[ReplyT_contra]):
     def is_cancelled(self) -> bool:
         """Whether the asker was cancelled and waits for the request to unwind."""
         return self._envelope.is_cancelled
+
+    def look_last(self, look: Callable[[], None]) -> bool:
+        """Have the asker itself look for the reply, once: after a turn of all other tasks, before it parks.
+
+        A reply that takes no longer than such a turn then costs no other. Only an asker does so whose request
+        is being served in its own task, because the actor had nothing else to do.
+
+        Args:
+            look: Called on the Trio thread, unless the reply is there by then; may give it, must not raise.
+
+        Returns:
+            Whether it will be called.
+        """
+        envelope = self._envelope
+        if envelope.last_look is None:
+            return False
+        envelope.last_look = look
+        return True
 
     @enable_ki_protection
     def set(self, value: ReplyT_contra) -> bool:

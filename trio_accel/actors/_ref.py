@@ -9,7 +9,7 @@ import outcome
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ._envelope import EXPIRED, Envelope, EnvelopeState
+from ._envelope import EXPIRED, Envelope, EnvelopeState, no_look
 from ._errors import AskCycleError, MailboxFullError
 from ._messages import AnyMessage, Message, Request
 from ._options import Overflow
@@ -85,11 +85,14 @@ class Ref(Generic[ActorT_co]):
                 # It has nothing else to do, so its task need not be woken.
                 await trio.lowlevel.checkpoint_if_cancelled()
                 results: list[outcome.Outcome[object]] = []
-                envelope.on_done = results.append
+                envelope.on_done, envelope.last_look = results.append, no_look
                 is_served = cell.serve_at_once(envelope, attempt)
-                envelope.on_done = None
-                if results:
+                if results or envelope.last_look is not no_look:
                     await trio.lowlevel.cancel_shielded_checkpoint()
+                    if not results:
+                        envelope.last_look()
+                envelope.on_done = envelope.last_look = None
+                if results:
                     # Held by nothing here: an error would hold this frame, and this frame the error.
                     return cast("ReplyT", results.pop().unwrap())
             if not is_served:

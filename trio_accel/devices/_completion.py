@@ -35,11 +35,13 @@ class CompletionPort(Protocol):
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
         """See to it that the engine looks at its events soon after this one is done."""
 
-    def stare(self, event: AccelEvent) -> bool:
-        """Wait for the end of a very short operation, here and now; returns whether it is done.
+    @property
+    def is_quick(self) -> bool:
+        """Whether the next operation, if it is alone, is to be stared at before it is watched."""
+        ...
 
-        Called where nobody asks for anything else. One that is not done is watched as ever.
-        """
+    def stare(self, event: AccelEvent) -> bool:
+        """Wait for the end of a very short operation, here and now; returns whether it is done."""
         ...
 
     async def run(self) -> None:
@@ -168,8 +170,12 @@ class _HostCallbackPort:
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
         stream.notify(event, self._waker)
 
-    def stare(self, event: AccelEvent) -> bool:
+    @property
+    def is_quick(self) -> bool:
         return False
+
+    def stare(self, event: AccelEvent) -> bool:
+        return event.is_done
 
     async def run(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -187,8 +193,12 @@ class _SyncPort:
         # The launch is not finished yet: the reply follows when the loop goes on.
         self._waker.ring()
 
-    def stare(self, event: AccelEvent) -> bool:
+    @property
+    def is_quick(self) -> bool:
         return False
+
+    def stare(self, event: AccelEvent) -> bool:
+        return event.is_done
 
     async def run(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -216,9 +226,14 @@ class _Watched:
         if changed.task is not None:
             changed.wake()
 
-    def stare(self, event: AccelEvent) -> bool:
+    @property
+    def is_quick(self) -> bool:
         """Leave it to the task."""
         return False
+
+    def stare(self, event: AccelEvent) -> bool:
+        """Look once."""
+        return event.is_done
 
     def close(self) -> None:
         """Look at nothing any more."""
@@ -293,7 +308,6 @@ class _AdaptivePort(_Watched):
         self._budget = most
         self._half = window / 2
         self._began = 0.0
-        # Whether the last operation took no longer than one is stared at.
         self._is_quick = False
         self._waker = LoopWaker(self._rung)
         # What each stream was asked to ring for last.
@@ -311,15 +325,19 @@ class _AdaptivePort(_Watched):
             self._forecasts.clear()
         self._forecasts[stream] = Forecast(now)
 
+    @property
+    def is_quick(self) -> bool:
+        """Whether the last operation took no longer than one is stared at."""
+        return self._is_quick
+
     def stare(self, event: AccelEvent) -> bool:
         """Look without a turn of the loop, which takes longer than a small operation has left."""
-        if self._is_quick:
-            end = time.perf_counter() + _STARE
-            while not event.is_done:
-                if time.perf_counter() > end:
-                    self._is_quick = False
-                    break
-        return self._is_quick
+        end = time.perf_counter() + _STARE
+        while not event.is_done:
+            if time.perf_counter() > end:
+                self._is_quick = False
+                return False
+        return True
 
     def close(self) -> None:
         super().close()

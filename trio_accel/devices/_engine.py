@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import trio
@@ -200,13 +201,25 @@ class Engine:
                 # Before it was there: it goes when the operation is complete.
                 self._memory_in_use.release(output.id)
         operation.crash = crash
-        operation.reply = reply = defer(on_cancel=lambda: self._start_grace(lane, operation))
+        operation.reply = defer(on_cancel=lambda: self._start_grace(lane, operation))
         self.launched += 1
-        if self._is_alone() and self.completion.stare(operation.event):
-            self._reap(lane)
+        if self.completion.is_quick and self._is_alone():
+            self._look_soon(lane, operation, operation.reply)
         else:
             self.completion.watch(stream, operation.event)
-        return reply
+        return operation.reply
+
+    def _look_soon(self, lane: Lane, operation: InFlight, reply: DeferredReply[None]) -> None:
+        """See the end of an operation that takes no longer than a turn of the loop; after one, if possible."""
+        if not reply.look_last(partial(self._look, lane, operation)):
+            self._look(lane, operation)
+
+    def _look(self, lane: Lane, operation: InFlight) -> None:
+        """Reply if the operation is done, or will be in a moment; else it is watched from now on."""
+        if not self.completion.stare(operation.event):
+            self.completion.watch(lane.stream, operation.event)
+        elif not operation.is_lost:
+            self._reap(lane)
 
     def _fly(self, lane: Lane, launch: Launch, *, is_whole: bool = True) -> InFlight:
         """Hold what was enqueued until it is done: the whole operation, or copies for it alone."""

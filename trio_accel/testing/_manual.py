@@ -132,8 +132,12 @@ class _ManualPort:
                     operation.event = held
                     self._take(held)
 
-    def stare(self, event: AccelEvent) -> bool:
+    @property
+    def is_quick(self) -> bool:
         return False
+
+    def stare(self, event: AccelEvent) -> bool:
+        return event.is_done
 
     async def run(self) -> None:
         await trio.lowlevel.checkpoint()
