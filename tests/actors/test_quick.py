@@ -287,13 +287,12 @@ class TestLastLook:
                 assert replies[0].look_last(look)
                 return replies[0]
 
+            async def cancel(scope: trio.CancelScope) -> None:
+                scope.cancel()
+
             async with doer() as (ref, _), trio.open_nursery() as nursery:
-
-                async def cancel(scope: trio.CancelScope) -> None:
-                    scope.cancel()
-
                 with trio.CancelScope() as scope:
-                    nursery.start_soon(cancel, scope)
+                    nursery.start_soon(cancel, scope)  # noqa: ASYNC111  # it ends before the scope does
                     answers.append(await ref.ask(Do(act)))
                 assert answers == (["found"] if is_found else [])
                 assert scope.cancelled_caught is not is_found
@@ -315,8 +314,8 @@ class TestLastLook:
                 nursery.start_soon(ref.ask, Do(waits(act)))
             done: list[object] = []
             ref.post(Do(also), done.append)
-            while not done:
-                await trio.lowlevel.checkpoint()
+            await wait_all_tasks_blocked()
+        assert len(done) == 1
         assert looked == [False] * 3
 
 

@@ -210,7 +210,7 @@ class Engine:
         return operation.reply
 
     def _look_soon(self, lane: Lane, operation: InFlight, reply: DeferredReply[None]) -> None:
-        """See the end of an operation that takes no longer than a turn of the loop; after one, if possible."""
+        """See the end of an operation that takes no longer than a turn of the loop: after one, or at once."""
         if not reply.look_last(partial(self._look, lane, operation)):
             self._look(lane, operation)
 
