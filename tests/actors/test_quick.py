@@ -211,6 +211,16 @@ async def test_it_may_defer_its_reply() -> None:
         assert got == [5]
 
 
+class Turns(trio.abc.Instrument):
+    """Counts the turns of the loop."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def before_io_wait(self, timeout: float) -> None:
+        self.count += 1
+
+
 class TestLastLook:
     """An asker whose request is served in its own task looks for the reply itself, before it parks."""
 
@@ -223,21 +233,21 @@ class TestLastLook:
 
         return act
 
-    async def test_what_it_finds_is_its_reply_and_others_have_had_their_turn(self) -> None:
+    async def test_what_it_finds_is_its_reply_and_the_loop_has_turned(self) -> None:
         replies: list[ta.DeferredReply[str]] = []
-        events: list[str] = []
-
-        async def other() -> None:
-            events.append("another task")
+        turns = Turns()
+        seen: list[int] = []
 
         def look() -> None:
-            events.append("a look")
+            seen.append(turns.count)
             replies[0].set("found")
 
-        async with doer() as (ref, _), trio.open_nursery() as nursery:
-            nursery.start_soon(other)
+        async with doer() as (ref, _):
+            await wait_all_tasks_blocked()
+            trio.lowlevel.add_instrument(turns)
             assert await ref.ask(Do(self.deferred(replies, look))) == "found"
-            assert events == ["another task", "a look"]
+            trio.lowlevel.remove_instrument(turns)
+        assert seen == [turns.count] == [1]
 
     async def test_it_looks_once_and_waits_where_it_finds_nothing(self, autojump_clock: MockClock) -> None:
         replies: list[ta.DeferredReply[str]] = []
@@ -253,49 +263,43 @@ class TestLastLook:
         assert next(looks) == 1
 
     async def test_it_does_not_look_for_what_is_there(self) -> None:
-        replies: list[ta.DeferredReply[str]] = []
         looks = itertools.count()
 
-        async def reply() -> None:
-            replies[0].set("by another task")
+        async def act(actor: Doer) -> ta.DeferredReply[str]:
+            reply: ta.DeferredReply[str] = actor.context.defer()
+            assert reply.look_last(lambda: next(looks))
+            reply.set("there")
+            return reply
 
-        async with doer() as (ref, _), trio.open_nursery() as nursery:
-            nursery.start_soon(reply)
-            assert await ref.ask(Do(self.deferred(replies, lambda: next(looks)))) == "by another task"
+        async with doer() as (ref, _):
+            assert await ref.ask(Do(act)) == "there"
         assert next(looks) == 0
 
-    async def test_cancelled_in_its_turn_it_has_its_reply_or_takes_back_its_request(
-        self, autojump_clock: MockClock
+    @pytest.mark.parametrize("is_found", [True, False])
+    async def test_cancelled_before_it_looks_it_has_its_reply_or_waits_for_its_end(
+        self, is_found: bool
     ) -> None:
-        for is_found in (True, False):
-            replies: list[ta.DeferredReply[str]] = []
-            answers: list[str] = []
+        replies: list[ta.DeferredReply[str]] = []
+        answers: list[str] = []
 
-            def look(replies: list[ta.DeferredReply[str]] = replies, is_found: bool = is_found) -> None:
-                if is_found:
-                    replies[0].set("found")
+        def look() -> None:
+            if is_found:
+                replies[0].set("found")
 
-            async def act(
-                actor: Doer,
-                replies: list[ta.DeferredReply[str]] = replies,
-                look: Callable[[], None] = look,
-            ) -> ta.DeferredReply[str]:
-                def unwind() -> None:
-                    replies[0].cancelled()
+        def unwind() -> None:
+            replies[0].cancelled()
 
-                replies.append(actor.context.defer(on_cancel=unwind))
-                assert replies[0].look_last(look)
-                return replies[0]
+        async def act(actor: Doer) -> ta.DeferredReply[str]:
+            replies.append(actor.context.defer(on_cancel=unwind))
+            assert replies[0].look_last(look)
+            scope.cancel()
+            return replies[0]
 
-            async def cancel(scope: trio.CancelScope) -> None:
-                scope.cancel()
-
-            async with doer() as (ref, _), trio.open_nursery() as nursery:
-                with trio.CancelScope() as scope:
-                    nursery.start_soon(cancel, scope)  # noqa: ASYNC111  # it ends before the scope does
-                    answers.append(await ref.ask(Do(act)))
-                assert answers == (["found"] if is_found else [])
-                assert scope.cancelled_caught is not is_found
+        async with doer() as (ref, _):
+            with trio.CancelScope() as scope:
+                answers.append(await ref.ask(Do(act)))
+        assert answers == (["found"] if is_found else [])
+        assert scope.cancelled_caught is not is_found
 
     async def test_nobody_looks_for_one_that_is_not_served_in_its_askers_task(self) -> None:
         looked: list[bool] = []

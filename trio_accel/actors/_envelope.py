@@ -205,7 +205,7 @@ class DeferredReply(Generic[ReplyT_contra]):
         return self._envelope.is_cancelled
 
     def look_last(self, look: Callable[[], None]) -> bool:
-        """Have the asker itself look for the reply, once: after a turn of all other tasks, before it parks.
+        """Have the asker itself look for the reply, once: after a turn of the loop, before it parks.
 
         A reply that takes no longer than such a turn then costs no other. Only an asker does so whose request
         is being served in its own task, because the actor had nothing else to do.
