@@ -151,13 +151,6 @@ class InlineDispatch:
 
     async def ask(self, operation: Operation[LibraryT, ReplyT]) -> ReplyT:
         """See `Device.ask`."""
-        self._asking += 1
-        try:
-            return await self._ask(operation)
-        finally:
-            self._asking -= 1
-
-    async def _ask(self, operation: Operation[LibraryT, ReplyT]) -> ReplyT:
         losses = 0
         while True:
             session = self.session or await self._ready()
@@ -172,11 +165,11 @@ class InlineDispatch:
                 launch.forget()
                 continue
             travel: Travel | None = None
+            self._asking += 1
             try:
                 if self._device.hooks:
                     self._device.validated(launch)
-                travel = None if self._copies is None else self._copies.start(launch)
-                if travel is not None:
+                if self._copies is not None and (travel := self._copies.start(launch)) is not None:
                     launch = travel.launch
                 session.engine.enter(launch)
                 await library.ask(launch)
@@ -192,6 +185,7 @@ class InlineDispatch:
                 self._check_loss(error, launch, library, session.engine, may_run_again=may_run_again)
                 continue
             finally:
+                self._asking -= 1
                 session.engine.over(launch)
                 if travel is not None:
                     with trio.CancelScope(shield=True):
