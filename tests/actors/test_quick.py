@@ -262,7 +262,7 @@ class TestLastLook:
             assert await ref.ask(Do(self.deferred(replies, lambda: next(looks)))) == "later"
         assert next(looks) == 1
 
-    async def test_it_does_not_look_for_what_is_there(self) -> None:
+    async def test_it_looks_also_where_the_reply_is_there(self) -> None:
         looks = itertools.count()
 
         async def act(actor: Doer) -> ta.DeferredReply[str]:
@@ -273,7 +273,7 @@ class TestLastLook:
 
         async with doer() as (ref, _):
             assert await ref.ask(Do(act)) == "there"
-        assert next(looks) == 0
+        assert next(looks) == 1
 
     @pytest.mark.parametrize("is_found", [True, False])
     async def test_cancelled_before_it_looks_it_has_its_reply_or_waits_for_its_end(

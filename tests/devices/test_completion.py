@@ -21,6 +21,7 @@ import trio_accel as ta
 from trio_accel.backends.base import Waker
 from trio_accel.devices import Put
 from trio_accel.devices._forecast import Forecast
+from trio_accel.devices._hooks import Phase
 
 STRATEGIES = [
     ta.HostCallbackCompletion(),
@@ -230,6 +231,30 @@ class TestStaring:
             await ask_held(device, backend, ref, 0.05)
             assert 0.05 <= time.perf_counter() - before < 1.0
             assert not port._is_quick  # type: ignore[attr-defined]
+
+    async def test_what_its_asker_looks_for_is_seen_though_the_library_ends_meanwhile(
+        self, system: ta.System, backend: ManualBackend
+    ) -> None:
+        strategy = ta.AdaptiveCompletion(window=0.0)
+        async with system.open_device("manual", options=ta.DeviceOptions(completion=strategy)) as device:
+            ref = await device.put(np.ones(3))
+            await ta.linalg.scal(1.0, ref)
+            session = device.dispatch.session  # type: ignore[union-attr]
+            library = session.libraries[ta.linalg.Scal.library]
+
+            def end(phase: Phase, launch: object) -> None:
+                if phase is Phase.ENQUEUE:
+                    library.cancel("a test")
+
+            session.engine.completion._is_quick = True
+            backend.device.is_held = True
+            device.hooks.append(end)
+            with pytest.raises(ta.ContextPoisonedError):
+                await ta.linalg.scal(2.0, ref)
+            assert session.engine.in_flight == 1
+            backend.device.release()
+            with trio.fail_after(2):
+                await session.engine.synchronize()
 
 
 async def test_looking_when_it_is_due_costs_little(system: ta.System) -> None:

@@ -211,7 +211,7 @@ class DeferredReply(Generic[ReplyT_contra]):
         is being served in its own task, because the actor had nothing else to do.
 
         Args:
-            look: Called on the Trio thread, unless the reply is there by then; may give it, must not raise.
+            look: Called on the Trio thread, also if the reply is there by then; may give it, must not raise.
 
         Returns:
             Whether it will be called.

@@ -89,8 +89,7 @@ class Ref(Generic[ActorT_co]):
                 is_served = cell.serve_at_once(envelope, attempt)
                 if results or envelope.last_look is not no_look:
                     await trio.lowlevel.cancel_shielded_checkpoint()
-                    if not results:
-                        envelope.last_look()
+                    envelope.last_look()
                 envelope.on_done = envelope.last_look = None
                 if results:
                     # Held by nothing here: an error would hold this frame, and this frame the error.
