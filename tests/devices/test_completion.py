@@ -226,11 +226,11 @@ class TestStaring:
         async with system.open_device("manual", options=ta.DeviceOptions(completion=strategy)) as device:
             ref = await device.put(np.ones(3))
             port = device.dispatch.session.engine.completion  # type: ignore[union-attr]
-            port._is_quick = True  # type: ignore[attr-defined]
+            port.is_quick = True  # type: ignore[attr-defined]
             before = time.perf_counter()
             await ask_held(device, backend, ref, 0.05)
             assert 0.05 <= time.perf_counter() - before < 1.0
-            assert not port._is_quick  # type: ignore[attr-defined]
+            assert not port.is_quick  # type: ignore[attr-defined]
 
     async def test_what_its_asker_looks_for_is_seen_though_the_library_ends_meanwhile(
         self, system: ta.System, backend: ManualBackend
@@ -246,7 +246,7 @@ class TestStaring:
                 if phase is Phase.ENQUEUE:
                     library.cancel("a test")
 
-            session.engine.completion._is_quick = True
+            session.engine.completion.is_quick = True
             backend.device.is_held = True
             device.hooks.append(end)
             with pytest.raises(ta.ContextPoisonedError):

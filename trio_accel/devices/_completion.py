@@ -30,7 +30,7 @@ __all__ = [
 
 
 class CompletionPort(Protocol):
-    """The completions of one engine."""
+    """The completions of one engine; a base of classes that are one."""
 
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
         """See to it that the engine looks at its events soon after this one is done."""
@@ -38,11 +38,11 @@ class CompletionPort(Protocol):
     @property
     def is_quick(self) -> bool:
         """Whether the next operation, if it is alone, is to be stared at before it is watched."""
-        ...
+        return False
 
     def stare(self, event: AccelEvent) -> bool:
         """Wait for the end of a very short operation, here and now; returns whether it is done."""
-        ...
+        return event.is_done
 
     async def run(self) -> None:
         """What the strategy does beside the engine, until it is cancelled; may return at once."""
@@ -164,18 +164,11 @@ class SyncCompletion:
 
 
 @attrs.frozen
-class _HostCallbackPort:
+class _HostCallbackPort(CompletionPort):
     _waker: LoopWaker
 
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
         stream.notify(event, self._waker)
-
-    @property
-    def is_quick(self) -> bool:
-        return False
-
-    def stare(self, event: AccelEvent) -> bool:
-        return event.is_done
 
     async def run(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -185,20 +178,13 @@ class _HostCallbackPort:
 
 
 @attrs.frozen
-class _SyncPort:
+class _SyncPort(CompletionPort):
     _waker: LoopWaker
 
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
         stream.synchronize()
         # The launch is not finished yet: the reply follows when the loop goes on.
         self._waker.ring()
-
-    @property
-    def is_quick(self) -> bool:
-        return False
-
-    def stare(self, event: AccelEvent) -> bool:
-        return event.is_done
 
     async def run(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -208,9 +194,14 @@ class _SyncPort:
 
 
 class _Watched:
-    """Events that a task of the port looks at, in the order of each stream."""
+    """Events that a task of the port looks at, in the order of each stream.
+
+    Attributes:
+        is_quick: Whether the last operation took no longer than one is stared at.
+    """
 
     def __init__(self, reap: Callable[[], None]) -> None:
+        self.is_quick: bool = False
         self._reap = reap
         self._events: dict[AccelStream, list[AccelEvent]] = {}
         self._changed = Nudge()
@@ -225,11 +216,6 @@ class _Watched:
             events[stream] = [event]
         if changed.task is not None:
             changed.wake()
-
-    @property
-    def is_quick(self) -> bool:
-        """Leave it to the task."""
-        return False
 
     def stare(self, event: AccelEvent) -> bool:
         """Look once."""
@@ -308,7 +294,6 @@ class _AdaptivePort(_Watched):
         self._budget = most
         self._half = window / 2
         self._began = 0.0
-        self._is_quick = False
         self._waker = LoopWaker(self._rung)
         # What each stream was asked to ring for last.
         self._armed: dict[AccelStream, AccelEvent] = {}
@@ -325,17 +310,12 @@ class _AdaptivePort(_Watched):
             self._forecasts.clear()
         self._forecasts[stream] = Forecast(now)
 
-    @property
-    def is_quick(self) -> bool:
-        """Whether the last operation took no longer than one is stared at."""
-        return self._is_quick
-
     def stare(self, event: AccelEvent) -> bool:
         """Look without a turn of the loop, which takes longer than a small operation has left."""
         end = time.perf_counter() + _STARE
         while not event.is_done:
             if time.perf_counter() > end:
-                self._is_quick = False
+                self.is_quick = False
                 return False
         return True
 
@@ -351,7 +331,7 @@ class _AdaptivePort(_Watched):
             self._began = time.perf_counter()
             if await self._search(self._began + self._budget):
                 self._budget = min(2 * self._budget, self._most)
-                self._is_quick = time.perf_counter() - self._began < _STARE
+                self.is_quick = time.perf_counter() - self._began < _STARE
             elif self._events:
                 self._budget = max(self._budget / 2, self._LEAST)
                 self._arm()

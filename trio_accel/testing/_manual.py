@@ -110,7 +110,7 @@ class ManualCompletion:
         self._held = [event for event in self._held if event.port is not port]
 
 
-class _ManualPort:
+class _ManualPort(CompletionPort):
     def __init__(
         self,
         engine: Engine,
@@ -131,13 +131,6 @@ class _ManualPort:
                     held = _HeldEvent(self, stream, event, operation.launch.name)
                     operation.event = held
                     self._take(held)
-
-    @property
-    def is_quick(self) -> bool:
-        return False
-
-    def stare(self, event: AccelEvent) -> bool:
-        return event.is_done
 
     async def run(self) -> None:
         await trio.lowlevel.checkpoint()
