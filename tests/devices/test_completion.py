@@ -179,6 +179,18 @@ async def test_what_takes_as_long_as_before_is_seen_when_it_is_due_though_nobody
 class TestStaring:
     """One short operation at a time, for which nobody has to be woken."""
 
+    @pytest.fixture
+    async def device(self, system: ta.System, backend: ManualBackend) -> AsyncGenerator[ta.Device, None]:
+        strategy = ta.AdaptiveCompletion(window=0.0)
+        async with system.open_device("manual", options=ta.DeviceOptions(completion=strategy)) as device:
+            yield device
+
+    @pytest.fixture
+    async def ref(self, device: ta.Device) -> ta.AccelRef:
+        ref = await device.put(np.ones(3))
+        await ta.linalg.scal(1.0, ref)
+        return ref
+
     async def watched(self, device: ta.Device, tasks: int, ref: ta.AccelRef) -> int:
         """How many of ten operations of each task are left to the task that looks."""
         port = device.dispatch.session.engine.completion  # type: ignore[union-attr]
@@ -199,62 +211,44 @@ class TestStaring:
         port.watch = watch  # type: ignore[method-assign]
         return next(count)
 
-    async def test_who_asks_alone_sees_the_end_at_once(
-        self, system: ta.System, backend: ManualBackend
-    ) -> None:
-        strategy = ta.AdaptiveCompletion(window=0.0)
-        async with system.open_device("manual", options=ta.DeviceOptions(completion=strategy)) as device:
-            ref = await device.put(np.ones(3))
-            await ta.linalg.scal(1.0, ref)
-            # A turn of the loop may take long here, and then nothing is known to be quick.
-            assert min([await self.watched(device, 1, ref) for _ in range(5)]) <= 1
+    async def test_who_asks_alone_sees_the_end_at_once(self, device: ta.Device, ref: ta.AccelRef) -> None:
+        # A turn of the loop may take long here, and then nothing is known to be quick.
+        assert min([await self.watched(device, 1, ref) for _ in range(5)]) <= 1
 
     async def test_who_asks_beside_others_does_not_hold_them_up(
-        self, system: ta.System, backend: ManualBackend
+        self, device: ta.Device, ref: ta.AccelRef
     ) -> None:
-        async with system.open_device(
-            "manual", options=ta.DeviceOptions(completion=ta.AdaptiveCompletion())
-        ) as device:
-            ref = await device.put(np.ones(3))
-            await ta.linalg.scal(1.0, ref)
-            assert await self.watched(device, 2, ref) >= 18
+        assert await self.watched(device, 2, ref) >= 18
 
     async def test_what_takes_longer_is_left_to_the_task_and_the_next_too(
-        self, system: ta.System, backend: ManualBackend
+        self, device: ta.Device, backend: ManualBackend, ref: ta.AccelRef
     ) -> None:
-        strategy = ta.AdaptiveCompletion(window=0.0)
-        async with system.open_device("manual", options=ta.DeviceOptions(completion=strategy)) as device:
-            ref = await device.put(np.ones(3))
-            port = device.dispatch.session.engine.completion  # type: ignore[union-attr]
-            port.is_quick = True  # type: ignore[attr-defined]
-            before = time.perf_counter()
-            await ask_held(device, backend, ref, 0.05)
-            assert 0.05 <= time.perf_counter() - before < 1.0
-            assert not port.is_quick  # type: ignore[attr-defined]
+        port = device.dispatch.session.engine.completion  # type: ignore[union-attr]
+        port.is_quick = True  # type: ignore[misc]
+        before = time.perf_counter()
+        await ask_held(device, backend, ref, 0.05)
+        assert 0.05 <= time.perf_counter() - before < 1.0
+        assert not port.is_quick
 
     async def test_what_its_asker_looks_for_is_seen_though_the_library_ends_meanwhile(
-        self, system: ta.System, backend: ManualBackend
+        self, device: ta.Device, backend: ManualBackend, ref: ta.AccelRef
     ) -> None:
-        strategy = ta.AdaptiveCompletion(window=0.0)
-        async with system.open_device("manual", options=ta.DeviceOptions(completion=strategy)) as device:
-            ref = await device.put(np.ones(3))
-            await ta.linalg.scal(1.0, ref)
-            session = device.dispatch.session  # type: ignore[union-attr]
-            library = session.libraries[ta.linalg.Scal.library]
+        session = device.dispatch.session  # type: ignore[union-attr]
+        library = session.libraries[ta.linalg.Scal.library]
 
-            def end(phase: Phase, launch: object) -> None:
-                if phase is Phase.ENQUEUE:
-                    library.cancel("a test")
+        def end(phase: Phase, launch: object) -> None:
+            if phase is Phase.ENQUEUE:
+                library.cancel("a test")
 
-            session.engine.completion.is_quick = True
-            backend.device.is_held = True
-            device.hooks.append(end)
-            with pytest.raises(ta.ContextPoisonedError):
-                await ta.linalg.scal(2.0, ref)
-            assert session.engine.in_flight == 1
-            backend.device.release()
-            with trio.fail_after(2):
-                await session.engine.synchronize()
+        session.engine.completion.is_quick = True
+        backend.device.is_held = True
+        device.hooks.append(end)
+        with pytest.raises(ta.ContextPoisonedError):
+            await ta.linalg.scal(2.0, ref)
+        assert session.engine.in_flight == 1
+        backend.device.release()
+        with trio.fail_after(2):
+            await session.engine.synchronize()
 
 
 async def test_looking_when_it_is_due_costs_little(system: ta.System) -> None:
