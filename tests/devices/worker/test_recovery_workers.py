@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import aclosing
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,13 @@ from trio_accel.devices.worker._channel import Channel, Received
 
 async def wait_spares(device: ta.Device, count: int) -> None:
     await until(lambda: device.dispatch.spares == count)
+
+
+async def wait_generation(device: ta.Device, number: int) -> None:
+    async with aclosing(device.watch_generation()) as generations:
+        async for generation in generations:
+            if generation >= number:
+                return
 
 
 async def kill(device: ta.Device) -> None:
@@ -66,8 +74,7 @@ async def test_a_loss_that_the_device_did_not_report_is_waited_for(system: ta.Sy
             with pytest.raises(ta.ContextPoisonedError):
                 await writing.wait()
             with trio.fail_after(10):
-                while device.generation == generation:
-                    await trio.lowlevel.checkpoint()
+                await wait_generation(device, generation + 1)
             assert before.is_dead
 
 
