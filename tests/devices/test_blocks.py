@@ -36,23 +36,6 @@ async def test_small_blocks_wait_for_the_next_operation_unless_there_are_many(de
     assert (await device.statistics()).memory.blocks == 0
 
 
-async def test_blocks_wait_until_they_are_large_together() -> None:
-    freed: list[int] = []
-    table = BlockTable("cpu:0", Availability(), patience=1000)
-    table.release = freed.extend
-    for size in (500, 499):
-        table.new(size).release()
-    await wait_all_tasks_blocked()
-    assert not freed
-    table.new(1).release()
-    await wait_all_tasks_blocked()
-    assert len(freed) == 3
-    # Those that went do not count any more.
-    table.new(999).release()
-    await wait_all_tasks_blocked()
-    assert len(freed) == 3
-
-
 async def test_the_bell_is_rung_again_after_a_drain_by_hand() -> None:
     freed: list[int] = []
     table = BlockTable("cpu:0", Availability())

@@ -11,13 +11,11 @@ from ..backends.base import StaleRefError
 from ._availability import Availability
 from ._bridge import LoopWaker
 
-__all__ = ["PATIENCE", "Block", "BlockTable", "bare"]
+__all__ = ["Block", "BlockTable", "bare"]
 
 _ids = itertools.count(1)
 
-PATIENCE = 8 << 20
-"""How many bytes that are dropped may wait for the next operation, where the memory is the host's."""
-
+_LARGE = 8 << 20
 _MANY = 64
 
 
@@ -118,29 +116,15 @@ class BlockTable:
         device_name: Name of the device.
         valid_since: First generation whose memory is still there.
         release: Gives the memory of blocks back.
-        patience: So many bytes may wait for the next operation.
     """
 
-    __slots__ = (
-        "_availability",
-        "_bytes",
-        "_dropped",
-        "_is_rung",
-        "_waker",
-        "device_name",
-        "patience",
-        "release",
-        "valid_since",
-    )
+    __slots__ = ("_availability", "_dropped", "_is_rung", "_waker", "device_name", "release", "valid_since")
 
-    def __init__(self, device_name: str, availability: Availability, patience: int = PATIENCE) -> None:
+    def __init__(self, device_name: str, availability: Availability) -> None:
         self.device_name: str = device_name
-        self.patience: int = patience
         self.valid_since: int = 0
         self._availability = availability
         self._dropped: deque[int] = deque()
-        # About how many: threads that drop at the same moment may count as one.
-        self._bytes = 0
         self._is_rung = False
         self._waker = LoopWaker(self.drain)
         self.release: Callable[[Iterable[int]], None] = _nowhere
@@ -160,13 +144,12 @@ class BlockTable:
         return Block(self, nbytes, self._availability.generation, number)
 
     def drop(self, block: int, nbytes: int) -> None:
-        """Give a block back: with the next operation, or soon if those that wait are large together, or many.
+        """Give a block back: soon if it is large or one of many, else with the next operation.
 
         Any thread.
         """
         self._dropped.append(block)
-        self._bytes += nbytes
-        if self._bytes < self.patience and nbytes < self.patience and len(self._dropped) < _MANY:
+        if nbytes < _LARGE and len(self._dropped) < _MANY:
             # To wake the loop costs as much as a third of a small operation, and the next one drains.
             return
         # Whoever finds the bell rung has added the block before, and the drain that it is rung for
@@ -178,7 +161,6 @@ class BlockTable:
     def drain(self) -> None:
         """Give all dropped blocks back now. Trio thread only."""
         self._is_rung = False
-        self._bytes = 0
         dropped = self._dropped
         if dropped:
             # Others may be appended meanwhile: those are given back with the next.

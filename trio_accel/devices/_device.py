@@ -27,7 +27,7 @@ from ..backends.base import (
     SharesCudaMemory,
 )
 from ._availability import Availability
-from ._blocks import PATIENCE, BlockTable
+from ._blocks import BlockTable
 from ._device_actor import DeviceActor
 from ._dispatch import Dispatch
 from ._faults import Faults
@@ -52,8 +52,6 @@ LibraryT = TypeVar("LibraryT")
 ReplyT = TypeVar("ReplyT")
 
 _MAX_PENDING = 1024
-# Of a device with memory of its own, so large a part may wait: chunks that it keeps empty are larger.
-_SHARE = 64
 
 
 class Device:
@@ -71,7 +69,7 @@ class Device:
         self.options = options
         self.system = system
         self.availability: Availability = Availability()
-        self.blocks: BlockTable = BlockTable(info.name, self.availability, _patience(backend, info))
+        self.blocks: BlockTable = BlockTable(info.name, self.availability)
         self.faults: Faults = Faults()
         self.hooks: list[EngineHook] = []
         self.window: SubmitWindow = SubmitWindow(info.name, options.in_flight)
@@ -405,11 +403,6 @@ def _no_operation(operation: object, verb: str) -> TypeError:
         f"{verb}: {cls.__name__} does not say which library actor serves it; "
         "give the class an attribute library = 'package.module:Class'"
     )
-
-
-def _patience(backend: AccelBackend, info: DeviceInfo) -> int:
-    """How many bytes that are dropped may wait for the next operation."""
-    return PATIENCE if backend.shares_memory_with_host else max(PATIENCE, info.total_memory // _SHARE)
 
 
 def device_of(operation: str, *operands: Any) -> Device:

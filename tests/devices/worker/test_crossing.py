@@ -122,8 +122,6 @@ async def test_what_is_small_and_let_go_waits_for_a_request_and_other_memory_doe
     isolated: ta.Device,
 ) -> None:
     dispatch = isolated.dispatch
-    # Of a device with memory of its own, more may wait.
-    isolated.blocks.patience, dispatch._patience = 8 << 20, 64 << 20
     small, large = await isolated.put(np.ones(1000)), await isolated.put(np.ones(1 << 23))
     many = [await isolated.put(np.ones(1)) for _ in range(64)]
     small.release()

@@ -76,7 +76,6 @@ class WorkerDispatch:
         # What the worker is to be told that the program has let go; of some it is not known how large it is.
         self._released: list[int] = []
         self._released_bytes = 0.0
-        self._patience = max(_LARGE, device.blocks.patience)
         self._some_released = Nudge()
         self._last_error: BaseException | None = None
         # A worker whose loop blocks cannot be told that something was copied.
@@ -400,7 +399,7 @@ class WorkerDispatch:
         if self._link is None:
             return
         self._released.extend(blocks)
-        if self._released_bytes >= self._patience or len(self._released) >= _MANY:
+        if self._released_bytes >= _LARGE or len(self._released) >= _MANY:
             # Small ones, and few, can wait for a request to go with.
             self._some_released.wake()
 
