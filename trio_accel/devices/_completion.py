@@ -30,15 +30,16 @@ __all__ = [
 
 
 class CompletionPort(Protocol):
-    """The completions of one engine; a base of classes that are one."""
+    """The completions of one engine; a base of classes that are one.
+
+    Attributes:
+        is_quick: Whether the next operation, if it is alone, is to be stared at before it is watched.
+    """
+
+    is_quick: bool = False
 
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
         """See to it that the engine looks at its events soon after this one is done."""
-
-    @property
-    def is_quick(self) -> bool:
-        """Whether the next operation, if it is alone, is to be stared at before it is watched."""
-        return False
 
     def stare(self, event: AccelEvent) -> bool:
         """Wait for the end of a very short operation, here and now; returns whether it is done."""
@@ -193,15 +194,10 @@ class _SyncPort(CompletionPort):
         self._waker.close()
 
 
-class _Watched:
-    """Events that a task of the port looks at, in the order of each stream.
-
-    Attributes:
-        is_quick: Whether the last operation took no longer than one is stared at.
-    """
+class _Watched(CompletionPort):
+    """Events that a task of the port looks at, in the order of each stream."""
 
     def __init__(self, reap: Callable[[], None]) -> None:
-        self.is_quick: bool = False
         self._reap = reap
         self._events: dict[AccelStream, list[AccelEvent]] = {}
         self._changed = Nudge()
@@ -216,10 +212,6 @@ class _Watched:
             events[stream] = [event]
         if changed.task is not None:
             changed.wake()
-
-    def stare(self, event: AccelEvent) -> bool:
-        """Look once."""
-        return event.is_done
 
     def close(self) -> None:
         """Look at nothing any more."""
@@ -331,6 +323,7 @@ class _AdaptivePort(_Watched):
             self._began = time.perf_counter()
             if await self._search(self._began + self._budget):
                 self._budget = min(2 * self._budget, self._most)
+                # As short as one that is stared at.
                 self.is_quick = time.perf_counter() - self._began < _STARE
             elif self._events:
                 self._budget = max(self._budget / 2, self._LEAST)

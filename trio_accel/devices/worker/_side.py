@@ -93,7 +93,7 @@ class WorkerSide:
         self._early: list[Message] | None = []
         self._is_closing = False
         self._is_lost = False
-        # What has come together with the message that is being handled, and with it.
+        # How many messages came together, of which one is being handled.
         self._received = 0
         self._nursery: trio.Nursery
         self._handlers: dict[str, Callable[..., None]] = {
@@ -195,10 +195,16 @@ class WorkerSide:
         return self._copies.wrap(device, self._ready_libraries)
 
     def _lose(self, error: BaseException) -> None:
+        """Give the context up; the device says whether anything of it may still write."""
         self._give_up(error, is_silent=self._device.is_dead)
 
     def _give_up(self, error: BaseException, *, is_silent: bool = False) -> None:
-        """Tell the application what the context is lost to; it ends this process."""
+        """Tell the application what the context is lost to; it ends this process.
+
+        Args:
+            error: What it is lost to.
+            is_silent: Whether nothing of it writes to memory any more, so that the next need not wait.
+        """
         if not self._is_lost:
             self._is_lost = True
             self._channel.send(("lost", encode_error(error), is_silent), now=True)
