@@ -18,7 +18,7 @@
 
 #define API extern "C" __attribute__((visibility("default")))
 
-extern "C" int stand_in_enqueue(void *stream, void (*work)(void *), void *argument);
+extern "C" int stand_in_call(void *stream, void (*work)(void *), const void *argument, size_t size);
 extern "C" int stand_in_check(void);
 extern "C" int stand_in_drain(void);
 
@@ -222,11 +222,7 @@ template <typename Work> static int enqueue(const Handle *handle, const Work &wo
     if (!(loaded & 1u << loads) && stand_in_drain())
         return EXECUTION_FAILED;
     loaded |= 1u << loads;
-    Work *copy = (Work *)malloc(sizeof(Work));
-    if (!copy)
-        return ALLOC_FAILED;
-    memcpy((void *)copy, (const void *)&work, sizeof(Work));
-    int code = stand_in_enqueue(handle->stream, [](void *argument) { ((Work *)argument)->run(); }, copy);
+    int code = stand_in_call(handle->stream, [](void *argument) { ((Work *)argument)->run(); }, &work, sizeof(Work));
     return code ? EXECUTION_FAILED : SUCCESS;
 }
 

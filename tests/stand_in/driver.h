@@ -32,6 +32,7 @@ enum {
     CUDA_ERROR_OPERATING_SYSTEM = 304,
     CUDA_ERROR_FILE_NOT_FOUND = 301,
     CUDA_ERROR_INVALID_HANDLE = 400,
+    CUDA_ERROR_ILLEGAL_STATE = 401,
     CUDA_ERROR_NOT_FOUND = 500,
     CUDA_ERROR_NOT_READY = 600,
     CUDA_ERROR_ILLEGAL_ADDRESS = 700,
@@ -43,8 +44,14 @@ enum {
     CUDA_ERROR_LAUNCH_FAILED = 719,
     CUDA_ERROR_NOT_PERMITTED = 800,
     CUDA_ERROR_NOT_SUPPORTED = 801,
+    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
+    CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901,
+    CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD = 908,
     CUDA_ERROR_UNKNOWN = 999,
 };
+
+/* Types of a graph's nodes. */
+enum { NODE_KERNEL = 0, NODE_HOST = 4 };
 
 enum { CU_LOCATION_DEVICE = 1, CU_LOCATION_HOST = 2 };
 
@@ -112,6 +119,8 @@ struct context {
     CUresult sticky; /* the error that ended the context; nothing heals it in this process */
     int exclusive;   /* descriptor of the lock file in exclusive mode, or -1 */
     size_t used;     /* bytes of device memory */
+    size_t graph_nodes; /* of executable graphs that are not destroyed, or in flight */
+    size_t graph_room;  /* as many nodes as there is memory for: it is never given back */
     struct stream *streams;
     struct stream *legacy;
     struct stream *per_thread;
@@ -149,6 +158,7 @@ struct work {
     void (*run)(struct stream *stream, struct work *work); /* without the lock */
     void (*drop)(struct stream *stream, struct work *work,
                  CUresult code); /* instead, in a poisoned context */
+    int node; /* of what type it is in a graph, and 1 more; 0 where it cannot be captured, as what runs once */
 };
 
 enum { STREAM_NON_BLOCKING = 1, STREAM_MAGIC = 0x5eed5712, EVENT_MAGIC = 0x5eede7e7 };
@@ -167,11 +177,15 @@ struct stream {
     struct work *first;
     struct work *last;
     pthread_cond_t arrival;
+    struct graph *capture; /* what is queued goes there instead */
+    bool is_capture_broken;
+    pthread_t capturer;
 };
 
 CUresult get_stream(void *handle, struct stream **stream);
 CUresult submit(struct stream *stream, struct work *work); /* takes the work, also when it fails */
 CUresult submit_and_wait(struct stream *stream, struct work *work);
+CUresult capture(struct stream *stream, struct work *work); /* into its graph; NULL is refused; the lock is held */
 CUresult drain(struct context *context); /* waits for all streams; without the lock */
 void *new_work(size_t size, void (*run)(struct stream *, struct work *));
 struct moment *new_moment(struct context *context);

@@ -2,6 +2,7 @@
 #include "driver.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 enum { WAIT_GEQ = 0, WAIT_EQ = 1, WAIT_AND = 2, WAIT_NOR = 3, WAIT_FLUSH = 1 << 30, WRITE_NO_BARRIER = 1 };
 
@@ -28,6 +29,7 @@ CUDA(cuLaunchHostFunc, 10000, cuLaunchHostFunc, void *handle, void (*function)(v
     if (!function)
         return CUDA_ERROR_INVALID_VALUE;
     struct host_work *work = new_work(sizeof *work, run_host);
+    work->work.node = NODE_HOST + 1;
     work->function = function;
     work->argument = argument;
     return submit(stream, &work->work);
@@ -250,4 +252,27 @@ API int stand_in_enqueue(void *handle, void (*function)(void *), void *argument)
     if (code != CUDA_SUCCESS)
         free(argument);
     return code;
+}
+
+struct call_work {
+    struct work work;
+    void (*function)(void *argument);
+    _Alignas(16) char argument[];
+};
+
+static void run_call(struct stream *stream, struct work *work) {
+    struct call_work *call = (struct call_work *)work;
+    runs_for = stream;
+    call->function(call->argument);
+}
+
+/* The same with a copy of the argument, which the function leaves as it is: so it can be captured, as a kernel. */
+API int stand_in_call(void *handle, void (*function)(void *), const void *argument, size_t size) {
+    struct stream *stream;
+    CHECK(get_stream(handle, &stream));
+    struct call_work *work = new_work(sizeof *work + size, run_call);
+    work->work.node = NODE_KERNEL + 1;
+    work->function = function;
+    memcpy(work->argument, argument, size);
+    return submit(stream, &work->work);
 }

@@ -190,8 +190,12 @@ static CUresult submit_at(struct stream *stream, struct work *work, uint64_t *pl
     pthread_mutex_lock(&stand_in_lock);
     CUresult code = stream->context->sticky;
     if (code == CUDA_SUCCESS) {
-        order_by_default_stream(stream);
-        append(stream, work);
+        if (stream->capture) {
+            code = capture(stream, work);
+        } else {
+            order_by_default_stream(stream);
+            append(stream, work);
+        }
         *place = stream->queued;
     }
     pthread_mutex_unlock(&stand_in_lock);
@@ -209,6 +213,8 @@ static CUresult submit_moment(struct stream *stream, struct moment *moment,
                               void (*run)(struct stream *, struct work *)) {
     pthread_mutex_lock(&stand_in_lock);
     CUresult code = stream->context->sticky;
+    if (code == CUDA_SUCCESS && stream->capture)
+        code = capture(stream, NULL);
     if (code == CUDA_SUCCESS) {
         order_by_default_stream(stream);
         append(stream, moment_work(moment, run));
@@ -303,9 +309,11 @@ CUDA(cuStreamQuery, 2000, cuStreamQuery, void *handle) {
     ENTER(cuStreamQuery);
     CHECK(get_stream(handle, &stream));
     pthread_mutex_lock(&stand_in_lock);
-    bool idle = stream->queued == stream->finished;
+    CUresult code = stream->queued == stream->finished ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    if (stream->capture)
+        code = capture(stream, NULL);
     pthread_mutex_unlock(&stand_in_lock);
-    return idle ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    return code;
 }
 
 CUDA(cuStreamSynchronize, 2000, cuStreamSynchronize, void *handle) {
@@ -313,11 +321,12 @@ CUDA(cuStreamSynchronize, 2000, cuStreamSynchronize, void *handle) {
     ENTER(cuStreamSynchronize);
     CHECK(get_stream(handle, &stream));
     pthread_mutex_lock(&stand_in_lock);
+    CUresult code = stream->capture ? capture(stream, NULL) : CUDA_SUCCESS;
     /* What blocking streams have is waited for with the default one. */
     order_by_default_stream(stream);
     uint64_t place = stream->queued;
     pthread_mutex_unlock(&stand_in_lock);
-    return wait_for(stream, place);
+    return code == CUDA_SUCCESS ? wait_for(stream, place) : code;
 }
 
 static CUresult get_context(void *handle, void **context) {
@@ -368,13 +377,5 @@ CUDA(cuStreamGetId, 12000, cuStreamGetId, void *handle, unsigned long long *id) 
     ENTER(cuStreamGetId);
     CHECK(get_stream(handle, &stream));
     *id = stream->id;
-    return CUDA_SUCCESS;
-}
-
-CUDA(cuStreamIsCapturing, 10000, cuStreamIsCapturing, void *handle, int *status) {
-    struct stream *stream;
-    ENTER(cuStreamIsCapturing);
-    CHECK(get_stream(handle, &stream));
-    *status = 0; /* there are no graphs */
     return CUDA_SUCCESS;
 }

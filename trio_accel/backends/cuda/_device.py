@@ -28,6 +28,7 @@ from ._arrays import ArrayKernels, DeviceArray
 from ._bell import Bell
 from ._context import CudaContext
 from ._faults import CudaFaults
+from ._graphs import Graphs
 from ._installed import Installed
 from ._kernels import Kernels
 from ._library import CudaLibrary
@@ -68,6 +69,7 @@ class CudaDevice:
         arrays: Element-wise work.
         kernels: Sources of the backend's own.
         transfers: Copies between host and device.
+        graphs: What libraries launch again and again.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class CudaDevice:
             self._faults = CudaFaults(self.context, self.kernels, self._words)
             self.transfers: Transfers = Transfers(self.context)
             self.transfers.prepare()
+            self.graphs: Graphs = Graphs(self.context)
         except BaseException:
             self.context.release()
             raise
@@ -326,6 +329,7 @@ class CudaDevice:
         with self.context:
             for library in self._ready.values():
                 library.close()
+            self.graphs.close()
             self.transfers.close()
             for stream in self._streams:
                 stream.destroy()

@@ -36,6 +36,7 @@ class CudaStream:
         handle: The driver's handle, as an integer.
         is_closed: Whether it takes no more work.
         is_destroyed: Whether it has ended and was given back.
+        word: What it writes to.
     """
 
     def __init__(self, name: str, device: CudaDevice, words: Words, bell: Bell, priority: int = 0) -> None:
@@ -48,9 +49,9 @@ class CudaStream:
         with self._context:
             stream = self._context.check(driver.cuStreamCreateWithPriority(_NON_BLOCKING, priority))
             self.handle: int = int(stream)
-            self._word: Word = words.take()
+            self.word: Word = words.take()
         # What `refresh` said last.
-        self.done: int = self._word.sequence
+        self.done: int = self.word.sequence
         self._side: int | None = None
         # What is to happen on the host when the next event is done, and events that have such.
         self._next: list[Callable[[], None]] = []
@@ -99,7 +100,7 @@ class CudaStream:
         """Make an event after everything enqueued so far; see `AccelStream.record`."""
         if self.is_closed:
             raise RuntimeError(f"stream {self._name!r} is closed and takes no more work")
-        word = self._word
+        word = self.word
         with self._lock:
             if not self._context.is_lost:
                 sequence = word.sequence + 1
@@ -167,18 +168,13 @@ class CudaStream:
                 self._side = int(self._context.check(driver.cuStreamCreate(_NON_BLOCKING)))
         return self._side
 
-    @property
-    def word(self) -> Word:
-        """What it writes to."""
-        return self._word
-
     def refresh(self) -> int:
         """Look how far the stream is; returns the number of its last event that is done."""
         with self._lock:
             done = self.done
             # The word of a stream that was given back is another's.
             if not self._context.is_lost and not self.is_destroyed:
-                done += (self._word.read() - done) & _MASK
+                done += (self.word.read() - done) & _MASK
             while self._finishing and self._finishing[0].sequence <= done:
                 self._finishing.popleft().finish()
             # Only now: whoever reads it without the lock takes events up to here for finished.
@@ -223,7 +219,7 @@ class CudaStream:
             for handle in (self.handle, self._side):
                 if handle is not None:
                     driver.cuStreamDestroy(handle)
-            self._words.give_back(self._word)
+            self._words.give_back(self.word)
 
     def _wait_for(self, word: Word, sequence: int) -> None:
         self._context.check(

@@ -79,6 +79,10 @@ class Factors:
         self.alpha: int = ctypes.addressof(self._view)
         self.beta: int = self.alpha + _FOUR_DOUBLES.size // 2
 
+    def packed(self) -> bytes:
+        """Both as they lie there: zeros of either sign differ, and NaNs do not."""
+        return bytes(self._buffer)
+
     def put(self, kind: Kind, alpha: complex, beta: complex = 0.0) -> None:
         """Write both, of the type that goes with an element type."""
         numbers = alpha.real, alpha.imag, beta.real, beta.imag
@@ -129,15 +133,28 @@ class Cublas:
             CudaMemoryError: There is no room for the stream's workspace.
         """
         if stream is not self._stream:
-            place = self._workspace.reserve(stream, _WORKSPACE)
-            self._stream = None
-            cublas.set_stream(self.handle, stream.handle)
-            # Each stream has its own, and a change of the stream takes it away.
-            cublas.set_workspace(self.handle, place, _WORKSPACE)
+            self._move(stream, stream.handle)
             self._stream = stream
         if mode != self._mode:
             cublas.set_pointer_mode(self.handle, mode)
             self._mode = mode
+
+    def select_for_capture(self, stream: CudaStream, handle: int) -> None:
+        """Let the handle work on a stream that captures, as if on another, until the next `select`.
+
+        With the other's workspace, where what is captured will run. Factors are in the memory of the host.
+        """
+        self._move(stream, handle)
+        if self._mode != HOST:
+            cublas.set_pointer_mode(self.handle, HOST)
+            self._mode = HOST
+
+    def _move(self, stream: CudaStream, handle: int) -> None:
+        place = self._workspace.reserve(stream, _WORKSPACE)
+        self._stream = None
+        cublas.set_stream(self.handle, handle)
+        # Each stream has its own, and a change of the stream takes it away.
+        cublas.set_workspace(self.handle, place, _WORKSPACE)
 
     def room(self, stream: CudaStream, number: int, array: DeviceArray) -> DeviceArray:
         """Room for an array in C order, one of three for each operation.
@@ -197,11 +214,16 @@ class Cublas:
             code, plain, factor = kind.code, self.plain[kind.is_double], kind.factor
             cublas.set_pointer_mode(self.handle, HOST)
             self._mode = HOST
-            cublas.gemm_ex_64(
-                self.handle, 0, 0, 64, 64, 64, plain.alpha, source, code, 64, source, code, 64,
-                plain.beta, out, code, 64, kind.compute, DEFAULT,
-            )  # fmt: skip
+
+            def multiply(_: object = None) -> None:
+                cublas.gemm_ex_64(
+                    self.handle, 0, 0, 64, 64, 64, plain.alpha, source, code, 64, source, code, 64,
+                    plain.beta, out, code, 64, kind.compute, DEFAULT,
+                )  # fmt: skip
+
+            multiply()
             if has_vectors:
+                self._device.graphs.warm(int(stream), multiply)
                 cublas.scal_ex_64(self.handle, 1, plain.alpha, factor, source, code, 1, factor)
                 cublas.axpy_ex_64(self.handle, 1, plain.alpha, factor, source, code, 1, out, code, 1, factor)
                 cublas.set_pointer_mode(self.handle, DEVICE)

@@ -13,6 +13,7 @@ from ...base import DType
 from ...base.checks import INEXACT
 from ...base.ops import AxpySpec, DotSpec, GemmSpec, MatmulSpec, Nrm2Spec, OperationSpec, ScalSpec
 from .._arrays import DeviceArray
+from .._graphs import Call, Key
 from .._library import CudaLibrary
 from .._stream import CudaStream
 from ._checks import check_dtype, check_same_dtype, factor_of
@@ -27,11 +28,15 @@ if TYPE_CHECKING:
 __all__ = ["BlasLibrary"]
 
 _MOST_PLANS = 1024
+# Of sums of products: what is larger is not bound by launching.
+_SMALL = 1 << 30
 _INTEGERS = tuple(dtype for dtype in DType if dtype.kind in ("int", "uint"))
 _WITH_INTEGERS = (*INEXACT, *_INTEGERS)
 
 _Run: TypeAlias = Callable[[Any, CudaStream], None]
 """Enqueues an operation whose types and layouts were seen before."""
+
+_Arguments: TypeAlias = tuple[Kind, Product, Factors, int, int, int]
 
 
 class BlasLibrary(CudaLibrary):
@@ -90,6 +95,7 @@ class BlasLibrary(CudaLibrary):
             self._integers = IntegerProducts(self._device.kernels)
 
     def _destroy(self) -> None:
+        self._device.graphs.drop(self)
         self._blas.destroy()
 
     def _matmul(self, spec: MatmulSpec, stream: CudaStream) -> None:
@@ -115,12 +121,25 @@ class BlasLibrary(CudaLibrary):
         if kind is None:
             return self._multiply_integers
         shapes, strides = (spec.a.shape, spec.b.shape), (spec.a.strides, spec.b.strides)
-        return partial(self._multiply_plain, kind, plan_matmul(shapes, strides, dtype.itemsize))
+        plan = plan_matmul(shapes, strides, dtype.itemsize)
+        if _is_bound_by_launching(plan):
+            return partial(self._multiply_small, kind, plan, Call(self))
+        return partial(self._multiply_plain, kind, plan)
 
     def _multiply_plain(self, kind: Kind, plan: Product, spec: MatmulSpec, stream: CudaStream) -> None:
         address = self._device.address
         a, b, out = address(spec.a), address(spec.b), address(spec.out)
         self._multiply(stream, kind, plan, self._blas.plain[kind.is_double], spec, a, b, out)
+
+    def _multiply_small(
+        self, kind: Kind, plan: Product, call: Call, spec: MatmulSpec, stream: CudaStream
+    ) -> None:
+        """By a graph from the third time on that it is the same product at the same place."""
+        address, graphs = self._device.address, self._device.graphs
+        a, b, out = address(spec.a), address(spec.b), address(spec.out)
+        key = call, stream, a, b, out
+        if not graphs.launch(key, stream):
+            self._call_small(key, stream, (kind, plan, self._blas.plain[kind.is_double], a, b, out))
 
     def _multiply_integers(self, spec: MatmulSpec, stream: CudaStream) -> None:
         self._load_integers()
@@ -156,7 +175,8 @@ class BlasLibrary(CudaLibrary):
             dtype.itemsize,
             is_complex=dtype.kind == "complex",
         )
-        return partial(self._multiply_with_factors, kind, plan)
+        call = Call(self) if _is_bound_by_launching(plan) else None
+        return partial(self._multiply_with_factors, kind, plan, call)
 
     def _scale(self, kind: Kind, spec: GemmSpec, stream: CudaStream) -> None:
         """A product that is a sum of nothing."""
@@ -169,11 +189,18 @@ class BlasLibrary(CudaLibrary):
         else:
             self._device.arrays.fill(stream, c, 0)
 
-    def _multiply_with_factors(self, kind: Kind, plan: Product, spec: GemmSpec, stream: CudaStream) -> None:
+    def _multiply_with_factors(
+        self, kind: Kind, plan: Product, call: Call | None, spec: GemmSpec, stream: CudaStream
+    ) -> None:
         at, factors = self._device.at, self._blas.factors
         alpha, beta = _factors_of(spec)
         factors.put(kind, alpha, beta)
         a, b, c = at(spec.a), at(spec.b), at(spec.c)
+        if call is not None:
+            key = call, stream, a.address, b.address, c.address, factors.packed()
+            if not self._device.graphs.launch(key, stream):
+                self._call_small(key, stream, (kind, plan, factors, a.address, b.address, c.address))
+            return
         if not plan.is_c_packed:
             self._multiply(stream, kind, plan, factors, spec, a.address, b.address, c.address)
             return
@@ -199,6 +226,21 @@ class BlasLibrary(CudaLibrary):
         if plan.packing_a is not None or plan.packing_b is not None:
             at = self._device.at
             a, b = self._packed_operands(stream, plan, at(spec.a), at(spec.b))
+        self._call(kind, plan, factors, a, b, c)
+
+    def _call_small(self, key: Key, stream: CudaStream, arguments: _Arguments) -> None:
+        """Make a graph for a key if it is time to, and do without if not."""
+        graphs = self._device.graphs
+        if graphs.is_due(key) and graphs.keep(key, partial(self._call_captured, stream, arguments)):
+            return
+        self._blas.select(stream, HOST)
+        self._call(*arguments)
+
+    def _call_captured(self, stream: CudaStream, arguments: _Arguments, capturing: int) -> None:
+        self._blas.select_for_capture(stream, capturing)
+        self._call(*arguments)
+
+    def _call(self, kind: Kind, plan: Product, factors: Factors, a: int, b: int, c: int) -> None:
         first, second = (b, a) if plan.is_swapped else (a, b)
         handle, code, compute = self._blas.handle, kind.code, kind.compute
         op_a, op_b, m, n, k, lda, ldb, ldc = plan.call
@@ -243,6 +285,12 @@ class BlasLibrary(CudaLibrary):
 
 def _nothing(spec: MatmulSpec, stream: CudaStream) -> None:
     """The result is empty."""
+
+
+def _is_bound_by_launching(plan: Product) -> bool:
+    is_as_it_lies = plan.packing_a is None and plan.packing_b is None and not plan.is_c_packed
+    _, _, m, n, k, *_ = plan.call
+    return plan.is_single and is_as_it_lies and m * n * k <= _SMALL
 
 
 def _factors_of(spec: GemmSpec) -> tuple[complex, complex]:
