@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 import pytest
 
-from trio_accel.backends.base.ops import CopyFromHostSpec, GemmSpec, MatmulSpec
+from trio_accel.backends.base.ops import CopyFromHostSpec, GemmSpec, MatmulSpec, Nrm2Spec, ScalSpec
 
 Spy = Callable[[str], "Calls"]
 
@@ -159,6 +159,18 @@ def test_factors_are_part_of_a_product(rig: Any, launches: Calls) -> None:
     assert launches.count == 2 * len(factors)
 
 
+def test_vectors_in_between_have_the_handle_as_they_need_it(rig: Any, launches: Calls) -> None:
+    spec = product(rig, 4, 4, 4)
+    norm = rig.empty((), "float32")
+    for _ in range(4):
+        rig.enqueue("blas", ScalSpec(2.0, spec.a))
+        rig.enqueue("blas", Nrm2Spec(spec.a, norm))
+        rig.enqueue("blas", spec)
+        check(rig, spec)
+        np.testing.assert_allclose(rig.get(norm), np.linalg.norm(rig.get(spec.a)), rtol=1e-5)
+    assert launches.count == 2
+
+
 def test_what_is_not_one_small_product_goes_without(
     rig: Any, launches: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +216,18 @@ def test_as_many_as_there_may_be_are_made_beside_an_endless_kernel(rig: Any, lau
     for spec in specs[::9]:
         check(rig, spec)
     rig.finish(other)
+
+
+def test_two_that_are_open_at_once_do_not_take_each_others_memory(open_rig: Any, spy: Spy) -> None:
+    made = spy("cuGraphInstantiate")
+    with open_rig() as first:
+        first.library("blas")
+        with open_rig() as second:
+            second.library("blas")
+            assert made.count == first.device.graphs.room + 2 * second.device.graphs.room
+        with open_rig() as third:
+            third.library("blas")
+            assert made.count == 3 * first.device.graphs.room + 2 * third.device.graphs.room
 
 
 @pytest.fixture
@@ -344,7 +368,7 @@ def test_whoever_launches_does_not_wait_for_whoever_clears_up(rig: Any, launches
     with rig.device.graphs._lock:
         keep(rig, spec)
         assert launches.count == 0
-    keep(rig, spec)
+    rig.apply("blas", spec)
     assert launches.count == 1
     check(rig, spec)
 

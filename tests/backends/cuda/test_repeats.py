@@ -43,7 +43,7 @@ class Table(RuleBasedStateMachine):
         before = dict(self.table.kept)
         last = {each: entry.last for each, entry in before.items()}
         self.seen[key] = self.seen.get(key, 0) + 1
-        is_due = self.table.is_due(key)
+        is_due = self.table.is_due(key) and self.table.has_room()
         gone = before.keys() - self.table.kept.keys()
         # One makes way for what is kept at once, and only if the device has done with it.
         assert len(gone) <= is_due
@@ -102,7 +102,7 @@ def turn(repeats: Repeats[int], keys: Iterable[Key]) -> int:
         if kept is not None:
             found += 1
             kept.last += 1
-        elif repeats.is_due(key):
+        elif repeats.is_due(key) and repeats.has_room():
             repeats.keep(key, number, 0)
     return found
 

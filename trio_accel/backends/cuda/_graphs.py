@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,10 @@ _MODE = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 _KERNEL = int(driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL)
 _NON_BLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
 
+# What was promised to those that are open, by the device's number: in a process they share its context.
+_rooms: Counter[int] = Counter()
+_warming = threading.Lock()
+
 
 class Graphs:
     """The graphs of one device: captured at the third launch, and launched from then on.
@@ -43,7 +48,6 @@ class Graphs:
         self._kept = self._repeats.kept
         self._stream: int | None = None
         self._is_warm = False
-        self._warming = threading.Lock()
         # Over what is kept, except where it is launched. Whoever launches does not wait for it.
         self._lock = threading.Lock()
 
@@ -75,10 +79,11 @@ class Graphs:
 
     def is_due(self, key: Key) -> bool:
         """Count a launch for which nothing is kept; returns whether `keep` is to follow instead of it."""
-        if key[0].is_refused or not self._lock.acquire(blocking=False):
+        # To count takes no lock: others forget whole keys, of calls that nobody makes any more.
+        if not self._repeats.is_due(key) or key[0].is_refused or not self._lock.acquire(blocking=False):
             return False
         try:
-            return self._repeats.is_due(key)
+            return self._repeats.has_room()
         finally:
             self._lock.release()
 
@@ -119,14 +124,15 @@ class Graphs:
         Raises:
             ContextPoisonedError: The context is lost.
         """
-        with self._warming:
+        number = int(self._context.number)
+        with _warming:
             if self._is_warm:
                 return
             self._is_warm = True
             graph = self._capture_largest(stream, enqueue)
             made: list[Any] = []
             try:
-                while graph is not None and len(made) < MOST:
+                while graph is not None and len(made) < MOST + _rooms[number]:
                     executable = self._take(driver.cuGraphInstantiate(graph, 0))
                     if executable is None:
                         break
@@ -136,10 +142,12 @@ class Graphs:
                     driver.cuGraphExecDestroy(executable)
                 if graph is not None:
                     driver.cuGraphDestroy(graph)
-            if made:
+            room = len(made) - _rooms[number]
+            if room > 0:
                 # Of its own: whoever else uses the one of an operation does not meet a capture there.
                 self._stream = int(self._context.check(driver.cuStreamCreate(_NON_BLOCKING)))
-                self._repeats.most = len(made)
+                self._repeats.most = room
+                _rooms[number] += room
 
     def drop(self, owner: object) -> None:
         """Throw away what calls of an owner made, who launches no more. The context is current."""
@@ -149,8 +157,10 @@ class Graphs:
     def close(self) -> None:
         """Throw everything away; nothing is in flight any more. The context is current, or dead."""
         with self._lock:
-            self._repeats.most = 0
             self._repeats.clear()
+            with _warming:
+                _rooms[int(self._context.number)] -= self._repeats.most
+            self._repeats.most = 0
             if self._stream is not None and not self._context.is_dead:
                 driver.cuStreamDestroy(self._stream)
             self._stream = None

@@ -74,14 +74,18 @@ class Repeats(Generic[_THING]):
         self.kept: dict[Key, Kept[_THING]] = {}
 
     def is_due(self, key: Key) -> bool:
-        """Count a key that is not kept; returns whether it is to be kept now, and that there is room."""
+        """Count a key that is not kept; returns whether it is to be kept now, if there is room."""
         counts = self._counts
         count = counts.get(key, 0) + 1
-        if count < _SOON:
-            if count == 1 and len(counts) >= _MOST_COUNTED:
-                counts.clear()
-            counts[key] = count
-            return False
+        if count >= _SOON:
+            return True
+        if count == 1 and len(counts) >= _MOST_COUNTED:
+            counts.clear()
+        counts[key] = count
+        return False
+
+    def has_room(self) -> bool:
+        """Whether there is room for one that is due; another may make way for it."""
         return len(self.kept) < self.most or self._make_room()
 
     def keep(self, key: Key, thing: _THING, now: int) -> None:
@@ -100,7 +104,7 @@ class Repeats(Generic[_THING]):
                 self._throw_away(key)
         for key in tuple(self._counts):
             if key[0].owner is owner:
-                del self._counts[key]
+                self.forget(key)
 
     def clear(self) -> None:
         """Throw everything away."""
