@@ -44,6 +44,7 @@ THREADS_TOO = {
     "trio_accel.backends.base.memory": "a lock: memory is given out on one thread and closed on another",
     "trio_accel.backends.cuda._bell": "the bridge from host functions: it waits for a semaphore",
     "trio_accel.backends.cuda._context": "a context is current in a thread, and lost in any",
+    "trio_accel.backends.cuda._graphs": "locks: graphs are launched on one thread, and cleared up on another",
     "trio_accel.backends.cuda._kernels": "locks: sources are compiled in a thread, and launched from several",
     "trio_accel.backends.cuda._reclaim": "to unmap memory may wait for a stream that Trio's thread holds",
     "trio_accel.backends.cuda._transfers": "copies of pageable memory, which make their caller wait",

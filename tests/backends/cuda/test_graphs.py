@@ -10,6 +10,7 @@ import attrs
 import numpy as np
 import pytest
 
+from trio_accel.backends.base import DType
 from trio_accel.backends.base.ops import CopyFromHostSpec, GemmSpec, MatmulSpec, Nrm2Spec, ScalSpec
 
 Spy = Callable[[str], "Calls"]
@@ -190,12 +191,16 @@ def test_what_is_not_one_small_product_goes_without(
     assert launches.count == 0
 
 
-def test_as_many_as_there_may_be_are_made_beside_an_endless_kernel(rig: Any, launches: Calls) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex128"])
+def test_as_many_as_there_may_be_are_made_beside_an_endless_kernel(
+    rig: Any, launches: Calls, dtype: str
+) -> None:
     """The driver waits for it where it has to grow its memory for graphs."""
-    first = product(rig)
+    first = product(rig, dtype=DType(dtype).dtype)
+    load(rig, first)
     rig.apply("blas", first)
     room = rig.device.graphs.room
-    specs = [attrs.evolve(first, out=rig.empty((5, 7), "float32")) for _ in range(room)]
+    specs = [attrs.evolve(first, out=rig.empty((5, 7), dtype)) for _ in range(room)]
     other = rig.device.open_stream("other")
     rig.finish(rig.stream)
     hold = rig.device.spin(other)
@@ -213,8 +218,8 @@ def test_as_many_as_there_may_be_are_made_beside_an_endless_kernel(rig: Any, lau
         hold.release()
     assert not helped.is_set(), "it waited for the kernel"
     assert (room, len(rig.device.graphs), launches.count) == (128, room, 2 * room)
-    for spec in specs[::9]:
-        check(rig, spec)
+    expected = rig.get(first.out).tobytes()
+    assert all(rig.get(spec.out).tobytes() == expected for spec in specs)
     rig.finish(other)
 
 
