@@ -22,6 +22,10 @@ _SpecT = TypeVar("_SpecT", bound=OperationSpec)
 _OnDone: TypeAlias = Callable[["BaseException | None"], None]
 
 
+# Those whose array is the host's.
+_WITH_HOST = (CopyFromHostSpec, CopyToHostSpec)
+
+
 class Travel:
     """The host arrays of one launch on their way.
 
@@ -131,9 +135,10 @@ class InlineCopies:
         Raises:
             OutOfMemoryError: The host has not so much.
         """
-        for spec in (launch.spec, *launch.staged):
-            if isinstance(spec, (CopyFromHostSpec, CopyToHostSpec)) and spec.host.size:
-                return Travel(self, launch)
+        if launch.staged or type(launch.spec) in _WITH_HOST:
+            for spec in (launch.spec, *launch.staged):
+                if isinstance(spec, _WITH_HOST) and spec.host.size:
+                    return Travel(self, launch)
         return None
 
     def await_slab(self, slab: int, arrivals: list[Arrival]) -> None:
