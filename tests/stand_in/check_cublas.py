@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -150,6 +151,15 @@ def check_wrong_arguments() -> None:
     call(driver.cuStreamSynchronize, rig.stream)
     cublas.destroy(rig.handle)
     assert gemm() == 1
+
+
+def check_destroy_waits_for_what_runs() -> None:
+    rig, go, has_run = Rig(), threading.Event(), threading.Event()
+    keep = launch_host(make_stream(), lambda: (go.wait(30), has_run.set()))
+    threading.Timer(0.1, go.set).start()
+    cublas.destroy(rig.handle)
+    assert keep is not None
+    assert has_run.is_set()
 
 
 def check_create_without_a_context() -> None:

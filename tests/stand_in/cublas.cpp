@@ -213,11 +213,11 @@ static Handle *find(void *handle) {
     return found && found->magic == MAGIC ? found : nullptr;
 }
 
-/* Enqueue a copy of the work on the handle's stream. */
 /* What this process has loaded: a bit for products of each type, and one for the vectors' routines. Seen with cuBLAS 13.1
    on an H200: what is needed first is loaded when nothing runs. */
 static std::atomic<uint32_t> loaded{0};
 
+/* Enqueue a copy of the work on the handle's stream. */
 template <typename Work> static int enqueue(const Handle *handle, const Work &work, int loads = 31) {
     if (!(loaded & 1u << loads) && stand_in_drain())
         return EXECUTION_FAILED;
@@ -246,6 +246,8 @@ API int cublasDestroy_v2(void *handle) {
     if (!found)
         return NOT_INITIALIZED;
     found->magic = 0; /* never freed, so that its use afterwards is an error and no crash */
+    /* As documented: it waits for the device. A lost one has nothing more to wait for. */
+    stand_in_drain();
     return SUCCESS;
 }
 
