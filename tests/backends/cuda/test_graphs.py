@@ -92,7 +92,10 @@ def test_the_third_is_a_graph_and_has_the_same_bits(
         rig.apply("blas", spec)
         results.append(rig.get(spec.out))
         counts.append(launches.count)
-    assert counts == [0, 0, 1, 2, 3]
+    kept = len(rig.device.graphs)
+    # cuBLAS may enqueue what no graph may have: on an H200 it does for complex128, at 100.
+    is_refused = dtype != "float32" and not kept
+    assert (counts, kept) == (([0] * 5, 0) if is_refused else ([0, 0, 1, 2, 3], 1))
     assert_close(results[0], exact(a) @ exact(b), n)
     assert all(result.tobytes() == results[0].tobytes() for result in results)
 
@@ -157,7 +160,69 @@ def test_factors_are_part_of_a_product(rig: Any, launches: Calls) -> None:
             rig.enqueue("blas", GemmSpec(alpha, beta, "N", "N", place, place, out))
             expected = alpha * (a.astype(float) @ a) + beta * c
             np.testing.assert_allclose(rig.get(out), expected, rtol=1e-5, atol=1e-5)
-    assert launches.count == 2 * len(factors)
+    with_product = [alpha for alpha, _ in factors if alpha]
+    assert (launches.count, len(rig.device.graphs)) == (2 * len(with_product), len(with_product))
+
+
+@pytest.fixture
+def scale(rig: Any) -> Callable[[complex, float], None]:
+    """Some products with a factor, always of the same call at the same place."""
+    place, out = rig.put(numbers(4, 4)), rig.empty((4, 4), "float32")
+    a = rig.get(place).astype(float)
+
+    def products(alpha: complex, beta: float = 0.0) -> None:
+        for _ in range(6):
+            rig.enqueue("blas", GemmSpec(alpha, beta, "N", "N", place, place, out))
+            rig.finish(rig.stream)
+        if not beta:
+            np.testing.assert_allclose(rig.get(out), alpha * (a @ a), rtol=1e-5, atol=1e-5)
+
+    return products
+
+
+@pytest.mark.parametrize("beta", [0.0, -0.0, 0.5])
+def test_what_is_no_product_is_not_tried(
+    rig: Any, launches: Calls, spy: Spy, scale: Any, beta: float
+) -> None:
+    """It may be no kernel, and is none that others would have to make way for."""
+    rig.library("blas")
+    tried = spy("cuStreamBeginCapture")
+    for alpha in (0.0, -0.0):
+        scale(alpha, beta)
+    assert (tried.count, launches.count, len(rig.device.graphs)) == (0, 0, 0)
+    scale(1.5)
+    assert (tried.count, launches.count) == (1, 4)
+
+
+def test_factors_that_are_refused_leave_others_their_graphs(
+    rig: Any, launches: Calls, spy: Spy, scale: Any
+) -> None:
+    rig.library("blas")
+    tried, nodes = spy("cuStreamBeginCapture"), spy("cuGraphGetNodes")
+    counts = []
+    for alpha in (1.0, 2.0, 3.0, 2.0, 1.0):
+        nodes.answer = (0, [], 3) if alpha == 2 else None
+        scale(alpha)
+        counts.append((tried.count, launches.count))
+    assert counts == [(1, 4), (2, 4), (3, 8), (3, 8), (3, 14)]
+
+
+def test_a_call_that_is_refused_with_many_factors_is_not_tried_with_more(
+    rig: Any, launches: Calls, spy: Spy, scale: Any
+) -> None:
+    """Who has a new factor each time does not pay for each, and none is remembered beyond a few."""
+    rig.library("blas")
+    scale(1000.0)
+    tried, nodes = spy("cuStreamBeginCapture"), spy("cuGraphGetNodes")
+    nodes.answer = (0, [], 3)
+    before = launches.count
+    for _ in range(2):
+        for number in range(1, 40):
+            scale(float(number))
+    assert (tried.count, launches.count) == (16, before)
+    # What there is stays.
+    scale(1000.0)
+    assert launches.count == before + 6
 
 
 def test_vectors_in_between_have_the_handle_as_they_need_it(rig: Any, launches: Calls) -> None:
@@ -393,19 +458,36 @@ def test_a_library_has_its_graphs_destroyed_and_the_next_makes_its_own(rig: Any,
         assert (made.count, destroyed.count, len(rig.device.graphs)) == (number, number, 0)
 
 
-def test_a_library_that_closes_beside_its_last_products(few: Any, spy: Spy) -> None:
+def test_a_library_that_closes_beside_its_last_products(
+    few: Any, spy: Spy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a thread, as where it is used: cuBLAS waits for what runs before it gives its memory back."""
     spec, other = product(few), product(few)
-    library = few.device.open_library("blas")
+    library, graphs = few.device.open_library("blas"), few.device.graphs
     made, destroyed = spy("cuGraphInstantiate"), spy("cuGraphExecDestroy")
+    drop, dropped = graphs.drop, threading.Event()
+
+    def drop_and_tell(owner: object) -> None:
+        drop(owner)
+        dropped.set()
+
+    monkeypatch.setattr(graphs, "drop", drop_and_tell)
     few.finish(few.stream)
     hold = few.stream.hold()
-    for _ in range(3):
-        for each in (spec, other):
-            library.enqueue(each, few.stream)
-            few.stream.record()
-    library.close()
-    assert (made.count, destroyed.count) == (2, 0)
-    hold.release()
+    closing = threading.Thread(target=library.close, name="closes the library")
+    try:
+        for _ in range(3):
+            for each in (spec, other):
+                library.enqueue(each, few.stream)
+                few.stream.record()
+        closing.start()
+        assert dropped.wait(10)
+        assert (made.count, destroyed.count) == (2, 0)
+    finally:
+        hold.release()
+        if closing.ident is not None:
+            closing.join(10)
+    assert not closing.is_alive()
     few.finish(few.stream)
     check(few, spec)
     for _ in range(6):

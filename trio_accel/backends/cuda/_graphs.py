@@ -80,7 +80,7 @@ class Graphs:
     def is_due(self, key: Key) -> bool:
         """Count a launch for which nothing is kept; returns whether `keep` is to follow instead of it."""
         # To count takes no lock: others forget whole keys, of calls that nobody makes any more.
-        if not self._repeats.is_due(key) or key[0].is_refused or not self._lock.acquire(blocking=False):
+        if not self._repeats.is_due(key) or key[0].is_refused(key) or not self._lock.acquire(blocking=False):
             return False
         try:
             return self._repeats.has_room()
@@ -104,7 +104,7 @@ class Graphs:
             graph = self._capture(self._stream, enqueue)
             made = None if graph is None else self._instantiate(graph)
             if made is None:
-                key[0].is_refused = True
+                key[0].refuse(key)
                 self._repeats.forget(key)
                 return False
             self._repeats.keep(key, made, 0)
@@ -217,7 +217,7 @@ class Graphs:
     def _give_up(self, key: Key, code: int) -> None:
         """A graph is refused: from now on it goes without."""
         self._take((code, None))
-        key[0].is_refused = True
+        key[0].refuse(key)
         with self._lock:
             self._repeats.remove(key)
 

@@ -13,23 +13,41 @@ _THING = TypeVar("_THING")
 _SOON = 3
 _MOST_COUNTED = 1024
 _PATIENCE = 8
+_MOST_REFUSED = 16
 
 
 @attrs.define(eq=False)
 class Call:
-    """What is done: all but its stream and addresses. Known by its identity, which a key holds on to.
+    """What is done: all but its stream, addresses and factors. Known by its identity, which a key holds.
+
+    Whether it can be kept may depend on the factors, and is taken not to depend on the rest. What cannot is
+    remembered for a few factors; a call that was refused with so many is refused with all others.
 
     Attributes:
         owner: Whoever keeps what such a call needs.
-        is_refused: Whether it turned out that it cannot be kept.
     """
 
     owner: object
-    is_refused: bool = False
+    _refused: set[bytes] = attrs.field(factory=set[bytes], init=False, repr=False)
+
+    def is_refused(self, key: Key) -> bool:
+        """Whether it turned out that it cannot be kept, with the factors of a key of its own."""
+        refused = self._refused
+        return bool(refused) and (len(refused) >= _MOST_REFUSED or _factors_of(key) in refused)
+
+    def refuse(self, key: Key) -> None:
+        """It cannot be kept, with the factors of a key of its own."""
+        if len(self._refused) < _MOST_REFUSED:
+            self._refused.add(_factors_of(key))
 
 
 Key: TypeAlias = tuple[Call, Any, *tuple[int | bytes, ...]]
-"""A call, its stream, and whatever else it was made for: addresses, factors."""
+"""A call, its stream, and whatever else it was made for: addresses, and last its factors, if it has any."""
+
+
+def _factors_of(key: Key) -> bytes:
+    last = key[-1]
+    return last if isinstance(last, bytes) else b""
 
 
 @attrs.define(eq=False)

@@ -196,7 +196,8 @@ class BlasLibrary(CudaLibrary):
         alpha, beta = _factors_of(spec)
         factors.put(kind, alpha, beta)
         a, b, c = at(spec.a), at(spec.b), at(spec.c)
-        if call is not None:
+        # By zero it is no product, and cuBLAS enqueues something else than one or two kernels.
+        if call is not None and alpha:
             key = call, stream, a.address, b.address, c.address, factors.packed()
             if not self._device.graphs.launch(key, stream):
                 self._call_small(key, stream, (kind, plan, factors, a.address, b.address, c.address))
