@@ -19,7 +19,7 @@ from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.backends.base import Waker
-from trio_accel.devices import Put
+from trio_accel.devices import Put, _engine
 from trio_accel.devices._forecast import Forecast
 from trio_accel.devices._hooks import Phase
 
@@ -159,6 +159,8 @@ async def test_what_takes_as_long_as_before_is_seen_when_it_is_due_though_nobody
 ) -> None:
     """Without a window it is seen when the stream rings, and not before."""
     wakers: list[Waker] = []
+    # The engine's own look comes later.
+    monkeypatch.setattr(_engine, "_WATCH_INTERVAL", 60.0)
     strategy = ta.AdaptiveCompletion(window=window)
     async with system.open_device("manual", options=ta.DeviceOptions(completion=strategy)) as device:
         ref = await device.put(np.ones(3))
@@ -249,6 +251,38 @@ class TestStaring:
         backend.device.release()
         with trio.fail_after(2):
             await session.engine.synchronize()
+
+
+class Deaf:
+    """A strategy that hears nothing: as if whoever rings never got the interpreter's lock."""
+
+    is_quick = False
+
+    def open(self, reap: object) -> Deaf:
+        return self
+
+    def watch(self, stream: object, event: object) -> None:
+        pass
+
+    def stare(self, event: object) -> bool:
+        return False
+
+    async def run(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    def close(self) -> None:
+        pass
+
+
+async def test_what_nobody_rings_for_is_seen_all_the_same(system: ta.System) -> None:
+    # Beside a loop that computes all the time, a thread may wait for seconds.
+    options = ta.DeviceOptions(isolation="inline", completion=Deaf(), stuck_after=0.2)
+    async with system.open_device(BACKEND, options=options) as device:
+        ref = await device.put(np.ones(3))
+        with trio.fail_after(2):
+            for _ in range(15):
+                await ta.linalg.scal(1.0, ref)
+        assert device.generation == 1
 
 
 async def test_looking_when_it_is_due_costs_little(system: ta.System) -> None:

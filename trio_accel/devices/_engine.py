@@ -479,6 +479,9 @@ class Engine:
         if (failure := self.leases.failure) is not None:
             self.lose_context(failure)
             return
+        # A thread that is to ring may wait for the interpreter's lock for seconds: whoever releases it again
+        # and again for a moment, as a loop does that is busy, does not give it away.
+        self.reap()
         limit = self._options.stuck_after
         if limit is None:
             return
