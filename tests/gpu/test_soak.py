@@ -17,7 +17,7 @@ from holdings import Holdings
 from processes import launcher, until, workers
 from recovery_load import AT_ONCE
 from scale import scaled
-from test_recovery_soak import FAULTS, TASKS, Client, settled, strike
+from test_recovery_soak import FAULTS, LOST, TASKS, Client, settled, strike
 
 import trio_accel as ta
 
@@ -68,6 +68,7 @@ async def test_minutes_of_everything(system: ta.System, monkeypatch: pytest.Monk
             with trio.fail_after(30):
                 await settled(device)
             await _check_arrays(clients)
+            await _everything(device)
             await until(lambda: len(workers(launcher())) == 2 and device.dispatch.spares == 1, 30)
             with trio.fail_after(10):
                 # What a killed worker may write to is kept until it is dead.
@@ -82,6 +83,21 @@ async def test_minutes_of_everything(system: ta.System, monkeypatch: pytest.Monk
         assert device.generation > 3
         assert set(KERNELS) <= set(hits) or SECONDS < 60
     _check_flat(held)
+
+
+async def _everything(device: ta.Device) -> None:
+    """Do some of everything: a worker that has just begun holds less than one that has loaded and planned it.
+
+    A fault that waits for its operation may end that worker, too.
+    """
+    while True:
+        client = Client(device, random.Random(1), Counter())
+        try:
+            for step in (client.put, client.read, client.scale, client.add, client.multiply, client.chain):
+                await step()
+        except LOST:
+            continue
+        return
 
 
 async def _check_arrays(clients: list[Client]) -> None:
