@@ -68,7 +68,8 @@ async def test_minutes_of_everything(system: ta.System, monkeypatch: pytest.Monk
             with trio.fail_after(30):
                 await settled(device)
             await _check_arrays(clients)
-            await _everything(device)
+            with trio.fail_after(30):
+                await _everything(device)
             await until(lambda: len(workers(launcher())) == 2 and device.dispatch.spares == 1, 30)
             with trio.fail_after(10):
                 # What a killed worker may write to is kept until it is dead.
