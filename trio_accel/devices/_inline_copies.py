@@ -135,7 +135,7 @@ class InlineCopies:
         Raises:
             OutOfMemoryError: The host has not so much.
         """
-        if launch.staged or type(launch.spec) in _WITH_HOST:
+        if launch.staged or isinstance(launch.spec, _WITH_HOST):
             for spec in (launch.spec, *launch.staged):
                 if isinstance(spec, _WITH_HOST) and spec.host.size:
                     return Travel(self, launch)
