@@ -3,6 +3,7 @@
 from ._actor import Actor
 from ._cell import Terminated
 from ._context import ActorContext, RestartInfo
+from ._direct import DirectReply, at_rest
 from ._envelope import DeferredReply
 from ._errors import (
     ActorError,
@@ -62,6 +63,7 @@ __all__ = [
     "AskCycleError",
     "Backoff",
     "DeferredReply",
+    "DirectReply",
     "Directive",
     "Event",
     "Intensity",
@@ -90,6 +92,7 @@ __all__ = [
     "SystemOptions",
     "Terminated",
     "actor_path_of",
+    "at_rest",
     "check_name",
     "handles",
     "message_target",

@@ -31,6 +31,7 @@ from ._options import Directive, MailboxOptions, Policy, Restart
 from ._tasks import cells, lend, running
 
 if TYPE_CHECKING:
+    from ._direct import DirectReply
     from ._handlers import Handler, HandlerTable
     from ._supervisor import Supervisor
     from ._system import System
@@ -144,7 +145,7 @@ class Cell:
         self.attempt: int = 0
         self.quiet_since: float = float("-inf")
         self.swept: trio.Event | None = None
-        self.deferred: set[Envelope] = set()
+        self.deferred: set[Envelope | DirectReply] = set()
         self.stop_reason: str | None = None
         self.is_draining: bool = False
         self.terminated: Terminated | None = None
@@ -410,7 +411,7 @@ class Cell:
         if self.system.observers.is_anyone:
             self.system.observers.emit_life(ActorTerminated(path=self.path, reason=reason, error=error))
 
-    def settle(self, envelope: Envelope) -> None:
+    def settle(self, envelope: Envelope | DirectReply) -> None:
         """A deferred request has its reply, or does not wait for one any more."""
         self.deferred.discard(envelope)
         if self._settled is not None and not self.deferred:
@@ -442,14 +443,14 @@ class Cell:
             self.observe_end(envelope, error)
         return True
 
-    def fail(self, envelope: Envelope, error: BaseException) -> None:
+    def fail(self, envelope: Envelope | DirectReply, error: BaseException) -> None:
         """Tell the asker that the actor crashed over its request, or was ended while serving it."""
         self.settle(envelope)
         is_cancelled = any(isinstance(leaf, trio.Cancelled) for leaf in leaves(error))
         cause = self._why_cancelled() if is_cancelled else error
         if not envelope.fail(crash_error(self.path, envelope.message, cause)):
             return
-        if self.system.observers.of_messages:
+        if isinstance(envelope, Envelope) and self.system.observers.of_messages:
             self.observe_end(envelope, cause)
 
     def _why_cancelled(self) -> BaseException:

@@ -12,6 +12,7 @@ from trio.lowlevel import enable_ki_protection
 
 from ._envelope import DeferredReply, Envelope, EnvelopeState
 from ._errors import MailboxFullError
+from ._failures import drop_frames
 from ._messages import AnyMessage, Message
 from ._options import MailboxOptions, Policy, Restart
 from ._ref import Ref, cell_behind
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from ._actor import Actor
     from ._cell import Cell, Terminated
+    from ._direct import DirectReply
     from ._incarnation import Incarnation
     from ._tree import ActorSnapshot
 
@@ -119,6 +121,25 @@ class ActorContext:
             if envelope.raise_cancel is not None:
                 envelope.call_hook()
         return DeferredReply(envelope)
+
+    def served(self, reply: DirectReply, error: Exception | None = None) -> None:
+        """Count a message that was served in place of the actor; see `at_rest`.
+
+        Args:
+            reply: Its reply, which belongs to the actor from now on, as one that is deferred does.
+            error: What the actor crashes with over it; its asker is told so.
+        """
+        cell = self._cell
+        reply.cell = cell
+        if error is not None:
+            cell.failed += 1
+            reply.fail_as_crash(error)
+            drop_frames(error)
+            self._incarnation.crash(error)
+            return
+        cell.handled += 1
+        if not reply.is_done:
+            cell.deferred.add(reply)
 
     @enable_ki_protection
     def stash(self, message: AnyMessage) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ..actors import ActorStoppedError, DeferredReply
+from ..actors import ActorStoppedError, DeferredReply, DirectReply
 from ..backends.base import (
     AccelDevice,
     AccelEvent,
@@ -29,7 +29,7 @@ from ._bridge import Chores
 from ._completion import CompletionPort, best_completion
 from ._errors import FailureClass, WithdrawnError, classify, locate
 from ._hooks import EngineHook, Phase, enter, notify
-from ._lane import InFlight, Lane, StreamLoad
+from ._lane import InFlight, Lane, Reply, StreamLoad
 from ._launch_order import LaunchOrder
 from ._leases import Leases
 from ._memory_in_use import MemoryInUse
@@ -170,6 +170,44 @@ class Engine:
         Raises:
             Exception: What the backend raised; nothing is in flight, and what was allocated is freed.
         """
+        try:
+            operation = self._enqueue(launch, library, lane, failure)
+        finally:
+            self.leave(launch)
+        operation.crash = crash
+        operation.reply = reply = defer(on_cancel=lambda: self.start_grace(lane, operation))
+        self._see_to(operation, lane, reply)
+        return reply
+
+    def launch_here(
+        self,
+        launch: Launch,
+        library: KernelLibrary,
+        lane: Lane,
+        reply: DirectReply,
+        crash: Callable[[Exception], None],
+    ) -> InFlight:
+        """Enqueue an operation that was not handed over before, for whoever calls its library actor directly.
+
+        Args:
+            launch: The validated operation.
+            library: Library that has it.
+            lane: Stream to put it on.
+            reply: Given at completion, perhaps before this returns.
+            crash: Restarts the library actor.
+
+        Raises:
+            Exception: As for `launch`.
+        """
+        operation = self._enqueue(launch, library, lane, None)
+        operation.crash, operation.reply = crash, reply
+        self._see_to(operation, lane, reply)
+        return operation
+
+    def _enqueue(
+        self, launch: Launch, library: KernelLibrary, lane: Lane, failure: Exception | None
+    ) -> InFlight:
+        """Give an operation to the backend."""
         if self._is_lost:
             raise ActorStoppedError(f"{launch.name} was not started: the context is lost", path=lane.owner)
         has_staged = False
@@ -191,8 +229,6 @@ class Engine:
             self._abandon(launch, lane, error, has_staged=has_staged)
             self._locate(error, launch)
             raise
-        finally:
-            self.leave(launch)
         operation = self._fly(lane, launch)
         if launch.fault is not None:
             launch.fault.fault.after()
@@ -200,19 +236,20 @@ class Engine:
             if output.is_released:
                 # Before it was there: it goes when the operation is complete.
                 self._memory_in_use.release(output.id)
-        operation.crash = crash
-        operation.reply = defer(on_cancel=lambda: self._start_grace(lane, operation))
         self.launched += 1
-        if self.completion.is_quick and self._is_alone():
-            self._look_soon(lane, operation, operation.reply)
-        else:
-            self.completion.watch(stream, operation.event)
-        return operation.reply
+        return operation
 
-    def _look_soon(self, lane: Lane, operation: InFlight, reply: DeferredReply[None]) -> None:
-        """See the end of an operation that takes no longer than a turn of the loop: after one, or at once."""
-        if not reply.look_last(partial(self._look, lane, operation)):
+    def _see_to(self, operation: InFlight, lane: Lane, reply: Reply) -> None:
+        """Have its asker learn of the end of a very short operation, and the loop of that of others."""
+        if not (self.completion.is_quick and self._is_alone()):
+            self.completion.watch(lane.stream, operation.event)
+        elif not reply.look_last(partial(self._look, lane, operation)):
             self._look(lane, operation)
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether nothing waits to be launched, so that an operation need not be handed over first."""
+        return self._order.is_clear
 
     def _look(self, lane: Lane, operation: InFlight) -> None:
         """Reply if the operation is done, or will be in a moment; else it is watched from now on."""
@@ -411,7 +448,7 @@ class Engine:
         if self._hooks and not operation.is_lost:
             self._notify(Phase.RELEASE, launch)
 
-    def _report(self, operation: InFlight, reply: DeferredReply[None], error: Exception) -> None:
+    def _report(self, operation: InFlight, reply: Reply, error: Exception) -> None:
         launch = operation.launch
         for block in launch.outputs:
             block.spoil(launch.name, error)
@@ -519,7 +556,8 @@ class Engine:
             operation.reply.cancelled()
         lane.notify()
 
-    def _start_grace(self, lane: Lane, operation: InFlight) -> None:
+    def start_grace(self, lane: Lane, operation: InFlight) -> None:
+        """The asker of an operation in flight is cancelled: it waits no longer than the grace."""
         deadline = trio.current_time() + self._options.cancel_grace
         operation.has_grace = True
         self.alarms.set(operation, deadline, lambda: self._give_up(operation, lane))

@@ -7,9 +7,11 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
+from trio.lowlevel import enable_ki_protection
 
-from ..actors import ActorContext, ActorFailedError, ActorStoppedError, Ref
+from ..actors import ActorContext, ActorFailedError, ActorStoppedError, Ref, at_rest
 from ..backends.base import AccelDevice, ContextPoisonedError, DeviceLostError, QueueFullError
+from ._asked import Asked
 from ._context import ContextActor, Session, context_policy
 from ._engine import Engine
 from ._inline_copies import InlineCopies, Travel
@@ -171,8 +173,7 @@ class InlineDispatch:
                     self._device.validated(launch)
                 if self._copies is not None and (travel := self._copies.start(launch)) is not None:
                     launch = travel.launch
-                session.engine.enter(launch)
-                await library.ask(launch)
+                await _serve(launch, library, session.engine)
                 if travel is not None:
                     await travel.fetch()
             except ActorStoppedError:
@@ -312,3 +313,18 @@ class InlineDispatch:
     async def _end_of(self, session: Session) -> None:
         while self.session is session:
             await self._device.availability.wait_changed()
+
+
+@enable_ki_protection
+async def _serve(launch: Launch, library: Ref[LibraryActor], engine: Engine) -> None:
+    """Have an operation launched and wait for it; without the mailbox, if its actor has nothing to do."""
+    await trio.lowlevel.checkpoint_if_cancelled()
+    actor = at_rest(library)
+    if actor is not None:
+        asked = Asked(launch)
+        operation = actor.launch_here(launch, asked)
+        if operation is not False:
+            await asked.wait(actor.start_grace, operation)
+            return
+    engine.enter(launch)
+    await library.ask(launch)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import TypeAlias
 
 import attrs
 import trio
 
-from ..actors import DeferredReply
+from ..actors import DeferredReply, DirectReply
 from ..backends.base import AccelEvent, AccelStream, InputFailedError
 from ._memory_in_use import BlockUse
 from ._operation import Launch
 
-__all__ = ["InFlight", "Lane", "StreamLoad"]
+__all__ = ["InFlight", "Lane", "Reply", "StreamLoad"]
+
+Reply: TypeAlias = "DeferredReply[None] | DirectReply"
 
 
 class InFlight:
@@ -52,7 +55,7 @@ class InFlight:
         self.number: int = number
         self.uses: list[BlockUse] = []
         self.after: list[InFlight] = []
-        self.reply: DeferredReply[None] | None = None
+        self.reply: Reply | None = None
         self.crash: Callable[[Exception], None] | None = None
         self.has_grace: bool = False
         self.is_lost: bool = False

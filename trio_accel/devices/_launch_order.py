@@ -36,6 +36,11 @@ class LaunchOrder:
     def __iter__(self) -> Iterator[Launch]:
         return iter(self._turns)
 
+    @property
+    def is_clear(self) -> bool:
+        """Whether nothing waits."""
+        return not self._turns and self._order.is_empty
+
     def enter(self, launch: Launch) -> None:
         """Note that an operation is handed over: later ones that touch its memory are launched after it."""
         turns = self._turns

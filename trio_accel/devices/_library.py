@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import trio
 
-from ..actors import NOT_NOW, Actor, ActorContext, DeferredReply, handles, quick
+from ..actors import NOT_NOW, Actor, ActorContext, DeferredReply, DirectReply, handles, quick
 from ..backends.base import KernelLibrary
 from ._engine import Engine
 from ._errors import FailureClass, classify
-from ._lane import Lane
+from ._lane import InFlight, Lane
 from ._operation import Launch
 
 __all__ = ["LibraryActor"]
@@ -33,6 +33,7 @@ class LibraryActor(Actor):
         self._engine = engine
         self._kernels: KernelLibrary
         self._lane: Lane
+        self._is_plain = False
 
     @asynccontextmanager
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
@@ -52,8 +53,13 @@ class LibraryActor(Actor):
             kernels.close()
             raise
         self._kernels, self._lane = kernels, lane
+        # A subclass may do more with a launch than this class knows.
+        cls = type(self)
+        self._is_plain = cls.launch is LibraryActor.launch and cls.launch_now is LibraryActor.launch_now
         try:
             yield
+            # One that is cancelled says nothing of the others.
+            await trio.lowlevel.checkpoint_if_cancelled()
             engine.expect_end()
             await engine.synchronize(context.path)
         finally:
@@ -70,6 +76,36 @@ class LibraryActor(Actor):
             return self._engine.launch(message, self._kernels, self._lane, context.defer, context.crash, None)
         except Exception as error:  # noqa: BLE001  # whose it is, is told there
             return self._refused(error)
+
+    def launch_here(self, launch: Launch, reply: DirectReply) -> InFlight | bool:
+        """Enqueue an operation in place of the actor, which is `at_rest`, unless it would have to wait.
+
+        Args:
+            launch: Was not handed over before: nothing else may wait to be launched.
+            reply: Given at completion, or here if the operation fails at once.
+
+        Returns:
+            The operation; True if it has failed, as `reply` knows; False if nothing has happened.
+        """
+        engine, lane, kernels = self._engine, self._lane, self._kernels
+        if not self._is_plain or not engine.is_clear or lane.is_full:
+            return False
+        if launch.arrivals and not launch.has_arrived:
+            return False
+        try:
+            if kernels.prepare(launch.spec) is not None:
+                return False
+            operation = engine.launch_here(launch, kernels, lane, reply, self.context.crash)
+        except Exception as error:  # noqa: BLE001  # whose it is, is told there
+            self.context.served(reply, error if classify(error) is FailureClass.SUSPECT else None)
+            reply.fail(error)
+            return True
+        self.context.served(reply)
+        return operation
+
+    def start_grace(self, operation: InFlight) -> None:
+        """The asker of an operation that `launch_here` returned is cancelled."""
+        self._engine.start_grace(self._lane, operation)
 
     @handles(Launch)
     @quick(launch_now)

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from contextvars import Context, copy_context
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 import numpy.typing as npt
 import trio
 
-from ...actors import ActorStarted, Event, MessageEvent, Ref, Restart, Subscription
+from ...actors import ActorStarted, DirectReply, Event, MessageEvent, Ref, Restart, Subscription, at_rest
 from ...backends import resolve
 from ...backends.base import AccelDevice, AccelError, PlacedBlock
 from .._availability import Availability
@@ -42,21 +42,40 @@ __all__ = ["WorkerSide"]
 _IN_A_ROW = 16
 
 
-@attrs.define(eq=False)
-class _Serving:
+class _Serving(DirectReply):
     """A request that is being served.
 
     Attributes:
         launch: What is launched.
         word: Shared word of its library.
         results: Host arrays that travel with the reply.
+        spoils: Whether its outputs are spoiled also if it was never launched, because others count on it.
+        session: The context that serves it.
+        tell: Tells the application what it failed with, or None.
         is_launched: Whether the library has begun.
     """
 
-    launch: Launch
-    word: int
-    results: list[npt.NDArray[Any]]
-    is_launched: bool = False
+    __slots__ = ("is_launched", "launch", "results", "session", "spoils", "tell", "word")
+
+    def __init__(self, launch: Launch, word: int, session: Session, tell: _Tell, *, spoils: bool) -> None:
+        super().__init__(launch)
+        self.launch: Launch = launch
+        self.word: int = word
+        self.results: list[npt.NDArray[Any]] = []
+        self.spoils: bool = spoils
+        self.session: Session = session
+        self.tell: _Tell = tell
+        self.is_launched: bool = False
+
+    def deliver(self, error: BaseException | None) -> None:
+        """Take the outcome of what was launched without the library's mailbox."""
+        if error is not None and self.spoils:
+            for output in self.launch.outputs:
+                output.spoil(self.launch.name, error)
+        self.tell(self, error)
+
+
+_Tell: TypeAlias = Callable[[_Serving, "BaseException | None"], None]
 
 
 class WorkerSide:
@@ -282,9 +301,16 @@ class WorkerSide:
         except Exception as error:  # noqa: BLE001  # a module of the program's that this process does not have
             self._cannot_read(number, data, error, spoils=spoils)
             return
-        serving = self._serving[number] = _Serving(launch, word, results)
-        done = partial(self._done, serving, session)
-        session.submissions.submit(self._context, launch, done, spoils=spoils)
+        serving = self._serving[number] = _Serving(launch, word, session, self._done, spoils=spoils)
+        serving.results = results
+        library = session.libraries.get(launch.library)
+        actor = None if library is None else at_rest(library)
+        served = actor is not None and actor.launch_here(launch, serving)
+        if served is False:
+            session.submissions.submit(self._context, launch, partial(self._done, serving), spoils=spoils)
+        elif served is True:
+            # It has failed.
+            session.engine.over(launch)
 
     def _cannot_read(self, number: int, data: Any, error: Exception, *, spoils: bool) -> None:
         """Refuse a request that means nothing here."""
@@ -294,8 +320,8 @@ class WorkerSide:
         trouble = "done", False, False, encode_error(error), damaged
         self._channel.send(("done", number, (), (), trouble), now=True)
 
-    def _done(self, serving: _Serving, session: Session, error: BaseException | None) -> None:
-        launch, engine = serving.launch, session.engine
+    def _done(self, serving: _Serving, error: BaseException | None) -> None:
+        launch, engine = serving.launch, serving.session.engine
         number = launch.number
         del self._serving[number]
         if engine.is_lost and not self._is_closing:

@@ -1,0 +1,87 @@
+"""Serving a message in place of an actor that waits for one, without its mailbox."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from ._envelope import crash_error
+from ._ref import cell_behind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ._cell import Cell
+    from ._messages import AnyMessage
+    from ._ref import Ref
+
+__all__ = ["DirectReply", "at_rest"]
+
+ActorT = TypeVar("ActorT")
+
+
+class DirectReply:
+    """A reply that is given once, on the Trio thread, to a message that had no envelope.
+
+    Whoever serves it may treat it as a `DeferredReply`. A subclass says in `deliver` where it goes.
+
+    Args:
+        message: The message.
+
+    Attributes:
+        cell: The actor's that has served it, from then on.
+        is_done: Whether it was given.
+    """
+
+    __slots__ = ("cell", "is_done", "message")
+
+    def __init__(self, message: AnyMessage) -> None:
+        self.message: AnyMessage = message
+        self.cell: Cell | None = None
+        self.is_done: bool = False
+
+    def deliver(self, error: BaseException | None) -> None:
+        """Take the outcome; called once."""
+        raise NotImplementedError
+
+    def set(self, _: None = None) -> bool:
+        """It is served; returns whether that is news."""
+        return self._end(None)
+
+    def fail(self, error: BaseException) -> bool:
+        """It failed; returns whether that is news."""
+        return self._end(error)
+
+    def fail_as_crash(self, error: Exception) -> bool:
+        """The actor crashed over it; see `DeferredReply.fail_as_crash`."""
+        assert self.cell is not None  # it was served
+        return self._end(crash_error(self.cell.path, self.message, error))
+
+    def _end(self, error: BaseException | None) -> bool:
+        if self.is_done:
+            return False
+        self.is_done = True
+        if self.cell is not None:
+            self.cell.settle(self)
+        self.deliver(error)
+        return True
+
+    def cancelled(self) -> bool:
+        """Let a cancelled asker go; returns whether that is news."""
+        raise NotImplementedError
+
+    def look_last(self, look: Callable[[], None]) -> bool:
+        """Have the asker itself look for the reply, once; see `DeferredReply.look_last`."""
+        return False
+
+
+def at_rest(ref: Ref[ActorT]) -> ActorT | None:
+    """The actor itself while it waits for a message, and nobody observes messages; else None.
+
+    Then its owner may call it as its own task would, on the Trio thread and without waiting, and counts that
+    with `ActorContext.served`. There is no envelope: no stash, no deadline and no event.
+    """
+    cell = cell_behind(ref)
+    incarnation = cell.incarnation
+    if incarnation is None or not cell.mailbox.is_idle or cell.system.observers.of_messages:
+        return None
+    return incarnation.actor  # type: ignore[return-value]  # pyright: ignore[reportReturnType]  # the reference's

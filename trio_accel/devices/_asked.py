@@ -1,0 +1,93 @@
+"""A task that waits for an operation which it has launched by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
+
+import outcome
+import trio
+
+from ..actors import DirectReply
+
+if TYPE_CHECKING:
+    from ._lane import InFlight
+    from ._operation import Launch
+
+__all__ = ["Asked"]
+
+
+class Asked(DirectReply):
+    """The reply of an operation whose asker waits for it.
+
+    Whoever reschedules the parked task forgets it in the same step, as with an envelope.
+    """
+
+    __slots__ = ("_error", "_last_look", "_raise_cancel", "_task")
+
+    def __init__(self, launch: Launch) -> None:
+        super().__init__(launch)
+        self._task: trio.lowlevel.Task | None = None
+        self._error: BaseException | None = None
+        self._raise_cancel: Callable[[], NoReturn] | None = None
+        self._last_look: Callable[[], None] | None = None
+
+    async def wait(self, start_grace: Callable[[InFlight], None], operation: InFlight | bool) -> None:
+        """Wait for the outcome; if cancelled, until the device is done or the grace has passed.
+
+        Args:
+            start_grace: Called with the operation when the task is cancelled.
+            operation: What was launched; True if it has failed by now.
+        """
+        if self.is_done or self._last_look is not None:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            look, self._last_look = self._last_look, None
+            if look is not None:
+                # Also if it is said to have failed by now: it may be in flight all the same.
+                look()
+        if self.is_done:
+            error, self._error = self._error, None
+            if error is not None:
+                try:
+                    raise error
+                finally:
+                    # It holds this frame.
+                    del error
+            return
+
+        def abort(raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
+            self._raise_cancel = raise_cancel
+            assert not isinstance(operation, bool)  # that has failed, and is done
+            start_grace(operation)
+            return trio.lowlevel.Abort.FAILED
+
+        self._task = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    def deliver(self, error: BaseException | None) -> None:
+        """Wake the task, or keep the outcome for it."""
+        task, self._task = self._task, None
+        if task is None:
+            self._error = error
+        elif error is None:
+            trio.lowlevel.reschedule(task)
+        else:
+            trio.lowlevel.reschedule(task, outcome.Error(error))
+
+    def cancelled(self) -> bool:
+        """Give the task its cancellation; returns whether that is news."""
+        if self.is_done:
+            return False
+        self.is_done = True
+        assert self.cell is not None  # it is cancelled only while it is parked
+        self.cell.settle(self)
+        assert self._raise_cancel is not None
+        assert self._task is not None
+        task, self._task = self._task, None
+        trio.lowlevel.reschedule(task, outcome.capture(self._raise_cancel))
+        return True
+
+    def look_last(self, look: Callable[[], None]) -> bool:
+        """Look once for the end, behind a turn of the loop."""
+        self._last_look = look
+        return True
