@@ -45,18 +45,17 @@ class DirectReply:
 
     def set(self, _: None = None) -> bool:
         """It is served; returns whether that is news."""
-        return self._end(None)
+        # As `fail` does it, without a call.
+        if self.is_done:
+            return False
+        self.is_done = True
+        if self.cell is not None:
+            self.cell.settle(self)
+        self.deliver(None)
+        return True
 
     def fail(self, error: BaseException) -> bool:
         """It failed; returns whether that is news."""
-        return self._end(error)
-
-    def fail_as_crash(self, error: Exception) -> bool:
-        """The actor crashed over it; see `DeferredReply.fail_as_crash`."""
-        assert self.cell is not None  # it was served
-        return self._end(crash_error(self.cell.path, self.message, error))
-
-    def _end(self, error: BaseException | None) -> bool:
         if self.is_done:
             return False
         self.is_done = True
@@ -64,6 +63,11 @@ class DirectReply:
             self.cell.settle(self)
         self.deliver(error)
         return True
+
+    def fail_as_crash(self, error: Exception) -> bool:
+        """The actor crashed over it; see `DeferredReply.fail_as_crash`."""
+        assert self.cell is not None  # it was served
+        return self.fail(crash_error(self.cell.path, self.message, error))
 
     def cancelled(self) -> bool:
         """Let a cancelled asker go; returns whether that is news."""
@@ -81,7 +85,7 @@ def at_rest(ref: Ref[ActorT]) -> ActorT | None:
     with `ActorContext.served`. There is no envelope: no stash, no deadline and no event.
     """
     cell = cell_behind(ref)
-    incarnation = cell.incarnation
-    if incarnation is None or not cell.mailbox.is_idle or cell.system.observers.of_messages:
+    if not cell.mailbox.is_idle or cell.system.observers.of_messages:
         return None
-    return incarnation.actor  # type: ignore[return-value]  # pyright: ignore[reportReturnType]  # the reference's
+    assert cell.incarnation is not None  # it is who waits
+    return cell.incarnation.actor  # type: ignore[return-value]  # pyright: ignore[reportReturnType]  # the reference's

@@ -84,8 +84,8 @@ class CompletionStrategy(Protocol):
 
 _MOST_FORECASTS = 64
 _ROOMY = 4
-# About as long as two turns of a loop in which nothing else happens.
-_STARE = 20e-6
+# A small product takes half of it, on a machine that is slow for a while nearly all.
+_STARE = 40e-6
 
 
 def _positive(instance: object, attribute: attrs.Attribute[float], value: float) -> None:

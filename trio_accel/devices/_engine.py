@@ -54,6 +54,7 @@ class Engine:
     outlive a restart of the library actor that launched them.
 
     Attributes:
+        order: What waits to be launched.
         enter: Notes that an operation is handed over: later ones that touch its memory are launched after it.
         release_all: Frees blocks, each as soon as nothing in flight uses it.
     """
@@ -85,8 +86,8 @@ class Engine:
         self._is_lost = False
         self.is_closing: bool = False
         self._grace_at_end = options.cancel_grace
-        self._order = LaunchOrder()
-        self.enter: Callable[[Launch], None] = self._order.enter
+        self.order: LaunchOrder = LaunchOrder()
+        self.enter: Callable[[Launch], None] = self.order.enter
         self._streams = options.streams.open(device)
         self._lanes: list[Lane] = []
         # Those whose library actor has begun with them, and those of them that are taken back.
@@ -100,7 +101,7 @@ class Engine:
         self.leases: Leases = Leases(
             device,
             self._lanes,
-            self._order,
+            self.order,
             self._memory_in_use,
             self._watch_lease,
             self.lose_context,
@@ -246,11 +247,6 @@ class Engine:
         elif not reply.look_last(partial(self._look, lane, operation)):
             self._look(lane, operation)
 
-    @property
-    def is_clear(self) -> bool:
-        """Whether nothing waits to be launched, so that an operation need not be handed over first."""
-        return self._order.is_clear
-
     def _look(self, lane: Lane, operation: InFlight) -> None:
         """Reply if the operation is done, or will be in a moment; else it is watched from now on."""
         if not self.completion.stare(operation.event):
@@ -272,12 +268,12 @@ class Engine:
         """Note that an operation is launched, or never will be."""
         if self._withdrawn:
             self._withdrawn.discard(launch)
-        self._order.leave(launch)
+        self.order.leave(launch)
 
     def may_launch(self, launch: Launch, lane: Lane) -> bool:
         """Whether what it needs is there, and room in the window, and all that goes before is launched."""
-        if self._order.has_turns:
-            turn = self._order.turn(launch)
+        if self.order.has_turns:
+            turn = self.order.turn(launch)
             if turn is not None and turn.waits_for and not turn.is_ready:
                 return False
         if launch.arrivals and not launch.has_arrived:
@@ -323,7 +319,7 @@ class Engine:
                 arrival.tell(lane.notify)
             while (lane.is_full or not launch.has_arrived) and self._counts_on(launch, lane):
                 await lane.wait_changed()
-            turn = self._order.turn(launch)
+            turn = self.order.turn(launch)
             if turn is not None and launch not in self._withdrawn:
                 await turn.wait()
             if launch in self._withdrawn:
@@ -338,8 +334,8 @@ class Engine:
 
     def withdraw(self, launch: Launch) -> None:
         """Take an operation back that its library actor has, and that is not launched."""
-        lane, turn = self._waiting.get(launch), self._order.turn(launch)
-        if lane is None and launch not in self._order:
+        lane, turn = self._waiting.get(launch), self.order.turn(launch)
+        if lane is None and launch not in self.order:
             return
         self._withdrawn.add(launch)
         if turn is not None:
@@ -391,7 +387,7 @@ class Engine:
 
     def queues(self) -> dict[str, QueueStatistics]:
         """Count what waits and what is in flight, by the import path of the library."""
-        waiting = Counter(launch.library for launch in self._order)
+        waiting = Counter(launch.library for launch in self.order)
         in_flight = Counter(operation.launch.library for lane in self._lanes for operation in lane.operations)
         return {
             library: QueueStatistics(waiting=waiting[library], in_flight=in_flight[library])
@@ -604,7 +600,7 @@ class Engine:
             lane.is_lost = True
             lane.notify()
         # Whoever waits to launch hears that it is too late.
-        self._order.release_all()
+        self.order.release_all()
         self.leases.lose(lambda: self._lost("lease", "was waited for", cause))
 
     def _fail_lost(self, operation: InFlight, cause: BaseException | None) -> None:

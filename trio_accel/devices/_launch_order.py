@@ -19,14 +19,16 @@ class LaunchOrder:
 
     Attributes:
         has_turns: Whether they have.
+        is_clear: Whether nothing waits, so that an operation that is launched at once need not be entered.
     """
 
-    __slots__ = ("_library", "_order", "_turns", "has_turns")
+    __slots__ = ("_library", "_order", "_turns", "has_turns", "is_clear")
 
     def __init__(self) -> None:
         self._order = SubmissionOrder()
         self._turns: dict[Launch, Turn | None] = {}
         self.has_turns: bool = False
+        self.is_clear: bool = True
         # While they have not: the library of all that wait.
         self._library = ""
 
@@ -36,14 +38,10 @@ class LaunchOrder:
     def __iter__(self) -> Iterator[Launch]:
         return iter(self._turns)
 
-    @property
-    def is_clear(self) -> bool:
-        """Whether nothing waits."""
-        return not self._turns and self._order.is_empty
-
     def enter(self, launch: Launch) -> None:
         """Note that an operation is handed over: later ones that touch its memory are launched after it."""
         turns = self._turns
+        self.is_clear = False
         if not turns and self._order.is_empty:
             self._library, self.has_turns = launch.library, False
         if not self.has_turns:
@@ -55,9 +53,12 @@ class LaunchOrder:
 
     def leave(self, launch: Launch) -> None:
         """Note that an operation is launched, or never will be."""
-        turn = self._turns.pop(launch, None)
+        turns = self._turns
+        turn = turns.pop(launch, None)
         if turn is not None:
             self._order.leave(turn)
+        if not turns:
+            self.is_clear = self._order.is_empty
 
     def turn(self, launch: Launch) -> Turn | None:
         """Whom an operation waits for; None where it waits for nobody."""
@@ -67,12 +68,14 @@ class LaunchOrder:
         """Give a lease of a block its place."""
         if not self.has_turns:
             self._make_turns()
+        self.is_clear = False
         blocks = frozenset([block])
         return self._order.enter(frozenset() if write else blocks, blocks if write else frozenset())
 
     def leave_lease(self, turn: Turn) -> None:
         """The lease is over."""
         self._order.leave(turn)
+        self.is_clear = not self._turns and self._order.is_empty
 
     def release_all(self) -> None:
         """Let all go on: the order is of no account any more."""

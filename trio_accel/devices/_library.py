@@ -88,7 +88,7 @@ class LibraryActor(Actor):
             The operation; True if it has failed, as `reply` knows; False if nothing has happened.
         """
         engine, lane, kernels = self._engine, self._lane, self._kernels
-        if not self._is_plain or not engine.is_clear or lane.is_full:
+        if not self._is_plain or not engine.order.is_clear or lane.is_full:
             return False
         if launch.arrivals and not launch.has_arrived:
             return False

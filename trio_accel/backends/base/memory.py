@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from .chunks import ALIGNMENT, ChunkAllocator, Placement
 from .errors import OutOfMemoryError
@@ -17,6 +17,9 @@ _MOST_SPARES = 64
 ChunkT = TypeVar("ChunkT")
 BlockT = TypeVar("BlockT")
 BlockT_co = TypeVar("BlockT_co", covariant=True)
+
+
+_Place: TypeAlias = tuple[int, int, int]
 
 
 class ChunkSource(Protocol[ChunkT, BlockT_co]):
@@ -95,12 +98,12 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         self._used = 0
         self._peak = 0
         self.blocks: dict[int, tuple[BlockT, int]] = {}
-        # Of each block: by which id the allocator knows its place, and the chunk. A place outlives its
-        # block: its id is none of a block, and counts down.
-        self._places: dict[int, tuple[int, int]] = {}
+        # Of each block: by which id the allocator knows its place, the chunk, and the offset in it. A place
+        # outlives its block: its id is none of a block, and counts down.
+        self._places: dict[int, _Place] = {}
         self._last_place = 0
         # By size, in whole alignments.
-        self._spares: dict[int, list[tuple[tuple[BlockT, int], tuple[int, int]]]] = {}
+        self._spares: dict[int, list[tuple[tuple[BlockT, int], _Place]]] = {}
         self._spare_count = 0
         self._chunks: dict[int, tuple[ChunkT, int]] = {}
         # How many blocks lie in each.
@@ -169,7 +172,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
                 return
             self._allocator.free(place[0])
 
-    def _place(self, nbytes: int) -> tuple[int, int]:
+    def _place(self, nbytes: int) -> _Place:
         """Have the allocator find a place for a block."""
         self._give_spares_back()
         self._last_place -= 1
@@ -177,11 +180,11 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             placement = self._allocator.allocate(self._last_place, nbytes)
         except MemoryError as error:
             raise self.exhausted(nbytes) from error
-        return self._last_place, placement.chunk
+        return self._last_place, placement.chunk, placement.offset
 
-    def _made(self, place: tuple[int, int], nbytes: int) -> tuple[BlockT, int]:
+    def _made(self, place: _Place, nbytes: int) -> tuple[BlockT, int]:
         """What the backend wants to have of a block that lies there, and its size."""
-        chunk, offset, _ = self._allocator.placement(place[0])
+        _, chunk, offset = place
         return self._source.block(self._chunks[chunk][0], offset, nbytes), nbytes
 
     def _give_spares_back(self) -> None:
@@ -230,7 +233,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             for place in places:
                 self._last_place -= 1
                 self._allocator.rename(place.block, self._last_place)
-                self._places[place.block] = taken = self._last_place, place.chunk
+                self._places[place.block] = taken = self._last_place, place.chunk, place.offset
                 self.blocks[place.block] = self._made(taken, place.nbytes)
                 self._counts[place.chunk] += 1
                 self._used += place.nbytes
@@ -239,20 +242,18 @@ class BlockMemory(Generic[ChunkT, BlockT]):
     def placement(self, block: int) -> PlacedBlock:
         """Tell where a block lies; see `AccelDevice.placement`."""
         self._kept()
-        with self._lock:
-            try:
-                _, nbytes = self.blocks[block]
-            except KeyError:
-                raise KeyError(f"block {block} does not exist") from None
-            place = self._allocator.placement(self._places[block][0])
-            return PlacedBlock(block, nbytes, place.chunk, place.offset)
+        try:
+            (_, nbytes), (_, chunk, offset) = self.blocks[block], self._places[block]
+        except KeyError:
+            raise KeyError(f"block {block} does not exist") from None
+        return PlacedBlock(block, nbytes, chunk, offset)
 
     def clear(self) -> None:
         """Give every block back; chunks that a keeper has stay as they are, and are forgotten."""
         with self._lock:
             if self._keeper is None:
                 self._give_spares_back()
-                for place, _ in self._places.values():
+                for place, *_ in self._places.values():
                     self._allocator.free(place)
                 self._allocator.trim()
             else:

@@ -7,7 +7,7 @@ ones are called in a worker thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import attrs
 import numpy as np
@@ -91,8 +91,7 @@ class MemoryStatistics:
     limit: int
 
 
-@attrs.frozen
-class PlacedBlock:
+class PlacedBlock(NamedTuple):
     """A block, and where it lies.
 
     Attributes:

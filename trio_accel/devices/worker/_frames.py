@@ -94,7 +94,7 @@ class WorkerConfig:
 
 def plain_place(block: PlacedBlock) -> Place:
     """A placed block as plain values."""
-    return block.block, block.nbytes, block.chunk, block.offset
+    return block[:]
 
 
 def place_of(data: Any) -> PlacedBlock:

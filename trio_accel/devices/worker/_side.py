@@ -20,6 +20,7 @@ from ...backends.base import AccelDevice, AccelError, PlacedBlock
 from .._availability import Availability
 from .._blocks import Block, BlockTable
 from .._context import ContextActor, Session, context_policy, load_library
+from .._engine import Engine
 from .._errors import WithdrawnError
 from .._hooks import EngineHook
 from .._operation import Launch
@@ -53,9 +54,10 @@ class _Serving(DirectReply):
         session: The context that serves it.
         tell: Tells the application what it failed with, or None.
         is_launched: Whether the library has begun.
+        places: Where its new blocks lie, if that was looked up by now.
     """
 
-    __slots__ = ("is_launched", "launch", "results", "session", "spoils", "tell", "word")
+    __slots__ = ("is_launched", "launch", "places", "results", "session", "spoils", "tell", "word")
 
     def __init__(self, launch: Launch, word: int, session: Session, tell: _Tell, *, spoils: bool) -> None:
         super().__init__(launch)
@@ -66,6 +68,12 @@ class _Serving(DirectReply):
         self.session: Session = session
         self.tell: _Tell = tell
         self.is_launched: bool = False
+        self.places: tuple[Place, ...] | None = None
+
+    def look_last(self, look: Callable[[], None]) -> bool:
+        """Prepare the answer while the device works; nobody else looks for its end."""
+        self.places = _places(self.launch, self.session.engine)
+        return False
 
     def deliver(self, error: BaseException | None) -> None:
         """Take the outcome of what was launched without the library's mailbox."""
@@ -73,6 +81,12 @@ class _Serving(DirectReply):
             for output in self.launch.outputs:
                 output.spoil(self.launch.name, error)
         self.tell(self, error)
+
+
+def _places(launch: Launch, engine: Engine) -> tuple[Place, ...]:
+    """Where the blocks lie that an operation has made, and that are not freed."""
+    places = [engine.placed(block) for block, _ in launch.allocations]
+    return tuple([place[:] for place in places if place is not None])
 
 
 _Tell: TypeAlias = Callable[[_Serving, "BaseException | None"], None]
@@ -330,11 +344,7 @@ class WorkerSide:
         if error is not None and isinstance(error, WithdrawnError):
             self._withdrawn(number)
             return
-        places: list[Place] = []
-        for block, _ in launch.allocations:
-            place = engine.placed(block)
-            if place is not None:
-                places.append((place.block, place.nbytes, place.chunk, place.offset))
+        places = _places(launch, engine) if serving.places is None else serving.places
         damaged = [block.id for block in launch.outputs if block.damaged_by is not None]
         trouble = None
         if error is not None or launch.fault is not None or damaged or not serving.is_launched:
@@ -342,10 +352,10 @@ class WorkerSide:
             is_hit = launch.fault is not None and launch.fault.is_struck
             trouble = "done", serving.is_launched, is_hit, plain, tuple(damaged)
         if not serving.results:
-            self._channel.post(("done", number, tuple(places), (), trouble), now=not self._serving)
+            self._channel.post(("done", number, places, (), trouble), now=not self._serving)
             return
         results = tuple([encode_array(array) for array in serving.results]) if error is None else ()
-        self._channel.send(("done", number, tuple(places), results, trouble), now=not self._serving)
+        self._channel.send(("done", number, places, results, trouble), now=not self._serving)
 
     def on_launch(self, launch: Launch) -> None:
         """Note that an operation is begun: after this process's death it counts as in flight."""
