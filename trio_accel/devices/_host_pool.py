@@ -196,10 +196,13 @@ class HostPool:
         if not self._starts or not array.size:
             return None
         first = int(array.__array_interface__["data"][0])
-        low, high = first, first + array.itemsize
-        for extent, stride in zip(array.shape, array.strides, strict=True):
-            reach = (extent - 1) * stride
-            low, high = low + min(reach, 0), high + max(reach, 0)
+        if array.flags.c_contiguous:
+            low, high = first, first + array.nbytes
+        else:
+            low, high = first, first + array.itemsize
+            for extent, stride in zip(array.shape, array.strides, strict=True):
+                reach = (extent - 1) * stride
+                low, high = low + min(reach, 0), high + max(reach, 0)
         index = bisect.bisect_right(self._starts, low) - 1
         if index < 0 or high > self._starts[index] + self._sorted[index].nbytes:
             return None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import attrs
+import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
 
@@ -137,9 +138,14 @@ class InlineCopies:
         """
         if launch.staged or isinstance(launch.spec, _WITH_HOST):
             for spec in (launch.spec, *launch.staged):
-                if isinstance(spec, _WITH_HOST) and spec.host.size:
+                if isinstance(spec, _WITH_HOST) and spec.host.size and not self._goes_straight(spec.host):
                     return Travel(self, launch)
         return None
+
+    def _goes_straight(self, host: npt.NDArray[Any]) -> bool:
+        """Whether the device transfers a host array by itself, now."""
+        place = self.pool.find(host) if host.flags.c_contiguous else None
+        return place is not None and self._registrar.known(place[0]) is None
 
     def await_slab(self, slab: int, arrivals: list[Arrival]) -> None:
         """Add what is over when the device knows a slab."""

@@ -58,6 +58,10 @@ class DType(enum.Enum):
         """
         if isinstance(like, DType):
             return like
+        # Those of host arrays come again and again.
+        found = _known.get(cast("Any", like)) if isinstance(like, np.dtype) else None
+        if found is not None:
+            return found
         found = _by_numpy(like) if isinstance(like, (str, type, np.dtype)) else None
         if found is None:
             native = like.newbyteorder("=") if isinstance(like, np.dtype) else None
@@ -114,6 +118,9 @@ class DType(enum.Enum):
 DTypeLike: TypeAlias = "DType | str | type | np.dtype[Any]"
 
 
+_known: dict[np.dtype[Any], DType] = {}
+
+
 def _numpy_dtype(name: str) -> np.dtype[Any]:
     if name in _LOW_PRECISION:
         import ml_dtypes
@@ -132,4 +139,7 @@ def _by_numpy(like: npt.DTypeLike) -> DType | None:
         return None
     if not dtype.isnative:
         return None
-    return DType.__members__.get(dtype.name)
+    found = DType.__members__.get(dtype.name)
+    if found is not None:
+        _known[dtype] = found
+    return found

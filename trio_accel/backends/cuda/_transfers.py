@@ -90,18 +90,19 @@ class Transfers:
 
     def is_registered(self, host: HostArray) -> bool:
         """Whether an array lies in memory that the device transfers by itself."""
-        start = host.ctypes.data
+        return self._holds(host.ctypes.data, host.nbytes)
+
+    def _holds(self, start: int, nbytes: int) -> bool:
         with self._lock:
             index = bisect.bisect_right(self._starts, start) - 1
-            return index >= 0 and start + host.nbytes <= self._ends[index]
+            return index >= 0 and start + nbytes <= self._ends[index]
 
     def to_device(self, stream: CudaStream, host: HostArray, address: int) -> None:
         """Enqueue the copy of a host array, in C order, to device memory. It is read until the next event."""
-        if host.flags.c_contiguous and self.is_registered(host):
-            self._context.check(
-                driver.cuMemcpyHtoDAsync(address, host.ctypes.data, host.nbytes, stream.handle)
-            )
-        elif host.nbytes <= SMALL:
+        start, nbytes = host.ctypes.data, host.nbytes
+        if host.flags.c_contiguous and self._holds(start, nbytes):
+            self._context.check(driver.cuMemcpyHtoDAsync(address, start, nbytes, stream.handle))
+        elif nbytes <= SMALL:
             slot = self._take_slot()
             _copy(_shaped(slot, host), host)
             stream.after(partial(self._give_slot_back, slot))
@@ -116,11 +117,10 @@ class Transfers:
 
     def to_host(self, stream: CudaStream, address: int, host: HostArray) -> None:
         """Enqueue the copy of device memory to a host array, in C order; it is there at the next event."""
-        if host.flags.c_contiguous and self.is_registered(host):
-            self._context.check(
-                driver.cuMemcpyDtoHAsync(host.ctypes.data, address, host.nbytes, stream.handle)
-            )
-        elif host.nbytes <= SMALL:
+        start, nbytes = host.ctypes.data, host.nbytes
+        if host.flags.c_contiguous and self._holds(start, nbytes):
+            self._context.check(driver.cuMemcpyDtoHAsync(start, address, nbytes, stream.handle))
+        elif nbytes <= SMALL:
             slot = self._take_slot()
             self._context.check(
                 driver.cuMemcpyDtoHAsync(slot.ctypes.data, address, host.nbytes, stream.handle)
