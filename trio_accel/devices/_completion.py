@@ -327,7 +327,6 @@ class _AdaptivePort(_Watched):
                 self.is_quick = time.perf_counter() - self._began < _STARE
             elif self._events:
                 self._budget = max(self._budget / 2, self._LEAST)
-                self._arm()
                 await self._expect()
 
     async def _search(self, end: float) -> bool:
@@ -340,20 +339,23 @@ class _AdaptivePort(_Watched):
         return True  # noqa: ASYNC910  # there are only so many events that it can see to be done
 
     async def _expect(self) -> None:
-        """Wait until there is something new to look at; if something may be due before, look then."""
+        """Wait for a ring; if something may be due before or soon, look then."""
         now, half = time.perf_counter(), self._half
         forecasts = [self._forecasts[stream] for stream in self._events if stream in self._forecasts]
         # Nobody can tell about what is overdue.
         steady = [forecast for forecast in forecasts if forecast.is_steady and forecast.due + half > now]
         if not steady or not half:
+            self._arm()
             await self.wait_changed()
             return
         first = min(steady, key=attrgetter("due"))
         seconds = first.due - half - now
         if seconds > 0:
+            self._arm()
             with trio.move_on_after(seconds):
                 await self.wait_changed()
                 return
+        # No ring for what is so soon: who rings takes the interpreter's lock from whoever has seen it.
         if not await self._search(first.due + half):
             first.is_steady = False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncGenerator, Generator
 from contextlib import contextmanager
 
@@ -12,6 +13,7 @@ from chosen import BACKEND
 import trio_accel as ta
 from trio_accel.devices import _completion
 from trio_accel.devices._completion import window_of
+from trio_accel.devices.worker._channel import Channel
 from trio_accel.devices.worker._vigil import Vigil
 
 PERIOD, WINDOW = 0.05, 0.2
@@ -39,7 +41,7 @@ def counted() -> Generator[Turns, None, None]:
 
 @pytest.fixture
 async def vigil(nursery: trio.Nursery) -> AsyncGenerator[Vigil, None]:
-    made = Vigil(WINDOW)
+    made = Vigil(WINDOW, frozenset(), frozenset())
     nursery.start_soon(made.run)
     yield made
     nursery.cancel_scope.cancel()
@@ -92,3 +94,31 @@ async def test_a_small_machine_sleeps(device: ta.Device, monkeypatch: pytest.Mon
     assert bool(window_of(None, device.info)) is (BACKEND == "cuda")
     monkeypatch.setattr(_completion.os, "sched_getaffinity", lambda _: {0, 1, 2})
     assert window_of(ta.AdaptiveCompletion(window=0.002), device.info) == 0
+
+
+async def test_only_answers_count(nursery: trio.Nursery) -> None:
+    ours, theirs = (Channel(sock) for sock in socket.socketpair())
+    ours.vigil = vigil = Vigil(WINDOW, frozenset({"ask"}), frozenset({"answer"}))
+    try:
+        for channel in (ours, theirs):
+            nursery.start_soon(channel.run)
+        for _ in range(3):
+            ours.post(("ask",), now=True)
+            await theirs.receive()
+            # What is said in between begins nothing and ends nothing.
+            ours.send(("by the way",), now=True)
+            theirs.send(("by the way",), now=True)
+            await ours.receive()
+            await trio.sleep(PERIOD)
+            theirs.post(("answer",), now=True)
+            await ours.receive()
+            before = vigil._forecast.seconds
+            ours.send(("by the way",), now=True)
+            await trio.sleep(2 * PERIOD)
+            assert vigil._forecast.seconds == before >= PERIOD
+            assert await theirs.receive()
+        assert vigil._forecast.is_steady
+    finally:
+        ours.close()
+        theirs.close()
+        nursery.cancel_scope.cancel()

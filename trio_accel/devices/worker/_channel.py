@@ -86,6 +86,8 @@ class Channel:
         self._pending_bytes = 0
         self._inbox = _Inbox()
         self._is_refused = False
+        # Whether there is something to be sent that is answered.
+        self._asks = False
         self._work = Nudge()
         self._is_broken = False
         self._is_closed = False
@@ -116,6 +118,9 @@ class Channel:
         """
         if self._is_broken:
             return
+        vigil = self.vigil
+        if vigil is not None and message[0] in vigil.asks:
+            self._asks = True
         payload = pickle.dumps(message, 5)
         if len(payload) > _MAX_LENGTH or len(descriptors) > MAX_DESCRIPTORS:
             raise ValueError(
@@ -138,6 +143,9 @@ class Channel:
         """
         if self._is_broken:
             return
+        vigil = self.vigil
+        if vigil is not None and message[0] in vigil.asks:
+            self._asks = True
         self._posted.append(message)
         if not (now and self._rest is None and self._flush(1)) and len(self._posted) <= 1:
             self._work.wake()
@@ -175,8 +183,9 @@ class Channel:
                 continue
             # From here on there is no checkpoint, so what is read is returned.
             if received := self._inbox.read(self._sock):
-                if self.vigil is not None:
-                    self.vigil.received()
+                vigil = self.vigil
+                if vigil is not None and any(message[0] in vigil.answers for message, _ in received):
+                    vigil.received()
                 return received
         self._break()
         raise EndOfChannel("this end is closed" if self._is_closed else "the peer is gone") from (
@@ -215,8 +224,10 @@ class Channel:
                 self._break()
                 return True
             self._is_refused = False
-            if self.vigil is not None:
-                self.vigil.sent()
+            if self._asks:
+                self._asks = False
+                if self.vigil is not None:
+                    self.vigil.sent()
             if self._attached:
                 _close_all(self._attached)
                 self._attached = ()

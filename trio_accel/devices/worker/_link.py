@@ -22,6 +22,9 @@ MessageHandler: TypeAlias = Callable[["WorkerLink", list[Received]], None]
 
 # The launcher reports a death within milliseconds; whoever waits for a request's outcome waits no longer.
 _REPORT = 0.05
+# What a worker answers, and with what.
+_ASKS = frozenset({"request", "lease", "call"})
+_ANSWERS = frozenset({"done", "granted", "result"})
 _BEATS = 10
 _LONGEST_TICK = 0.1
 # The worker itself is the first to see it, if it can.
@@ -64,7 +67,7 @@ class WorkerLink:
         self.is_silent: bool = False
         self.is_stuck: bool = False
         self._channel = channel
-        self._vigil = channel.vigil = Vigil(window) if window else None
+        self._vigil = channel.vigil = Vigil(window, _ASKS, _ANSWERS) if window else None
         # Of each operation there is one, so that it goes straight there.
         self.post: Callable[..., None] = channel.post
         self._device = device

@@ -50,7 +50,8 @@ async def _main(page: SharedPage) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(channel.run)
         if config.window:
-            channel.vigil = Vigil(config.window)
+            # Who has an answer may ask again.
+            channel.vigil = Vigil(config.window, frozenset({"done"}), frozenset({"request"}))
             nursery.start_soon(channel.vigil.run)
         async with System.open(config.path) as system:
             side = WorkerSide(system, channel, page, config)

@@ -21,16 +21,20 @@ class Vigil:
 
     Args:
         window: The most seconds to stay awake for one message: half of them before it is due.
+        asks: First items of the messages that something answers, or follows.
+        answers: Of those that do. Others may come and go in between, and mean nothing.
     """
 
-    def __init__(self, window: float) -> None:
+    def __init__(self, window: float, asks: frozenset[object], answers: frozenset[object]) -> None:
+        self.asks: frozenset[object] = asks
+        self.answers: frozenset[object] = answers
         self._half = window / 2
         self._forecast = Forecast(time.perf_counter())
         self._is_expected = False
         self._nudge = Nudge()
 
     def sent(self) -> None:
-        """Something was sent; an answer is to come."""
+        """Something was sent that is answered."""
         if not self._is_expected:
             self._is_expected = True
             self._forecast.begin(time.perf_counter())
@@ -38,7 +42,7 @@ class Vigil:
                 self._nudge.wake()
 
     def received(self) -> None:
-        """Something has come."""
+        """An answer has come."""
         if self._is_expected:
             self._is_expected = False
             self._forecast.end(time.perf_counter())

@@ -1,0 +1,51 @@
+"""When the next of several things is due."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trio_accel.devices._forecast import Forecast
+
+SECONDS = st.floats(0.01, 100.0)
+
+
+def follow(times: list[float], *, count: int = 1) -> Forecast:
+    """Let things take so long, one after the other."""
+    now = 5.0
+    forecast = Forecast(now)
+    for seconds in times:
+        now += seconds
+        forecast.end(now, count)
+    return forecast
+
+
+@given(SECONDS)
+def test_it_takes_two_that_are_alike(seconds: float) -> None:
+    assert not follow([seconds]).is_steady
+    forecast = follow([seconds, seconds])
+    assert forecast.is_steady
+    # From the end of the last one on.
+    assert abs(forecast.due - (5.0 + 3 * seconds)) < 1e-9 * (5.0 + seconds)
+
+
+@given(SECONDS, st.floats(1.5, 1000.0))
+def test_behind_a_pause_the_next_is_uncertain_and_no_other(seconds: float, factor: float) -> None:
+    usual, pause = [seconds, seconds], factor * (seconds + 0.01)
+    assert not follow([*usual, pause]).is_steady
+    forecast = follow([*usual, pause, seconds])
+    assert forecast.is_steady
+    assert abs(forecast.seconds - seconds) < 1e-6
+    # One pause, and not two.
+    assert not follow([*usual, pause, 3 * pause, seconds]).is_steady
+
+
+@given(SECONDS, st.floats(1.5, 1000.0), st.integers(1, 20))
+def test_what_comes_by_turns_is_never_steady(seconds: float, factor: float, rounds: int) -> None:
+    times = [seconds, factor * (seconds + 0.01)] * rounds
+    assert not any(follow(times[: end + 1]).is_steady for end in range(len(times)))
+
+
+@given(SECONDS)
+def test_of_several_at_once_nobody_knows(seconds: float) -> None:
+    assert not follow([seconds, seconds, seconds], count=2).is_steady
