@@ -20,7 +20,6 @@ from trio.testing import wait_all_tasks_blocked
 import trio_accel as ta
 from trio_accel.backends.base import Waker
 from trio_accel.devices import Put, _engine
-from trio_accel.devices._forecast import Forecast
 from trio_accel.devices._hooks import Phase
 
 STRATEGIES = [
@@ -298,40 +297,6 @@ async def test_looking_when_it_is_due_costs_little(system: ta.System) -> None:
             spent = _processor_time() - before
         # At most 3 ms of each is spent with looking, and all else is as ever.
         assert spent < 6 * 0.012
-
-
-class TestForecast:
-    """When the next one is due, by those before it."""
-
-    def test_two_that_took_as_long_tell_of_the_third(self) -> None:
-        forecast = Forecast(10.0)
-        forecast.end(11.0)
-        assert not forecast.is_steady
-        forecast.end(12.05)
-        assert forecast.is_steady
-        assert forecast.due == pytest.approx(13.1)
-        # A pause between two does not count.
-        forecast.begin(20.0)
-        assert forecast.due == pytest.approx(21.05)
-
-    def test_one_that_took_longer_tells_nothing(self) -> None:
-        forecast = Forecast(0.0)
-        for now in (1.0, 2.0, 3.2):
-            forecast.end(now)
-        assert not forecast.is_steady
-        forecast.end(4.4)
-        assert forecast.is_steady
-
-    def test_the_first_tells_nothing_however_short(self) -> None:
-        forecast = Forecast(0.0)
-        forecast.end(1e-6)
-        assert not forecast.is_steady
-
-    def test_several_at_once_tell_nothing(self) -> None:
-        forecast = Forecast(0.0)
-        forecast.end(1.0)
-        forecast.end(2.0, 2)
-        assert not forecast.is_steady
 
 
 async def test_sync_blocks_the_loop_and_says_so(system: ta.System) -> None:

@@ -29,21 +29,38 @@ def test_it_takes_two_that_are_alike(seconds: float) -> None:
     assert abs(forecast.due - (5.0 + 3 * seconds)) < 1e-9 * (5.0 + seconds)
 
 
-@given(SECONDS, st.floats(1.5, 1000.0))
-def test_behind_a_pause_the_next_is_uncertain_and_no_other(seconds: float, factor: float) -> None:
+@given(SECONDS, st.floats(2.5, 1000.0))
+def test_a_pause_says_nothing_of_the_next(seconds: float, factor: float) -> None:
     usual, pause = [seconds, seconds], factor * (seconds + 0.01)
-    assert not follow([*usual, pause]).is_steady
-    forecast = follow([*usual, pause, seconds])
-    assert forecast.is_steady
-    assert abs(forecast.seconds - seconds) < 1e-6
-    # One pause, and not two.
-    assert not follow([*usual, pause, 3 * pause, seconds]).is_steady
+    for times in ([*usual, pause], [*usual, pause, seconds], [*usual, pause, seconds, pause]):
+        forecast = follow(times)
+        assert forecast.is_steady
+        assert abs(forecast.seconds - seconds) < 1e-6
+    # Two in a row are no pause.
+    assert not follow([*usual, pause, 3 * pause]).is_steady
+    # Nor is what is shorter.
+    assert not follow([*usual, pause, pause, seconds]).is_steady
 
 
-@given(SECONDS, st.floats(1.5, 1000.0), st.integers(1, 20))
+@given(SECONDS, st.floats(2.5, 1000.0), st.integers(1, 20))
 def test_what_comes_by_turns_is_never_steady(seconds: float, factor: float, rounds: int) -> None:
     times = [seconds, factor * (seconds + 0.01)] * rounds
     assert not any(follow(times[: end + 1]).is_steady for end in range(len(times)))
+
+
+def test_what_took_a_little_longer_makes_it_uncertain() -> None:
+    assert not follow([1.0, 1.0, 1.2]).is_steady
+    assert follow([1.0, 1.0, 1.2, 1.2]).is_steady
+
+
+def test_a_pause_before_one_begins_does_not_count() -> None:
+    forecast = follow([1.0, 1.0])
+    forecast.begin(20.0)
+    assert forecast.due == 21.0
+
+
+def test_the_first_tells_nothing_however_short() -> None:
+    assert not follow([1e-6]).is_steady
 
 
 @given(SECONDS)

@@ -1,0 +1,155 @@
+"""Calling an actor that waits for a message, in place of its own task."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+from sample_actors import BoomError, Do, Echo, Events, Gate, Number, Puppet, crash, started
+
+from trio_accel.actors import (
+    ActorFailedError,
+    DirectReply,
+    Ref,
+    System,
+    at_rest,
+)
+
+wait = trio.testing.wait_all_tasks_blocked
+
+
+class Told(DirectReply):
+    """Keeps its outcomes."""
+
+    __slots__ = ("outcomes",)
+
+    def __init__(self) -> None:
+        super().__init__(Echo("a test"))
+        self.outcomes: list[BaseException | None] = []
+
+    def deliver(self, error: BaseException | None) -> None:
+        self.outcomes.append(error)
+
+
+def resting(ref: Ref[Puppet]) -> Puppet:
+    actor = at_rest(ref)
+    assert actor is not None
+    return actor
+
+
+async def test_an_actor_that_serves_is_not_at_rest(puppet: Ref[Puppet]) -> None:
+    await wait()
+    assert isinstance(at_rest(puppet), Puppet)
+    gate = Gate()
+    async with trio.open_nursery() as nursery:
+        await started(nursery, puppet, Do(gate))
+        assert at_rest(puppet) is None
+        gate.open.set()
+    await wait()
+    assert at_rest(puppet) is not None
+
+
+async def test_nor_is_one_that_is_observed(puppet: Ref[Puppet], system: System) -> None:
+    await wait()
+    with system.subscribe(Events().append):
+        assert at_rest(puppet) is None
+    assert at_rest(puppet) is not None
+
+
+async def test_nor_is_one_that_has_a_message_or_is_to_crash(puppet: Ref[Puppet]) -> None:
+    await wait()
+    outcomes: list[object] = []
+    puppet.post(Echo("first"), outcomes.append)
+    assert at_rest(puppet) is None
+    await wait()
+    assert outcomes
+    resting(puppet).context.crash(BoomError())
+    assert at_rest(puppet) is None
+    await wait()
+    # The next incarnation.
+    assert await puppet.ask(Number()) == 1
+
+
+async def test_nor_is_one_that_has_ended(puppet: Ref[Puppet]) -> None:
+    await wait()
+    await puppet.stop()
+    assert at_rest(puppet) is None
+
+
+async def test_what_was_served_counts_and_its_reply_is_the_actors(
+    puppet: Ref[Puppet], system: System
+) -> None:
+    await wait()
+    reply = Told()
+    resting(puppet).context.served(reply)
+    node = system.tree().find("s/puppet")
+    assert (node.handled, node.failed, node.deferred) == (1, 0, 1)
+    assert reply.set()
+    assert not reply.set()
+    assert not reply.fail(BoomError())
+    assert not reply.fail_as_crash(BoomError())
+    assert reply.outcomes == [None]
+    assert system.tree().find("s/puppet").deferred == 0
+
+
+async def test_what_has_failed_at_once_is_not_open(puppet: Ref[Puppet], system: System) -> None:
+    await wait()
+    reply, error = Told(), BoomError()
+    reply.fail(error)
+    resting(puppet).context.served(reply)
+    node = system.tree().find("s/puppet")
+    assert (node.handled, node.deferred) == (1, 0)
+    assert reply.outcomes == [error]
+
+
+async def test_a_reply_outlives_a_crash_and_fails_at_the_end(puppet: Ref[Puppet], system: System) -> None:
+    await wait()
+    first, second = Told(), Told()
+    resting(puppet).context.served(first)
+    resting(puppet).context.served(second)
+    await crash(puppet)
+    assert not first.outcomes
+    assert first.set()
+    await puppet.stop()
+    [error] = second.outcomes
+    assert isinstance(error, ActorFailedError)
+    assert first.outcomes == [None]
+
+
+async def test_an_actor_can_crash_over_what_was_served_for_it(puppet: Ref[Puppet], system: System) -> None:
+    await wait()
+    reply, boom = Told(), BoomError("a test")
+    resting(puppet).context.served(reply, boom)
+    [error] = reply.outcomes
+    assert isinstance(error, ActorFailedError)
+    assert error.__cause__ is boom
+    assert "Echo" in str(error)
+    await wait()
+    node = system.tree().find("s/puppet")
+    assert (node.handled, node.failed, node.restarts) == (0, 1, 1)
+    assert await puppet.ask(Echo("again")) == "again"
+
+
+async def test_a_graceful_end_waits_for_it(puppet: Ref[Puppet]) -> None:
+    await wait()
+    reply = Told()
+    resting(puppet).context.served(reply)
+    async with trio.open_nursery() as nursery:
+
+        async def stop() -> None:
+            await puppet.stop(drain=True)
+            assert reply.outcomes == [None]
+
+        nursery.start_soon(stop)
+        await wait()
+        assert not reply.outcomes
+        reply.set()
+
+
+async def test_a_base_leaves_the_rest_to_others(puppet: Ref[Puppet]) -> None:
+    reply = DirectReply(Echo("a test"))
+    assert not reply.look_last(pytest.fail)
+    with pytest.raises(NotImplementedError):
+        reply.cancelled()
+    with pytest.raises(NotImplementedError):
+        reply.set()
