@@ -285,7 +285,7 @@ async def test_what_nobody_rings_for_is_seen_all_the_same(system: ta.System) -> 
 
 
 async def test_looking_when_it_is_due_costs_little(system: ta.System) -> None:
-    options = ta.DeviceOptions(isolation="inline", completion=ta.AdaptiveCompletion())
+    options = ta.DeviceOptions(isolation="inline", completion=ta.AdaptiveCompletion(window=0.003))
     async with system.open_device(BACKEND, options=options) as device:
         ref = await device.put(np.ones(3))
         await ta.linalg.scal(1.0, ref)

@@ -257,7 +257,7 @@ class TestUses:
 
     def test_a_freed_block_is_forgotten(self) -> None:
         self.device.allocate = self.device.free = lambda *_: None
-        self.memory.allocate(1, 8, lambda: None)
+        self.memory.allocate([(1, 8)], lambda: None)
         self.launch(0, writes=(1,))
         self.memory.release(1)
         self.memory.release(2)

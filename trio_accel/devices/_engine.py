@@ -12,7 +12,7 @@ from typing import Any
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ..actors import ActorStoppedError, DeferredReply, DirectReply
+from ..actors import ActorStoppedError, DeferredReply
 from ..backends.base import (
     AccelDevice,
     AccelEvent,
@@ -172,53 +172,35 @@ class Engine:
             Exception: What the backend raised; nothing is in flight, and what was allocated is freed.
         """
         try:
-            operation = self._enqueue(launch, library, lane, failure)
+            operation = self.enqueue(launch, library, lane, failure)
         finally:
             self.leave(launch)
         operation.crash = crash
         operation.reply = reply = defer(on_cancel=lambda: self.start_grace(lane, operation))
-        self._see_to(operation, lane, reply)
+        self.see_to(operation, lane, reply)
         return reply
 
-    def launch_here(
-        self,
-        launch: Launch,
-        library: KernelLibrary,
-        lane: Lane,
-        reply: DirectReply,
-        crash: Callable[[Exception], None],
+    def enqueue(
+        self, launch: Launch, library: KernelLibrary, lane: Lane, failure: Exception | None = None
     ) -> InFlight:
-        """Enqueue an operation that was not handed over before, for whoever calls its library actor directly.
+        """Give an operation to the backend: all of `launch` but its reply, which `see_to` gives.
 
-        Args:
-            launch: The validated operation.
-            library: Library that has it.
-            lane: Stream to put it on.
-            reply: Given at completion, perhaps before this returns.
-            crash: Restarts the library actor.
-
-        Raises:
-            Exception: As for `launch`.
+        It was not handed over before, or is left by whoever calls this.
         """
-        operation = self._enqueue(launch, library, lane, None)
-        operation.crash, operation.reply = crash, reply
-        self._see_to(operation, lane, reply)
-        return operation
-
-    def _enqueue(
-        self, launch: Launch, library: KernelLibrary, lane: Lane, failure: Exception | None
-    ) -> InFlight:
-        """Give an operation to the backend."""
         if self._is_lost:
             raise ActorStoppedError(f"{launch.name} was not started: the context is lost", path=lane.owner)
         has_staged = False
         memory, stream = self._memory_in_use, lane.stream
         try:
-            self._begin(launch, lane, failure)
+            if self._on_launch is not None:
+                self._on_launch(launch)
+            if self._idle is None and not self._hooks and launch.is_plain and failure is None:
+                launch.check_inputs()
+            else:
+                self._begin(launch, lane, failure)
             # What the program has let go by now is there for this operation.
             self._drain()
-            for block, nbytes in launch.allocations:
-                memory.allocate(block, nbytes, self._drain)
+            memory.allocate(launch.allocations, self._drain)
             memory.order(stream, launch.reads, launch.writes)
             for copy in launch.staged:
                 has_staged = True
@@ -240,7 +222,7 @@ class Engine:
         self.launched += 1
         return operation
 
-    def _see_to(self, operation: InFlight, lane: Lane, reply: Reply) -> None:
+    def see_to(self, operation: InFlight, lane: Lane, reply: Reply) -> None:
         """Have its asker learn of the end of a very short operation, and the loop of that of others."""
         if not (self.completion.is_quick and self._is_alone()):
             self.completion.watch(lane.stream, operation.event)
@@ -457,9 +439,7 @@ class Engine:
             reply.fail(error)
 
     def _begin(self, launch: Launch, lane: Lane, failure: Exception | None) -> None:
-        """Tell of a launch, and look whether it may be."""
-        if self._on_launch is not None:
-            self._on_launch(launch)
+        """Tell of a launch that begins something or is watched, and look whether it may be."""
         if self._idle is not None:
             # Before it is enqueued: a driver that never returns is to be seen, too.
             self._tell_look(1)

@@ -95,12 +95,15 @@ class LibraryActor(Actor):
         try:
             if kernels.prepare(launch.spec) is not None:
                 return False
-            operation = engine.launch_here(launch, kernels, lane, reply, self.context.crash)
+            operation = engine.enqueue(launch, kernels, lane)
         except Exception as error:  # noqa: BLE001  # whose it is, is told there
             self.context.served(reply, error if classify(error) is FailureClass.SUSPECT else None)
             reply.fail(error)
             return True
-        self.context.served(reply)
+        context = self.context
+        context.served(reply)
+        operation.crash, operation.reply = context.crash, reply
+        engine.see_to(operation, lane, reply)
         return operation
 
     def start_grace(self, operation: InFlight) -> None:

@@ -101,28 +101,28 @@ class MemoryInUse:
             use = self._uses[block] = BlockUse(block)
         return use
 
-    def allocate(self, block: int, nbytes: int, drain: Callable[[], None]) -> None:
-        """Make a block.
+    def allocate(self, blocks: Iterable[tuple[int, int]], drain: Callable[[], None]) -> None:
+        """Make blocks.
 
         Args:
-            block: Its id.
-            nbytes: Its size.
+            blocks: Their ids and sizes.
             drain: Gives back what the program has let go.
 
         Raises:
             OutOfMemoryError: There is no memory, also when garbage was collected.
         """
-        try:
-            self._device.allocate(block, nbytes)
-        except OutOfMemoryError:
-            # Arrays in reference cycles, such as those of an error's frames, wait to be collected.
-            gc.collect()
-            drain()
-            self._device.allocate(block, nbytes)
         uses = self._uses
-        if block not in uses:
-            uses[block] = BlockUse(block)
-        uses[block].is_allocated = True
+        for block, nbytes in blocks:
+            try:
+                self._device.allocate(block, nbytes)
+            except OutOfMemoryError:
+                # Arrays in reference cycles, such as those of an error's frames, wait to be collected.
+                gc.collect()
+                drain()
+                self._device.allocate(block, nbytes)
+            if block not in uses:
+                uses[block] = BlockUse(block)
+            uses[block].is_allocated = True
 
     def order(self, stream: AccelStream, reads: Iterable[int], writes: Iterable[int]) -> None:
         """Make a stream wait for everything that work on these blocks must follow."""

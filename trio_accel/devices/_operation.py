@@ -135,6 +135,11 @@ class Launch(Request["LibraryActor", None]):
             self.reads |= staged.blocks()[0]
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it waits for nothing on the host, and nothing happens to it on purpose."""
+        return self.fault is None and not self.arrivals
+
+    @property
     def has_arrived(self) -> bool:
         """Whether everything that it needs is there, or never will be."""
         return not self.arrivals or all(arrival.is_over for arrival in self.arrivals)

@@ -14,11 +14,12 @@ Transpose = Literal["N", "T", "C"]
 """As it is, transposed, or transposed and conjugated: the BLAS's letters."""
 
 
-@attrs.frozen
+# As with `ArraySpec`: to enforce that it is not changed would take longer than to make it.
+@attrs.define(on_setattr=None, unsafe_hash=True)
 class MatmulSpec(OperationSpec):
     """``out = a @ b`` with the shape rules of `numpy.matmul` for operands of one or more axes.
 
-    All three have one dtype. ``out`` is C-contiguous and overlaps neither operand.
+    All three have one dtype. ``out`` is C-contiguous and overlaps neither operand. Not to be changed.
     """
 
     a: ArraySpec = reads()
