@@ -8,12 +8,13 @@ from contextlib import contextmanager
 
 import pytest
 import trio
+import trio.testing
 from chosen import BACKEND
 
 import trio_accel as ta
 from trio_accel.devices import _completion
 from trio_accel.devices._completion import window_of
-from trio_accel.devices.worker._channel import Channel
+from trio_accel.devices.worker._channel import Channel, EndOfChannel
 from trio_accel.devices.worker._vigil import Vigil
 
 PERIOD, WINDOW = 0.05, 0.2
@@ -39,52 +40,122 @@ def counted() -> Generator[Turns, None, None]:
         trio.lowlevel.remove_instrument(turns)
 
 
+class Peers:
+    """Two ends, of which one keeps a vigil for the answers of the other."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self.ours, self.theirs = (Channel(sock) for sock in socket.socketpair())
+        self.ours.vigil = self.vigil = Vigil(WINDOW, frozenset({"ask"}), frozenset({"answer"}))
+        for channel in (self.ours, self.theirs):
+            nursery.start_soon(channel.run)
+
+    async def exchange(self, seconds: float) -> int:
+        """Ask, and be answered after a while; returns how often the loop went round without sleep."""
+        with counted() as turns:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.answer, seconds)
+                # Whoever waits does so before it is asked.
+                nursery.start_soon(self.ours.receive)
+                await trio.testing.wait_all_tasks_blocked()
+                self.ours.post(("ask",), now=True)
+        return turns.count
+
+    async def answer(self, seconds: float) -> None:
+        await self.theirs.receive()
+        await trio.sleep(seconds)
+        self.theirs.post(("answer",), now=True)
+
+    async def get_steady(self) -> None:
+        for _ in range(20):
+            await self.exchange(PERIOD)
+            if self.vigil.is_steady:
+                return
+        pytest.fail("this machine is never twice as fast")
+
+
 @pytest.fixture
-async def vigil(nursery: trio.Nursery) -> AsyncGenerator[Vigil, None]:
-    made = Vigil(WINDOW, frozenset(), frozenset())
-    nursery.start_soon(made.run)
+async def peers(nursery: trio.Nursery) -> AsyncGenerator[Peers, None]:
+    made = Peers(nursery)
     yield made
+    made.ours.close()
+    made.theirs.close()
     nursery.cancel_scope.cancel()
 
 
-async def exchange(vigil: Vigil, seconds: float) -> int:
-    """Send, and receive after a while; returns how often the loop went round without sleep."""
-    with counted() as turns:
-        vigil.sent()
-        vigil.sent()
-        await trio.sleep(seconds)
-        vigil.received()
-    return turns.count
-
-
-async def test_what_is_due_finds_the_loop_awake(vigil: Vigil) -> None:
-    for _ in range(20):
-        await exchange(vigil, PERIOD)
-        if vigil._forecast.is_steady:
-            break
+async def test_what_is_due_finds_the_loop_awake(peers: Peers) -> None:
+    await peers.get_steady()
     # Between two exchanges it sleeps.
     with counted() as turns:
         await trio.sleep(PERIOD)
     assert turns.count < 20
-    assert await exchange(vigil, PERIOD) > 50
+    assert await peers.exchange(PERIOD) > 50
 
 
-async def test_what_never_takes_as_long_is_not_waited_for(vigil: Vigil) -> None:
+async def test_what_never_takes_as_long_is_not_waited_for(peers: Peers) -> None:
     for round_ in range(4):
-        assert await exchange(vigil, 0.02 * 2**round_) < 20
+        assert await peers.exchange(0.02 * 2**round_) < 20
 
 
-async def test_what_does_not_come_is_waited_for_no_longer(vigil: Vigil) -> None:
-    for _ in range(20):
-        await exchange(vigil, PERIOD)
-        if vigil._forecast.is_steady:
-            break
-    vigil.sent()
+async def test_what_does_not_come_is_waited_for_no_longer(peers: Peers, nursery: trio.Nursery) -> None:
+    await peers.get_steady()
+    peers.ours.post(("ask",), now=True)
+    nursery.start_soon(peers.ours.receive)
     await trio.sleep(PERIOD + WINDOW)
     with counted() as turns:
         await trio.sleep(PERIOD)
     assert turns.count < 20
-    assert not vigil._forecast.is_steady
+    assert not peers.vigil.is_steady
+    peers.theirs.post(("answer",), now=True)
+
+
+async def test_what_is_due_later_is_slept_for(peers: Peers) -> None:
+    peers.vigil._half = PERIOD / 10
+    await peers.get_steady()
+    with counted() as turns:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(peers.ours.receive)
+            nursery.start_soon(peers.answer, PERIOD)
+            await trio.testing.wait_all_tasks_blocked()
+            peers.ours.post(("ask",), now=True)
+            await trio.sleep(PERIOD / 2)
+            asleep = turns.count
+    assert asleep < 20
+    assert turns.count > asleep + 20
+
+
+async def test_only_answers_count(peers: Peers) -> None:
+    ours, theirs, vigil = peers.ours, peers.theirs, peers.vigil
+    for _ in range(3):
+        ours.post(("ask",), now=True)
+        await theirs.receive()
+        # What is said in between begins nothing and ends nothing.
+        ours.send(("by the way",), now=True)
+        theirs.send(("by the way",), now=True)
+        await ours.receive()
+        await trio.sleep(PERIOD)
+        theirs.post(("answer",), now=True)
+        await ours.receive()
+        before = vigil._forecast.seconds
+        ours.send(("by the way",), now=True)
+        await trio.sleep(2 * PERIOD)
+        assert vigil._forecast.seconds == before >= PERIOD
+        assert await theirs.receive()
+    assert vigil.is_steady
+
+
+async def test_who_stays_awake_hears_of_the_end(peers: Peers) -> None:
+    await peers.get_steady()
+    async with trio.open_nursery() as nursery:
+
+        async def receive() -> None:
+            with pytest.raises(EndOfChannel):
+                await peers.ours.receive()
+
+        nursery.start_soon(receive)
+        await trio.testing.wait_all_tasks_blocked()
+        peers.ours.post(("ask",), now=True)
+        await trio.sleep(PERIOD)
+        peers.theirs.close()
 
 
 async def test_a_small_machine_sleeps(device: ta.Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,31 +165,3 @@ async def test_a_small_machine_sleeps(device: ta.Device, monkeypatch: pytest.Mon
     assert bool(window_of(None, device.info)) is (BACKEND == "cuda")
     monkeypatch.setattr(_completion.os, "sched_getaffinity", lambda _: {0, 1, 2})
     assert window_of(ta.AdaptiveCompletion(window=0.002), device.info) == 0
-
-
-async def test_only_answers_count(nursery: trio.Nursery) -> None:
-    ours, theirs = (Channel(sock) for sock in socket.socketpair())
-    ours.vigil = vigil = Vigil(WINDOW, frozenset({"ask"}), frozenset({"answer"}))
-    try:
-        for channel in (ours, theirs):
-            nursery.start_soon(channel.run)
-        for _ in range(3):
-            ours.post(("ask",), now=True)
-            await theirs.receive()
-            # What is said in between begins nothing and ends nothing.
-            ours.send(("by the way",), now=True)
-            theirs.send(("by the way",), now=True)
-            await ours.receive()
-            await trio.sleep(PERIOD)
-            theirs.post(("answer",), now=True)
-            await ours.receive()
-            before = vigil._forecast.seconds
-            ours.send(("by the way",), now=True)
-            await trio.sleep(2 * PERIOD)
-            assert vigil._forecast.seconds == before >= PERIOD
-            assert await theirs.receive()
-        assert vigil._forecast.is_steady
-    finally:
-        ours.close()
-        theirs.close()
-        nursery.cancel_scope.cancel()

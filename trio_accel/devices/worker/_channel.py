@@ -11,6 +11,7 @@ import struct
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from math import inf
 from typing import TypeAlias, cast
 
 import trio
@@ -88,6 +89,8 @@ class Channel:
         self._is_refused = False
         # Whether there is something to be sent that is answered.
         self._asks = False
+        # Whoever waits for something to read, where there is a vigil.
+        self._sleeping: trio.CancelScope | None = None
         self._work = Nudge()
         self._is_broken = False
         self._is_closed = False
@@ -176,14 +179,18 @@ class Channel:
             EndOfChannel: There will be no more: the peer is gone or sent something that is no
                 message (the cause says what), or this end is closed.
         """
-        while not self._is_closed and not self._inbox.is_at_end:
-            try:
-                await trio.lowlevel.wait_readable(self._sock)
-            except trio.ClosedResourceError:
-                continue
+        vigil, inbox = self.vigil, self._inbox
+        while not self._is_closed and not inbox.is_at_end:
+            pause = inf if vigil is None else vigil.pause()
+            if not pause:
+                await trio.lowlevel.checkpoint()
+            else:
+                try:
+                    await self._sleep(pause)
+                except trio.ClosedResourceError:
+                    continue
             # From here on there is no checkpoint, so what is read is returned.
-            if received := self._inbox.read(self._sock):
-                vigil = self.vigil
+            if received := inbox.read(self._sock):
                 if vigil is not None and any(message[0] in vigil.answers for message, _ in received):
                     vigil.received()
                 return received
@@ -191,6 +198,21 @@ class Channel:
         raise EndOfChannel("this end is closed" if self._is_closed else "the peer is gone") from (
             None if self._is_closed else self._inbox.error
         )
+
+    async def _sleep(self, seconds: float) -> None:
+        """Wait until there is something to read, for so long at most, or until something else is due.
+
+        Raises:
+            trio.ClosedResourceError: This end is closed.
+        """
+        if self.vigil is None:
+            await trio.lowlevel.wait_readable(self._sock)
+            return
+        try:
+            with trio.move_on_after(seconds) as self._sleeping:
+                await trio.lowlevel.wait_readable(self._sock)
+        finally:
+            self._sleeping = None
 
     def close(self) -> None:
         """Close this end at once; what was not sent is dropped, and whoever waits is woken."""
@@ -226,8 +248,8 @@ class Channel:
             self._is_refused = False
             if self._asks:
                 self._asks = False
-                if self.vigil is not None:
-                    self.vigil.sent()
+                if self.vigil is not None and self.vigil.sent() and self._sleeping is not None:
+                    self._sleeping.cancel(reason="an answer is due")
             if self._attached:
                 _close_all(self._attached)
                 self._attached = ()

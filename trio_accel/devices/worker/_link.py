@@ -67,7 +67,7 @@ class WorkerLink:
         self.is_silent: bool = False
         self.is_stuck: bool = False
         self._channel = channel
-        self._vigil = channel.vigil = Vigil(window, _ASKS, _ANSWERS) if window else None
+        channel.vigil = Vigil(window, _ASKS, _ANSWERS) if window else None
         # Of each operation there is one, so that it goes straight there.
         self.post: Callable[..., None] = channel.post
         self._device = device
@@ -116,8 +116,6 @@ class WorkerLink:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._channel.run)
                 nursery.start_soon(self._listen_to_heart)
-                if self._vigil is not None:
-                    nursery.start_soon(self._vigil.run)
                 if self._stuck_after is not None:
                     nursery.start_soon(self._watch_the_watch, self._stuck_after)
                 with suppress(EndOfChannel):

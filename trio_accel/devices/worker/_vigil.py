@@ -1,23 +1,20 @@
-"""Staying awake while a message is due."""
+"""When to stay awake for a message that is due."""
 
 from __future__ import annotations
 
 import time
-
-import trio
+from math import inf
 
 from .._forecast import Forecast
-from .._nudge import Nudge
 
 __all__ = ["Vigil"]
 
 
 class Vigil:
-    """Lets the loop go round around the time when the peer's next message is due.
+    """Tells when a message is due, so that whoever waits for it does not sleep then.
 
     A processor that has slept takes long to wake. So where the peer has taken about as long for its last
-    two answers, the loop does not sleep from a while before the next is due until a while after: what comes
-    then is read at once.
+    two answers, its messages are looked for from a while before the next is due until a while after.
 
     Args:
         window: The most seconds to stay awake for one message: half of them before it is due.
@@ -31,36 +28,36 @@ class Vigil:
         self._half = window / 2
         self._forecast = Forecast(time.perf_counter())
         self._is_expected = False
-        self._nudge = Nudge()
 
-    def sent(self) -> None:
-        """Something was sent that is answered."""
-        if not self._is_expected:
-            self._is_expected = True
-            self._forecast.begin(time.perf_counter())
-            if self._forecast.is_steady:
-                self._nudge.wake()
+    @property
+    def is_steady(self) -> bool:
+        """Whether the next answer can be told."""
+        return self._forecast.is_steady
+
+    def sent(self) -> bool:
+        """Something was sent that is answered; returns whether `pause` has changed."""
+        if self._is_expected:
+            return False
+        self._is_expected = True
+        self._forecast.begin(time.perf_counter())
+        return self._forecast.is_steady
 
     def received(self) -> None:
         """An answer has come."""
         if self._is_expected:
             self._is_expected = False
             self._forecast.end(time.perf_counter())
-            # It may sleep until later.
-            self._nudge.wake()
 
-    async def run(self) -> None:
-        """Stay awake when it is time to, until it is cancelled."""
+    def pause(self) -> float:
+        """Seconds for which one may sleep; 0 while an answer is due, infinity if none is."""
         forecast = self._forecast
-        while True:
-            left = forecast.due - time.perf_counter() if self._is_expected and forecast.is_steady else None
-            if left is None:
-                await self._nudge.wait()
-            elif left > self._half:
-                with trio.move_on_after(left - self._half):
-                    await self._nudge.wait()
-            elif left > -self._half:
-                await trio.lowlevel.checkpoint()
-            else:
-                # It was in vain.
-                forecast.is_steady = False
+        if not self._is_expected or not forecast.is_steady:
+            return inf
+        left = forecast.due - time.perf_counter()
+        if left > self._half:
+            return left - self._half
+        if left > -self._half:
+            return 0.0
+        # It was in vain.
+        forecast.is_steady = False
+        return inf
