@@ -28,7 +28,7 @@ class DirectReply:
         message: The message.
 
     Attributes:
-        cell: The actor's that has served it, from then on.
+        cell: That of the actor which has served it; None before that.
         is_done: Whether it was given.
     """
 
@@ -45,29 +45,16 @@ class DirectReply:
 
     def set(self, _: None = None) -> bool:
         """It is served; returns whether that is news."""
-        # As `fail` does it, without a call.
-        if self.is_done:
-            return False
-        self.is_done = True
-        if self.cell is not None:
-            self.cell.settle(self)
-        self.deliver(None)
-        return True
+        return self._give(None)
 
     def fail(self, error: BaseException) -> bool:
         """It failed; returns whether that is news."""
-        if self.is_done:
-            return False
-        self.is_done = True
-        if self.cell is not None:
-            self.cell.settle(self)
-        self.deliver(error)
-        return True
+        return self._give(error)
 
     def fail_as_crash(self, error: Exception) -> bool:
         """The actor crashed over it; see `DeferredReply.fail_as_crash`."""
         assert self.cell is not None  # it was served
-        return self.fail(crash_error(self.cell.path, self.message, error))
+        return self._give(crash_error(self.cell.path, self.message, error))
 
     def cancelled(self) -> bool:
         """Let a cancelled asker go; returns whether that is news."""
@@ -76,6 +63,15 @@ class DirectReply:
     def look_last(self, look: Callable[[], None]) -> bool:
         """Have the asker itself look for the reply, once; see `DeferredReply.look_last`."""
         return False
+
+    def _give(self, error: BaseException | None) -> bool:
+        if self.is_done:
+            return False
+        self.is_done = True
+        if self.cell is not None:
+            self.cell.settle(self)
+        self.deliver(error)
+        return True
 
 
 def at_rest(ref: Ref[ActorT]) -> ActorT | None:

@@ -186,6 +186,9 @@ class Engine:
         """Give an operation to the backend: all of `launch` but its reply, which `see_to` gives.
 
         It was not handed over before, or is left by whoever calls this.
+
+        Raises:
+            Exception: As for `launch`.
         """
         if self._is_lost:
             raise ActorStoppedError(f"{launch.name} was not started: the context is lost", path=lane.owner)

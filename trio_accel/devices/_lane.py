@@ -17,6 +17,7 @@ from ._operation import Launch
 __all__ = ["InFlight", "Lane", "Reply", "StreamLoad"]
 
 Reply: TypeAlias = "DeferredReply[None] | DirectReply"
+"""What the asker of an operation waits for: by way of the library's mailbox, or without it."""
 
 
 class InFlight:

@@ -19,6 +19,7 @@ BlockT = TypeVar("BlockT")
 BlockT_co = TypeVar("BlockT_co", covariant=True)
 
 
+# Of a block: by which id the allocator knows it, the chunk, and bytes from the chunk's start.
 _Place: TypeAlias = tuple[int, int, int]
 
 
