@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from ._envelope import crash_error
-from ._ref import cell_behind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,18 +42,24 @@ class DirectReply:
         """Take the outcome; called once."""
         raise NotImplementedError
 
-    def set(self, _: None = None) -> bool:
-        """It is served; returns whether that is news."""
-        return self._give(None)
-
     def fail(self, error: BaseException) -> bool:
         """It failed; returns whether that is news."""
-        return self._give(error)
+        return self.set(None, error)
+
+    def set(self, _: None = None, error: BaseException | None = None) -> bool:
+        """It is served, or failed if there is an error; returns whether that is news."""
+        if self.is_done:
+            return False
+        self.is_done = True
+        if self.cell is not None:
+            self.cell.settle(self)
+        self.deliver(error)
+        return True
 
     def fail_as_crash(self, error: Exception) -> bool:
         """The actor crashed over it; see `DeferredReply.fail_as_crash`."""
         assert self.cell is not None  # it was served
-        return self._give(crash_error(self.cell.path, self.message, error))
+        return self.fail(crash_error(self.cell.path, self.message, error))
 
     def cancelled(self) -> bool:
         """Let a cancelled asker go; returns whether that is news."""
@@ -64,15 +69,6 @@ class DirectReply:
         """Have the asker itself look for the reply, once; see `DeferredReply.look_last`."""
         return False
 
-    def _give(self, error: BaseException | None) -> bool:
-        if self.is_done:
-            return False
-        self.is_done = True
-        if self.cell is not None:
-            self.cell.settle(self)
-        self.deliver(error)
-        return True
-
 
 def at_rest(ref: Ref[ActorT]) -> ActorT | None:
     """The actor itself while it waits for a message, and nobody observes messages; else None.
@@ -80,7 +76,7 @@ def at_rest(ref: Ref[ActorT]) -> ActorT | None:
     Then its owner may call it as its own task would, on the Trio thread and without waiting, and counts that
     with `ActorContext.served`. There is no envelope: no stash, no deadline and no event.
     """
-    cell = cell_behind(ref)
+    cell = ref._cell  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # as `cell_behind`, without the call
     if not cell.mailbox.is_idle or cell.system.observers.of_messages:
         return None
     assert cell.incarnation is not None  # it is who waits

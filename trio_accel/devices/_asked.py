@@ -12,6 +12,7 @@ from ..actors import DirectReply
 
 if TYPE_CHECKING:
     from ._lane import InFlight
+    from ._library import LibraryActor
     from ._operation import Launch
 
 __all__ = ["Asked"]
@@ -23,20 +24,25 @@ class Asked(DirectReply):
     Whoever reschedules the parked task forgets it in the same step, as with an envelope.
     """
 
-    __slots__ = ("_error", "_last_look", "_raise_cancel", "_task")
+    __slots__ = ("_error", "_last_look", "_library", "_operation", "_raise_cancel", "_task")
 
     def __init__(self, launch: Launch) -> None:
-        super().__init__(launch)
+        # Without the call of the base's, which takes longer than it does anything.
+        self.message = launch
+        self.cell = None
+        self.is_done = False
+        self._library: LibraryActor | None = None
+        self._operation: InFlight | None = None
         self._task: trio.lowlevel.Task | None = None
         self._error: BaseException | None = None
         self._raise_cancel: Callable[[], NoReturn] | None = None
         self._last_look: Callable[[], None] | None = None
 
-    async def wait(self, start_grace: Callable[[InFlight], None], operation: InFlight | bool) -> None:
+    async def wait(self, library: LibraryActor, operation: InFlight | bool) -> None:
         """Wait for the outcome; if cancelled, until the device is done or the grace has passed.
 
         Args:
-            start_grace: Called with the operation when the task is cancelled.
+            library: Who has launched it.
             operation: What was launched; True if it has failed by now.
         """
         if self.is_done or self._last_look is not None:
@@ -54,19 +60,23 @@ class Asked(DirectReply):
                     # It holds this frame.
                     del error
             return
-
-        def abort(raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
-            self._raise_cancel = raise_cancel
-            assert not isinstance(operation, bool)  # that has failed, and is done
-            start_grace(operation)
-            return trio.lowlevel.Abort.FAILED
-
+        assert not isinstance(operation, bool)  # that has failed, and is done
+        self._library, self._operation = library, operation
         self._task = trio.lowlevel.current_task()
-        await trio.lowlevel.wait_task_rescheduled(abort)
+        await trio.lowlevel.wait_task_rescheduled(self._abort)
+
+    def _abort(self, raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
+        self._raise_cancel = raise_cancel
+        assert self._library is not None
+        assert self._operation is not None
+        self._library.start_grace(self._operation)
+        return trio.lowlevel.Abort.FAILED
 
     def deliver(self, error: BaseException | None) -> None:
         """Wake the task, or keep the outcome for it."""
         task, self._task = self._task, None
+        # It refers to this.
+        self._operation = None
         if task is None:
             self._error = error
         elif error is None:
@@ -79,6 +89,7 @@ class Asked(DirectReply):
         if self.is_done:
             return False
         self.is_done = True
+        self._operation = None
         assert self.cell is not None  # it is cancelled only while it is parked
         self.cell.settle(self)
         assert self._raise_cancel is not None

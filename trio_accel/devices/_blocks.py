@@ -74,7 +74,9 @@ class Block:
 
     def __del__(self) -> None:
         if not self.is_released:
-            self.release()
+            # As `release` does it; nearly every block ends here.
+            self.is_released = True
+            self.table.drop(self.id, self.nbytes)
 
     @property
     def is_usable(self) -> bool:
@@ -114,16 +116,17 @@ class BlockTable:
 
     Attributes:
         device_name: Name of the device.
+        availability: Which generation there is.
         valid_since: First generation whose memory is still there.
         release: Gives the memory of blocks back.
     """
 
-    __slots__ = ("_availability", "_dropped", "_is_rung", "_waker", "device_name", "release", "valid_since")
+    __slots__ = ("_dropped", "_is_rung", "_waker", "availability", "device_name", "release", "valid_since")
 
     def __init__(self, device_name: str, availability: Availability) -> None:
         self.device_name: str = device_name
         self.valid_since: int = 0
-        self._availability = availability
+        self.availability: Availability = availability
         self._dropped: deque[int] = deque()
         self._is_rung = False
         self._waker = LoopWaker(self.drain)
@@ -132,7 +135,7 @@ class BlockTable:
     @property
     def generation(self) -> int:
         """Generation of the device."""
-        return self._availability.generation
+        return self.availability.generation
 
     def new(self, nbytes: int, number: int | None = None) -> Block:
         """Name a block of the current generation; no memory is taken yet.
@@ -141,7 +144,7 @@ class BlockTable:
             nbytes: Its size.
             number: Its id, if another process has named it.
         """
-        return Block(self, nbytes, self._availability.generation, number)
+        return Block(self, nbytes, self.availability.generation, number)
 
     def drop(self, block: int, nbytes: int) -> None:
         """Give a block back: soon if it is large or one of many, else with the next operation.
@@ -163,8 +166,11 @@ class BlockTable:
         self._is_rung = False
         dropped = self._dropped
         if dropped:
-            # Others may be appended meanwhile: those are given back with the next.
-            self.release([dropped.popleft() for _ in range(len(dropped))])
+            gone: list[int] = []
+            # Others may be appended meanwhile.
+            while dropped:
+                gone.append(dropped.popleft())
+            self.release(gone)
 
     def lose(self) -> None:
         """The context is gone and all memory with it: there is nothing to give back."""

@@ -169,7 +169,8 @@ class Device:
         """
         if not _is_operation(type(operation)):  # type: ignore[arg-type]  # mypy takes no class for hashable
             raise _no_operation(operation, "ask")
-        self._check_run("ask")
+        if not self._is_own_run():
+            raise self._foreign_run("ask")
         return await self.dispatch.ask(operation)
 
     def submit(self, operation: Operation[LibraryT, ReplyT], /) -> Pending[ReplyT]:
@@ -364,15 +365,14 @@ class Device:
 
     def _check_run(self, verb: str) -> None:
         """Refuse another thread or Trio run."""
-        try:
-            is_own = trio.lowlevel.current_trio_token() is self._token
-        except RuntimeError:
-            is_own = False
-        if not is_own:
-            raise RuntimeError(
-                f"{verb}: device {self.path} belongs to another thread or Trio run; from a thread that "
-                "the run has started, use trio.from_thread.run"
-            )
+        if not self._is_own_run():
+            raise self._foreign_run(verb)
+
+    def _foreign_run(self, verb: str) -> RuntimeError:
+        return RuntimeError(
+            f"{verb}: device {self.path} belongs to another thread or Trio run; from a thread that "
+            "the run has started, use trio.from_thread.run"
+        )
 
     def _is_own_run(self) -> bool:
         try:

@@ -55,6 +55,7 @@ class Engine:
 
     Attributes:
         order: What waits to be launched.
+        placed: Tells where a block of a chunk that is kept lies; None if it is freed.
         enter: Notes that an operation is handed over: later ones that touch its memory are launched after it.
         release_all: Frees blocks, each as soon as nothing in flight uses it.
     """
@@ -95,6 +96,7 @@ class Engine:
         self._withdrawn: set[Launch] = set()
         self._memory_in_use = MemoryInUse(device)
         self.release_all: Callable[[Iterable[int]], None] = self._memory_in_use.release_all
+        self.placed: Callable[[int], PlacedBlock | None] = self._memory_in_use.placed
         self.completion: CompletionPort = (options.completion or best_completion(device.info)).open(self.reap)
         # An operation's grace is dropped when it is done: the alarm holds on to its arrays.
         self.alarms: Alarms = Alarms()
@@ -197,7 +199,8 @@ class Engine:
         try:
             if self._on_launch is not None:
                 self._on_launch(launch)
-            if self._idle is None and not self._hooks and launch.is_plain and failure is None:
+            is_plain = launch.fault is None and not launch.arrivals and failure is None
+            if is_plain and self._idle is None and not self._hooks:
                 launch.check_inputs()
             else:
                 self._begin(launch, lane, failure)
@@ -410,7 +413,7 @@ class Engine:
 
     def _finish(self, operation: InFlight) -> None:
         launch, reply = operation.launch, operation.reply
-        error = operation.failure() if operation.after else operation.event.error
+        error = operation.event.error if operation.after is None else operation.failure()
         launch.is_in_flight = False
         if operation.has_grace:
             self.alarms.drop(operation)
@@ -463,10 +466,6 @@ class Engine:
     def _notify(self, phase: Phase, launch: Launch) -> None:
         if self._hooks:
             notify(self._hooks, phase, launch)
-
-    def placed(self, block: int) -> PlacedBlock | None:
-        """Where a block of a chunk that is kept lies; None if it is freed."""
-        return self._memory_in_use.placed(block)
 
     @enable_ki_protection
     async def watch(self) -> None:

@@ -154,38 +154,42 @@ class FaultHit:
 
 
 class Faults:
-    """The faults that wait on one device. Each goes with one request, on whichever context that runs."""
+    """The faults that wait on one device. Each goes with one request, on whichever context that runs.
 
-    __slots__ = ("_plans",)
+    Attributes:
+        waiting: Those that have hits left.
+    """
+
+    __slots__ = ("waiting",)
 
     def __init__(self) -> None:
-        self._plans: list[FaultPlan] = []
+        self.waiting: list[FaultPlan] = []
 
     def __contains__(self, plan: FaultPlan) -> bool:
-        return plan in self._plans
+        return plan in self.waiting
 
     def add(self, plan: FaultPlan) -> None:
         """Hit the next launches of an operation."""
-        self._plans.append(plan)
+        self.waiting.append(plan)
 
     def remove(self, plan: FaultPlan) -> None:
         """Hit no more."""
         plan.is_removed = True
-        if plan in self._plans:
-            self._plans.remove(plan)
+        if plan in self.waiting:
+            self.waiting.remove(plan)
 
     def take(self, operation: str) -> FaultHit | None:
         """Take a hit for the next request for an operation, if a fault waits for it."""
-        for plan in self._plans:
+        for plan in self.waiting:
             if plan.operation == operation:
                 plan.remaining -= 1
                 if not plan.remaining:
-                    self._plans.remove(plan)
+                    self.waiting.remove(plan)
                 return FaultHit(plan, self)
         return None
 
     def put_back(self, plan: FaultPlan) -> None:
         """The request that a hit was taken for was never launched."""
         plan.remaining += 1
-        if not plan.is_removed and plan not in self._plans:
-            self._plans.insert(0, plan)
+        if not plan.is_removed and plan not in self.waiting:
+            self.waiting.insert(0, plan)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,9 +13,7 @@ from ..actors import ActorContext, ActorFailedError, ActorStoppedError, Ref, at_
 from ..backends.base import AccelDevice, ContextPoisonedError, DeviceLostError, QueueFullError
 from ._asked import Asked
 from ._context import ContextActor, Session, context_policy
-from ._engine import Engine
-from ._inline_copies import InlineCopies, Travel
-from ._library import LibraryActor
+from ._inline_copies import WITH_HOST, InlineCopies
 from ._operation import Launch, Operation, Planner
 from ._pending import Pending
 from ._ref import AccelRef
@@ -26,7 +24,9 @@ from ._submissions import OpenLibrary
 if TYPE_CHECKING:
     from ._blocks import BlockTable
     from ._device import Device
+    from ._engine import Engine
     from ._hooks import EngineHook
+    from ._library import LibraryActor
     from ._options import DeviceOptions
 
 __all__ = ["InlineDispatch"]
@@ -151,8 +151,11 @@ class InlineDispatch:
             self._registrar.detach()
         self._device.availability.interrupt()
 
+    @enable_ki_protection
     async def ask(self, operation: Operation[LibraryT, ReplyT]) -> ReplyT:
         """See `Device.ask`."""
+        # One that is done by the time of a cancellation returns: a loop of these must end all the same.
+        await trio.lowlevel.checkpoint_if_cancelled()
         losses = 0
         while True:
             session = self.session or await self._ready()
@@ -160,22 +163,22 @@ class InlineDispatch:
             planned = operation.plan(planner)
             launch = planner.launch(planned.spec)
             has_refs = bool(launch.uses)
-            path = operation.library
-            library = session.library(path) or await self._open_library(session, path)
+            path, engine = operation.library, session.engine
+            library = session.libraries.get(path)
+            if library is None or library.is_terminated:
+                library = await self._open_library(session, path)
             if library is None or self.session is not session:
                 # Its blocks are those of a context that is gone: it is planned anew.
                 launch.forget()
                 continue
-            travel: Travel | None = None
             self._asking += 1
             try:
                 if self._device.hooks:
                     self._device.validated(launch)
-                if self._copies is not None and (travel := self._copies.start(launch)) is not None:
-                    launch = travel.launch
-                await _serve(launch, library, session.engine)
-                if travel is not None:
-                    await travel.fetch()
+                if self._copies is not None and (launch.staged or isinstance(launch.spec, WITH_HOST)):
+                    await self._serve_with_copies(launch, library, engine, self._copies)
+                else:
+                    await _serving(launch, library, engine)
             except ActorStoppedError:
                 # Never executed, because its context ends: it runs on the next one, if there is one.
                 await library.wait_terminated()
@@ -183,15 +186,29 @@ class InlineDispatch:
             except (ActorFailedError, ContextPoisonedError) as error:
                 losses += 1
                 may_run_again = not has_refs and losses <= self.options.retry
-                self._check_loss(error, launch, library, session.engine, may_run_again=may_run_again)
+                self._check_loss(error, launch, library, engine, may_run_again=may_run_again)
                 continue
             finally:
                 self._asking -= 1
-                session.engine.over(launch)
-                if travel is not None:
-                    with trio.CancelScope(shield=True):
-                        await travel.end()
+                engine.over(launch)
             return planned.reply
+
+    async def _serve_with_copies(
+        self, launch: Launch, library: Ref[LibraryActor], engine: Engine, copies: InlineCopies
+    ) -> None:
+        """Have an operation launched and wait for it, with host arrays that the device may not transfer."""
+        travel = copies.start(launch)
+        if travel is None:
+            await _serving(launch, library, engine)
+            return
+        try:
+            await _serving(travel.launch, library, engine)
+            await travel.fetch()
+        finally:
+            launch.is_in_flight = travel.launch.is_in_flight
+            engine.over(travel.launch)
+            with trio.CancelScope(shield=True):
+                await travel.end()
 
     def _check_loss(
         self,
@@ -315,16 +332,13 @@ class InlineDispatch:
             await self._device.availability.wait_changed()
 
 
-@enable_ki_protection
-async def _serve(launch: Launch, library: Ref[LibraryActor], engine: Engine) -> None:
-    """Have an operation launched and wait for it; without the mailbox, if its actor has nothing to do."""
-    await trio.lowlevel.checkpoint_if_cancelled()
+def _serving(launch: Launch, library: Ref[LibraryActor], engine: Engine) -> Awaitable[None]:
+    """Have an operation launched; its outcome. Without the mailbox, if its actor has nothing to do."""
     actor = at_rest(library)
     if actor is not None:
         asked = Asked(launch)
         operation = actor.launch_here(launch, asked)
         if operation is not False:
-            await asked.wait(actor.start_grace, operation)
-            return
+            return asked.wait(actor, operation)
     engine.enter(launch)
-    await library.ask(launch)
+    return library.ask(launch)

@@ -17,14 +17,14 @@ from ._host_pool import HostPool
 from ._operation import Launch
 from ._registrar import HostRegistrar
 
-__all__ = ["InlineCopies", "Travel"]
+__all__ = ["WITH_HOST", "InlineCopies", "Travel"]
 
 _SpecT = TypeVar("_SpecT", bound=OperationSpec)
 _OnDone: TypeAlias = Callable[["BaseException | None"], None]
 
 
-# Those whose array is the host's.
-_WITH_HOST = (CopyFromHostSpec, CopyToHostSpec)
+WITH_HOST = (CopyFromHostSpec, CopyToHostSpec)
+"""Specifications with an array of the host's."""
 
 
 class Travel:
@@ -136,9 +136,9 @@ class InlineCopies:
         Raises:
             OutOfMemoryError: The host has not so much.
         """
-        if launch.staged or isinstance(launch.spec, _WITH_HOST):
+        if launch.staged or isinstance(launch.spec, WITH_HOST):
             for spec in (launch.spec, *launch.staged):
-                if isinstance(spec, _WITH_HOST) and spec.host.size and not self._goes_straight(spec.host):
+                if isinstance(spec, WITH_HOST) and spec.host.size and not self._goes_straight(spec.host):
                     return Travel(self, launch)
         return None
 

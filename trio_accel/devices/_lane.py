@@ -28,7 +28,7 @@ class InFlight:
         event: Done when it is.
         number: How many were launched before it.
         uses: The blocks that it uses.
-        after: Work in flight that makes its inputs; it is done when this is, though perhaps not seen to be.
+        after: Work in flight that makes its inputs, if any; done when this is, though perhaps not seen to be.
         reply: What its asker waits for.
         crash: Restarts the library actor.
         has_grace: Whether its asker was cancelled and waits for it, so that an alarm is set.
@@ -55,7 +55,7 @@ class InFlight:
         self.event: AccelEvent = event
         self.number: int = number
         self.uses: list[BlockUse] = []
-        self.after: list[InFlight] = []
+        self.after: list[InFlight] | None = None
         self.reply: Reply | None = None
         self.crash: Callable[[Exception], None] | None = None
         self.has_grace: bool = False
@@ -72,13 +72,13 @@ class InFlight:
         """What it failed with, by itself or with its inputs; may be asked once it is done."""
         if self._failure is None:
             self._failure = self.event.error
-            if self.after:
-                self._failure = self._failure or self._failed_input()
-                self.after = []
+            if self.after is not None:
+                self._failure = self._failure or self._failed_input(self.after)
+                self.after = None
         return self._failure
 
-    def _failed_input(self) -> InputFailedError | None:
-        for producer in self.after:
+    def _failed_input(self, producers: list[InFlight]) -> InputFailedError | None:
+        for producer in producers:
             cause = producer.failure()
             if cause is not None:
                 failed = InputFailedError(

@@ -29,9 +29,9 @@ class BlockUse:
 
     __slots__ = ("block", "is_allocated", "is_dropped", "last_write", "pins", "reads", "writer")
 
-    def __init__(self, block: int) -> None:
+    def __init__(self, block: int, *, is_allocated: bool = False) -> None:
         self.block: int = block
-        self.is_allocated: bool = False
+        self.is_allocated: bool = is_allocated
         self.is_dropped: bool = False
         self.pins: int = 0
         self.writer: InFlight | None = None
@@ -120,9 +120,10 @@ class MemoryInUse:
                 gc.collect()
                 drain()
                 self._device.allocate(block, nbytes)
-            if block not in uses:
-                uses[block] = BlockUse(block)
-            uses[block].is_allocated = True
+            if block in uses:
+                uses[block].is_allocated = True
+            else:
+                uses[block] = BlockUse(block, is_allocated=True)
 
     def order(self, stream: AccelStream, reads: Iterable[int], writes: Iterable[int]) -> None:
         """Make a stream wait for everything that work on these blocks must follow."""
@@ -152,11 +153,16 @@ class MemoryInUse:
             use = uses[block] if block in uses else self.use(block)
             use.pins += 1
             pinned.append(use)
-            if use.reads is None:
+            reads = use.reads
+            if reads is None:
                 use.reads = {stream: event}
+            elif stream in reads:
+                reads[stream] = event
             else:
                 use.read(stream, event)
             if use.writer is not None:
+                if operation.after is None:
+                    operation.after = []
                 operation.after.append(use.writer)
         for block in operation.launch.writes:
             use = uses[block] if block in uses else self.use(block)
@@ -178,20 +184,21 @@ class MemoryInUse:
 
     def release(self, block: int) -> None:
         """Free a block, as soon as nothing uses it."""
-        use = self._uses.get(block)
-        if use is None or not use.is_allocated:
-            # Its operation was withdrawn before it was launched.
-            return
-        if use.pins:
-            use.is_dropped = True
-            return
-        del self._uses[block]
-        self._device.free(block)
+        self.release_all((block,))
 
     def release_all(self, blocks: Iterable[int]) -> None:
         """Free blocks, each as soon as nothing uses it."""
+        uses = self._uses
         for block in blocks:
-            self.release(block)
+            use = uses.get(block)
+            if use is None or not use.is_allocated:
+                # Its operation was withdrawn before it was launched.
+                continue
+            if use.pins:
+                use.is_dropped = True
+            else:
+                del uses[block]
+                self._device.free(block)
 
     def placed(self, block: int) -> PlacedBlock | None:
         """Where a block of a chunk that is kept lies; None if it is freed."""

@@ -98,6 +98,8 @@ class Launch(Request["LibraryActor", None]):
     Attributes:
         name: Name of the operation.
         spec: What the backend runs.
+        reads: Blocks that it reads, with what is staged for it.
+        writes: Blocks that it changes.
         allocations: Id and bytes of the blocks to make first.
         staged: Copies and conversions of operands, to be enqueued before `spec`.
         outputs: Blocks that `spec` writes; they are damaged if it does not finish.
@@ -107,14 +109,14 @@ class Launch(Request["LibraryActor", None]):
         fault: What is to happen to it on purpose.
         number: Place among the requests of the device; 0 where nobody counts.
         arrivals: What must be over before it is launched.
-        reads: Blocks that it reads, with what is staged for it.
-        writes: Blocks that it changes.
         is_in_flight: Whether the backend has it.
         is_forgotten: Whether it is over and holds nothing any more.
     """
 
     name: str
     spec: OperationSpec
+    reads: frozenset[int]
+    writes: frozenset[int]
     allocations: tuple[tuple[int, int], ...]
     staged: tuple[CopyFromHostSpec | CopySpec, ...]
     outputs: list[Block]
@@ -124,20 +126,8 @@ class Launch(Request["LibraryActor", None]):
     fault: FaultHit | None = None
     number: int = 0
     arrivals: Sequence[Arrival] = ()
-    reads: frozenset[int] = attrs.field(init=False)
-    writes: frozenset[int] = attrs.field(init=False)
     is_in_flight: bool = attrs.field(default=False, init=False)
     is_forgotten: bool = attrs.field(default=False, init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.reads, self.writes = self.spec.blocks()
-        for staged in self.staged:
-            self.reads |= staged.blocks()[0]
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it waits for nothing on the host, and nothing happens to it on purpose."""
-        return self.fault is None and not self.arrivals
 
     @property
     def has_arrived(self) -> bool:
@@ -210,11 +200,22 @@ def in_range(name: str, argument: str, value: complex, dtype: DType) -> None:
 class Planner:
     """Checks operands and names outputs while an operation is planned."""
 
-    __slots__ = ("_allocations", "_device", "_keep", "_library", "_outputs", "_staged", "_uses", "name")
+    __slots__ = (
+        "_allocations",
+        "_device",
+        "_keep",
+        "_library",
+        "_outputs",
+        "_staged",
+        "_table",
+        "_uses",
+        "name",
+    )
 
     def __init__(self, device: Device, operation: Operation[Any, Any]) -> None:
         self.name: str = operation.operation
         self._device = device
+        self._table = device.blocks
         self._library = operation.library
         self._allocations: list[tuple[int, int]] = []
         self._staged: list[CopyFromHostSpec | CopySpec] = []
@@ -225,7 +226,17 @@ class Planner:
     def read(self, argument: str, operand: Operand) -> ArraySpec:
         """Take an operand that is read; a NumPy array is copied to the device first."""
         if type(operand) is AccelRef or isinstance(operand, AccelRef):
-            self._use(argument, operand)
+            block, table = operand.block, self._table
+            # As `_use` finds out, without a call for each.
+            if (
+                block.table is table
+                and not block.is_released
+                and block.damaged_by is None
+                and block.generation >= table.valid_since
+            ):
+                self._uses.append((argument, block))
+            else:
+                self._use(argument, operand)
             return operand.spec
         if not isinstance(operand, np.ndarray):
             raise TypeError(
@@ -297,23 +308,29 @@ class Planner:
 
     def launch(self, spec: OperationSpec) -> Launch:
         """Put what was planned together."""
+        reads, writes = spec.blocks()
+        for staged in self._staged:
+            reads |= staged.blocks()[0]
+        faults = self._device.faults
         return Launch(
             self.name,
             spec,
+            reads,
+            writes,
             tuple(self._allocations),
             tuple(self._staged),
             self._outputs,
             self._uses,
             self._keep,
             self._library,
-            self._device.faults.take(self.name),
+            faults.take(self.name) if faults.waiting else None,
         )
 
     def _use(self, argument: str, ref: AccelRef) -> None:
         if type(ref) is not AccelRef and not isinstance(ref, AccelRef):
             raise TypeError(f"{self.name}: {argument} must be an AccelRef, got {type(ref).__name__}")
         block = ref.block
-        if block.table is not self._device.blocks:
+        if block.table is not self._table:
             raise ValueError(
                 f"{self.name}: {argument} is on {ref.device.path}, this runs on {self._device.path}; "
                 "copy it there: await device.put(await ref.to_host())"
@@ -329,7 +346,7 @@ class Planner:
         if not nbytes and math.prod(extent or 1 for extent in shape) * dtype.itemsize > sys.maxsize:
             # Where there are elements, their memory is refused; here there are none.
             raise ValueError(f"{self.name}: shape {shape} of {dtype} is larger than any memory")
-        block = self._device.blocks.new(nbytes)
+        block = Block(self._table, nbytes, self._table.availability.generation)
         self._allocations.append((block.id, nbytes))
         self._keep.append(block)
         return AccelRef(self._device, block, ArraySpec(block.id, 0, dtype, shape, strides))

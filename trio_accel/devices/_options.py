@@ -113,7 +113,7 @@ class DeviceOptions:
     completion: CompletionStrategy | None = attrs.field(default=None, validator=_strategy)
     streams: StreamStrategy = attrs.field(factory=PerActorStreams, validator=_stream_strategy)
     spares: int = attrs.field(default=0, validator=_count)
-    in_flight: int = attrs.field(default=32, validator=_positive)
+    in_flight: int = attrs.field(default=64, validator=_positive)
     retry: int = attrs.field(default=0, validator=_count)
     intensity: Intensity = attrs.field(default=Intensity(3, 60.0), validator=_intensity)
     backoff: Backoff = attrs.field(factory=Backoff, validator=_backoff)

@@ -27,17 +27,18 @@ class AccelRef:
     still uses it is finished first. Every use is checked before the device is touched.
 
     Attributes:
+        device: The device whose memory it is.
         block: The memory block, for the runtime's own use.
         spec: Where it lies and how it is laid out, for operations that lower themselves.
     """
 
-    __slots__ = ("_device", "block", "spec")
+    __slots__ = ("block", "device", "spec")
 
     def __init__(self, device: Device, block: Block, spec: ArraySpec) -> None:
         # No properties: they are looked at with each operation.
         self.block: Block = block
         self.spec: ArraySpec = spec
-        self._device = device
+        self.device: Device = device
 
     def __repr__(self) -> str:
         if self.block.is_released:
@@ -48,12 +49,7 @@ class AccelRef:
             state = f", lost with generation {self.block.generation}"
         else:
             state = ""
-        return f"<AccelRef {self.dtype} {self.shape} on {self._device.name}{state}>"
-
-    @property
-    def device(self) -> Device:
-        """The device whose memory it is."""
-        return self._device
+        return f"<AccelRef {self.dtype} {self.shape} on {self.device.name}{state}>"
 
     @property
     def dtype(self) -> DType:
@@ -97,7 +93,7 @@ class AccelRef:
             TypeError: An index that is no whole number, slice, ``...`` or ``None``.
             IndexError: Out of range, or too many.
         """
-        return AccelRef(self._device, self.block, indexed(self.spec, index))
+        return AccelRef(self.device, self.block, indexed(self.spec, index))
 
     def __iter__(self) -> NoReturn:
         raise TypeError(
@@ -111,12 +107,12 @@ class AccelRef:
             ValueError: Another number of elements, or a layout of which there is no such view.
         """
         first = (shape,) if isinstance(shape, SupportsIndex) else tuple(shape)
-        return AccelRef(self._device, self.block, reshaped(self.spec, (*first, *sizes)))
+        return AccelRef(self.device, self.block, reshaped(self.spec, (*first, *sizes)))
 
     @property
     def T(self) -> AccelRef:  # noqa: N802  # NumPy's name
         """A view with the axes in the opposite order."""
-        return AccelRef(self._device, self.block, transposed(self.spec))
+        return AccelRef(self.device, self.block, transposed(self.spec))
 
     def __len__(self) -> int:
         if not self.shape:
@@ -152,7 +148,7 @@ class AccelRef:
         """
         from ._memory import ToHost
 
-        return await self._device.ask(ToHost(self, out))
+        return await self.device.ask(ToHost(self, out))
 
     async def item(self) -> Any:
         """Copy the only element to the host, as a Python scalar.
@@ -191,7 +187,7 @@ class AccelRef:
             ContextPoisonedError, DeviceLostError: The context ended while the array was waited for.
             TypeError: The stream is none.
         """
-        async with self._device.lease(self, write=write, stream=stream) as array:
+        async with self.device.lease(self, write=write, stream=stream) as array:
             yield array
 
     async def copy_to(self, device: Device) -> AccelRef:
@@ -206,7 +202,7 @@ class AccelRef:
         """Copy the array to new memory of its device."""
         from ._memory import Copy
 
-        return await self._device.ask(Copy(self))
+        return await self.device.ask(Copy(self))
 
     async def cast(self, dtype: DTypeLike) -> AccelRef:
         """Copy the array to new memory with another element type, as `numpy.ndarray.astype` does.
@@ -216,7 +212,7 @@ class AccelRef:
         """
         from ._memory import Copy
 
-        return await self._device.ask(Copy(self, DType.of(dtype)))
+        return await self.device.ask(Copy(self, DType.of(dtype)))
 
     async def fill(self, value: complex) -> AccelRef:
         """Set every element to one value; returns this reference.
@@ -226,10 +222,10 @@ class AccelRef:
         """
         from ._memory import Fill
 
-        return await self._device.ask(Fill(self, value))
+        return await self.device.ask(Fill(self, value))
 
     def release(self) -> None:
         """Give the memory back now, for every view of it too; work in flight is finished first."""
         self.block.release()
         if trio.lowlevel.in_trio_task():
-            self._device.blocks.drain()
+            self.device.blocks.drain()

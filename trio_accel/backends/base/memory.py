@@ -86,7 +86,8 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         keeper: Gets the chunks.
 
     Attributes:
-        blocks: By id what the backend has of each block, and its size; not to be changed from outside.
+        blocks: By id what the backend has of each block, its size, and its place; not to be changed from
+            outside.
     """
 
     def __init__(
@@ -98,13 +99,11 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         self._keeper = keeper
         self._used = 0
         self._peak = 0
-        self.blocks: dict[int, tuple[BlockT, int]] = {}
-        # Of each block: by which id the allocator knows its place, the chunk, and the offset in it. A place
-        # outlives its block: its id is none of a block, and counts down.
-        self._places: dict[int, _Place] = {}
+        self.blocks: dict[int, tuple[BlockT, int, _Place]] = {}
+        # A place outlives its block: its id is none of a block, and counts down.
         self._last_place = 0
-        # By size, in whole alignments.
-        self._spares: dict[int, list[tuple[tuple[BlockT, int], _Place]]] = {}
+        # By size, in whole alignments: what was a block.
+        self._spares: dict[int, list[tuple[BlockT, int, _Place]]] = {}
         self._spare_count = 0
         self._chunks: dict[int, tuple[ChunkT, int]] = {}
         # How many blocks lie in each.
@@ -133,15 +132,14 @@ class BlockMemory(Generic[ChunkT, BlockT]):
                 raise self._error(nbytes, self._free())
             spares = self._spares.get(size)
             if spares:
-                made, place = spares.pop()
+                made = spares.pop()
                 self._spare_count -= 1
                 if made[1] != nbytes:
-                    made = self._made(place, nbytes)
+                    made = self._made(made[2], nbytes)
             else:
-                place = self._place(nbytes)
-                made = self._made(place, nbytes)
-            self.blocks[block], self._places[block] = made, place
-            self._counts[place[1]] += 1
+                made = self._made(self._place(nbytes), nbytes)
+            self.blocks[block] = made
+            self._counts[made[2][1]] += 1
             self._used = used = self._used + nbytes
             if used > self._peak:  # noqa: PLR1730  # `max` would take longer than all the rest of it
                 self._peak = used
@@ -157,18 +155,19 @@ class BlockMemory(Generic[ChunkT, BlockT]):
                 made = self.blocks.pop(block)
             except KeyError:
                 raise KeyError(f"block {block} does not exist") from None
-            nbytes, place, counts, spares = made[1], self._places.pop(block), self._counts, self._spares
+            _, nbytes, place = made
+            counts, spares, chunk = self._counts, self._spares, place[1]
             self._used -= nbytes
-            counts[place[1]] -= 1
-            if not counts[place[1]]:
+            counts[chunk] = left = counts[chunk] - 1
+            if not left:
                 # The chunk is empty: that is to be seen.
                 self._give_spares_back()
             elif self._spare_count < _MOST_SPARES:
                 size = -(-nbytes // ALIGNMENT) or 1
                 if size in spares:
-                    spares[size].append((made, place))
+                    spares[size].append(made)
                 else:
-                    spares[size] = [(made, place)]
+                    spares[size] = [made]
                 self._spare_count += 1
                 return
             self._allocator.free(place[0])
@@ -183,15 +182,15 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             raise self.exhausted(nbytes) from error
         return self._last_place, placement.chunk, placement.offset
 
-    def _made(self, place: _Place, nbytes: int) -> tuple[BlockT, int]:
-        """What the backend wants to have of a block that lies there, and its size."""
+    def _made(self, place: _Place, nbytes: int) -> tuple[BlockT, int, _Place]:
+        """What is known of a block that lies there: what the backend has of it, its size, and that."""
         _, chunk, offset = place
-        return self._source.block(self._chunks[chunk][0], offset, nbytes), nbytes
+        return self._source.block(self._chunks[chunk][0], offset, nbytes), nbytes, place
 
     def _give_spares_back(self) -> None:
         kept, self._spares, self._spare_count = self._spares, {}, 0
         for spares in kept.values():
-            for _, place in spares:
+            for _, _, place in spares:
                 self._allocator.free(place[0])
 
     def map_chunk(self, chunk: int, nbytes: int, descriptor: int) -> None:
@@ -234,7 +233,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             for place in places:
                 self._last_place -= 1
                 self._allocator.rename(place.block, self._last_place)
-                self._places[place.block] = taken = self._last_place, place.chunk, place.offset
+                taken = self._last_place, place.chunk, place.offset
                 self.blocks[place.block] = self._made(taken, place.nbytes)
                 self._counts[place.chunk] += 1
                 self._used += place.nbytes
@@ -242,9 +241,10 @@ class BlockMemory(Generic[ChunkT, BlockT]):
 
     def placement(self, block: int) -> PlacedBlock:
         """Tell where a block lies; see `AccelDevice.placement`."""
-        self._kept()
+        if self._keeper is None:
+            self._kept()
         try:
-            (_, nbytes), (_, chunk, offset) = self.blocks[block], self._places[block]
+            _, nbytes, (_, chunk, offset) = self.blocks[block]
         except KeyError:
             raise KeyError(f"block {block} does not exist") from None
         return PlacedBlock(block, nbytes, chunk, offset)
@@ -254,8 +254,8 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         with self._lock:
             if self._keeper is None:
                 self._give_spares_back()
-                for place, *_ in self._places.values():
-                    self._allocator.free(place)
+                for _, _, place in self.blocks.values():
+                    self._allocator.free(place[0])
                 self._allocator.trim()
             else:
                 self._allocator = self._new_allocator()
@@ -266,7 +266,6 @@ class BlockMemory(Generic[ChunkT, BlockT]):
                 self._mapped.clear()
                 self._spares, self._spare_count = {}, 0
             self.blocks.clear()
-            self._places.clear()
             self._used = 0
 
     def block(self, block: int) -> tuple[BlockT, int]:
@@ -276,9 +275,10 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             KeyError: There is no such block.
         """
         try:
-            return self.blocks[block]
+            made, nbytes, _ = self.blocks[block]
         except KeyError:
             raise KeyError(f"block {block} does not exist") from None
+        return made, nbytes
 
     def statistics(self) -> MemoryStatistics:
         """Count the blocks and their bytes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import numpy as np
@@ -99,6 +99,10 @@ class CudaDevice:
             raise
         self._streams: list[CudaStream] = []
         self._lending = Lending(self)
+        # See `AccelDevice`; without a call in between.
+        self.allocate: Callable[[int, int], None] = self._memory.allocate
+        self.free: Callable[[int], None] = self._memory.free
+        self.placement: Callable[[int], PlacedBlock] = self._memory.placement
         self._is_closed = False
         self._has_ended = False
         self.context.before_loss(self._forget)
@@ -190,18 +194,24 @@ class CudaDevice:
             KeyError: There is no such block.
             ValueError: The array does not lie within it.
         """
-        return DeviceArray(self.address(array), array.dtype, array.shape, array.strides)
+        (address,) = self.addresses(array)
+        return DeviceArray(address, array.dtype, array.shape, array.strides)
 
-    def address(self, array: ArraySpec) -> int:
-        """Where the first element of an array lies; raises as `at` does."""
+    def addresses(self, *arrays: ArraySpec) -> list[int]:
+        """Where the first element of each array lies; raises as `at` does."""
         blocks, spans = self._memory.blocks, self._spans
-        number, offset = array.block, array.offset
-        address, nbytes = blocks[number] if number in blocks else self._memory.block(number)
-        layout = array.shape, array.strides
-        below, above = spans[layout] if layout in spans else self._span(*layout)
-        if (offset + below < 0 or offset + above + array.dtype.itemsize > nbytes) and array.size:
-            raise ValueError(f"the array does not lie within its block of {nbytes} bytes: {array}")
-        return address + offset
+        found: list[int] = []
+        for array in arrays:
+            number, offset = array.block, array.offset
+            if number not in blocks:
+                self._memory.block(number)
+            address, nbytes, _ = blocks[number]
+            layout = array.shape, array.strides
+            below, above = spans[layout] if layout in spans else self._span(*layout)
+            if (offset + below < 0 or offset + above + array.dtype.itemsize > nbytes) and array.size:
+                raise ValueError(f"the array does not lie within its block of {nbytes} bytes: {array}")
+            found.append(address + offset)
+        return found
 
     def _span(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int]:
         """How far elements lie before and behind the first one, in bytes; found out once for a layout."""
@@ -211,16 +221,6 @@ class CudaDevice:
             self._spans.clear()
         self._spans[shape, strides] = span
         return span
-
-    def allocate(self, block: int, nbytes: int) -> None:
-        """Make a memory block; see `AccelDevice.allocate`."""
-        if self._is_closed:
-            self._check_open()
-        self._memory.allocate(block, nbytes)
-
-    def free(self, block: int) -> None:
-        """Give a memory block back; see `AccelDevice.free`."""
-        self._memory.free(block)
 
     def map_chunk(self, chunk: int, nbytes: int, descriptor: int) -> None:
         """Make a chunk of another process addressable; see `AccelDevice.map_chunk`."""
@@ -238,10 +238,6 @@ class CudaDevice:
         """Take over the mapped chunks with their blocks; see `AccelDevice.adopt`."""
         self._check_open()
         self._memory.adopt(blocks)
-
-    def placement(self, block: int) -> PlacedBlock:
-        """Tell where a block lies; see `AccelDevice.placement`."""
-        return self._memory.placement(block)
 
     def register_host(self, array: npt.NDArray[np.uint8]) -> None:
         """Transfer from and to memory of the host without a copy; see `AccelDevice.register_host`."""
@@ -307,6 +303,7 @@ class CudaDevice:
             Whether all streams ended in time; if not, nothing is freed that one may still use.
         """
         self._is_closed = True
+        self.allocate = self._allocate_nothing
         if self._has_ended:
             return True
         deadline = time.monotonic() + grace
@@ -353,6 +350,9 @@ class CudaDevice:
         with self.context:
             least, greatest = self.context.check(driver.cuCtxGetStreamPriorityRange())
         return max(int(greatest), min(int(least), -priority))
+
+    def _allocate_nothing(self, block: int, nbytes: int) -> None:
+        self._check_open()
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -369,7 +369,7 @@ class WorkerDispatch:
         if word is None:
             word = self._first_word(link, library)
         try:
-            message = request.message(word, tuple(self._released))
+            message = request.message(word, tuple(self._released), link.forms)
         except Exception as error:  # noqa: BLE001  # it is the asker's
             self._requests.done(request.number)
             if isinstance(request, OperationRequest):

@@ -83,9 +83,14 @@ def decode_launch(
 
     main = decode_spec(spec, host)
     copies: Any = tuple([decode_spec(copy, host) for copy in staged]) if staged else ()
+    reads, writes = main.blocks()
+    for copy in copies:
+        reads |= copy.blocks()[0]
     return Launch(
         name,
         main,
+        reads,
+        writes,
         allocations,
         copies,
         [blocks[output] for output in outputs],

@@ -11,6 +11,7 @@ from trio.lowlevel import enable_ki_protection
 
 from ._channel import Channel, EndOfChannel, Message, Received
 from ._chunks import Chunk
+from ._forms import FormTable
 from ._frames import WorkerConfig, died
 from ._launcher import WorkerProcess
 from ._page import FIRST_WORD, SharedPage
@@ -23,7 +24,7 @@ MessageHandler: TypeAlias = Callable[["WorkerLink", list[Received]], None]
 # The launcher reports a death within milliseconds; whoever waits for a request's outcome waits no longer.
 _REPORT = 0.05
 # What a worker answers, and with what.
-_ASKS = frozenset({"request", "lease", "call"})
+_ASKS = frozenset({"request", "again", "lease", "call"})
 _ANSWERS = frozenset({"done", "granted", "result"})
 _BEATS = 10
 _LONGEST_TICK = 0.1
@@ -44,6 +45,7 @@ class WorkerLink:
         is_silent: Whether nothing of its context writes to memory any more, dead or not.
         is_stuck: Whether it was killed because its loop stood still over an operation that does not end.
         post: Sends a small message of plain values, together with others; see `Channel.post`.
+        forms: Of operations; those that it knows.
         words: The shared words of the libraries that were used, by their import paths.
     """
 
@@ -70,6 +72,7 @@ class WorkerLink:
         channel.vigil = Vigil(window, _ASKS, _ANSWERS) if window else None
         # Of each operation there is one, so that it goes straight there.
         self.post: Callable[..., None] = channel.post
+        self.forms: FormTable = FormTable(channel.post)
         self._device = device
         self._tick = heartbeat_timeout / _BEATS
         self._timeout = heartbeat_timeout

@@ -51,7 +51,7 @@ async def _main(page: SharedPage) -> None:
         nursery.start_soon(channel.run)
         if config.window:
             # Who has an answer may ask again.
-            channel.vigil = Vigil(config.window, frozenset({"done"}), frozenset({"request"}))
+            channel.vigil = Vigil(config.window, frozenset({"done"}), frozenset({"request", "again"}))
         async with System.open(config.path) as system:
             side = WorkerSide(system, channel, page, config)
             with system.subscribe(side.observe_life, messages=False):

@@ -12,6 +12,7 @@ from ...backends.base.ops import ArraySpec
 from .._operation import Launch
 from .._order import Turn
 from ._channel import Message
+from ._forms import FormTable
 from ._host_arrays import HostArrays
 from ._launches import encode_launch
 
@@ -70,8 +71,8 @@ class RemoteRequest:
         self._raise_cancel: Callable[[], NoReturn] | None = None
         self._on_done: Callable[[BaseException | None], None] | None = None
 
-    def message(self, word: int, released: tuple[int, ...]) -> Message:
-        """What is sent to the worker."""
+    def message(self, word: int, released: tuple[int, ...], forms: FormTable) -> Message:
+        """What is sent to the worker that knows these forms."""
         raise NotImplementedError
 
     @property
@@ -197,8 +198,8 @@ class OperationRequest(RemoteRequest):
         staging = self.hosts.staging
         return staging is None or not staging.taken or self.hosts.fit(self.launch)
 
-    def message(self, word: int, released: tuple[int, ...]) -> Message:
-        """What is sent to the worker.
+    def message(self, word: int, released: tuple[int, ...], forms: FormTable) -> Message:
+        """What is sent to the worker that knows these forms.
 
         Raises:
             InputFailedError, StaleRefError: An array of it must not be used any more.
@@ -206,10 +207,14 @@ class OperationRequest(RemoteRequest):
             TypeError: The specification holds what cannot cross.
         """
         self.launch.check_inputs()
-        hosts = self.hosts
+        hosts, launch = self.hosts, self.launch
+        found = None if hosts.is_used else forms.find(launch)
+        if found is not None:
+            form, blocks = found
+            return "again", self.number, word, self.spoils, form, blocks, released
         if hosts.is_used:
             hosts.begin()
-        return "request", self.number, word, self.spoils, encode_launch(self.launch, hosts), released
+        return "request", self.number, word, self.spoils, encode_launch(launch, hosts), released
 
     def _let_go(self) -> None:
         if self.hosts.is_used:
@@ -228,6 +233,6 @@ class LeaseRequest(RemoteRequest):
         self.granted: trio.Event = trio.Event()
         self.is_given_back: bool = False
 
-    def message(self, word: int, released: tuple[int, ...]) -> Message:
+    def message(self, word: int, released: tuple[int, ...], forms: FormTable) -> Message:
         """What is sent to the worker."""
         return "lease", self.number, self.array.block, bool(self.writes), released

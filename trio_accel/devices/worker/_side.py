@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from contextvars import Context, copy_context
 from functools import partial
@@ -27,6 +27,7 @@ from .._operation import Launch
 from .._options import DeviceOptions
 from .._system import System
 from ._channel import Channel, EndOfChannel, Message, Received
+from ._forms import Form
 from ._frames import Place, WorkerConfig, place_of, plain_place
 from ._launches import ALLOCATIONS, NAME, OUTPUTS, decode_launch
 from ._mirror import encode_event
@@ -60,10 +61,13 @@ class _Serving(DirectReply):
     __slots__ = ("is_launched", "launch", "places", "results", "session", "spoils", "tell", "word")
 
     def __init__(self, launch: Launch, word: int, session: Session, tell: _Tell, *, spoils: bool) -> None:
-        super().__init__(launch)
+        # Without the call of the base's, which takes longer than it does anything.
+        self.message = launch
+        self.cell = None
+        self.is_done = False
         self.launch: Launch = launch
         self.word: int = word
-        self.results: list[npt.NDArray[Any]] = []
+        self.results: Sequence[npt.NDArray[Any]] = ()
         self.spoils: bool = spoils
         self.session: Session = session
         self.tell: _Tell = tell
@@ -114,6 +118,9 @@ class WorkerSide:
         self.blocks: BlockTable = BlockTable(config.device, self._availability)
         self._table = _Blocks(self.blocks)
         self._serving: dict[int, _Serving] = {}
+        # Those that were used by now; and all, as they came.
+        self._forms: dict[int, Form] = {}
+        self._told_forms: dict[int, Any] = {}
         self._leases: dict[int, trio.Event] = {}
         self._device: AccelDevice
         self._ready_libraries: ReadyLibraries
@@ -134,6 +141,9 @@ class WorkerSide:
             "chunk": self._on_chunk,
             "slab": self._on_slab,
             "request": self._on_request,
+            "form": self._on_form,
+            "forget_forms": self._on_forget_forms,
+            "again": self._on_again,
             "lease": self._on_lease,
             "unlease": self._on_unlease,
             "cancel": self._on_cancel,
@@ -299,39 +309,90 @@ class WorkerSide:
             self._lose(error or AccelError("the context ended by itself"))
 
     def _on_request(self, number: int, word: int, spoils: bool, data: Any, released: tuple[int, ...]) -> None:
-        session, table = self._session, self._table
+        session = self._session
         if released:
             self._on_release(released)
         if session is None:
             return
-        for block, nbytes in data[ALLOCATIONS]:
+        self._name_blocks(data[ALLOCATIONS])
+        results: list[npt.NDArray[Any]] = []
+        try:
+            launch = decode_launch(data, number, self._table, self._slabs.array, results)
+        except Exception as error:  # noqa: BLE001  # a module of the program's that this process does not have
+            self._cannot_read(number, data[NAME], data[OUTPUTS] if spoils else (), error)
+            return
+        self._serve(_Serving(launch, word, session, self._done, spoils=spoils), results)
+
+    def _on_form(self, form: int, data: Any) -> None:
+        # It is read with the first operation, as whatever is wrong with it concerns that.
+        self._told_forms[form] = data
+
+    def _on_forget_forms(self) -> None:
+        self._forms.clear()
+        self._told_forms.clear()
+
+    def _on_again(
+        self,
+        number: int,
+        word: int,
+        spoils: bool,
+        form: int,
+        blocks: tuple[int, ...],
+        released: tuple[int, ...],
+    ) -> None:
+        session = self._session
+        if released:
+            self._on_release(released)
+        if session is None:
+            return
+        again = self._forms.get(form)
+        if again is None:
+            data = self._told_forms[form]
+            made: tuple[tuple[int, int], ...]
+            outputs: tuple[int, ...]
+            name, _, _, made, outputs, _ = data
+            self._name_blocks([(blocks[place], nbytes) for place, nbytes in made])
+            try:
+                again = self._forms[form] = Form(data)
+            except Exception as error:  # noqa: BLE001  # the same
+                damaged: list[int] = [blocks[place] for place in outputs] if spoils else []
+                self._cannot_read(number, name, damaged, error)
+                return
+        allocations = again.allocations(blocks)
+        self._name_blocks(allocations)
+        launch = again.launch(number, blocks, allocations, self._table)
+        self._serve(_Serving(launch, word, session, self._done, spoils=spoils))
+
+    def _name_blocks(self, allocations: Iterable[tuple[int, int]]) -> None:
+        """Know the blocks that an operation is to make."""
+        table, blocks = self._table, self.blocks
+        generation = blocks.generation
+        for block, nbytes in allocations:
             if block in table:
                 # The request was made before, and there was no memory.
                 table[block].is_released = True
-            table[block] = self.blocks.new(nbytes, block)
-        results: list[npt.NDArray[Any]] = []
-        try:
-            launch = decode_launch(data, number, table, self._slabs.array, results)
-        except Exception as error:  # noqa: BLE001  # a module of the program's that this process does not have
-            self._cannot_read(number, data, error, spoils=spoils)
-            return
-        serving = self._serving[number] = _Serving(launch, word, session, self._done, spoils=spoils)
+            table[block] = Block(blocks, nbytes, generation, block)
+
+    def _serve(self, serving: _Serving, results: Sequence[npt.NDArray[Any]] = ()) -> None:
+        """Have an operation launched, now if nothing is before it."""
+        launch, session = serving.launch, serving.session
+        self._serving[launch.number] = serving
         serving.results = results
         library = session.libraries.get(launch.library)
         actor = None if library is None else at_rest(library)
         served = actor is not None and actor.launch_here(launch, serving)
         if served is False:
-            session.submissions.submit(self._context, launch, partial(self._done, serving), spoils=spoils)
+            done = partial(self._done, serving)
+            session.submissions.submit(self._context, launch, done, spoils=serving.spoils)
         elif served is True:
             # It has failed.
             session.engine.over(launch)
 
-    def _cannot_read(self, number: int, data: Any, error: Exception, *, spoils: bool) -> None:
+    def _cannot_read(self, number: int, name: str, damaged: Sequence[int], error: Exception) -> None:
         """Refuse a request that means nothing here."""
-        damaged = data[OUTPUTS] if spoils else ()
         for block in damaged:
-            self._table[block].spoil(data[NAME], error)
-        trouble = "done", False, False, encode_error(error), damaged
+            self._table[block].spoil(name, error)
+        trouble = "done", False, False, encode_error(error), tuple(damaged)
         self._channel.send(("done", number, (), (), trouble), now=True)
 
     def _done(self, serving: _Serving, error: BaseException | None) -> None:

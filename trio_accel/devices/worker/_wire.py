@@ -18,7 +18,16 @@ import numpy.typing as npt
 from ...backends.base import DType
 from ...backends.base.ops import ArraySpec, OperationSpec
 
-__all__ = ["Wire", "decode_array", "decode_spec", "encode_array", "encode_spec"]
+__all__ = [
+    "Wire",
+    "decode_array",
+    "decode_spec",
+    "encode_array",
+    "encode_spec",
+    "no_host",
+    "spec_fields",
+    "spec_key",
+]
 
 Wire: TypeAlias = tuple[object, ...]
 """Real numbers, strings, bytes, None and tuples of these: what the pickler writes without calling Python."""
@@ -102,6 +111,46 @@ def decode_spec(data: Wire, host: HostDecoder) -> OperationSpec:
         return codec.cls(*values)
     count = len(values) - len(codec.keywords)
     return codec.cls(*values[:count], **dict(zip(codec.keywords, values[count:], strict=True)))
+
+
+def spec_key(spec: OperationSpec) -> tuple[list[Any], list[int]] | None:
+    """All of a specification but its blocks, and these: what is equal there is the same once it is encoded.
+
+    None where it holds anything else than arrays, numbers, strings, bytes and None.
+    """
+    cls = type(spec)
+    codec = _CODECS.get(cls) or _codec(cls)
+    if codec.keywords:
+        return None
+    key: list[Any] = [cls]
+    blocks: list[int] = []
+    array: Any
+    for field in codec.values(spec):
+        kind = type(field)
+        if kind is ArraySpec:
+            array = field
+            blocks.append(array.block)
+            # A dtype by its identity, as its hash takes longer than all the rest.
+            key += array.offset, id(array.dtype), array.shape, array.strides
+        elif kind is float:
+            # As zeros of both signs are equal, and no number that is none equals itself.
+            key += kind, repr(field)
+        elif kind in _PLAIN:
+            key += kind, field
+        else:
+            return None
+    return key, blocks
+
+
+def spec_fields(spec: OperationSpec) -> list[Any]:
+    """What a specification holds."""
+    cls = type(spec)
+    return list((_CODECS.get(cls) or _codec(cls)).values(spec))
+
+
+def no_host(array: Any) -> NoReturn:
+    """For specifications without host arrays."""
+    raise TypeError(f"a host array where there is none: {_SHORT.repr(array)}")
 
 
 def encode_array(array: npt.NDArray[Any]) -> Wire:

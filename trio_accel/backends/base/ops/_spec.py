@@ -6,7 +6,6 @@ import functools
 import math
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any
 
 import attrs
 
@@ -117,19 +116,29 @@ def _getters(cls: type[OperationSpec]) -> tuple[_Getter, _Getter]:
 @functools.cache
 def _block_getters(cls: type[OperationSpec]) -> tuple[_BlockGetter, _BlockGetter]:
     """What gets the blocks of these."""
-    return _getter(cls, "read", "update", of=".block"), _getter(cls, "write", "update", of=".block")
+    return _block_getter(cls, "read", "update"), _block_getter(cls, "write", "update")
 
 
-def _getter(
-    cls: type[OperationSpec], *roles: str, of: str = ""
-) -> Callable[[OperationSpec], tuple[Any, ...]]:
-    """What gets the array fields with one of these roles, or an attribute of each."""
+def _names(cls: type[OperationSpec], *roles: str) -> list[str]:
+    """Names of the array fields with one of these roles."""
     fields = attrs.fields(cls)  # type: ignore[arg-type]  # every subclass is an attrs class
-    names = [field.name + of for field in fields if field.metadata.get(_ROLE) in roles]
+    return [field.name for field in fields if field.metadata.get(_ROLE) in roles]
+
+
+def _getter(cls: type[OperationSpec], *roles: str) -> _Getter:
+    """What gets the array fields with one of these roles."""
+    names = _names(cls, *roles)
     if len(names) > 1:
         return attrgetter(*names)
     if not names:
         return lambda spec: ()
     # Of one name, it makes no tuple.
-    get: Callable[[OperationSpec], object] = attrgetter(names[0])
+    get: Callable[[OperationSpec], ArraySpec] = attrgetter(names[0])
     return lambda spec: (get(spec),)
+
+
+def _block_getter(cls: type[OperationSpec], *roles: str) -> _BlockGetter:
+    """What gets the blocks of the array fields with one of these roles; some more than once."""
+    names = [f"{name}.block" for name in _names(cls, *roles)]
+    # Of one name alone, it makes no tuple.
+    return attrgetter(*names, names[0]) if names else lambda spec: ()

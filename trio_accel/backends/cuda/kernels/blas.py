@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from nvmath.bindings import cublas
 
-from ...base import DType
+from ...base import AccelStream, DType
 from ...base.checks import INEXACT
 from ...base.ops import AxpySpec, DotSpec, GemmSpec, MatmulSpec, Nrm2Spec, OperationSpec, ScalSpec
 from .._arrays import DeviceArray
@@ -64,6 +64,8 @@ class BlasLibrary(CudaLibrary):
         # By identity, as with what is kept below.
         self._prepared: set[int] = {id(DType.float32)}
         self._runs: dict[object, _Run] = {}
+        # Of those that may become graphs, by the same keys.
+        self._calls: dict[object, Call] = {}
         self._table = {
             MatmulSpec: self._matmul,
             GemmSpec: self._gemm,
@@ -98,6 +100,23 @@ class BlasLibrary(CudaLibrary):
         self._device.graphs.drop(self)
         self._blas.destroy()
 
+    def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
+        """Put an operation on a stream; see `KernelLibrary.enqueue`."""
+        if type(spec) is not MatmulSpec or type(stream) is not CudaStream or not self._repeat(spec, stream):
+            super().enqueue(spec, stream)
+
+    def _repeat(self, spec: MatmulSpec, stream: CudaStream) -> bool:
+        """Launch the graph of a product, if there is one: for that no context need be current."""
+        a, b, out = spec.a, spec.b, spec.out
+        dtype = a.dtype
+        call = self._calls.get((id(dtype), a.shape, a.strides, b.shape, b.strides))
+        if call is None or dtype is not b.dtype or dtype is not out.dtype:
+            return False
+        if stream.is_closed or self._context.is_lost:
+            return False
+        device = self._device
+        return device.graphs.launch((call, stream, *device.addresses(a, b, out)), stream)
+
     def _matmul(self, spec: MatmulSpec, stream: CudaStream) -> None:
         a, b, out = spec.a, spec.b, spec.out
         dtype = a.dtype
@@ -107,10 +126,10 @@ class BlasLibrary(CudaLibrary):
         key = id(dtype), a.shape, a.strides, b.shape, b.strides
         run = self._runs.get(key)
         if run is None:
-            run = self._keep(key, self._plan_matmul(spec))
+            run = self._keep(key, self._plan_matmul(spec, key))
         run(spec, stream)
 
-    def _plan_matmul(self, spec: MatmulSpec) -> _Run:
+    def _plan_matmul(self, spec: MatmulSpec, key: object) -> _Run:
         dtype = spec.a.dtype
         check_dtype("matmul", dtype, _WITH_INTEGERS)
         if not spec.out.size:
@@ -123,23 +142,22 @@ class BlasLibrary(CudaLibrary):
         shapes, strides = (spec.a.shape, spec.b.shape), (spec.a.strides, spec.b.strides)
         plan = plan_matmul(shapes, strides, dtype.itemsize)
         if _is_bound_by_launching(plan):
-            return partial(self._multiply_small, kind, plan, Call(self))
+            call = self._calls[key] = Call(self)
+            return partial(self._multiply_small, kind, plan, call)
         return partial(self._multiply_plain, kind, plan)
 
     def _multiply_plain(self, kind: Kind, plan: Product, spec: MatmulSpec, stream: CudaStream) -> None:
-        address = self._device.address
-        a, b, out = address(spec.a), address(spec.b), address(spec.out)
+        a, b, out = self._device.addresses(spec.a, spec.b, spec.out)
         self._multiply(stream, kind, plan, self._blas.plain[kind.is_double], spec, a, b, out)
 
     def _multiply_small(
         self, kind: Kind, plan: Product, call: Call, spec: MatmulSpec, stream: CudaStream
     ) -> None:
         """By a graph from the third time on that it is the same product at the same place."""
-        address, graphs = self._device.address, self._device.graphs
-        a, b, out = address(spec.a), address(spec.b), address(spec.out)
+        a, b, out = self._device.addresses(spec.a, spec.b, spec.out)
         key = call, stream, a, b, out
-        if not graphs.launch(key, stream):
-            self._call_small(key, stream, (kind, plan, self._blas.plain[kind.is_double], a, b, out))
+        # There is none yet: what is repeated does not come here.
+        self._call_small(key, stream, (kind, plan, self._blas.plain[kind.is_double], a, b, out))
 
     def _multiply_integers(self, spec: MatmulSpec, stream: CudaStream) -> None:
         self._load_integers()
@@ -279,7 +297,9 @@ class BlasLibrary(CudaLibrary):
 
     def _keep(self, key: object, run: _Run) -> _Run:
         if len(self._runs) >= _MOST_PLANS:
-            del self._runs[next(iter(self._runs))]
+            first = next(iter(self._runs))
+            del self._runs[first]
+            self._calls.pop(first, None)
         self._runs[key] = run
         return run
 

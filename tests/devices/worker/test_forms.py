@@ -1,0 +1,268 @@
+"""Operations that occur again, with other blocks."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections import defaultdict
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+from chosen import BACKEND
+from hypothesis import given
+from hypothesis import strategies as st
+
+import trio_accel as ta
+from trio_accel.backends.base import DType
+from trio_accel.backends.base.ops import ArraySpec, CopySpec, MatmulSpec, OperationSpec, reads, writes
+from trio_accel.devices._operation import Launch
+from trio_accel.devices.worker import _forms
+from trio_accel.devices.worker._forms import Form, FormTable
+
+FLOAT32 = DType.float32
+
+
+@attrs.frozen
+class Named:
+    """As much of a block as a form needs."""
+
+    id: int
+
+
+@attrs.frozen
+class FactorSpec(OperationSpec):
+    """Three arrays, and something beside them."""
+
+    factor: object
+    a: ArraySpec = reads()  # noqa: RUF009  # a field specifier
+    b: ArraySpec = reads()  # noqa: RUF009  # the same
+    out: ArraySpec = writes()  # noqa: RUF009  # the same
+
+
+class Worker:
+    """What a worker makes of the messages."""
+
+    def __init__(self) -> None:
+        self.table: FormTable = FormTable(self._take)
+        self.forms: dict[int, Form] = {}
+        self.told: list[Any] = []
+
+    def _take(self, message: Any) -> None:
+        plain = pickle.loads(pickle.dumps(message, 5))
+        self.told.append(plain)
+        if plain[0] == "form":
+            self.forms[plain[1]] = Form(plain[2])
+        else:
+            assert plain == ("forget_forms",)
+            self.forms.clear()
+
+    def across(self, launch: Launch, number: int = 7) -> Launch | None:
+        """The launch as the worker makes it, if it is of a form."""
+        found = self.table.find(launch)
+        if found is None:
+            return None
+        form, blocks = pickle.loads(pickle.dumps(found, 5))
+        made = self.forms[form]
+        blocks_by_id: Any = Blocks()
+        return made.launch(number, blocks, made.allocations(blocks), blocks_by_id)
+
+
+class Blocks(defaultdict[int, Named]):
+    def __missing__(self, number: int) -> Named:
+        return Named(number)
+
+
+def array(block: int, shape: tuple[int, ...] = (2, 2), offset: int = 0, dtype: DType = FLOAT32) -> ArraySpec:
+    return ArraySpec(block, offset, dtype, shape, tuple(4 for _ in shape))
+
+
+def launch_of(
+    spec: OperationSpec,
+    *,
+    name: str = "test.Product",
+    library: str = "a:B",
+    made: tuple[tuple[int, int], ...] = (),
+    outputs: tuple[int, ...] = (),
+    uses: tuple[tuple[str, int], ...] = (),
+    **more: Any,
+) -> Launch:
+    of_outputs: Any = [Named(block) for block in outputs]
+    of_uses: Any = [(argument, Named(block)) for argument, block in uses]
+    return Launch(
+        name, spec, *spec.blocks(), made, more.get("staged", ()), of_outputs, of_uses, [], library,
+        more.get("fault"),
+    )  # fmt: skip
+
+
+def product(a: int, b: int, out: int, **changes: Any) -> Launch:
+    spec = changes.pop("spec", MatmulSpec(array(a), array(b), array(out)))
+    made, uses = ((out, 16),), (("a", a), ("b", b))
+    return launch_of(spec, **{"made": made, "outputs": (out,), "uses": uses, **changes})
+
+
+def test_the_second_operation_of_a_form_makes_it() -> None:
+    worker = Worker()
+    assert worker.across(product(1, 2, 3)) is None
+    assert not worker.told
+    for a, b, out in ((1, 2, 4), (5, 6, 7), (2, 1, 8)):
+        made = worker.across(product(a, b, out))
+        assert made is not None
+        assert same(made, product(a, b, out))
+        assert made.number == 7
+    assert [message[0] for message in worker.told] == ["form"]
+
+
+def same(left: Launch, right: Launch) -> bool:
+    """Whether two launches ask for the same; they are compared by identity otherwise."""
+    fields = (
+        "name",
+        "spec",
+        "reads",
+        "writes",
+        "allocations",
+        "staged",
+        "outputs",
+        "uses",
+        "library",
+        "fault",
+    )
+    return all(getattr(left, field) == getattr(right, field) for field in fields)
+
+
+CHANGES = {
+    "shape": product(1, 2, 3, spec=MatmulSpec(array(1, (2, 3)), array(2), array(3))),
+    "offset": product(1, 2, 3, spec=MatmulSpec(array(1, offset=4), array(2), array(3))),
+    "dtype": product(1, 2, 3, spec=MatmulSpec(array(1, dtype=DType.int32), array(2), array(3))),
+    "strides": product(1, 2, 3, spec=MatmulSpec(attrs.evolve(array(1), strides=(4, 8)), array(2), array(3))),
+    "class": product(1, 2, 3, spec=FactorSpec(1, array(1), array(2), array(3))),
+    "one operand": product(1, 1, 3),
+    "in place": product(1, 3, 3),
+    "size": product(1, 2, 3, made=((3, 32),)),
+    "nothing made": product(1, 2, 3, made=()),
+    "no outputs": product(1, 2, 3, outputs=()),
+    "another output": product(1, 2, 3, outputs=(2,)),
+    "an output more": product(1, 2, 3, outputs=(3, 9)),
+    "arguments": product(1, 2, 3, uses=(("a", 1), ("c", 2))),
+    "an argument less": product(1, 2, 3, uses=(("a", 1),)),
+    "the other argument": product(1, 2, 3, uses=(("a", 2), ("b", 1))),
+    "name": product(1, 2, 3, name="test.Other"),
+    "library": product(1, 2, 3, library="a:C"),
+}
+
+
+def test_what_differs_is_of_another_form() -> None:
+    launches = [product(1, 2, 3), *CHANGES.values()]
+    worker = Worker()
+    for launch in launches:
+        assert worker.across(launch) is None
+    for launch in launches:
+        made = worker.across(launch)
+        assert made is not None
+        assert same(made, launch)
+    assert len(worker.forms) == len(launches)
+
+
+FACTORS = (0, False, 0.0, -0.0, 1, True, 1.0, math.nan, math.inf, "0", b"0", None, 2**70)
+
+
+def test_factors_that_are_equal_but_not_the_same() -> None:
+    worker = Worker()
+    launches = [product(1, 2, 3, spec=FactorSpec(factor, array(1), array(2), array(3))) for factor in FACTORS]
+    for launch in launches:
+        assert worker.across(launch) is None
+    for factor, launch in zip(FACTORS, launches, strict=True):
+        made = worker.across(launch)
+        assert made is not None
+        spec = made.spec
+        assert isinstance(spec, FactorSpec)
+        assert (type(spec.factor), repr(spec.factor)) == (type(factor), repr(factor))
+
+
+@pytest.mark.parametrize("factor", [1j, np.float32(1), (1, 2), np.ones(2), DType.int8], ids=repr)
+def test_a_specification_that_holds_more_has_no_form(factor: object) -> None:
+    worker = Worker()
+    launch = product(1, 2, 3, spec=FactorSpec(factor, array(1), array(2), array(3)))
+    assert [worker.across(launch) for _ in range(3)] == [None] * 3
+
+
+def test_what_is_staged_or_hit_by_a_fault_has_no_form() -> None:
+    worker = Worker()
+    staged = product(1, 2, 3, staged=(CopySpec(array(1), array(4)),))
+    hit = product(1, 2, 3, fault=object())
+    assert [worker.across(launch) for launch in (staged, hit) for _ in range(3)] == [None] * 6
+
+
+NUMBERS = st.integers(1, 4)
+
+
+@given(
+    st.lists(
+        st.builds(
+            lambda blocks, shape, made, outputs, uses: launch_of(
+                MatmulSpec(*[array(block, shape) for block in blocks]),
+                made=tuple(made),
+                outputs=tuple(outputs),
+                uses=tuple(uses),
+            ),
+            st.tuples(NUMBERS, NUMBERS, NUMBERS),
+            st.sampled_from([(1, 1), (2, 2)]),
+            st.lists(st.tuples(NUMBERS, st.sampled_from([4, 8])), max_size=2),
+            st.lists(NUMBERS, max_size=2),
+            st.lists(st.tuples(st.sampled_from(["a", "b"]), NUMBERS), max_size=2),
+        ),
+        min_size=1,
+        max_size=30,
+    )
+)
+def test_what_arrives_is_what_was_sent(launches: list[Launch]) -> None:
+    worker = Worker()
+    for launch in launches * 2:
+        made = worker.across(launch)
+        assert made is None or same(made, launch)
+
+
+def test_when_there_are_too_many_all_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_forms, "_MOST", 4)
+    worker = Worker()
+    for extent in range(1, 20):
+        launch = product(1, 2, 3, spec=MatmulSpec(array(1, (extent,)), array(2), array(3)))
+        assert worker.across(launch) is None
+        made = worker.across(launch)
+        assert made is not None
+        assert same(made, launch)
+        assert len(worker.forms) <= 4
+    assert ("forget_forms",) in worker.told
+
+
+@pytest.fixture
+async def isolated(system: ta.System) -> AsyncGenerator[ta.Device, None]:
+    async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation="process")) as device:
+        yield device
+
+
+async def test_products_that_occur_again(isolated: ta.Device) -> None:
+    rng = np.random.default_rng(5)
+    hosts = [rng.standard_normal((8, 8)) for _ in range(4)]
+    refs = [await isolated.put(host) for host in hosts]
+    out = await isolated.zeros((8, 8))
+    for _ in range(3):
+        for i, j in ((0, 0), (0, 1), (1, 0), (2, 3), (3, 3)):
+            expected = hosts[i] @ hosts[j]
+            fresh = await ta.linalg.matmul(refs[i], refs[j])
+            np.testing.assert_allclose(await fresh.to_host(), expected, rtol=1e-12, atol=1e-12)
+            assert await ta.linalg.matmul(refs[i], refs[j].T, out=out) is out
+            np.testing.assert_allclose(await out.to_host(), hosts[i] @ hosts[j].T, rtol=1e-12, atol=1e-12)
+    statistics = await isolated.statistics()
+    assert statistics.memory.blocks == 6
+
+
+async def test_factors_of_operations_that_occur_again(isolated: ta.Device) -> None:
+    x = await isolated.put(np.ones(3))
+    for factor in (2.0, 3.0, 2.0, -1.0, 3.0, 0.0, -0.0, -0.0):
+        host = await x.to_host()
+        await ta.linalg.scal(factor, x)
+        assert (await x.to_host()).tobytes() == (factor * host).tobytes()
+        await x.fill(1.0)

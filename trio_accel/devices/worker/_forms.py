@@ -1,0 +1,166 @@
+"""Operations that differ from earlier ones in their blocks alone: the rest is sent, and read, only once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from ...backends.base.ops import ArraySpec, OperationSpec
+from .._blocks import Block
+from .._operation import Launch
+from ._channel import Message
+from ._wire import decode_spec, encode_spec, no_host, spec_fields, spec_key
+
+__all__ = ["Form", "FormTable"]
+
+# Then all are forgotten: a program whose shapes are always others gains nothing by them.
+_MOST = 1024
+
+_Key: TypeAlias = tuple[Any, ...]
+
+
+class FormTable:
+    """The forms that one worker knows; on the application's side.
+
+    Two launches are of one form if they are the same once their blocks are numbered in the order in which
+    they occur. The second of them makes it, as many occur only once.
+
+    Args:
+        post: Sends a message to the worker.
+    """
+
+    __slots__ = ("_last", "_numbers", "_post")
+
+    def __init__(self, post: Callable[[Message], None]) -> None:
+        self._post = post
+        # 0 stands for one that was seen once.
+        self._numbers: dict[_Key, int] = {}
+        self._last = 0
+
+    def find(self, launch: Launch) -> tuple[int, tuple[int, ...]] | None:
+        """The form of a launch without host arrays; the worker was told of it, or is before what follows.
+
+        Returns:
+            Number of the form, and the blocks; None if it has none.
+        """
+        if launch.staged or launch.fault is not None:
+            return None
+        found = spec_key(launch.spec)
+        if found is None:
+            return None
+        key, blocks = found
+        key += launch.name, launch.library
+        for block, nbytes in launch.allocations:
+            key.append(nbytes)
+            blocks.append(block)
+        # Where one kind of block ends and the next begins.
+        key.append("outputs")
+        for output in launch.outputs:
+            blocks.append(output.id)
+        key.append(len(blocks))
+        for argument, used in launch.uses:
+            key.append(argument)
+            blocks.append(used.id)
+        places = dict.fromkeys(blocks, 0)
+        for place, block in enumerate(places):
+            places[block] = place
+        key += [places[block] for block in blocks]
+        whole = tuple(key)
+        numbers = self._numbers
+        if whole not in numbers:
+            if len(numbers) >= _MOST:
+                numbers.clear()
+                self._post(("forget_forms",))
+            numbers[whole] = 0
+            return None
+        number = numbers[whole]
+        if not number:
+            self._last += 1
+            number = numbers[whole] = self._last
+            self._post(("form", number, _encode(launch, places)))
+        return number, tuple(places)
+
+
+def _encode(launch: Launch, places: Mapping[int, int]) -> Message:
+    """Make plain values of a launch, with the places of its blocks instead of them."""
+    fields = [
+        ArraySpec(places[field.block], field.offset, field.dtype, field.shape, field.strides)
+        if isinstance(field, ArraySpec)
+        else field
+        for field in spec_fields(launch.spec)
+    ]
+    return (
+        launch.name,
+        launch.library,
+        encode_spec(type(launch.spec)(*fields), no_host),
+        tuple([(places[block], nbytes) for block, nbytes in launch.allocations]),
+        tuple([places[output.id] for output in launch.outputs]),
+        tuple([(argument, places[used.id]) for argument, used in launch.uses]),
+    )
+
+
+class Form:
+    """Makes launches of one form; on the worker's side.
+
+    Args:
+        data: What a `FormTable` has sent.
+
+    Raises:
+        ImportError: This process does not have the specification's module.
+    """
+
+    __slots__ = (
+        "_allocations",
+        "_arrays",
+        "_cls",
+        "_fields",
+        "_library",
+        "_name",
+        "_outputs",
+        "_reads",
+        "_uses",
+        "_writes",
+    )
+
+    def __init__(self, data: Any) -> None:
+        self._allocations: tuple[tuple[int, int], ...]
+        self._name, self._library, plain, self._allocations, self._outputs, self._uses = data
+        spec = decode_spec(plain, no_host)
+        self._cls: Callable[..., OperationSpec] = type(spec)
+        self._reads, self._writes = map(tuple, spec.blocks())
+        self._fields = spec_fields(spec)
+        self._arrays = [
+            (index, field.block, (field.offset, field.dtype, field.shape, field.strides))
+            for index, field in enumerate(self._fields)
+            if isinstance(field, ArraySpec)
+        ]
+
+    def allocations(self, blocks: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+        """Id and bytes of the blocks that are made first."""
+        return tuple([(blocks[place], nbytes) for place, nbytes in self._allocations])
+
+    def launch(
+        self,
+        number: int,
+        blocks: tuple[int, ...],
+        allocations: tuple[tuple[int, int], ...],
+        table: Mapping[int, Block],
+    ) -> Launch:
+        """Make a launch of this form."""
+        fields = self._fields.copy()
+        for index, place, layout in self._arrays:
+            fields[index] = ArraySpec(blocks[place], *layout)
+        return Launch(
+            self._name,
+            self._cls(*fields),
+            frozenset([blocks[place] for place in self._reads]),
+            frozenset([blocks[place] for place in self._writes]),
+            allocations,
+            (),
+            [table[blocks[place]] for place in self._outputs],
+            [(argument, table[blocks[place]]) for argument, place in self._uses],
+            [],
+            self._library,
+            None,
+            number,
+        )
