@@ -67,6 +67,11 @@ class Session:
     def __attrs_post_init__(self) -> None:
         self.submissions = Submissions(self.engine, self.libraries, self.variables)
 
+    def forget(self, path: str, library: Ref[LibraryActor]) -> None:
+        """The actor of a library has ended: the next request for it starts another."""
+        if self.libraries.get(path) is library:
+            del self.libraries[path]
+
     def library(self, path: str) -> Ref[LibraryActor] | None:
         """The actor of a library, if it was started and has not ended."""
         library = self.libraries.get(path)

@@ -84,6 +84,8 @@ class Device:
         self.dispatch: Dispatch = (
             WorkerDispatch(self) if self.isolation == "process" else InlineDispatch(self)
         )
+        # Without a coroutine in between, which every operation would wake.
+        self.ask = self.dispatch.ask  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
         availability = self.availability
@@ -167,11 +169,19 @@ class Device:
             DeviceLostError: The device is closed, or gave up.
             QueueFullError: Too many requests wait for the context.
         """
+        return await self.dispatch.ask(operation)
+
+    def check_ask(self, operation: object) -> None:
+        """Refuse what is no operation, and whoever is in another thread or Trio run.
+
+        Raises:
+            TypeError: It is no operation.
+            RuntimeError: The device is another run's.
+        """
         if not _is_operation(type(operation)):  # type: ignore[arg-type]  # mypy takes no class for hashable
             raise _no_operation(operation, "ask")
         if not self._is_own_run():
             raise self._foreign_run("ask")
-        return await self.dispatch.ask(operation)
 
     def submit(self, operation: Operation[LibraryT, ReplyT], /) -> Pending[ReplyT]:
         """Hand an operation over without waiting; its arrays can be used in further operations at once.

@@ -154,6 +154,7 @@ class InlineDispatch:
     @enable_ki_protection
     async def ask(self, operation: Operation[LibraryT, ReplyT]) -> ReplyT:
         """See `Device.ask`."""
+        self._device.check_ask(operation)
         # One that is done by the time of a cancellation returns: a loop of these must end all the same.
         await trio.lowlevel.checkpoint_if_cancelled()
         losses = 0
@@ -165,7 +166,7 @@ class InlineDispatch:
             has_refs = bool(launch.uses)
             path, engine = operation.library, session.engine
             library = session.libraries.get(path)
-            if library is None or library.is_terminated:
+            if library is None:
                 library = await self._open_library(session, path)
             if library is None or self.session is not session:
                 # Its blocks are those of a context that is gone: it is planned anew.
@@ -182,6 +183,7 @@ class InlineDispatch:
             except ActorStoppedError:
                 # Never executed, because its context ends: it runs on the next one, if there is one.
                 await library.wait_terminated()
+                session.forget(path, library)
                 continue
             except (ActorFailedError, ContextPoisonedError) as error:
                 losses += 1
@@ -190,7 +192,8 @@ class InlineDispatch:
                 continue
             finally:
                 self._asking -= 1
-                engine.over(launch)
+                if not launch.is_forgotten:
+                    engine.over(launch)
             return planned.reply
 
     async def _serve_with_copies(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -107,8 +108,7 @@ class CudaDevice:
         self._has_ended = False
         self.context.before_loss(self._forget)
         self._ready: dict[str, CudaLibrary] = {}
-        # By shape and strides.
-        self._spans: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, int]] = {}
+        self._spans: dict[tuple[tuple[int, ...], tuple[int, ...], int], tuple[int, int]] = {}
 
     def load(self) -> None:
         """Make every library's handle; blocks.
@@ -194,33 +194,37 @@ class CudaDevice:
             KeyError: There is no such block.
             ValueError: The array does not lie within it.
         """
-        (address,) = self.addresses(array)
-        return DeviceArray(address, array.dtype, array.shape, array.strides)
+        return DeviceArray(self.address(array), array.dtype, array.shape, array.strides)
 
-    def addresses(self, *arrays: ArraySpec) -> list[int]:
-        """Where the first element of each array lies; raises as `at` does."""
-        blocks, spans = self._memory.blocks, self._spans
+    def address(self, array: ArraySpec) -> int:
+        """Where the first element of an array lies; raises as `at` does."""
+        return self.addresses((array, *self.span(array)))[0]
+
+    def addresses(self, *arrays: tuple[ArraySpec, int, int]) -> list[int]:
+        """Where the first element of each array lies, given what `span` says of it; raises as `at` does."""
+        blocks = self._memory.blocks
         found: list[int] = []
-        for array in arrays:
+        for array, first, last in arrays:
             number, offset = array.block, array.offset
             if number not in blocks:
                 self._memory.block(number)
             address, nbytes, _ = blocks[number]
-            layout = array.shape, array.strides
-            below, above = spans[layout] if layout in spans else self._span(*layout)
-            if (offset + below < 0 or offset + above + array.dtype.itemsize > nbytes) and array.size:
+            if offset < first or offset + last > nbytes:
                 raise ValueError(f"the array does not lie within its block of {nbytes} bytes: {array}")
             found.append(address + offset)
         return found
 
-    def _span(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int]:
-        """How far elements lie before and behind the first one, in bytes; found out once for a layout."""
-        reaches = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]
-        span = sum(reach for reach in reaches if reach < 0), sum(reach for reach in reaches if reach > 0)
-        if len(self._spans) >= _MOST_SPANS:
-            self._spans.clear()
-        self._spans[shape, strides] = span
-        return span
+    def span(self, array: ArraySpec) -> tuple[int, int]:
+        """The bytes that an array takes before its first element, and from there on; of an empty one none.
+
+        It follows from shape, strides and dtype; what it is for a layout is found out once.
+        """
+        layout = array.shape, array.strides, array.dtype.itemsize
+        if layout not in self._spans:
+            if len(self._spans) >= _MOST_SPANS:
+                self._spans.clear()
+            self._spans[layout] = _span(*layout)
+        return self._spans[layout]
 
     def map_chunk(self, chunk: int, nbytes: int, descriptor: int) -> None:
         """Make a chunk of another process addressable; see `AccelDevice.map_chunk`."""
@@ -357,3 +361,11 @@ class CudaDevice:
     def _check_open(self) -> None:
         if self._is_closed:
             raise RuntimeError(f"device {self._info.name} is closed")
+
+
+def _span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
+    if 0 in shape:
+        return -sys.maxsize, -sys.maxsize
+    reaches = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]
+    before = -sum(reach for reach in reaches if reach < 0)
+    return before, sum(reach for reach in reaches if reach > 0) + itemsize

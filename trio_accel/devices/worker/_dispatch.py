@@ -166,6 +166,7 @@ class WorkerDispatch:
     @enable_ki_protection
     async def ask(self, operation: Operation[LibraryT, ReplyT]) -> ReplyT:
         """See `Device.ask`."""
+        self._device.check_ask(operation)
         # One that is done by the time of a cancellation returns: a loop of these must end all the same.
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._device.availability.is_ended:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 from ...backends.base.ops import ArraySpec, OperationSpec
@@ -127,7 +128,7 @@ class Form:
         self._name, self._library, plain, self._allocations, self._outputs, self._uses = data
         spec = decode_spec(plain, no_host)
         self._cls: Callable[..., OperationSpec] = type(spec)
-        self._reads, self._writes = map(tuple, spec.blocks())
+        self._reads, self._writes = map(_picker, spec.blocks())
         self._fields = spec_fields(spec)
         self._arrays = [
             (index, field.block, (field.offset, field.dtype, field.shape, field.strides))
@@ -153,8 +154,8 @@ class Form:
         return Launch(
             self._name,
             self._cls(*fields),
-            frozenset([blocks[place] for place in self._reads]),
-            frozenset([blocks[place] for place in self._writes]),
+            frozenset(self._reads(blocks)),
+            frozenset(self._writes(blocks)),
             allocations,
             (),
             [table[blocks[place]] for place in self._outputs],
@@ -164,3 +165,9 @@ class Form:
             None,
             number,
         )
+
+
+def _picker(places: Collection[int]) -> Callable[[tuple[int, ...]], Iterable[int]]:
+    """What picks the blocks at these places; some more than once."""
+    # At one place alone, it makes no tuple.
+    return itemgetter(*places, *places) if places else lambda blocks: ()

@@ -33,6 +33,8 @@ _SMALL = 1 << 30
 _INTEGERS = tuple(dtype for dtype in DType if dtype.kind in ("int", "uint"))
 _WITH_INTEGERS = (*INEXACT, *_INTEGERS)
 
+_Span: TypeAlias = tuple[int, int]
+
 _Run: TypeAlias = Callable[[Any, CudaStream], None]
 """Enqueues an operation whose types and layouts were seen before."""
 
@@ -64,8 +66,8 @@ class BlasLibrary(CudaLibrary):
         # By identity, as with what is kept below.
         self._prepared: set[int] = {id(DType.float32)}
         self._runs: dict[object, _Run] = {}
-        # Of those that may become graphs, by the same keys.
-        self._calls: dict[object, Call] = {}
+        # Of those that may become graphs, by the same keys: how they are called, and how far arrays reach.
+        self._again: dict[object, tuple[Call, _Span, _Span, _Span]] = {}
         self._table = {
             MatmulSpec: self._matmul,
             GemmSpec: self._gemm,
@@ -109,13 +111,15 @@ class BlasLibrary(CudaLibrary):
         """Launch the graph of a product, if there is one: for that no context need be current."""
         a, b, out = spec.a, spec.b, spec.out
         dtype = a.dtype
-        call = self._calls.get((id(dtype), a.shape, a.strides, b.shape, b.strides))
-        if call is None or dtype is not b.dtype or dtype is not out.dtype:
+        again = self._again.get((id(dtype), a.shape, a.strides, b.shape, b.strides))
+        if again is None or dtype is not b.dtype or dtype is not out.dtype:
             return False
         if stream.is_closed or self._context.is_lost:
             return False
+        call, of_a, of_b, of_out = again
         device = self._device
-        return device.graphs.launch((call, stream, *device.addresses(a, b, out)), stream)
+        addresses = device.addresses((a, *of_a), (b, *of_b), (out, *of_out))
+        return device.graphs.launch((call, stream, *addresses), stream)
 
     def _matmul(self, spec: MatmulSpec, stream: CudaStream) -> None:
         a, b, out = spec.a, spec.b, spec.out
@@ -142,19 +146,22 @@ class BlasLibrary(CudaLibrary):
         shapes, strides = (spec.a.shape, spec.b.shape), (spec.a.strides, spec.b.strides)
         plan = plan_matmul(shapes, strides, dtype.itemsize)
         if _is_bound_by_launching(plan):
-            call = self._calls[key] = Call(self)
+            call, span = Call(self), self._device.span
+            self._again[key] = call, span(spec.a), span(spec.b), span(spec.out)
             return partial(self._multiply_small, kind, plan, call)
         return partial(self._multiply_plain, kind, plan)
 
     def _multiply_plain(self, kind: Kind, plan: Product, spec: MatmulSpec, stream: CudaStream) -> None:
-        a, b, out = self._device.addresses(spec.a, spec.b, spec.out)
+        address = self._device.address
+        a, b, out = address(spec.a), address(spec.b), address(spec.out)
         self._multiply(stream, kind, plan, self._blas.plain[kind.is_double], spec, a, b, out)
 
     def _multiply_small(
         self, kind: Kind, plan: Product, call: Call, spec: MatmulSpec, stream: CudaStream
     ) -> None:
         """By a graph from the third time on that it is the same product at the same place."""
-        a, b, out = self._device.addresses(spec.a, spec.b, spec.out)
+        address = self._device.address
+        a, b, out = address(spec.a), address(spec.b), address(spec.out)
         key = call, stream, a, b, out
         # There is none yet: what is repeated does not come here.
         self._call_small(key, stream, (kind, plan, self._blas.plain[kind.is_double], a, b, out))
@@ -299,7 +306,7 @@ class BlasLibrary(CudaLibrary):
         if len(self._runs) >= _MOST_PLANS:
             first = next(iter(self._runs))
             del self._runs[first]
-            self._calls.pop(first, None)
+            self._again.pop(first, None)
         self._runs[key] = run
         return run
 
