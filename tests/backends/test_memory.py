@@ -42,6 +42,25 @@ def test_statistics_balance(backend):
     assert device.close(10)
 
 
+def test_a_block_in_the_place_of_another(backend):
+    device = backend.open_device(0, memory_limit=1 << 20)
+    for block in (1, 2):
+        device.allocate(block, 4097)
+    before = device.memory()
+    device.replace(1, 3)
+    assert device.memory() == before
+    with pytest.raises((KeyError, RuntimeError), match="1"):
+        device.replace(1, 4)
+    with pytest.raises((KeyError, RuntimeError), match="2"):
+        device.replace(3, 2)
+    with pytest.raises((KeyError, RuntimeError), match="1"):
+        device.free(1)
+    for block in (2, 3):
+        device.free(block)
+    assert device.memory().blocks == 0
+    assert device.close(10)
+
+
 def test_a_size_no_machine_has_is_out_of_memory_without_a_limit_too(backend):
     device = backend.open_device(0, memory_limit=None)
     with pytest.raises(OutOfMemoryError) as caught:

@@ -233,6 +233,10 @@ class ManualDevice:
         self.blocks.free(block)
         self.freed.append(block)
 
+    def replace(self, block: int, new: int) -> None:
+        self.blocks.replace(block, new)
+        self.freed.append(block)
+
     def map_chunk(self, chunk: int, nbytes: int, descriptor: int) -> None:
         try:
             self.blocks.map_chunk(chunk, nbytes, descriptor)

@@ -117,17 +117,18 @@ class BlockTable:
     Attributes:
         device_name: Name of the device.
         availability: Which generation there is.
+        dropped: Ids and sizes of blocks that were let go, and are not given back yet.
         valid_since: First generation whose memory is still there.
         release: Gives the memory of blocks back.
     """
 
-    __slots__ = ("_dropped", "_is_rung", "_waker", "availability", "device_name", "release", "valid_since")
+    __slots__ = ("_is_rung", "_waker", "availability", "device_name", "dropped", "release", "valid_since")
 
     def __init__(self, device_name: str, availability: Availability) -> None:
         self.device_name: str = device_name
         self.valid_since: int = 0
         self.availability: Availability = availability
-        self._dropped: deque[int] = deque()
+        self.dropped: deque[tuple[int, int]] = deque()
         self._is_rung = False
         self._waker = LoopWaker(self.drain)
         self.release: Callable[[Iterable[int]], None] = _nowhere
@@ -151,8 +152,8 @@ class BlockTable:
 
         Any thread.
         """
-        self._dropped.append(block)
-        if nbytes < _LARGE and len(self._dropped) < _MANY:
+        self.dropped.append((block, nbytes))
+        if nbytes < _LARGE and len(self.dropped) < _MANY:
             # To wake the loop costs as much as a third of a small operation, and the next one drains.
             return
         # Whoever finds the bell rung has added the block before, and the drain that it is rung for
@@ -163,14 +164,18 @@ class BlockTable:
 
     def drain(self) -> None:
         """Give all dropped blocks back now. Trio thread only."""
-        self._is_rung = False
-        dropped = self._dropped
+        dropped = self.take()
         if dropped:
-            gone: list[int] = []
-            # Others may be appended meanwhile.
-            while dropped:
-                gone.append(dropped.popleft())
-            self.release(gone)
+            self.release([block for block, _ in dropped])
+
+    def take(self) -> list[tuple[int, int]]:
+        """Ids and sizes of all dropped blocks, for whoever gives them back. Trio thread only."""
+        self._is_rung = False
+        dropped, taken = self.dropped, list[tuple[int, int]]()
+        # Others may be appended meanwhile.
+        while dropped:
+            taken.append(dropped.popleft())
+        return taken
 
     def lose(self) -> None:
         """The context is gone and all memory with it: there is nothing to give back."""

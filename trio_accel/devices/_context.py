@@ -155,7 +155,7 @@ class ContextActor(Actor):
             generation=owner.next_generation,
             hooks=owner.hooks,
             lose=self._lose,
-            drain=owner.blocks.drain,
+            blocks=owner.blocks,
             on_launch=owner.on_launch,
             on_look=owner.on_look,
             is_alone=owner.is_alone,

@@ -25,6 +25,7 @@ from ..backends.base import (
     PlacedBlock,
 )
 from ._alarms import Alarms
+from ._blocks import BlockTable
 from ._bridge import Chores
 from ._completion import CompletionPort, best_completion
 from ._errors import FailureClass, WithdrawnError, classify, locate
@@ -69,7 +70,7 @@ class Engine:
         generation: int,
         hooks: list[EngineHook],
         lose: Callable[[Exception], None],
-        drain: Callable[[], None],
+        blocks: BlockTable,
         on_launch: Callable[[Launch], None] | None = None,
         on_look: Callable[[int], None] | None = None,
         is_alone: Callable[[], bool] = bool,
@@ -80,7 +81,7 @@ class Engine:
         self._options = options
         self._hooks = hooks
         self._lose = lose
-        self._drain = drain
+        self._blocks = blocks
         self._on_launch = on_launch
         self._on_look = on_look
         self._is_alone = is_alone
@@ -205,8 +206,8 @@ class Engine:
             else:
                 self._begin(launch, lane, failure)
             # What the program has let go by now is there for this operation.
-            self._drain()
-            memory.allocate(launch.allocations, self._drain)
+            blocks = self._blocks
+            memory.exchange(blocks.take() if blocks.dropped else (), launch.allocations, blocks.drain)
             memory.order(stream, launch.reads, launch.writes)
             for copy in launch.staged:
                 has_staged = True

@@ -172,6 +172,20 @@ class BlockMemory(Generic[ChunkT, BlockT]):
                 return
             self._allocator.free(place[0])
 
+    def replace(self, block: int, new: int) -> None:
+        """Give a block back, and make one of the same size in its place.
+
+        Raises:
+            KeyError: There is no such block, or the other id is taken.
+        """
+        with self._lock:
+            blocks = self.blocks
+            if new in blocks:
+                raise KeyError(f"block {new} exists already")
+            if block not in blocks:
+                raise KeyError(f"block {block} does not exist")
+            blocks[new] = blocks.pop(block)
+
     def _place(self, nbytes: int) -> _Place:
         """Have the allocator find a place for a block."""
         self._give_spares_back()

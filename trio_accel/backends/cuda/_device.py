@@ -103,6 +103,7 @@ class CudaDevice:
         # See `AccelDevice`; without a call in between.
         self.allocate: Callable[[int, int], None] = self._memory.allocate
         self.free: Callable[[int], None] = self._memory.free
+        self.replace: Callable[[int, int], None] = self._memory.replace
         self.placement: Callable[[int], PlacedBlock] = self._memory.placement
         self._is_closed = False
         self._has_ended = False

@@ -84,6 +84,7 @@ class _Device:
         # What every operation uses.
         self.allocate = device.allocate
         self.free = device.free
+        self.replace = device.replace
         self.placement = device.placement
 
     def __getattr__(self, name: str) -> Any:

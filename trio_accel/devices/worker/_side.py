@@ -311,7 +311,7 @@ class WorkerSide:
     def _on_request(self, number: int, word: int, spoils: bool, data: Any, released: tuple[int, ...]) -> None:
         session = self._session
         if released:
-            self._on_release(released)
+            self._let_go(released)
         if session is None:
             return
         self._name_blocks(data[ALLOCATIONS])
@@ -342,7 +342,7 @@ class WorkerSide:
     ) -> None:
         session = self._session
         if released:
-            self._on_release(released)
+            self._let_go(released)
         if session is None:
             return
         again = self._forms.get(form)
@@ -387,6 +387,9 @@ class WorkerSide:
         elif served is True:
             # It has failed.
             session.engine.over(launch)
+        if self.blocks.dropped:
+            # It was not launched here and now, which gives them back.
+            self.blocks.drain()
 
     def _cannot_read(self, number: int, name: str, damaged: Sequence[int], error: Exception) -> None:
         """Refuse a request that means nothing here."""
@@ -443,14 +446,18 @@ class WorkerSide:
         self._channel.send(("done", number, (), (), ("withdrawn", False, False, None, ())), now=True)
 
     def _on_release(self, released: tuple[int, ...]) -> None:
-        gone: list[int] = []
+        self._let_go(released)
+        self.blocks.drain()
+
+    def _let_go(self, released: tuple[int, ...]) -> None:
+        """Note that the application has dropped blocks; the next operation gives them back, or `drain`."""
+        table, dropped = self._table, self.blocks.dropped
         for number in released:
-            block = self._table.pop(number, None)
+            block = table.pop(number, None)
             if block is not None and not block.is_released:
-                # Not by way of what is dropped: the loop is awake.
+                # Without waking the loop, which is awake.
                 block.is_released = True
-                gone.append(number)
-        self.blocks.release(gone)
+                dropped.append((number, block.nbytes))
 
     def _on_lease(self, number: int, block: int, write: bool, released: tuple[int, ...]) -> None:
         if released:
