@@ -19,6 +19,7 @@ __all__ = [
     "Figure",
     "Goal",
     "Isolation",
+    "Pairs",
     "Plan",
     "Result",
     "Verdict",

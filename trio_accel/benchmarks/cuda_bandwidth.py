@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -16,7 +17,7 @@ import trio
 import trio_accel as ta
 
 from ._cuda_stand import matrix, on_cuda
-from ._harness import Figure, Goal, Isolation, Plan, Result, alternate, per_call
+from ._harness import Figure, Goal, Isolation, Pairs, Plan, Result, alternate, per_call
 from ._stand import Stand
 from .rivals import Rival, banded, open_rival
 
@@ -38,7 +39,7 @@ class Work:
         rival: What the rival calls it.
         size: Its size, in the rival's terms.
         make: Puts the operands; returns what asks once.
-        each: How often each of those in flight asks; one at a time it is asked for 16 times.
+        each: How often each of those in flight asks.
     """
 
     name: str
@@ -102,6 +103,9 @@ def _works(plan: Plan) -> tuple[Work, ...]:
 async def bandwidth(stand: Stand) -> tuple[Result, ...]:
     """Large work with 8 in flight, and one at a time; peer: the bare library, in a loop or waited for.
 
+    One at a time it is asked for 16 times in a row. A row has the median of these, and another the first of
+    them, which comes after a pause: by then both sides have slept, and it has no goal.
+
     Products of 8192 in bfloat16 and float32, a transform of 2**26 samples of complex64, a product with a
     sparse matrix of 10**8 values, and copies of 256 MiB from and to host arrays of the device.
     """
@@ -114,7 +118,7 @@ async def bandwidth(stand: Stand) -> tuple[Result, ...]:
     return tuple(rows)
 
 
-async def _compare(work: Work, rival: Rival, stand: Stand) -> tuple[Result, Result]:
+async def _compare(work: Work, rival: Rival, stand: Stand) -> tuple[Result, ...]:
     ask, plan = await work.make(stand.device, work.size), stand.plan
     # The first is checked, planned or compiled.
     await ask()
@@ -127,20 +131,33 @@ async def _compare(work: Work, rival: Rival, stand: Stand) -> tuple[Result, Resu
                 nursery.start_soon(per_call, ask, work.each)
         return _IN_FLIGHT * work.each / (time.perf_counter() - start)
 
+    firsts: list[float] = []
+    bare_firsts: list[float] = []
+
     async def single() -> float:
-        return await per_call(ask, _SINGLES) * 1e6
+        times: list[float] = []
+        for _ in range(_SINGLES):
+            start = time.perf_counter()
+            await ask()
+            times.append((time.perf_counter() - start) * 1e6)
+        firsts.append(times[0])
+        return statistics.median(times)
 
     async def bare_single() -> float:
-        return await rival.measure("blocking", **bare, calls=_SINGLES) * 1e6
+        times = await rival.measure_each("singles", **bare, calls=_SINGLES)
+        bare_firsts.append(times[0] * 1e6)
+        return statistics.median(times) * 1e6
 
     many = await alternate(rate, partial(rival.measure, "rate", **bare, calls=_IN_FLIGHT * work.each), plan)
     one = await alternate(single, bare_single, plan)
+    first = Pairs(ours=tuple(firsts[plan.warmups :]), peer=tuple(bare_firsts[plan.warmups :]))
     name = stand.name("cuda.bandwidth")
     least = Goal(figure=Figure.RATIO, least=0.97)
     most = Goal(figure=Figure.DIFFERENCE, most=_MOST_MORE[stand.isolation])
     return (
         Result.compare(f"{name}-{work.name}", many, unit="/s", goal=least),
         Result.compare(f"{name}-{work.name}-single", one, unit="µs", goal=most),
+        Result.compare(f"{name}-{work.name}-first", first, unit="µs"),
     )
 
 

@@ -86,6 +86,8 @@ _MOST_FORECASTS = 64
 _ROOMY = 4
 # A small product takes half of it, on a machine that is slow for a while nearly all.
 _STARE = 40e-6
+# As long as a few turns of a loop that has nothing else to do.
+_GLANCE = 25e-6
 
 
 def _positive(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
@@ -331,14 +333,30 @@ class _AdaptivePort(_Watched):
                 self._budget = max(self._budget / 2, self._LEAST)
                 await self._expect()
 
-    async def _search(self, end: float) -> bool:
-        """Look until then; returns whether anything was done."""
+    async def _search(self, end: float, forecast: Forecast | None = None) -> bool:
+        """Look until then; returns whether anything was done.
+
+        Args:
+            end: By `time.perf_counter`.
+            forecast: When something is due.
+        """
         while not self.look():
             # The rest of the program goes on between two looks.
             await trio.lowlevel.checkpoint()
-            if time.perf_counter() >= end or not self._events:
+            now = time.perf_counter()
+            if now >= end or not self._events:
                 return self.look()
+            if forecast is not None and forecast.is_near(now):
+                self._glance(now + _GLANCE)
         return True  # noqa: ASYNC910  # there are only so many events that it can see to be done
+
+    def _glance(self, end: float) -> None:
+        """Wait until then for anything to be done: a turn of the loop takes longer than to see it."""
+        firsts = [events[0] for events in self._events.values()]
+        while time.perf_counter() < end:
+            for event in firsts:
+                if event.is_done:
+                    return
 
     async def _expect(self) -> None:
         """Wait for a ring; if something may be due before or soon, look then."""
@@ -358,7 +376,7 @@ class _AdaptivePort(_Watched):
                 await self.wait_changed()
                 return
         # No ring for what is so soon: who rings takes the interpreter's lock from whoever has seen it.
-        if not await self._search(first.due + half):
+        if not await self._search(first.due + half, first):
             first.is_steady = False
 
     def _seen(self, stream: AccelStream, count: int) -> None:

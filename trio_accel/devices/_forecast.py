@@ -9,6 +9,9 @@ __all__ = ["Forecast"]
 # Two that differ by so little count as the same: a share of the time, and what a wake-up may be late by.
 _SHARE = 0.1
 _LATE = 5e-4
+# Nearly all of what is steady ends so near to when it is due.
+_NEAR_SHARE = 0.02
+_NEAR = 1e-4
 # What takes so many times as long is another matter.
 _PAUSE = 2
 
@@ -40,6 +43,10 @@ class Forecast:
     def due(self) -> float:
         """When it will be done, if it takes as long as is thought."""
         return self._began + self.seconds
+
+    def is_near(self, now: float) -> bool:
+        """Whether it is likely to be done in these moments."""
+        return self.is_steady and abs(now - self.due) <= max(_NEAR, _NEAR_SHARE * self.seconds)
 
     def begin(self, now: float) -> None:
         """One begins, with nothing before it that is still at work."""

@@ -54,6 +54,17 @@ class Bare:
             driver.cuStreamSynchronize(self._stream)
         return (time.perf_counter() - start) / calls
 
+    def singles(self, work: str, size: int, calls: int) -> list[float]:
+        """Seconds of each of several calls in a row, each of which is waited for."""
+        call = self._work(work, size)
+        times: list[float] = []
+        for _ in range(calls):
+            start = time.perf_counter()
+            call()
+            driver.cuStreamSynchronize(self._stream)
+            times.append(time.perf_counter() - start)
+        return times
+
     def rate(self, work: str, size: int, calls: int) -> float:
         """Calls per second, all enqueued at once."""
         call = self._work(work, size)

@@ -45,10 +45,22 @@ class Rival:
         Raises:
             RivalMissingError: It failed.
         """
+        value: float = await self._ask(name, arguments)
+        return value
+
+    async def measure_each(self, name: str, **arguments: str | float) -> list[float]:
+        """Take several measurements in a row.
+
+        Raises:
+            RivalMissingError: One failed.
+        """
+        values: list[float] = await self._ask(name, arguments)
+        return values
+
+    async def _ask(self, name: str, arguments: dict[str, str | float]) -> Any:
         request = {"name": name, "arguments": arguments}
         await self._input.send_all(json.dumps(request).encode() + b"\n")
-        value: float = (await self.receive())["value"]
-        return value
+        return (await self.receive())["value"]
 
     async def receive(self) -> dict[str, Any]:
         """Read one line of what it says.

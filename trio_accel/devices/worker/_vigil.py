@@ -34,6 +34,11 @@ class Vigil:
         """Whether the next answer can be told."""
         return self._forecast.is_steady
 
+    @property
+    def is_near(self) -> bool:
+        """Whether the answer is likely to come in these moments."""
+        return self._is_expected and self._forecast.is_near(time.perf_counter())
+
     def sent(self) -> bool:
         """Something was sent that is answered; returns whether `pause` has changed."""
         if self._is_expected:
