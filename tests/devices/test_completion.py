@@ -20,6 +20,7 @@ from trio.testing import wait_all_tasks_blocked
 import trio_accel as ta
 from trio_accel.backends.base import Waker
 from trio_accel.devices import Put, _engine
+from trio_accel.devices._completion import CompletionPort
 from trio_accel.devices._hooks import Phase
 
 STRATEGIES = [
@@ -252,19 +253,14 @@ class TestStaring:
             await session.engine.synchronize()
 
 
-class Deaf:
+class Deaf(CompletionPort):
     """A strategy that hears nothing: as if whoever rings never got the interpreter's lock."""
-
-    is_quick = False
 
     def open(self, reap: object) -> Deaf:
         return self
 
     def watch(self, stream: object, event: object) -> None:
         pass
-
-    def stare(self, event: object) -> bool:
-        return False
 
     async def run(self) -> None:
         await trio.lowlevel.checkpoint()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ._envelope import crash_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from ._cell import Cell
     from ._messages import AnyMessage
@@ -64,6 +64,10 @@ class DirectReply:
     def cancelled(self) -> bool:
         """Let a cancelled asker go; returns whether that is news."""
         raise NotImplementedError
+
+    def attend(self, attend: Callable[[], Awaitable[None]]) -> bool:
+        """Have the asker itself wait for the end of what was launched; returns whether it will."""
+        return False
 
     def look_last(self, look: Callable[[], None]) -> bool:
         """Have the asker itself look for the reply, once; see `DeferredReply.look_last`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, NoReturn
 
 import outcome
@@ -24,7 +24,7 @@ class Asked(DirectReply):
     Whoever reschedules the parked task forgets it in the same step, as with an envelope.
     """
 
-    __slots__ = ("_error", "_last_look", "_library", "_operation", "_raise_cancel", "_task")
+    __slots__ = ("_attend", "_error", "_last_look", "_library", "_operation", "_raise_cancel", "_task")
 
     def __init__(self, launch: Launch) -> None:
         # Without the call of the base's, which takes longer than it does anything.
@@ -37,6 +37,7 @@ class Asked(DirectReply):
         self._error: BaseException | None = None
         self._raise_cancel: Callable[[], NoReturn] | None = None
         self._last_look: Callable[[], None] | None = None
+        self._attend: Callable[[], Awaitable[None]] | None = None
 
     async def wait(self, library: LibraryActor, operation: InFlight | bool) -> None:
         """Wait for the outcome; if cancelled, until the device is done or the grace has passed.
@@ -51,6 +52,9 @@ class Asked(DirectReply):
             if look is not None:
                 # Also if it is said to have failed by now: it may be in flight all the same.
                 look()
+        elif self._attend is not None:
+            attend, self._attend = self._attend, None
+            await attend()
         if self.is_done:
             error, self._error = self._error, None
             if error is not None:
@@ -96,6 +100,11 @@ class Asked(DirectReply):
         assert self._task is not None
         task, self._task = self._task, None
         trio.lowlevel.reschedule(task, outcome.capture(self._raise_cancel))
+        return True
+
+    def attend(self, attend: Callable[[], Awaitable[None]]) -> bool:
+        """Wait by that, before the task is parked if need be."""
+        self._attend = attend
         return True
 
     def look_last(self, look: Callable[[], None]) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import inf
 from operator import attrgetter
 from typing import Protocol
 
@@ -43,6 +44,19 @@ class CompletionPort(Protocol):
 
     def stare(self, event: AccelEvent) -> bool:
         """Wait for the end of a very short operation, here and now; returns whether it is done."""
+        return event.is_done
+
+    def is_awaited(self, stream: AccelStream) -> bool:
+        """Whether the next operation of a stream, if it is alone, is to be attended by its asker."""
+        return False
+
+    async def attend(self, stream: AccelStream, event: AccelEvent, goes_on: Callable[[], bool]) -> bool:
+        """Wait for an operation in its asker's own task, while `goes_on` says so and it is worth it.
+
+        Returns:
+            Whether it is done; if not, it is to be watched.
+        """
+        await trio.lowlevel.checkpoint()
         return event.is_done
 
     async def run(self) -> None:
@@ -268,6 +282,15 @@ def _count_done(events: list[AccelEvent]) -> int:
     return done
 
 
+def _glance(events: Sequence[AccelEvent], end: float) -> bool:
+    """Wait until then for any of these to be done: a turn of the loop takes longer than to see it."""
+    while time.perf_counter() < end:
+        for event in events:
+            if event.is_done:
+                return True
+    return False
+
+
 class _PolledPort(_Watched):
     def __init__(self, reap: Callable[[], None], interval: float) -> None:
         super().__init__(reap)
@@ -305,6 +328,33 @@ class _AdaptivePort(_Watched):
         if len(self._forecasts) >= _MOST_FORECASTS:
             self._forecasts.clear()
         self._forecasts[stream] = Forecast(now)
+
+    def is_awaited(self, stream: AccelStream) -> bool:
+        forecast = self._forecasts.get(stream)
+        # Not where one would have to sleep first.
+        return (
+            forecast is not None
+            and forecast.is_steady
+            and forecast.seconds <= self._half
+            and stream not in self._events
+        )
+
+    async def attend(self, stream: AccelStream, event: AccelEvent, goes_on: Callable[[], bool]) -> bool:
+        """As `run` does it; but then the asker need not be woken, which takes a turn of the loop."""
+        forecast = self._forecasts[stream]
+        now = time.perf_counter()
+        forecast.begin(now)
+        end = forecast.due + self._half
+        while True:
+            # One that is cancelled has a grace, which begins when it is parked.
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            now = time.perf_counter()
+            if event.is_done or (forecast.is_near(now) and _glance((event,), now + _GLANCE)):
+                forecast.end(time.perf_counter())
+                return True
+            if now >= end or trio.current_effective_deadline() == -inf or not goes_on():
+                forecast.is_steady = now < end
+                return event.is_done
 
     def stare(self, event: AccelEvent) -> bool:
         """Look without a turn of the loop, which takes longer than a small operation has left."""
@@ -347,16 +397,8 @@ class _AdaptivePort(_Watched):
             if now >= end or not self._events:
                 return self.look()
             if forecast is not None and forecast.is_near(now):
-                self._glance(now + _GLANCE)
+                _glance([events[0] for events in self._events.values()], now + _GLANCE)
         return True  # noqa: ASYNC910  # there are only so many events that it can see to be done
-
-    def _glance(self, end: float) -> None:
-        """Wait until then for anything to be done: a turn of the loop takes longer than to see it."""
-        firsts = [events[0] for events in self._events.values()]
-        while time.perf_counter() < end:
-            for event in firsts:
-                if event.is_done:
-                    return
 
     async def _expect(self) -> None:
         """Wait for a ring; if something may be due before or soon, look then."""

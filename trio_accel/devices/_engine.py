@@ -12,7 +12,7 @@ from typing import Any
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ..actors import ActorStoppedError, DeferredReply
+from ..actors import ActorStoppedError, DeferredReply, DirectReply
 from ..backends.base import (
     AccelDevice,
     AccelEvent,
@@ -56,6 +56,7 @@ class Engine:
 
     Attributes:
         order: What waits to be launched.
+        is_lost: Whether the context is gone: nothing is launched any more, and replies are of no account.
         placed: Tells where a block of a chunk that is kept lies; None if it is freed.
         enter: Notes that an operation is handed over: later ones that touch its memory are launched after it.
         release_all: Frees blocks, each as soon as nothing in flight uses it.
@@ -85,7 +86,7 @@ class Engine:
         self._on_launch = on_launch
         self._on_look = on_look
         self._is_alone = is_alone
-        self._is_lost = False
+        self.is_lost: bool = False
         self.is_closing: bool = False
         self._grace_at_end = options.cancel_grace
         self.order: LaunchOrder = LaunchOrder()
@@ -193,7 +194,7 @@ class Engine:
         Raises:
             Exception: As for `launch`.
         """
-        if self._is_lost:
+        if self.is_lost:
             raise ActorStoppedError(f"{launch.name} was not started: the context is lost", path=lane.owner)
         has_staged = False
         memory, stream = self._memory_in_use, lane.stream
@@ -231,10 +232,29 @@ class Engine:
 
     def see_to(self, operation: InFlight, lane: Lane, reply: Reply) -> None:
         """Have its asker learn of the end of a very short operation, and the loop of that of others."""
-        if not (self.completion.is_quick and self._is_alone()):
-            self.completion.watch(lane.stream, operation.event)
-        elif not reply.look_last(partial(self._look, lane, operation)):
-            self._look(lane, operation)
+        completion = self.completion
+        if not self._is_alone():
+            completion.watch(lane.stream, operation.event)
+        elif completion.is_quick:
+            if not reply.look_last(partial(self._look, lane, operation)):
+                self._look(lane, operation)
+        elif not (
+            isinstance(reply, DirectReply)
+            and completion.is_awaited(lane.stream)
+            and reply.attend(partial(self._attend, lane, operation, reply))
+        ):
+            completion.watch(lane.stream, operation.event)
+
+    async def _attend(self, lane: Lane, operation: InFlight, reply: DirectReply) -> None:
+        """Wait for an operation in its asker's task; what is better watched is watched afterwards."""
+        is_done = await self.completion.attend(
+            lane.stream, operation.event, lambda: self._is_alone() and not reply.is_done
+        )
+        if not is_done:
+            if not reply.is_done:
+                self.completion.watch(lane.stream, operation.event)
+        elif not operation.is_lost:
+            self._reap(lane)
 
     def _look(self, lane: Lane, operation: InFlight) -> None:
         """Reply if the operation is done, or will be in a moment; else it is watched from now on."""
@@ -369,11 +389,6 @@ class Engine:
         if not launch.is_in_flight:
             launch.forget()
 
-    @property
-    def is_lost(self) -> bool:
-        """Whether the context is gone: nothing is launched any more, and replies are of no account."""
-        return self._is_lost
-
     def queues(self) -> dict[str, QueueStatistics]:
         """Count what waits and what is in flight, by the import path of the library."""
         waiting = Counter(launch.library for launch in self.order)
@@ -480,7 +495,7 @@ class Engine:
             number += 1
             self._tell_look(number)
             await trio.sleep(_WATCH_INTERVAL)
-            if not self._is_lost:
+            if not self.is_lost:
                 self._look_after(trio.current_time())
 
     def _tell_look(self, number: int) -> None:
@@ -523,7 +538,7 @@ class Engine:
 
     def lose_context(self, cause: Exception) -> None:
         """The context is gone: end everything in flight, and have it replaced."""
-        if not self._is_lost:
+        if not self.is_lost:
             self._grace_at_end = min(self._options.cancel_grace, _GRACE_OF_A_LOST_CONTEXT)
             self.fail_all(cause)
             self._lose(cause)
@@ -543,7 +558,7 @@ class Engine:
 
     def expect_end(self) -> None:
         """Note that its actors are being stopped: unless the context is lost, the device closes."""
-        self.is_closing = not self._is_lost
+        self.is_closing = not self.is_lost
 
     async def synchronize(self, owner: str | None = None) -> None:
         """Wait until nothing is in flight, of all or of one library actor."""
@@ -566,13 +581,13 @@ class Engine:
         Much of a driver waits for all that runs, and holds up every launch meanwhile.
         """
         with trio.move_on_after(_MOST_PATIENCE):
-            while not self._is_lost and (self.in_flight or not self.leases.is_idle):  # noqa: ASYNC110  # rarely
+            while not self.is_lost and (self.in_flight or not self.leases.is_idle):  # noqa: ASYNC110  # rarely
                 await trio.sleep(_WATCH_INTERVAL)
         await self.settle()
 
     def fail_all(self, cause: BaseException | None) -> None:
         """End everything in flight: the context is gone."""
-        self._is_lost = True
+        self.is_lost = True
         self.alarms.clear()
         for lane in self._lanes:
             for operation in lane.operations:

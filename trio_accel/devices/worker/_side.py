@@ -89,8 +89,13 @@ class _Serving(DirectReply):
 
 def _places(launch: Launch, engine: Engine) -> tuple[Place, ...]:
     """Where the blocks lie that an operation has made, and that are not freed."""
-    places = [engine.placed(block) for block, _ in launch.allocations]
-    return tuple([place[:] for place in places if place is not None])
+    places: list[Place] = []
+    placed = engine.placed
+    for block, _ in launch.allocations:
+        place = placed(block)
+        if place is not None:
+            places.append(place[:])
+    return tuple(places)
 
 
 _Tell: TypeAlias = Callable[[_Serving, "BaseException | None"], None]
@@ -218,7 +223,10 @@ class WorkerSide:
             while True:
                 self._received = len(received)
                 for number, (message, descriptors) in enumerate(received, 1):
-                    handlers[message[0]](*message[1:], *descriptors)
+                    if descriptors:
+                        handlers[message[0]](*message[1:], *descriptors)
+                    else:
+                        handlers[message[0]](*message[1:])
                     if not number % _IN_A_ROW:
                         # What is launched by now may be done.
                         await trio.lowlevel.checkpoint()
@@ -409,9 +417,12 @@ class WorkerSide:
             self._withdrawn(number)
             return
         places = _places(launch, engine) if serving.places is None else serving.places
-        damaged = [block.id for block in launch.outputs if block.damaged_by is not None]
+        is_fine = error is None and launch.fault is None and serving.is_launched
+        for block in launch.outputs:
+            is_fine = is_fine and block.damaged_by is None
         trouble = None
-        if error is not None or launch.fault is not None or damaged or not serving.is_launched:
+        if not is_fine:
+            damaged = [block.id for block in launch.outputs if block.damaged_by is not None]
             plain = None if error is None else encode_error(error)
             is_hit = launch.fault is not None and launch.fault.is_struck
             trouble = "done", serving.is_launched, is_hit, plain, tuple(damaged)
