@@ -44,6 +44,8 @@ _BURST = 8
 # a socket counts as writable all the same, so the writer looks again after a while.
 _TRANSIENT = frozenset({errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS})
 _RETRY = 0.005
+# So many turns of the loop before the receiver sleeps, where answers come one after the other.
+_TURNS = 2
 # Where an answer is due, so often in a row: together they take as long as two turns of the loop.
 _GLANCES = 12
 _ANCILLARY = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
@@ -182,9 +184,14 @@ class Channel:
                 message (the cause says what), or this end is closed.
         """
         vigil, inbox = self.vigil, self._inbox
+        # Whoever has waited for what was received goes first, and may ask again: to sleep takes as long.
+        turns = 0 if vigil is None or not vigil.is_steady else _TURNS
         while not self._is_closed and not inbox.is_at_end:
             pause = inf if vigil is None else vigil.pause()
             if not pause:
+                await trio.lowlevel.checkpoint()
+            elif turns:
+                turns -= 1
                 await trio.lowlevel.checkpoint()
             else:
                 try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from contextvars import Context, copy_context
 from functools import partial
@@ -76,6 +76,11 @@ class _Serving(DirectReply):
 
     def look_last(self, look: Callable[[], None]) -> bool:
         """Prepare the answer while the device works; nobody else looks for its end."""
+        self.places = _places(self.launch, self.session.engine)
+        return False
+
+    def attend(self, attend: Callable[[], Awaitable[None]]) -> bool:
+        """Prepare the answer while the device works; the task of the strategy looks for its end."""
         self.places = _places(self.launch, self.session.engine)
         return False
 
