@@ -253,6 +253,146 @@ class TestStaring:
             await session.engine.synchronize()
 
 
+class TestAttending:
+    """A lone asker of what takes as long as that before waits for it in its own task."""
+
+    @pytest.fixture
+    async def device(
+        self, system: ta.System, backend: ManualBackend, monkeypatch: pytest.MonkeyPatch
+    ) -> AsyncGenerator[ta.Device, None]:
+        # Nobody else sees the end of what is attended: no ring, and no look of the engine.
+        monkeypatch.setattr(_engine, "_WATCH_INTERVAL", 60.0)
+        options = ta.DeviceOptions(completion=ta.AdaptiveCompletion(window=0.4), cancel_grace=0.3)
+        async with system.open_device("manual", options=options) as device:
+            yield device
+
+    @pytest.fixture
+    async def ref(self, device: ta.Device, backend: ManualBackend) -> ta.AccelRef:
+        ref = await device.put(np.ones(3))
+        await make_steady(device, backend, ref)
+        return ref
+
+    @pytest.fixture
+    def ends(self, device: ta.Device, ref: ta.AccelRef) -> list[bool]:
+        """For each that was attended, whether it was so to its end."""
+        port = device.dispatch.session.engine.completion  # type: ignore[union-attr]
+        attend, ends = port.attend, list[bool]()
+
+        async def noting(*arguments: Any) -> bool:
+            ends.append(await attend(*arguments))
+            return ends[-1]
+
+        port.attend = noting  # type: ignore[method-assign]
+        return ends
+
+    async def test_it_sees_the_end_by_itself(
+        self, device: ta.Device, backend: ManualBackend, ref: ta.AccelRef, ends: list[bool]
+    ) -> None:
+        # One may take longer here than the one before, and then the next two are watched.
+        for _ in range(20):
+            await ask_held(device, backend, ref, 0.1)
+        assert ends.count(True) >= 3
+        np.testing.assert_array_equal(await ref.to_host(), np.ones(3))
+        assert (await device.statistics()).in_flight == 0
+
+    async def test_the_rest_of_the_program_goes_on(
+        self, device: ta.Device, backend: ManualBackend, ref: ta.AccelRef, ends: list[bool]
+    ) -> None:
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while not ends:
+                await trio.lowlevel.checkpoint()
+                turns += 1
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(count)
+            await ask_held(device, backend, ref, 0.1)
+        assert turns > 50
+
+    async def test_beside_another_asker_it_is_left_to_the_task(
+        self, device: ta.Device, backend: ManualBackend, ref: ta.AccelRef, ends: list[bool]
+    ) -> None:
+        backend.device.is_held = True
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ta.linalg.scal, 2.0, ref)
+            await trio.sleep(0.02)
+            nursery.start_soon(ta.linalg.scal, 3.0, ref)
+            await trio.sleep(0.02)
+            assert ends == [False]
+            backend.device.release()
+        assert ends == [False]
+        np.testing.assert_array_equal(await ref.to_host(), np.full(3, 6.0))
+
+    async def test_what_is_overdue_is_left_to_the_task(
+        self, device: ta.Device, backend: ManualBackend, ref: ta.AccelRef, ends: list[bool]
+    ) -> None:
+        with trio.fail_after(5):
+            await ask_held(device, backend, ref, 0.6)
+        assert ends == [False]
+
+    async def test_one_that_is_cancelled_is_waited_for_while_the_grace_lasts(
+        self, device: ta.Device, backend: ManualBackend, ref: ta.AccelRef, ends: list[bool]
+    ) -> None:
+        backend.device.is_held = True
+        async with trio.open_nursery() as nursery:
+            with trio.move_on_after(0.02) as scope:
+                nursery.start_soon(self.release_later, backend, 0.15)
+                await ta.linalg.scal(2.0, ref)
+        assert scope.cancel_called
+        assert not scope.cancelled_caught
+        assert ends == [False]
+        np.testing.assert_array_equal(await ref.to_host(), np.full(3, 2.0))
+
+    async def release_later(self, backend: ManualBackend, seconds: float) -> None:
+        await trio.sleep(seconds)
+        backend.device.release()
+
+    async def test_one_that_does_not_end_within_the_grace_is_given_up(
+        self, device: ta.Device, backend: ManualBackend, ref: ta.AccelRef, ends: list[bool]
+    ) -> None:
+        backend.device.is_held = True
+        before = trio.current_time()
+        with trio.move_on_after(0.02) as scope:
+            await ta.linalg.scal(2.0, ref)
+        assert scope.cancelled_caught
+        assert 0.3 <= trio.current_time() - before < 2.0
+        assert ends == [False]
+        backend.device.release()
+        with trio.fail_after(2):
+            await device.synchronize()
+
+    async def test_the_context_may_be_lost_meanwhile(
+        self, device: ta.Device, backend: ManualBackend, ref: ta.AccelRef, ends: list[bool]
+    ) -> None:
+        backend.device.is_held = True
+        session = device.dispatch.session  # type: ignore[union-attr]
+
+        async def lose() -> None:
+            await trio.sleep(0.02)
+            session.engine.lose_context(ta.ContextPoisonedError("a test"))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lose)
+            with pytest.raises(ta.ContextPoisonedError):
+                await ta.linalg.scal(2.0, ref)
+        assert len(ends) == 1
+        backend.devices[0].release()
+        # Its task would look for that, which sleeps here.
+        session.engine.reap()
+        fresh = await device.put(np.ones(3))
+        np.testing.assert_array_equal(await fresh.to_host(), np.ones(3))
+
+    async def test_a_loop_of_them_can_be_cancelled(
+        self, device: ta.Device, backend: ManualBackend, ref: ta.AccelRef
+    ) -> None:
+        with trio.move_on_after(0.3) as scope, trio.fail_after(5):
+            while True:
+                await ta.linalg.scal(1.0, ref)
+        assert scope.cancelled_caught
+
+
 class Deaf(CompletionPort):
     """A strategy that hears nothing: as if whoever rings never got the interpreter's lock."""
 

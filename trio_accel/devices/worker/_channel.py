@@ -153,6 +153,14 @@ class Channel:
         vigil = self.vigil
         if vigil is not None and message[0] in vigil.asks:
             self._asks = True
+        if now and self._rest is None and not self._posted and not self._outbox:
+            # As it would come out of both, by itself.
+            payload = pickle.dumps(message, 5)
+            self._rest = _HEADER.pack(len(payload), 0) + payload
+            self._pending_bytes += len(self._rest)
+            if not self._flush(1):
+                self._work.wake()
+            return
         self._posted.append(message)
         if not (now and self._rest is None and self._flush(1)) and len(self._posted) <= 1:
             self._work.wake()
