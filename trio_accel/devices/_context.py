@@ -72,11 +72,6 @@ class Session:
         if self.libraries.get(path) is library:
             del self.libraries[path]
 
-    def library(self, path: str) -> Ref[LibraryActor] | None:
-        """The actor of a library, if it was started and has not ended."""
-        library = self.libraries.get(path)
-        return library if library is not None and not library.is_terminated else None
-
 
 class ContextOwner(Protocol):
     """Whom a context belongs to: a device, or a worker process."""
