@@ -76,9 +76,10 @@ class FormTable:
             return None
         number = numbers[whole]
         if not number:
+            plain = _encode(launch, places)
             self._last += 1
             number = numbers[whole] = self._last
-            self._post(("form", number, _encode(launch, places)))
+            self._post(("form", number, plain))
         return number, tuple(places)
 
 
