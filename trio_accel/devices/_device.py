@@ -422,6 +422,8 @@ def device_of(operation: str, *operands: Any) -> Device:
         TypeError: None of the operands is on a device.
     """
     for operand in operands:
+        if type(operand) is AccelRef:
+            return operand.device
         device = getattr(operand, "device", None)
         if isinstance(device, Device):
             return device

@@ -116,6 +116,7 @@ class Form:
         "_arrays",
         "_cls",
         "_fields",
+        "_is_arrays",
         "_library",
         "_name",
         "_outputs",
@@ -136,6 +137,7 @@ class Form:
             for index, field in enumerate(self._fields)
             if isinstance(field, ArraySpec)
         ]
+        self._is_arrays = len(self._arrays) == len(self._fields)
 
     def allocations(self, blocks: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
         """Id and bytes of the blocks that are made first."""
@@ -149,9 +151,12 @@ class Form:
         table: Mapping[int, Block],
     ) -> Launch:
         """Make a launch of this form."""
-        fields = self._fields.copy()
-        for index, place, layout in self._arrays:
-            fields[index] = ArraySpec(blocks[place], *layout)
+        if self._is_arrays:
+            fields: list[Any] = [ArraySpec(blocks[place], *layout) for _, place, layout in self._arrays]
+        else:
+            fields = self._fields.copy()
+            for index, place, layout in self._arrays:
+                fields[index] = ArraySpec(blocks[place], *layout)
         return Launch(
             self._name,
             self._cls(*fields),

@@ -123,6 +123,7 @@ class WorkerSide:
         self._system = system
         self._channel = channel
         self._page = page
+        self._start = page.start
         self._config = config
         self._availability = Availability()
         self.blocks: BlockTable = BlockTable(config.device, self._availability)
@@ -439,9 +440,10 @@ class WorkerSide:
 
     def on_launch(self, launch: Launch) -> None:
         """Note that an operation is begun: after this process's death it counts as in flight."""
-        serving = self._serving[launch.number]
+        number = launch.number
+        serving = self._serving[number]
         serving.is_launched = True
-        self._page.start(serving.word, launch.number)
+        self._start(serving.word, number)
 
     def is_alone(self) -> bool:
         """Whether the application has sent nothing else."""
