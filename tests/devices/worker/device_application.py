@@ -95,8 +95,11 @@ async def main(words: list[str]) -> None:
         await trio.sleep_forever()
 
 
+status = 0
 try:
     trio.run(main, sys.argv[1:])
 except* KeyboardInterrupt:
-    # As a shell would: whatever else comes out of it ends with a traceback and 1.
-    sys.exit(128 + signal.SIGINT)
+    # As a shell would: whatever else comes out of it ends with a traceback and 1. Not from here, as with
+    # Python 3.11.2 an exit would come out as a group.
+    status = 128 + signal.SIGINT
+sys.exit(status)

@@ -254,7 +254,7 @@ async def test_everything_at_once(system: ta.System, seconds: float) -> None:
 
 async def settled(device: ta.Device) -> None:
     """Faults that wait for an operation hit nobody any more, and the device serves."""
-    for plan in tuple(device.faults._plans):
+    for plan in tuple(device.faults.waiting):
         device.faults.remove(plan)
     while True:
         try:
