@@ -523,3 +523,56 @@ async def test_another_thread_is_refused_and_harms_nothing(device: ta.Device) ->
     with pytest.raises(RuntimeError, match=f"submit: device test/{NAME} belongs"):
         await trio.to_thread.run_sync(device.submit, ta.linalg.Scal(2.0, ref))
     np.testing.assert_array_equal(await ref.to_host(), [1, 1, 1])
+
+
+LARGE = 1 << 20
+
+
+async def test_a_large_array_that_is_dropped_rings_unless_the_engine_looks_soon_anyway(
+    manual: ta.Device, backend: ManualBackend
+) -> None:
+    waker, device = manual.blocks._waker, backend.device
+
+    async def freed_after(seconds: float) -> list[int]:
+        await trio.sleep(seconds)
+        gone, device.freed[:] = list(device.freed), []
+        return gone
+
+    ref = await manual.put(np.ones(LARGE))
+    block = ref.block.id
+    assert manual.blocks.is_watched
+    del ref
+    assert waker.rings == 0
+    assert block in await freed_after(0.2)
+    # By now nobody looks any more.
+    ref = await manual.put(np.ones(LARGE))
+    block = ref.block.id
+    await trio.sleep(0.2)
+    assert not manual.blocks.is_watched
+    del ref
+    assert waker.rings == 1
+    assert block in await freed_after(0.02)
+
+
+async def test_a_small_array_that_was_dropped_is_freed_when_the_engine_comes_to_rest(
+    manual: ta.Device, backend: ManualBackend
+) -> None:
+    ref = await manual.put(np.ones(3))
+    block = ref.block.id
+    del ref
+    with trio.fail_after(5):
+        while block not in backend.device.freed:  # noqa: ASYNC110  # nobody tells of it
+            await trio.sleep(0.01)
+    assert manual.blocks._waker.rings == 0
+
+
+async def test_who_asks_again_and_again_for_something_large_rings_nobody(
+    manual: ta.Device, backend: ManualBackend
+) -> None:
+    ref = await manual.put(np.ones(LARGE))
+    waker = manual.blocks._waker
+    before = waker.rings
+    for _ in range(10):
+        await ref.copy()
+    assert waker.rings == before
+    assert (await manual.statistics()).memory.used == 8 * LARGE

@@ -118,17 +118,28 @@ class BlockTable:
         device_name: Name of the device.
         availability: Which generation there is.
         dropped: Ids and sizes of blocks that were let go, and are not given back yet.
+        is_watched: Whether somebody gives them back soon in any case.
         valid_since: First generation whose memory is still there.
         release: Gives the memory of blocks back.
     """
 
-    __slots__ = ("_is_rung", "_waker", "availability", "device_name", "dropped", "release", "valid_since")
+    __slots__ = (
+        "_is_rung",
+        "_waker",
+        "availability",
+        "device_name",
+        "dropped",
+        "is_watched",
+        "release",
+        "valid_since",
+    )
 
     def __init__(self, device_name: str, availability: Availability) -> None:
         self.device_name: str = device_name
         self.valid_since: int = 0
         self.availability: Availability = availability
         self.dropped: deque[tuple[int, int]] = deque()
+        self.is_watched: bool = False
         self._is_rung = False
         self._waker = LoopWaker(self.drain)
         self.release: Callable[[Iterable[int]], None] = _nowhere
@@ -153,7 +164,7 @@ class BlockTable:
         Any thread.
         """
         self.dropped.append((block, nbytes))
-        if nbytes < _LARGE and len(self.dropped) < _MANY:
+        if len(self.dropped) < _MANY and (nbytes < _LARGE or self.is_watched):
             # To wake the loop costs as much as a third of a small operation, and the next one drains.
             return
         # Whoever finds the bell rung has added the block before, and the drain that it is rung for

@@ -486,17 +486,26 @@ class Engine:
     @enable_ki_protection
     async def watch(self) -> None:
         """See what no completion tells: a context that is lost, and operations that do not end."""
-        number = 0
-        while True:
-            if not self.in_flight and self.leases.is_idle:
-                self._tell_look(0)
-                self._idle = trio.Event()
-                await self._idle.wait()
-            number += 1
-            self._tell_look(number)
-            await trio.sleep(_WATCH_INTERVAL)
-            if not self.is_lost:
-                self._look_after(trio.current_time())
+        number, blocks = 0, self._blocks
+        try:
+            while True:
+                if not self.in_flight and self.leases.is_idle:
+                    self._tell_look(0)
+                    # In this order: what is dropped from now on rings.
+                    blocks.is_watched = False
+                    blocks.drain()
+                    self._idle = trio.Event()
+                    await self._idle.wait()
+                blocks.is_watched = True
+                number += 1
+                self._tell_look(number)
+                await trio.sleep(_WATCH_INTERVAL)
+                blocks.drain()
+                if not self.is_lost:
+                    self._look_after(trio.current_time())
+        finally:
+            # Whoever takes the context away gives back what is left.
+            blocks.is_watched = False
 
     def _tell_look(self, number: int) -> None:
         if self._on_look is not None:
