@@ -15,7 +15,7 @@ from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.backends.base.ops import ScalSpec
-from trio_accel.devices import Fill
+from trio_accel.devices import Fill, _engine
 
 
 @pytest.fixture
@@ -70,6 +70,27 @@ async def test_others_go_on_while_one_plans(device: ta.Device, pipe: Path, nurse
     np.testing.assert_array_equal(await x.to_host(), -np.ones(3))
     assert await device.ask(Negate(x, pipe)) is x  # by the plan that is there
     np.testing.assert_array_equal(await x.to_host(), np.ones(3))
+
+
+@inline
+async def test_a_plan_finds_the_memory_that_was_dropped_before(
+    device: ta.Device, pipe: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nobody else gives it back meanwhile.
+    monkeypatch.setattr(_engine, "_WATCH_INTERVAL", 60.0)
+    x = await device.put(np.ones(3))
+    large = await device.put(np.ones(2 << 20))
+    assert device.blocks.is_watched
+    del large
+    session = device.dispatch.session  # type: ignore[union-attr]
+    assert session.engine.device.memory().blocks == 2
+    asker = Asker(nursery, device, Negate(x, pipe))
+    end = await begun(pipe)
+    blocks = session.engine.device.memory().blocks
+    finish(end)
+    await asker.is_over.wait()
+    assert asker.outcome is x
+    assert blocks == 1
 
 
 async def test_the_order_is_kept(device: ta.Device, pipe: Path, tmp_path: Path) -> None:

@@ -303,6 +303,8 @@ class Engine:
         """
         self._waiting[launch] = lane
         failure: Exception | None = None
+        # A plan may need the memory that the program has let go.
+        self._blocks.drain()
         try:
             try:
                 await trio.to_thread.run_sync(prepare)
