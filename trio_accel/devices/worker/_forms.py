@@ -39,10 +39,14 @@ class FormTable:
         self._last = 0
 
     def find(self, launch: Launch) -> tuple[int, tuple[int, ...]] | None:
-        """The form of a launch without host arrays; the worker was told of it, or is before what follows.
+        """Find the form of a launch without host arrays; a new one is posted, ahead of what is posted next.
 
         Returns:
-            Number of the form, and the blocks; None if it has none.
+            Number of the form, and the blocks in the order of their places. None where it has no form,
+            or is the first of it: then it travels as it is.
+
+        Raises:
+            TypeError: No other process can import the specification's class.
         """
         if launch.staged or launch.fault is not None:
             return None

@@ -365,10 +365,10 @@ class WorkerSide:
             made: tuple[tuple[int, int], ...]
             outputs: tuple[int, ...]
             name, _, _, made, outputs, _ = data
-            self._name_blocks([(blocks[place], nbytes) for place, nbytes in made])
             try:
                 again = self._forms[form] = Form(data)
             except Exception as error:  # noqa: BLE001  # the same
+                self._name_blocks([(blocks[place], nbytes) for place, nbytes in made])
                 damaged: list[int] = [blocks[place] for place in outputs] if spoils else []
                 self._cannot_read(number, name, damaged, error)
                 return
