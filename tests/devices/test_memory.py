@@ -20,6 +20,7 @@ from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.backends.base import Isolation
+from trio_accel.devices import _engine
 from trio_accel.devices._inline import InlineDispatch
 from trio_accel.devices.worker import WorkerDispatch
 
@@ -567,8 +568,10 @@ async def test_a_small_array_that_was_dropped_is_freed_when_the_engine_comes_to_
 
 
 async def test_who_asks_again_and_again_for_something_large_rings_nobody(
-    manual: ta.Device, backend: ManualBackend
+    manual: ta.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Else it may come to rest in between, on a machine that is busy.
+    monkeypatch.setattr(_engine, "_WATCH_INTERVAL", 60.0)
     ref = await manual.put(np.ones(LARGE))
     waker = manual.blocks._waker
     before = waker.rings
