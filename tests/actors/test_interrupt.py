@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import signal
-import sys
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
+import attrs
 import pytest
 import trio
 import trio.testing
+from interrupter import interrupt, is_only_ctrl_c
 from sample_actors import (
     AT_ONCE,
     Crash,
@@ -22,32 +21,27 @@ from sample_actors import (
     deferring,
 )
 
-import trio_accel.actors
-from trio_accel.actors import ActorError, DeferredReply, MailboxOptions, Ref, Request, open_system
+from trio_accel.actors import (
+    Actor,
+    ActorError,
+    DeferredReply,
+    MailboxOptions,
+    Ref,
+    Request,
+    handles,
+    open_system,
+)
 from trio_accel.actors._tasks import running_cells
 
-_FOLDER = str(Path(trio_accel.actors.__file__).parent)
-_LAST = 150
+
+@attrs.frozen
+class Take(Request["Careful", None]):
+    """Something that is not to be left half."""
+
+
+RUNTIME = ("actors",)
 _STEP = 5
 """Every so many lines: together with the order of tasks, which differs, that meets each in time."""
-
-
-class Interrupter:
-    """Counts the lines of the runtime that are executed, and sends Ctrl-C at one of them."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-        self.lines = 0
-
-    def __call__(self, frame: FrameType, event: str, argument: object) -> Any:
-        return self.line if frame.f_code.co_filename.startswith(_FOLDER) else None
-
-    def line(self, frame: FrameType, event: str, argument: object) -> Any:
-        if event == "line":
-            self.lines += 1
-            if self.lines == self.at:
-                signal.raise_signal(signal.SIGINT)
-        return self.line
 
 
 async def program() -> None:
@@ -98,42 +92,15 @@ async def _defer(ref: Ref[Puppet]) -> None:
         nursery.start_soon(reply)
 
 
-def interrupted(at: int) -> tuple[int, BaseException | None]:
-    """Run the program with Ctrl-C at a line of the runtime."""
-    interrupter, previous = Interrupter(at), sys.gettrace()
-    error: BaseException | None = None
-    sys.settrace(interrupter)
-    try:
-        trio.run(program)
-    except (KeyboardInterrupt, BaseExceptionGroup) as raised:
-        error = raised
-    finally:
-        sys.settrace(previous)
-    return interrupter.lines, error
-
-
-def only_ctrl_c(error: BaseException) -> bool:
-    """Whether it is Ctrl-C, alone or with what the asks of the program ended with because of it."""
-    if not isinstance(error, BaseExceptionGroup):
-        return isinstance(error, KeyboardInterrupt)
-    _, rest = error.split((KeyboardInterrupt, ActorError))
-    return rest is None and error.subgroup(KeyboardInterrupt) is not None
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_at_any_line(caplog: pytest.LogCaptureFixture) -> None:
-    lines, error = interrupted(at=0)
-    assert error is None
-    assert lines > 1000
-    for at in range(1, lines, _STEP):
-        executed, error = interrupted(at)
-        if error is None:
-            # The last lines run when the main task waits no more: there the run may be over before it
-            # hears of it. How many lines a run has varies with the order of the tasks.
-            assert at > executed - _LAST, f"line {at} of {executed}: Ctrl-C was lost"
-            continue
-        assert only_ctrl_c(error), f"line {at} of {lines}: {error!r}"
-        assert running_cells() == [], f"line {at} of {lines}: left behind"
+    whole = interrupt(program, RUNTIME, at=0)
+    assert whole.error is None
+    assert whole.lines > 1000
+    for at in range(1, whole.lines, _STEP):
+        interrupted = interrupt(program, RUNTIME, at)
+        interrupted.check()
+        assert running_cells() == [], f"{interrupted}: left behind"
         caplog.clear()
 
 
@@ -151,7 +118,7 @@ def test_ctrl_c_interrupts_a_handler_that_does_not_wait() -> None:
 
     with pytest.raises((KeyboardInterrupt, BaseExceptionGroup)) as caught:  # noqa: ASYNC401  # any group will do
         trio.run(main)
-    assert only_ctrl_c(caught.value)
+    assert is_only_ctrl_c(caught.value)
     assert seen == []
 
 
@@ -169,8 +136,33 @@ def test_ctrl_c_during_the_stop_hurries_it() -> None:
 
     with pytest.raises((KeyboardInterrupt, BaseExceptionGroup)) as caught:  # noqa: ASYNC401  # any group will do
         trio.run(main)
-    assert only_ctrl_c(caught.value)
+    assert is_only_ctrl_c(caught.value)
     assert ended == ["+first0", "-first0"]
+
+
+def test_ctrl_c_waits_for_a_handler_that_says_so() -> None:
+    seen: list[str] = []
+
+    class Careful(Actor):
+        @handles(Take, ki_protected=True)
+        async def take(self, message: Take) -> None:
+            signal.raise_signal(signal.SIGINT)
+            seen.append("went on")
+
+    class Overrides(Careful):
+        async def take(self, message: Take) -> None:
+            await super().take(message)
+
+    async def main(actor_class: type[Careful]) -> None:
+        async with open_system("s") as system:
+            await (await system.spawn(actor_class)).ask(Take())
+            await trio.lowlevel.checkpoint()
+
+    for actor_class in (Careful, Overrides):
+        with pytest.raises((KeyboardInterrupt, BaseExceptionGroup)) as caught:  # noqa: ASYNC401  # any group will do
+            trio.run(main, actor_class)
+        assert is_only_ctrl_c(caught.value)
+    assert seen == ["went on"] * 2
 
 
 async def _interrupt() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
 
 import attrs
-from trio.lowlevel import disable_ki_protection
+from trio.lowlevel import disable_ki_protection, enable_ki_protection
 
 from ._messages import AnyMessage, Message, MessageClass, Request, RequestClass
 
@@ -66,6 +66,7 @@ class Group:
 class _Mark:
     message: type[AnyMessage]
     group: Group | None
+    ki_protected: bool
 
 
 @attrs.frozen
@@ -91,18 +92,33 @@ HandlerTable = dict[type[AnyMessage], Handler]
 
 @overload
 def handles(
-    message: RequestClass[MessageT, ActorT, ReplyT], /, *, group: str | None = None, limit: int | None = None
+    message: RequestClass[MessageT, ActorT, ReplyT],
+    /,
+    *,
+    group: str | None = None,
+    limit: int | None = None,
+    ki_protected: bool = False,
 ) -> Callable[[RequestHandler[ActorT, MessageT, ReplyT]], RequestHandler[ActorT, MessageT, ReplyT]]: ...
 
 
 @overload
 def handles(
-    message: MessageClass[MessageT, ActorT], /, *, group: str | None = None, limit: int | None = None
+    message: MessageClass[MessageT, ActorT],
+    /,
+    *,
+    group: str | None = None,
+    limit: int | None = None,
+    ki_protected: bool = False,
 ) -> Callable[[MessageHandler[ActorT, MessageT]], MessageHandler[ActorT, MessageT]]: ...
 
 
 def handles(
-    message: object, /, *, group: str | None = None, limit: int | None = None
+    message: object,
+    /,
+    *,
+    group: str | None = None,
+    limit: int | None = None,
+    ki_protected: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare an async method of an `Actor` as the handler of a message class.
 
@@ -117,6 +133,10 @@ def handles(
         message: Class of the messages that the method serves.
         group: Name of a group of handlers; without one the handler runs alone.
         limit: The most of the group that run at once; the same for all of its handlers.
+        ki_protected: Whether Ctrl-C is held off while the method runs, as by
+            `trio.lowlevel.enable_ki_protection`: for one that must not be left between two lines. The main
+            task hears of it then. Otherwise `KeyboardInterrupt` may be raised at any line, as everywhere in
+            a Trio program.
 
     Raises:
         TypeError: `message` is no `Request` or `Message` class, or the method is not ``async def`` or
@@ -129,7 +149,7 @@ def handles(
         )
     if not (isinstance(message, type) and issubclass(message, (Request, Message))) or message in _BASES:
         raise TypeError(f"handles: {message!r} is not a subclass of Request or Message")
-    mark = _Mark(cast("type[Message[Any]]", message), _group(message.__name__, group, limit))
+    mark = _Mark(cast("type[Message[Any]]", message), _group(message.__name__, group, limit), ki_protected)
 
     def decorate(handler: Callable[..., Any]) -> Callable[..., Any]:
         _check_function(handler, mark.message)
@@ -210,12 +230,12 @@ def collect_handlers(cls: type) -> HandlerTable:
             # By name, so that an override without the decorator is the one that runs.
             function = getattr(cls, name)
             _check_override(cls, name, function, mark.message)
-            # The runtime holds Ctrl-C off while it works; user code is interrupted as everywhere in Trio.
+            # The runtime holds Ctrl-C off while it works; user code is interrupted as everywhere in Trio,
+            # unless it says otherwise.
+            hold = enable_ki_protection if mark.ki_protected else disable_ki_protection
             attempt = cast("Callable[..., object] | None", getattr(function, _QUICK, None))
             table[mark.message] = Handler(
-                disable_ki_protection(function),
-                mark.group,
-                None if attempt is None else disable_ki_protection(attempt),
+                hold(function), mark.group, None if attempt is None else hold(attempt)
             )
     _check_groups(cls, table)
     return table

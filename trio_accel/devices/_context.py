@@ -197,7 +197,7 @@ class ContextActor(Actor):
         self._owner.detach(error)
         self.context.crash(error)
 
-    @handles(OpenLibrary)
+    @handles(OpenLibrary, ki_protected=True)
     async def open_library(self, message: OpenLibrary) -> Ref[LibraryActor]:
         """Start a library actor on first use."""
         libraries = self._session.libraries

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 import trio
+from trio.lowlevel import enable_ki_protection
 
 from ..actors import Directive, Policy, Ref
 from ..backends.base import (
@@ -270,6 +271,7 @@ class Device:
         return pool.empty(tuple(map(operator.index, extents)), element)
 
     @asynccontextmanager
+    @enable_ki_protection
     async def lease(
         self, ref: AccelRef, *, write: bool = False, stream: object = None
     ) -> AsyncGenerator[Any, None]:
@@ -280,6 +282,7 @@ class Device:
         async with self.dispatch.lease(ref, write=write, stream=stream) as array:
             yield array
 
+    @enable_ki_protection
     async def synchronize(self) -> None:
         """Wait until everything launched is complete and all dropped memory is given back."""
         self._check_run("synchronize")
@@ -293,11 +296,13 @@ class Device:
         """
         return self.availability.watch()
 
+    @enable_ki_protection
     async def statistics(self) -> DeviceStatistics:
         """Count operations and memory of the current generation."""
         self._check_run("statistics")
         return await self.dispatch.statistics()
 
+    @enable_ki_protection
     async def close(self) -> None:
         """Finish what is in flight, within `cancel_grace`, and give the device back."""
         self._check_run("close")

@@ -236,6 +236,7 @@ class InlineDispatch:
         elif not may_run_again:
             raise error
 
+    @enable_ki_protection
     def submit(self, operation: Operation[LibraryT, ReplyT]) -> Pending[ReplyT]:
         """See `Device.submit`."""
         session, context = self.session, self._context_ref

@@ -110,7 +110,7 @@ class LibraryActor(Actor):
         """The asker of an operation that `launch_here` returned is cancelled."""
         self._engine.start_grace(self._lane, operation)
 
-    @handles(Launch)
+    @handles(Launch, ki_protected=True)
     @quick(launch_now)
     async def launch(self, message: Launch) -> DeferredReply[None]:
         """Enqueue an operation, when the window has room and those before it are launched."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 import numpy.typing as npt
 import trio
+from trio.lowlevel import enable_ki_protection
 
 from ..backends.base import DType, DTypeLike
 from ..backends.base.ops import ArraySpec
@@ -161,6 +162,7 @@ class AccelRef:
         return (await self.to_host()).item()
 
     @asynccontextmanager
+    @enable_ki_protection
     async def lease(self, *, write: bool = False, stream: object = None) -> AsyncGenerator[Any, None]:
         """Hold the array itself, without a copy, for code that is not the device's.
 
@@ -224,6 +226,7 @@ class AccelRef:
 
         return await self.device.ask(Fill(self, value))
 
+    @enable_ki_protection
     def release(self) -> None:
         """Give the memory back now, for every view of it too; work in flight is finished first."""
         self.block.release()

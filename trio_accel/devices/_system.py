@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 import trio
+from trio.lowlevel import enable_ki_protection
 
 from .. import actors
 from ..actors import SystemOptions
@@ -34,10 +35,12 @@ class DeviceOpening:
     def __await__(self) -> Generator[Any, Any, Device]:
         return _open(self._system, self._spec, self._options).__await__()
 
+    @enable_ki_protection
     async def __aenter__(self) -> Device:
         self._device = await self
         return self._device
 
+    @enable_ki_protection
     async def __aexit__(
         self,
         exc_type: type[BaseException] | None,
@@ -82,6 +85,7 @@ class System(actors.System):
 
 
 @asynccontextmanager
+@enable_ki_protection
 async def open_system(name: str, *, options: SystemOptions | None = None) -> AsyncGenerator[System, None]:
     """Open a system of actors and devices: the body of the ``async with`` runs beside them.
 
@@ -96,6 +100,7 @@ async def open_system(name: str, *, options: SystemOptions | None = None) -> Asy
         yield system
 
 
+@enable_ki_protection
 async def _open(system: System, spec: str | None, options: DeviceOptions) -> Device:
     backend, info = await trio.to_thread.run_sync(resolve, spec)
     if options.isolation is not None and options.isolation not in info.isolations:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,11 +17,18 @@ import pytest
 import trio
 import trio.testing
 from chosen import SEARCHED
+from interrupter import is_only_ctrl_c
 from processes import children, descriptors, in_session, launcher, wait_dead, workers
 
 from trio_accel.actors import ActorFailedError, ActorStarted, System, open_system
 from trio_accel.devices.worker import _launcher_link
-from trio_accel.devices.worker._launcher import Launcher, LauncherError, open_launcher
+from trio_accel.devices.worker._launcher import (
+    Launcher,
+    LauncherActor,
+    LauncherError,
+    StartWorker,
+    open_launcher,
+)
 
 SLEEP = ("-I", "-S", "-c", "import signal; signal.pause()")
 STUBBORN = ("-I", "-S", "-c", "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nsignal.pause()")
@@ -333,3 +341,24 @@ async def test_ctrl_c_reaches_the_application_alone() -> None:
         process = launcher(application.process.pid)
         assert len(workers(process)) == 1
         assert application.size() == SIZE
+
+
+def test_ctrl_c_while_a_worker_is_ordered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the launcher answers is to find the order, whenever Ctrl-C came."""
+    send = LauncherActor._send
+
+    def interrupted(actor: LauncherActor, number: int, message: StartWorker) -> None:
+        send(actor, number, message)
+        # So long that the launcher has answered when the loop looks next.
+        time.sleep(0.05)
+        signal.raise_signal(signal.SIGINT)
+
+    async def program() -> None:
+        async with open_system("s") as system:
+            await (await open_launcher(system)).start_worker(SLEEP)
+            await trio.sleep_forever()
+
+    monkeypatch.setattr(LauncherActor, "_send", interrupted)
+    with pytest.raises((KeyboardInterrupt, BaseExceptionGroup)) as caught:  # noqa: ASYNC401  # any group will do
+        trio.run(program)
+    assert is_only_ctrl_c(caught.value), repr(caught.value)

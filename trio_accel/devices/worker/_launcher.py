@@ -99,7 +99,7 @@ class LauncherActor(Actor):
             how = await link.close()  # noqa: ASYNC102  # it shields itself, and is bounded
             await self._end_all(how)  # noqa: ASYNC102  # the same
 
-    @handles(StartWorker)
+    @handles(StartWorker, ki_protected=True)
     async def start(self, message: StartWorker) -> DeferredReply[WorkerProcess]:
         """Order a worker."""
         reply: DeferredReply[WorkerProcess] = self.context.defer(on_cancel=self._front.withdraw)
