@@ -46,9 +46,11 @@ from ._ref import Posted, Ref
 from ._system import SupervisorScope, System, check_name, open_system
 from ._tasks import actor_path_of
 from ._tree import ActorSnapshot
+from ._woken import WOKEN
 
 __all__ = [
     "NOT_NOW",
+    "WOKEN",
     "Actor",
     "ActorContext",
     "ActorError",

@@ -11,6 +11,7 @@ import trio
 from ._envelope import Envelope, EnvelopeState
 from ._errors import ActorError, ActorRestartingError, ActorStoppedError, MailboxFullError
 from ._options import MailboxOptions, Overflow
+from ._woken import WOKEN
 
 if TYPE_CHECKING:
     from contextvars import Context
@@ -257,7 +258,7 @@ class Mailbox:
         if task is None:
             self._woken = True
         else:
-            trio.lowlevel.reschedule(task, outcome.Value(None))
+            trio.lowlevel.reschedule(task, WOKEN)
 
     def stash(self, envelope: Envelope) -> None:
         """Set a message that was being served aside."""
@@ -315,7 +316,7 @@ class Mailbox:
             self._queue.append(envelope)
             if envelope.is_told and envelope.task is not None:
                 task, envelope.task = envelope.task, None
-                trio.lowlevel.reschedule(task)
+                trio.lowlevel.reschedule(task, WOKEN)
 
     def _drop_control(self, reason: str) -> None:
         control, self._control = self._control, None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 import outcome
 import trio
 
-from ..actors import DirectReply
+from ..actors import WOKEN, DirectReply
 
 if TYPE_CHECKING:
     from ._lane import InFlight
@@ -39,13 +39,25 @@ class Asked(DirectReply):
         self._last_look: Callable[[], None] | None = None
         self._attend: Callable[[], Awaitable[None]] | None = None
 
-    async def wait(self, library: LibraryActor, operation: InFlight | bool) -> None:
-        """Wait for the outcome; if cancelled, until the device is done or the grace has passed.
+    def wait(self, library: LibraryActor, operation: InFlight | bool) -> Awaitable[object]:
+        """Wait for the outcome, at once; if cancelled, until the device is done or the grace has passed.
 
         Args:
             library: Who has launched it.
             operation: What was launched; True if it has failed by now.
         """
+        if self.is_done or self._last_look is not None or self._attend is not None:
+            return self._wait(library, operation)
+        # Most wait for nothing but being woken, for which a coroutine of its own would take as long again.
+        return self._parked(library, operation)
+
+    def _parked(self, library: LibraryActor, operation: InFlight | bool) -> Awaitable[object]:
+        assert not isinstance(operation, bool)  # that has failed, and is done
+        self._library, self._operation = library, operation
+        self._task = trio.lowlevel.current_task()
+        return trio.lowlevel.wait_task_rescheduled(self._abort)  # noqa: ASYNC105  # by whoever called
+
+    async def _wait(self, library: LibraryActor, operation: InFlight | bool) -> None:
         if self.is_done or self._last_look is not None:
             await trio.lowlevel.cancel_shielded_checkpoint()
             look, self._last_look = self._last_look, None
@@ -64,10 +76,7 @@ class Asked(DirectReply):
                     # It holds this frame.
                     del error
             return
-        assert not isinstance(operation, bool)  # that has failed, and is done
-        self._library, self._operation = library, operation
-        self._task = trio.lowlevel.current_task()
-        await trio.lowlevel.wait_task_rescheduled(self._abort)
+        await self._parked(library, operation)
 
     def _abort(self, raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
         self._raise_cancel = raise_cancel
@@ -84,7 +93,7 @@ class Asked(DirectReply):
         if task is None:
             self._error = error
         elif error is None:
-            trio.lowlevel.reschedule(task)
+            trio.lowlevel.reschedule(task, WOKEN)
         else:
             trio.lowlevel.reschedule(task, outcome.Error(error))
 

@@ -336,8 +336,8 @@ class InlineDispatch:
             await self._device.availability.wait_changed()
 
 
-def _serving(launch: Launch, library: Ref[LibraryActor], engine: Engine) -> Awaitable[None]:
-    """Have an operation launched; its outcome. Without the mailbox, if its actor has nothing to do."""
+def _serving(launch: Launch, library: Ref[LibraryActor], engine: Engine) -> Awaitable[object]:
+    """Have an operation launched, without the mailbox if its actor has nothing to do; await it at once."""
     actor = at_rest(library)
     if actor is not None:
         asked = Asked(launch)

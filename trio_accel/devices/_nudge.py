@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import trio
 
+from ..actors import WOKEN
+
 __all__ = ["Nudge"]
 
 
@@ -35,4 +37,4 @@ class Nudge:
         """Let the task go on, if it waits. On the Trio thread."""
         task, self.task = self.task, None
         if task is not None:
-            trio.lowlevel.reschedule(task)
+            trio.lowlevel.reschedule(task, WOKEN)

@@ -120,7 +120,6 @@ class Form:
         "_arrays",
         "_cls",
         "_fields",
-        "_is_arrays",
         "_library",
         "_name",
         "_outputs",
@@ -135,13 +134,13 @@ class Form:
         spec = decode_spec(plain, no_host)
         self._cls: Callable[..., OperationSpec] = type(spec)
         self._reads, self._writes = map(_picker, spec.blocks())
+        # Of the last launch, once there was one.
         self._fields = spec_fields(spec)
         self._arrays = [
             (index, field.block, (field.offset, field.dtype, field.shape, field.strides))
             for index, field in enumerate(self._fields)
             if isinstance(field, ArraySpec)
         ]
-        self._is_arrays = len(self._arrays) == len(self._fields)
 
     def allocations(self, blocks: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
         """Id and bytes of the blocks that are made first."""
@@ -155,12 +154,12 @@ class Form:
         table: Mapping[int, Block],
     ) -> Launch:
         """Make a launch of this form."""
-        if self._is_arrays:
-            fields: list[Any] = [ArraySpec(blocks[place], *layout) for _, place, layout in self._arrays]
-        else:
-            fields = self._fields.copy()
-            for index, place, layout in self._arrays:
-                fields[index] = ArraySpec(blocks[place], *layout)
+        fields: list[Any] = self._fields
+        for index, place, layout in self._arrays:
+            block = blocks[place]
+            if fields[index].block != block:
+                # Most operands are those of the launch before.
+                fields[index] = ArraySpec(block, *layout)
         return Launch(
             self._name,
             self._cls(*fields),

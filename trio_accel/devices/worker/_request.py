@@ -8,6 +8,7 @@ from typing import NoReturn
 import outcome
 import trio
 
+from ...actors import WOKEN
 from ...backends.base.ops import ArraySpec
 from .._operation import Launch
 from .._order import Turn
@@ -159,7 +160,7 @@ class RemoteRequest:
             on_done(error)
             return True
         if result is None:
-            result = outcome.Value(None)
+            result = WOKEN
         if task is not None:
             trio.lowlevel.reschedule(task, result)
         else:
