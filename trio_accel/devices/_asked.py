@@ -47,17 +47,14 @@ class Asked(DirectReply):
             operation: What was launched; True if it has failed by now.
         """
         if self.is_done or self._last_look is not None or self._attend is not None:
-            return self._wait(library, operation)
+            return self._look_and_wait(library, operation)
         # Most wait for nothing but being woken, for which a coroutine of its own would take as long again.
-        return self._parked(library, operation)
-
-    def _parked(self, library: LibraryActor, operation: InFlight | bool) -> Awaitable[object]:
         assert not isinstance(operation, bool)  # that has failed, and is done
         self._library, self._operation = library, operation
         self._task = trio.lowlevel.current_task()
         return trio.lowlevel.wait_task_rescheduled(self._abort)  # noqa: ASYNC105  # by whoever called
 
-    async def _wait(self, library: LibraryActor, operation: InFlight | bool) -> None:
+    async def _look_and_wait(self, library: LibraryActor, operation: InFlight | bool) -> None:
         if self.is_done or self._last_look is not None:
             await trio.lowlevel.cancel_shielded_checkpoint()
             look, self._last_look = self._last_look, None
@@ -76,7 +73,7 @@ class Asked(DirectReply):
                     # It holds this frame.
                     del error
             return
-        await self._parked(library, operation)
+        await self.wait(library, operation)
 
     def _abort(self, raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
         self._raise_cancel = raise_cancel

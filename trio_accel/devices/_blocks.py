@@ -182,7 +182,8 @@ class BlockTable:
     def take(self) -> list[tuple[int, int]]:
         """Ids and sizes of all dropped blocks, for whoever gives them back. Trio thread only."""
         self._is_rung = False
-        dropped, taken = self.dropped, list[tuple[int, int]]()
+        dropped = self.dropped
+        taken: list[tuple[int, int]] = []
         # Others may be appended meanwhile.
         while dropped:
             taken.append(dropped.popleft())

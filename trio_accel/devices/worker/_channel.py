@@ -221,7 +221,8 @@ class Channel:
 
     def _glance(self) -> list[Received]:
         """Read a few times: a turn of the loop takes longer than the answer does from here on."""
-        inbox, received = self._inbox, list[Received]()
+        inbox = self._inbox
+        received: list[Received] = []
         for _ in range(_GLANCES):
             if received or inbox.is_at_end:
                 break
