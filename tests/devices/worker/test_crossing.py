@@ -12,6 +12,7 @@ import attrs
 import numpy as np
 import pytest
 from chosen import BACKEND
+from processes import until
 from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
@@ -142,3 +143,37 @@ async def test_what_is_small_and_let_go_waits_for_a_request_and_other_memory_doe
     await kept.fill(2)
     assert not dispatch._released
     assert (await isolated.statistics()).memory.blocks == 1
+
+
+async def test_what_is_large_and_dropped_rings_unless_requests_come_and_go(isolated: ta.Device) -> None:
+    blocks, host = isolated.blocks, np.ones(1 << 20)
+    ref = await isolated.put(host)
+    assert blocks.is_watched
+    before = blocks._waker.rings
+    for _ in range(5):
+        ref = await isolated.put(host)
+    assert blocks._waker.rings == before
+    assert (await isolated.statistics()).memory.blocks == 1
+    # Also where no request takes it along: somebody looks for a while yet.
+    await isolated.put(host)
+    await until(lambda: not blocks.is_watched)
+    assert not blocks.dropped
+    del ref
+    assert blocks._waker.rings == before + 1
+    await until(lambda: not blocks.dropped)
+    assert (await isolated.statistics()).memory.blocks == 0
+
+
+async def test_who_gives_back_what_is_dropped_looks_again_on_the_next_worker(isolated: ta.Device) -> None:
+    host = np.ones(1 << 20)
+    await isolated.put(host)
+    isolated.dispatch.process.kill()
+    await until(lambda: isolated.generation == 2)
+    await until(lambda: not isolated.blocks.is_watched)
+    ref = await isolated.put(host)
+    assert isolated.blocks.is_watched
+    before = isolated.blocks._waker.rings
+    del ref
+    assert isolated.blocks._waker.rings == before
+    await until(lambda: not isolated.blocks.is_watched)
+    assert (await isolated.statistics()).memory.blocks == 0

@@ -54,6 +54,8 @@ _CLOSING = 1.0
 # Of what the program has let go: so many bytes, or blocks, do not wait for the next operation.
 _LARGE = 64 << 20
 _MANY = 64
+# Seconds between two looks for what was dropped, while there are requests.
+_DRAINED = 0.02
 
 
 class WorkerDispatch:
@@ -77,6 +79,8 @@ class WorkerDispatch:
         self._released: list[int] = []
         self._released_bytes = 0.0
         self._some_released = Nudge()
+        # Whoever gives back what is dropped while the worker has requests; it waits while it has none.
+        self._first_sent = Nudge()
         self._last_error: BaseException | None = None
         # A worker whose loop blocks cannot be told that something was copied.
         self._by_value = sys.maxsize if isinstance(self._options.completion, SyncCompletion) else SMALL
@@ -138,6 +142,7 @@ class WorkerDispatch:
             async with trio.open_nursery() as self._nursery:
                 self._nursery.start_soon(self._alarms.run)
                 self._nursery.start_soon(self._send_released_soon)
+                self._nursery.start_soon(self._drain_meanwhile)
                 self._copies.open(self._nursery)
                 self._pool.open(self._launcher, self._nursery)
                 observers.on_change(self, self._observe)
@@ -365,7 +370,12 @@ class WorkerDispatch:
     def _send(self, request: RemoteRequest) -> None:
         """Hand a request over; the table has seen to it that it may go."""
         link, library = self._link or self._serving(), request.library
-        self._device.blocks.drain()
+        blocks = self._device.blocks
+        if blocks.dropped:
+            # It goes along.
+            self._note_released([block for block, _ in blocks.take()])
+        if self._first_sent.task is not None:
+            self._first_sent.wake()
         word = link.words.get(library)
         if word is None:
             word = self._first_word(link, library)
@@ -395,11 +405,15 @@ class WorkerDispatch:
         self._pool.warm(library)
         return link.word(library)
 
-    def _release(self, blocks: Iterable[int]) -> None:
+    def _note_released(self, blocks: list[int]) -> None:
         self._released_bytes += self._chunks.forget(blocks)
+        if self._link is not None:
+            self._released.extend(blocks)
+
+    def _release(self, blocks: Iterable[int]) -> None:
+        self._note_released(list(blocks))
         if self._link is None:
             return
-        self._released.extend(blocks)
         if self._released_bytes >= _LARGE or len(self._released) >= _MANY:
             # Small ones, and few, can wait for a request to go with.
             self._some_released.wake()
@@ -409,6 +423,23 @@ class WorkerDispatch:
         while True:
             await self._some_released.wait()
             self._send_released()
+
+    @enable_ki_protection
+    async def _drain_meanwhile(self) -> None:
+        """Give back what is dropped while requests come and go, without being rung for each."""
+        blocks = self._device.blocks
+        try:
+            while True:
+                if not self._requests.sent:
+                    # In this order: what is dropped from now on rings.
+                    blocks.is_watched = False
+                    blocks.drain()
+                    await self._first_sent.wait()
+                blocks.is_watched = True
+                await trio.sleep(_DRAINED)
+                blocks.drain()
+        finally:
+            blocks.is_watched = False
 
     def _send_released(self) -> None:
         if self._released and self._link is not None:
