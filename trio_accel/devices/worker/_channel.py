@@ -201,6 +201,9 @@ class Channel:
             elif turns:
                 turns -= 1
                 await trio.lowlevel.checkpoint()
+                if turns:
+                    # Nobody can have answered yet, and to read in vain takes as long as half a turn.
+                    continue
             else:
                 try:
                     await self._sleep(pause)
