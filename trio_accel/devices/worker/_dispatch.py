@@ -55,7 +55,7 @@ _CLOSING = 1.0
 _LARGE = 64 << 20
 _MANY = 64
 # Seconds between two looks for what was dropped, while there are requests.
-_DRAINED = 0.02
+_DRAINED = 0.1
 
 
 class WorkerDispatch:
