@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,6 +120,23 @@ def test_options_are_checked_when_they_are_made(
 ) -> None:
     with pytest.raises(error, match=f"DeviceOptions: {message}"):
         ta.DeviceOptions(**options)  # type: ignore[arg-type]  # wrong on purpose
+
+
+async def test_a_subclass_may_ask_in_its_own_way(
+    system: ta.System, isolation: Isolation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Counting(ta.Device):
+        asked = 0
+
+        async def ask(self, operation: Any, /) -> Any:
+            type(self).asked += 1
+            return await super().ask(operation)
+
+    monkeypatch.setattr("trio_accel.devices._system.Device", Counting)
+    async with system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation)) as device:
+        ref = await device.put(np.ones(3))
+        np.testing.assert_array_equal(await ref.to_host(), [1, 1, 1])
+        assert Counting.asked == 2
 
 
 async def test_two_devices_are_apart(system: ta.System, isolation: Isolation) -> None:

@@ -85,8 +85,9 @@ class Device:
         self.dispatch: Dispatch = (
             WorkerDispatch(self) if self.isolation == "process" else InlineDispatch(self)
         )
-        # Without a coroutine in between, which every operation would wake.
-        self.ask = self.dispatch.ask  # type: ignore[method-assign]
+        if type(self).ask is Device.ask:
+            # Without a coroutine in between, which every operation would wake.
+            self.ask = self.dispatch.ask  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
         availability = self.availability

@@ -171,6 +171,28 @@ async def test_a_spare_that_is_stopped_does_not_hold_up_the_device(system: ta.Sy
         assert (await x.to_host()).tolist() == [1.0] * 3
 
 
+async def test_the_tree_shows_nothing_of_a_worker_that_died_before_it_served(
+    system: ta.System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with system.open_device(BACKEND, options=options()) as device:
+        dispatch = device.dispatch
+        take = dispatch._pool.take
+
+        async def take_behind_another() -> Any:
+            link = await take()
+            # What that has told of, before it was to serve.
+            ghost = f"{device.path}/context/ghost"
+            dispatch._mirror.take(ActorStarted(path=ghost, incarnation=0), "BlasActor")
+            return link
+
+        monkeypatch.setattr(dispatch._pool, "take", take_behind_another)
+        await device.put(np.ones(3))
+        await kill(device)
+        await device.put(np.ones(3))
+        context = system.tree().find(f"{device.path}/context")
+        assert [child.name for child in context.children] == ["memory"]
+
+
 async def test_a_spare_that_dies_in_peace_is_replaced(system: ta.System) -> None:
     async with system.open_device(BACKEND, options=options(spares=1)) as device:
         await wait_spares(device, 1)

@@ -285,6 +285,8 @@ class WorkerDispatch:
             self._chunks.drop_empty()
             number = self._device.generation + 1
             self._context = context
+            # Of one that told of its actors and died before it served.
+            self._mirror.clear()
             places = tuple(self._chunks.blocks.values())
             link.send(("start", number, places), now=True)
             await link.wait(lambda: link.is_started)
