@@ -10,9 +10,11 @@ from types import FrameType
 from typing import Any
 
 import attrs
+import pytest
 import trio
 
 import trio_accel as ta
+from trio_accel.actors._tasks import running_cells
 
 _PACKAGE = Path(ta.__file__).parent
 _LAST = 150
@@ -69,6 +71,33 @@ class Interrupted:
         else:
             message = f"line {self.at} of {self.lines}, {self.where}: {self.error!r}"
             assert is_only_ctrl_c(self.error), message
+
+
+def interrupt_everywhere(
+    program: Callable[[], Awaitable[None]],
+    parts: tuple[str, ...],
+    log: pytest.LogCaptureFixture,
+    *,
+    step: int,
+    least: int,
+) -> None:
+    """Run a program again and again, with Ctrl-C at one line after the other: nothing else comes of it.
+
+    Args:
+        program: What runs.
+        parts: As of an `Interrupter`.
+        log: What was logged, which is not kept: it holds frames.
+        step: Every so many lines: together with the order of tasks, which differs, that meets each in time.
+        least: So many lines it has at least, if it does what it is to do.
+    """
+    whole = interrupt(program, parts, at=0)
+    assert whole.error is None
+    assert whole.lines > least
+    for at in range(1, whole.lines, step):
+        interrupted = interrupt(program, parts, at)
+        interrupted.check()
+        assert running_cells() == [], f"{interrupted}: left behind"
+        log.clear()
 
 
 def is_only_ctrl_c(error: BaseException) -> bool:

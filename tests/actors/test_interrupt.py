@@ -9,7 +9,7 @@ import attrs
 import pytest
 import trio
 import trio.testing
-from interrupter import interrupt, is_only_ctrl_c
+from interrupter import interrupt_everywhere, is_only_ctrl_c
 from sample_actors import (
     AT_ONCE,
     Crash,
@@ -31,17 +31,11 @@ from trio_accel.actors import (
     handles,
     open_system,
 )
-from trio_accel.actors._tasks import running_cells
 
 
 @attrs.frozen
 class Take(Request["Careful", None]):
     """Something that is not to be left half."""
-
-
-RUNTIME = ("actors",)
-_STEP = 5
-"""Every so many lines: together with the order of tasks, which differs, that meets each in time."""
 
 
 async def program() -> None:
@@ -94,14 +88,7 @@ async def _defer(ref: Ref[Puppet]) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_at_any_line(caplog: pytest.LogCaptureFixture) -> None:
-    whole = interrupt(program, RUNTIME, at=0)
-    assert whole.error is None
-    assert whole.lines > 1000
-    for at in range(1, whole.lines, _STEP):
-        interrupted = interrupt(program, RUNTIME, at)
-        interrupted.check()
-        assert running_cells() == [], f"{interrupted}: left behind"
-        caplog.clear()
+    interrupt_everywhere(program, ("actors",), caplog, step=5, least=1000)
 
 
 def test_ctrl_c_interrupts_a_handler_that_does_not_wait() -> None:

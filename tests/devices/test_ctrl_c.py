@@ -6,14 +6,11 @@ import numpy as np
 import pytest
 import trio
 from chosen import BACKEND
-from interrupter import interrupt
+from interrupter import interrupt_everywhere
 
 import trio_accel as ta
-from trio_accel.actors._tasks import running_cells
 
 PARTS = ("actors", "backends", "devices", "linalg")
-_STEP = 13
-"""Every so many lines: together with the order of tasks, which differs, that meets each in time."""
 
 
 async def program() -> None:
@@ -53,11 +50,4 @@ async def _give_up(device: ta.Device) -> None:
 @pytest.mark.skipif(BACKEND != "cpu", reason="no driver is to be met in the middle")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_at_any_line(caplog: pytest.LogCaptureFixture) -> None:
-    whole = interrupt(program, PARTS, at=0)
-    assert whole.error is None
-    assert whole.lines > 5000
-    for at in range(1, whole.lines, _STEP):
-        interrupted = interrupt(program, PARTS, at)
-        interrupted.check()
-        assert running_cells() == [], f"{interrupted}: left behind"
-        caplog.clear()
+    interrupt_everywhere(program, PARTS, caplog, step=13, least=5000)

@@ -133,7 +133,7 @@ def handles(
         message: Class of the messages that the method serves.
         group: Name of a group of handlers; without one the handler runs alone.
         limit: The most of the group that run at once; the same for all of its handlers.
-        ki_protected: Whether Ctrl-C is held off while the method runs, as by
+        ki_protected: Whether Ctrl-C is held off while the method runs, or its `quick` attempt, as by
             `trio.lowlevel.enable_ki_protection`: for one that must not be left between two lines. The main
             task hears of it then. Otherwise `KeyboardInterrupt` may be raised at any line, as everywhere in
             a Trio program.

@@ -12,7 +12,7 @@ __all__ = ["WOKEN"]
 
 @final
 class _Woken(outcome.Outcome[None]):
-    """None, for any number of tasks. Trio makes a `Value` each time, which takes a fifth of a wake-up."""
+    """None, for any number of tasks. Trio makes a `Value` each time: three tenths of a wake-up."""
 
     __slots__ = ()
 
