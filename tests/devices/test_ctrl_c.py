@@ -47,7 +47,31 @@ async def _give_up(device: ta.Device) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(60, method="thread")  # who hangs in a lock hears of no other
 @pytest.mark.skipif(BACKEND != "cpu", reason="no driver is to be met in the middle")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_at_any_line(caplog: pytest.LogCaptureFixture) -> None:
     interrupt_everywhere(program, PARTS, caplog, step=13, least=5000)
+
+
+async def program_by_mailbox() -> None:
+    """Two tasks whose operations go to the library's handler, as somebody observes messages."""
+    async with (
+        ta.open_system("s") as system,
+        system.open_device("cpu", options=ta.DeviceOptions(isolation="inline", cancel_grace=0.5)) as device,
+    ):
+        ref = await device.put(np.eye(8))
+        with system.subscribe(lambda _: None):
+            async with trio.open_nursery() as nursery:
+                for _ in range(2):
+                    nursery.start_soon(ta.linalg.matmul, ref, ref)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60, method="thread")  # who hangs in a lock hears of no other
+@pytest.mark.skipif(BACKEND != "cpu", reason="no driver is to be met in the middle")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_at_every_line_of_a_launch(caplog: pytest.LogCaptureFixture) -> None:
+    """The stream's lock among them: whoever closes the device would wait for it."""
+    parts = ("backends/cpu/_stream.py", "devices/_engine.py", "devices/_library.py")
+    interrupt_everywhere(program_by_mailbox, parts, caplog, step=1, least=200)
