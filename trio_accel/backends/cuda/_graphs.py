@@ -23,10 +23,16 @@ MOST = 128
 """So many are kept for a device. One takes 114 KiB of its memory."""
 
 # Of one graph: for more there may be no memory yet.
-_MOST_KERNELS = 2
+_MOST_NODES = 2
 # What the thread does that must not be captured makes the capture fail; what others do is no concern of it.
 _MODE = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-_KERNEL = int(driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL)
+# Kernels, and what sets the counters of those that share their work out to zero.
+_NODES = frozenset(
+    map(
+        int,
+        (driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL, driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET),
+    )
+)
 _NON_BLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
 
 # What was promised to those that are open, by the device's number: in a process they share its context.
@@ -92,7 +98,7 @@ class Graphs:
 
         Args:
             key: Has just been due.
-            enqueue: Enqueues it on a stream, by its handle, with nothing but kernels.
+            enqueue: Enqueues it on a stream, by its handle, with nothing but kernels and what sets memory.
 
         Raises:
             ContextPoisonedError: The context is lost.
@@ -168,7 +174,7 @@ class Graphs:
     def _capture_largest(self, stream: int, enqueue: Callable[[int], None]) -> Any:
         """A graph of as many kernels as any may have: something is enqueued twice if need be."""
         graph = self._capture(stream, enqueue)
-        if graph is None or _count_kernels(graph) == _MOST_KERNELS:
+        if graph is None or _count_nodes(graph) == _MOST_NODES:
             return graph
         driver.cuGraphDestroy(graph)
 
@@ -179,7 +185,7 @@ class Graphs:
         return self._capture(stream, enqueue_twice)
 
     def _capture(self, stream: int, enqueue: Callable[[int], None]) -> Any:
-        """A graph of what is enqueued; None where that is anything but a few kernels."""
+        """A graph of what is enqueued; None where that is anything but a few of these."""
         code = driver.cuStreamBeginCapture(stream, _MODE)[0]
         if code:
             return self._take((code, None))
@@ -192,7 +198,7 @@ class Graphs:
         finally:
             # Also where an interrupt ends it: what follows would be captured too.
             graph = self._take(driver.cuStreamEndCapture(stream))
-            if graph is not None and not (is_whole and 0 < _count_kernels(graph) <= _MOST_KERNELS):
+            if graph is not None and not (is_whole and 0 < _count_nodes(graph) <= _MOST_NODES):
                 driver.cuGraphDestroy(graph)
                 graph = None
         return graph
@@ -226,10 +232,10 @@ class Graphs:
             driver.cuGraphExecDestroy(executable)
 
 
-def _count_kernels(graph: Any) -> int:
+def _count_nodes(graph: Any) -> int:
     """How many there are, or one too many; 0 where there is anything else."""
-    code, nodes, count = driver.cuGraphGetNodes(graph, _MOST_KERNELS + 1)
-    if code or any(int(driver.cuGraphNodeGetType(node)[1]) != _KERNEL for node in nodes[:count]):
+    code, nodes, count = driver.cuGraphGetNodes(graph, _MOST_NODES + 1)
+    if code or any(int(driver.cuGraphNodeGetType(node)[1]) not in _NODES for node in nodes[:count]):
         return 0
     return int(count)
 

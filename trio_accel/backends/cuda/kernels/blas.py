@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["BlasLibrary"]
 
 _MOST_PLANS = 1024
-# Of sums of products: what is larger is not bound by launching.
-_SMALL = 1 << 30
 _INTEGERS = tuple(dtype for dtype in DType if dtype.kind in ("int", "uint"))
 _WITH_INTEGERS = (*INEXACT, *_INTEGERS)
 
@@ -145,10 +143,10 @@ class BlasLibrary(CudaLibrary):
             return self._multiply_integers
         shapes, strides = (spec.a.shape, spec.b.shape), (spec.a.strides, spec.b.strides)
         plan = plan_matmul(shapes, strides, dtype.itemsize)
-        if _is_bound_by_launching(plan):
+        if _is_one_call(plan):
             call, span = Call(self), self._device.span
             self._again[key] = call, span(spec.a), span(spec.b), span(spec.out)
-            return partial(self._multiply_small, kind, plan, call)
+            return partial(self._multiply_again, kind, plan, call)
         return partial(self._multiply_plain, kind, plan)
 
     def _multiply_plain(self, kind: Kind, plan: Product, spec: MatmulSpec, stream: CudaStream) -> None:
@@ -156,7 +154,7 @@ class BlasLibrary(CudaLibrary):
         a, b, out = address(spec.a), address(spec.b), address(spec.out)
         self._multiply(stream, kind, plan, self._blas.plain[kind.is_double], spec, a, b, out)
 
-    def _multiply_small(
+    def _multiply_again(
         self, kind: Kind, plan: Product, call: Call, spec: MatmulSpec, stream: CudaStream
     ) -> None:
         """By a graph from the third time on that it is the same product at the same place."""
@@ -164,7 +162,7 @@ class BlasLibrary(CudaLibrary):
         a, b, out = address(spec.a), address(spec.b), address(spec.out)
         key = call, stream, a, b, out
         # There is none yet: what is repeated does not come here.
-        self._call_small(key, stream, (kind, plan, self._blas.plain[kind.is_double], a, b, out))
+        self._call_again(key, stream, (kind, plan, self._blas.plain[kind.is_double], a, b, out))
 
     def _multiply_integers(self, spec: MatmulSpec, stream: CudaStream) -> None:
         self._load_integers()
@@ -200,7 +198,7 @@ class BlasLibrary(CudaLibrary):
             dtype.itemsize,
             is_complex=dtype.kind == "complex",
         )
-        call = Call(self) if _is_bound_by_launching(plan) else None
+        call = Call(self) if _is_one_call(plan) else None
         return partial(self._multiply_with_factors, kind, plan, call)
 
     def _scale(self, kind: Kind, spec: GemmSpec, stream: CudaStream) -> None:
@@ -225,7 +223,7 @@ class BlasLibrary(CudaLibrary):
         if call is not None and alpha:
             key = call, stream, a.address, b.address, c.address, factors.packed()
             if not self._device.graphs.launch(key, stream):
-                self._call_small(key, stream, (kind, plan, factors, a.address, b.address, c.address))
+                self._call_again(key, stream, (kind, plan, factors, a.address, b.address, c.address))
             return
         if not plan.is_c_packed:
             self._multiply(stream, kind, plan, factors, spec, a.address, b.address, c.address)
@@ -254,7 +252,7 @@ class BlasLibrary(CudaLibrary):
             a, b = self._packed_operands(stream, plan, at(spec.a), at(spec.b))
         self._call(kind, plan, factors, a, b, c)
 
-    def _call_small(self, key: Key, stream: CudaStream, arguments: _Arguments) -> None:
+    def _call_again(self, key: Key, stream: CudaStream, arguments: _Arguments) -> None:
         """Make a graph for a key if it is time to, and do without if not."""
         graphs = self._device.graphs
         if graphs.is_due(key) and graphs.keep(key, partial(self._call_captured, stream, arguments)):
@@ -315,10 +313,9 @@ def _nothing(spec: MatmulSpec, stream: CudaStream) -> None:
     """The result is empty."""
 
 
-def _is_bound_by_launching(plan: Product) -> bool:
+def _is_one_call(plan: Product) -> bool:
     is_as_it_lies = plan.packing_a is None and plan.packing_b is None and not plan.is_c_packed
-    _, _, m, n, k, *_ = plan.call
-    return plan.is_single and is_as_it_lies and m * n * k <= _SMALL
+    return plan.is_single and is_as_it_lies
 
 
 def _factors_of(spec: GemmSpec) -> tuple[complex, complex]:
