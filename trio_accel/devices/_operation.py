@@ -217,8 +217,9 @@ class Planner:
         self._device = device
         self._table = device.blocks
         self._library = operation.library
-        self._allocations: list[tuple[int, int]] = []
-        self._staged: list[CopyFromHostSpec | CopySpec] = []
+        # Of these most operations have none, or one.
+        self._allocations: tuple[tuple[int, int], ...] = ()
+        self._staged: tuple[CopyFromHostSpec | CopySpec, ...] = ()
         self._outputs: list[Block] = []
         self._uses: list[tuple[str, Block]] = []
         self._keep: list[object] = []
@@ -244,14 +245,14 @@ class Planner:
             )
         self.unmasked(argument, operand)
         staged = self._new(operand.shape, self.dtype(argument, operand.dtype))
-        self._staged.append(CopyFromHostSpec(operand, staged.spec))
+        self._staged += (CopyFromHostSpec(operand, staged.spec),)
         self._keep.append(operand)
         return staged.spec
 
     def convert(self, source: ArraySpec, dtype: DType) -> ArraySpec:
         """Convert an operand on the device before the operation, to memory that is freed after it."""
         converted = self._new(source.shape, dtype)
-        self._staged.append(CopySpec(source, converted.spec))
+        self._staged += (CopySpec(source, converted.spec),)
         return converted.spec
 
     def update(self, argument: str, operand: AccelRef) -> ArraySpec:
@@ -317,8 +318,8 @@ class Planner:
             spec,
             reads,
             writes,
-            tuple(self._allocations),
-            tuple(self._staged),
+            self._allocations,
+            self._staged,
             self._outputs,
             self._uses,
             self._keep,
@@ -347,7 +348,7 @@ class Planner:
             # Where there are elements, their memory is refused; here there are none.
             raise ValueError(f"{self.name}: shape {shape} of {dtype} is larger than any memory")
         block = Block(self._table, nbytes, self._table.availability.generation)
-        self._allocations.append((block.id, nbytes))
+        self._allocations += ((block.id, nbytes),)
         self._keep.append(block)
         return AccelRef(self._device, block, ArraySpec(block.id, 0, dtype, shape, strides))
 
