@@ -35,9 +35,11 @@ class CompletionPort(Protocol):
 
     Attributes:
         is_quick: Whether the next operation, if it is alone, is to be stared at before it is watched.
+        flushes: Whether it flushes the streams that it watches, in every turn of the loop.
     """
 
     is_quick: bool = False
+    flushes: bool = False
 
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
         """See to it that the engine looks at its events soon after this one is done."""
@@ -224,7 +226,9 @@ class _Watched(CompletionPort):
         """Look at an event from now on."""
         events, changed = self._events, self._changed
         if stream in events:
-            events[stream].append(event)
+            of_stream = events[stream]
+            if of_stream[-1] is not event:
+                of_stream.append(event)
         else:
             self._begin(stream)
             events[stream] = [event]
@@ -248,6 +252,7 @@ class _Watched(CompletionPort):
         """Let the engine reap if anything is done; returns whether it is."""
         found = False
         for stream, events in tuple(self._events.items()):
+            stream.flush()
             if events[0].is_done:
                 count = _count_done(events)
                 del events[:count]
@@ -304,6 +309,7 @@ class _PolledPort(_Watched):
 
 
 class _AdaptivePort(_Watched):
+    flushes = True
     # Below this there is no time for a second look.
     _LEAST = 5e-6
 

@@ -111,6 +111,11 @@ class ContextOwner(Protocol):
         """Called whenever the engine looks after what is in flight; with 0 when nothing is any more."""
         ...
 
+    @property
+    def may_defer(self) -> bool:
+        """Whether several very short operations may be seen to be done together."""
+        ...
+
     def is_alone(self) -> bool:
         """Whether nothing else is asked for than the operation that is being launched."""
         ...
@@ -154,6 +159,7 @@ class ContextActor(Actor):
             on_launch=owner.on_launch,
             on_look=owner.on_look,
             is_alone=owner.is_alone,
+            may_defer=owner.may_defer,
         )
         self._session = Session(engine.generation, engine, context, owner.variables)
         cause: BaseException | None = None

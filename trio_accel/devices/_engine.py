@@ -41,6 +41,8 @@ from ._statistics import QueueStatistics
 __all__ = ["Engine"]
 
 _WATCH_INTERVAL = 0.02
+# Where so many operations of a stream are in flight, those that follow may share events.
+_MANY = 8
 # Seconds to wait for a moment of rest, before what needs one is done all the same.
 _MOST_PATIENCE = 10.0
 # Its streams do nothing useful any more: the next context does not wait for them.
@@ -75,6 +77,7 @@ class Engine:
         on_launch: Callable[[Launch], None] | None = None,
         on_look: Callable[[int], None] | None = None,
         is_alone: Callable[[], bool] = bool,
+        may_defer: bool = False,
     ) -> None:
         self.device = device
         self.generation: int = generation
@@ -110,6 +113,7 @@ class Engine:
             self._watch_lease,
             self.lose_context,
         )
+        self._defers = may_defer and self.completion.flushes
         self._holds: list[Hold] = []
         self._chores = Chores()
         # Made by the watch while there is nothing to watch.
@@ -266,7 +270,10 @@ class Engine:
     def _fly(self, lane: Lane, launch: Launch, *, is_whole: bool = True) -> InFlight:
         """Hold what was enqueued until it is done: the whole operation, or copies for it alone."""
         stream = lane.stream
-        operation = InFlight(launch, stream.record(), self.launched)
+        # With so many there are others in flight while these wait for one another.
+        is_one_of_many = self._defers and len(lane.operations) >= _MANY
+        event = stream.record_deferred() if is_one_of_many else stream.record()
+        operation = InFlight(launch, event, self.launched)
         self._memory_in_use.occupy(operation, stream, is_whole=is_whole)
         lane.operations.append(operation)
         lane.load.outstanding += 1
@@ -418,13 +425,20 @@ class Engine:
                 self._reap(lane)
 
     def _reap(self, lane: Lane) -> None:
-        was_full = lane.load.is_full
-        while lane.operations and lane.operations[0].event.is_done:
-            lane.load.outstanding -= 1
-            lane.load.finished += 1
-            self._finish(lane.operations.popleft())
+        operations, load = lane.operations, lane.load
+        was_full = load.is_full
+        done: AccelEvent | None = None
+        while operations:
+            event = operations[0].event
+            # Several may share one.
+            if event is not done and not event.is_done:
+                break
+            done = event
+            load.outstanding -= 1
+            load.finished += 1
+            self._finish(operations.popleft())
         for other in tuple(self._lanes) if was_full else (lane,):
-            if other.load is lane.load:
+            if other.load is load:
                 other.notify()
         if lane.on_idle is not None:
             self._sweep(lane)

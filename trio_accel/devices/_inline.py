@@ -118,6 +118,11 @@ class InlineDispatch:
         """Nobody watches over this loop."""
         return
 
+    @property
+    def may_defer(self) -> bool:
+        """What has launched some of them has launched them all before it looks for the end of any."""
+        return True
+
     def is_alone(self) -> bool:
         """Whether only one task asks for anything."""
         return self._asking == 1

@@ -192,6 +192,17 @@ class AccelStream(Protocol):
         """Make an event after everything enqueued so far."""
         ...
 
+    def record_deferred(self) -> AccelEvent:
+        """Make an event as `record` does, that may be one for several operations which take less than it.
+
+        Such an event is done some time after `flush`, or `record`, and after all that is enqueued until
+        then. What is enqueued otherwise closes it by itself: nobody waits for that in vain.
+        """
+        ...
+
+    def flush(self) -> None:
+        """Record what was deferred, if anything was."""
+
     def wait(self, event: AccelEvent) -> None:
         """Hold back what is enqueued from now on until an event (of any stream) is done."""
 

@@ -23,6 +23,8 @@ __all__ = ["CudaEvent", "CudaHold", "CudaStream"]
 _MASK = 0xFFFFFFFF
 _AT_LEAST = int(driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
 _NON_BLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+# So many light operations have one event at most: who waits for the first waits for the last.
+_MOST_SHARING = 8
 
 
 class CudaStream:
@@ -33,6 +35,7 @@ class CudaStream:
 
     Attributes:
         done: The number of the last event that `refresh` saw to be done.
+        is_light: Whether what was enqueued since the last event takes less than to record another.
         handle: The driver's handle, as an integer.
         is_closed: Whether it takes no more work.
         is_destroyed: Whether it has ended and was given back.
@@ -50,6 +53,10 @@ class CudaStream:
             stream = self._context.check(driver.cuStreamCreateWithPriority(_NON_BLOCKING, priority))
             self.handle: int = int(stream)
             self.word: Word = words.take()
+        # What several light operations share, until it is recorded, and how many these are.
+        self._deferred: CudaEvent | None = None
+        self._sharing = 0
+        self.is_light: bool = False
         # What `refresh` said last.
         self.done: int = self.word.sequence
         self._side: int | None = None
@@ -100,17 +107,18 @@ class CudaStream:
         """Make an event after everything enqueued so far; see `AccelStream.record`."""
         if self.is_closed:
             raise RuntimeError(f"stream {self._name!r} is closed and takes no more work")
-        word = self.word
+        word, deferred = self.word, self._deferred
+        self._deferred, self._sharing, self.is_light = None, 0, False
         if not self._next and not self._context.is_lost:
             # Nothing that another thread could come upon half made: nearly always.
             sequence = word.sequence + 1
             result = driver.cuStreamWriteValue32(self.handle, word.address, sequence & _MASK, 0)
             if not result[0]:
                 word.sequence = sequence
-                return CudaEvent(self, sequence)
-        return self._record_with_finishers()
+                return deferred or CudaEvent(self, sequence)
+        return self._record_with_finishers(deferred)
 
-    def _record_with_finishers(self) -> CudaEvent:
+    def _record_with_finishers(self, deferred: CudaEvent | None) -> CudaEvent:
         word = self.word
         with self._lock:
             if not self._context.is_lost:
@@ -118,7 +126,7 @@ class CudaStream:
                 result = driver.cuStreamWriteValue32(self.handle, word.address, sequence & _MASK, 0)
                 if not result[0]:
                     word.sequence = sequence
-                    event = CudaEvent(self, sequence)
+                    event = deferred or CudaEvent(self, sequence)
                     if self._next:
                         event.finishers, self._next = tuple(self._next), []
                         self._finishing.append(event)
@@ -130,7 +138,27 @@ class CudaStream:
             with suppress(ContextPoisonedError):
                 self._context.check(result)
         # An event that is never written says what the context is lost to.
-        return CudaEvent(self, word.sequence + 1)
+        return deferred or CudaEvent(self, word.sequence + 1)
+
+    def record_deferred(self) -> CudaEvent:
+        """Make an event that several light operations share; see `AccelStream.record_deferred`."""
+        self._sharing = sharing = self._sharing + 1
+        if not self.is_light or self._next or sharing >= _MOST_SHARING:
+            return self.record()
+        event = self._deferred
+        if event is None:
+            event = self._deferred = CudaEvent(self, self.word.sequence + 1)
+        return event
+
+    def flush(self) -> None:
+        """Record what was deferred; see `AccelStream.flush`."""
+        if self._deferred is not None:
+            self.record()
+
+    def begin_heavy(self) -> None:
+        """Something is to be enqueued for which nobody before it is to wait."""
+        self.flush()
+        self.is_light = False
 
     def after(self, finisher: Callable[[], None]) -> None:
         """Do something short on the host before the next event is done; what it raises is its error."""
@@ -142,11 +170,14 @@ class CudaStream:
             raise TypeError(f"event: a stream of the CUDA backend waits for its own kind, not {event!r}")
         if event.is_done or event.stream is self or self._context.is_lost:
             return
+        event.stream.flush()
+        self.begin_heavy()
         self._wait_for(event.stream.word, event.sequence)
 
     def hold(self, waker: Waker | None = None) -> CudaHold:
         """Hold back what is enqueued from now on; see `AccelStream.hold`."""
         self.check()
+        self.begin_heavy()
         with self._context:
             word = self._words.take()
         word.sequence += 1
@@ -161,6 +192,7 @@ class CudaStream:
     def crash(self) -> None:
         """Let the process die of SIGSEGV when the stream gets here; see `AccelStream.crash`."""
         self.check()
+        self.begin_heavy()
         self._context.check(self._bell.crash(self.handle))
 
     def notify(self, event: AccelEvent, waker: Waker) -> None:
@@ -170,6 +202,7 @@ class CudaStream:
         if event.is_done:
             waker.ring()
         else:
+            event.stream.flush()
             self._bell.watch(event, waker)
 
     def side(self) -> int:
@@ -211,6 +244,7 @@ class CudaStream:
     def synchronize(self) -> None:
         """Block until everything enqueued is done."""
         if not self.is_destroyed:
+            self.flush()
             code = driver.cuStreamSynchronize(self.handle)[0]
             if is_sticky(code):
                 self._context.lose_to(int(code))
@@ -218,6 +252,7 @@ class CudaStream:
 
     def close(self) -> None:
         """Take no more work. What is enqueued still runs; does not wait for it."""
+        self.flush()
         self.is_closed = True
 
     def destroy(self) -> None:

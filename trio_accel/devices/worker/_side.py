@@ -445,6 +445,11 @@ class WorkerSide:
         serving.is_launched = True
         self._start(serving.word, number)
 
+    @property
+    def may_defer(self) -> bool:
+        """The application goes on with one while the next is launched here."""
+        return False
+
     def is_alone(self) -> bool:
         """Whether the application has sent nothing else."""
         return self._received == 1 and len(self._serving) == 1

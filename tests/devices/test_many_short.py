@@ -1,0 +1,89 @@
+"""Many short operations at once: several share an event, and that is not seen by whoever asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import trio
+from chosen import BACKEND
+
+import trio_accel as ta
+
+pytestmark = pytest.mark.skipif(BACKEND != "cuda", reason="of a backend whose events cost something")
+
+_SHARING = 8
+
+
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers that streams were asked to write."""
+    from cuda.bindings import driver
+
+    write, numbers = driver.cuStreamWriteValue32, list[int]()
+
+    def noted(stream: Any, address: int, value: int, flags: int) -> Any:
+        numbers.append(value)
+        return write(stream, address, value, flags)
+
+    monkeypatch.setattr(driver, "cuStreamWriteValue32", noted)
+    return numbers
+
+
+@pytest.fixture
+async def device(system: ta.System) -> AsyncGenerator[ta.Device, None]:
+    async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation="inline")) as device:
+        yield device
+
+
+@attrs.define
+class Asked:
+    """What a program asks for again and again."""
+
+    a: ta.AccelRef
+    b: ta.AccelRef
+    expected: Any
+
+    async def repeat(self, count: int) -> None:
+        for _ in range(count):
+            product = await ta.linalg.matmul(self.a, self.b)
+            np.testing.assert_allclose(await product.to_host(), self.expected)
+
+
+@pytest.fixture
+async def asked(device: ta.Device) -> Asked:
+    rng = np.random.default_rng(1)
+    a, b = rng.standard_normal((4, 4)), rng.standard_normal((4, 4))
+    asked = Asked(await device.put(a), await device.put(b), a @ b)
+    for _ in range(4):
+        await asked.repeat(1)
+    return asked
+
+
+async def test_of_many_askers_most_share(device: ta.Device, asked: Asked, writes: list[int]) -> None:
+    async def ask() -> None:
+        for _ in range(20):
+            await ta.linalg.matmul(asked.a, asked.b)
+
+    writes.clear()
+    async with trio.open_nursery() as nursery:
+        for _ in range(64):
+            nursery.start_soon(ask)
+    # As long as fewer than eight are in flight each has its own: of 64 eight, and the others seven.
+    assert 64 * 20 / _SHARING <= len(writes) < 64 * 20 / 2
+    await asked.repeat(1)
+
+
+async def test_a_few_askers_share_nothing(device: ta.Device, asked: Asked, writes: list[int]) -> None:
+    async def ask() -> None:
+        for _ in range(20):
+            await ta.linalg.matmul(asked.a, asked.b)
+
+    writes.clear()
+    async with trio.open_nursery() as nursery:
+        for _ in range(7):
+            nursery.start_soon(ask)
+    assert len(writes) == 7 * 20
