@@ -13,7 +13,7 @@ from ..actors import ActorContext, ActorFailedError, ActorStoppedError, Ref, at_
 from ..backends.base import AccelDevice, ContextPoisonedError, DeviceLostError, QueueFullError
 from ._asked import Asked
 from ._context import ContextActor, Session, context_policy
-from ._inline_copies import WITH_HOST, InlineCopies
+from ._inline_copies import WITH_HOST, InlineCopies, Travel
 from ._operation import Launch, Operation, Planner
 from ._pending import Pending
 from ._ref import AccelRef
@@ -201,14 +201,18 @@ class InlineDispatch:
                     engine.over(launch)
             return planned.reply
 
-    async def _serve_with_copies(
+    def _serve_with_copies(
         self, launch: Launch, library: Ref[LibraryActor], engine: Engine, copies: InlineCopies
-    ) -> None:
-        """Have an operation launched and wait for it, with host arrays that the device may not transfer."""
+    ) -> Awaitable[object]:
+        """Have an operation launched, with host arrays that the device may not transfer; await it at once."""
         travel = copies.start(launch)
         if travel is None:
-            await _serving(launch, library, engine)
-            return
+            return _serving(launch, library, engine)
+        return self._serve_travelling(travel, launch, library, engine)
+
+    async def _serve_travelling(
+        self, travel: Travel, launch: Launch, library: Ref[LibraryActor], engine: Engine
+    ) -> None:
         try:
             await _serving(travel.launch, library, engine)
             await travel.fetch()

@@ -300,7 +300,9 @@ class Planner:
             raise TypeError(f"{self.name}: {argument}: {error}") from None
 
     def distinct(self, argument: str, written: ArraySpec, **others: ArraySpec) -> None:
-        """Refuse a written array that shares memory with one of the others."""
+        """Refuse a written array that shares memory with one of the others; a new one does with none."""
+        if self._allocations and written.block == self._allocations[-1][0]:
+            return
         for name, other in others.items():
             if overlaps(written, other):
                 raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 import numpy.typing as npt
@@ -17,8 +18,17 @@ from ._views import Index, indexed, reshaped, transposed
 
 if TYPE_CHECKING:
     from ._device import Device
+    from ._memory import ToHost
 
 __all__ = ["AccelRef"]
+
+
+@cache
+def _to_host() -> type[ToHost]:
+    """The message, whose module needs this one; to import it at each call takes longer than to make it."""
+    from ._memory import ToHost
+
+    return ToHost
 
 
 class AccelRef:
@@ -147,9 +157,7 @@ class AccelRef:
             ValueError: `out` has another shape or dtype, or is read-only.
             StaleRefError: The array must not be used any more.
         """
-        from ._memory import ToHost
-
-        return await self.device.ask(ToHost(self, out))
+        return await self.device.ask(_to_host()(self, out))
 
     async def item(self) -> Any:
         """Copy the only element to the host, as a Python scalar.

@@ -157,7 +157,8 @@ class CudaStream:
 
     def begin_heavy(self) -> None:
         """Something is to be enqueued for which nobody before it is to wait."""
-        self.flush()
+        if self._deferred is not None:
+            self.record()
         self.is_light = False
 
     def after(self, finisher: Callable[[], None]) -> None:

@@ -14,6 +14,7 @@ from ..dtypes import DType
 __all__ = ["ArraySpec", "OperationSpec", "contiguous_strides", "reads", "updates", "writes"]
 
 _ROLE = "trio_accel.role"
+_MOST_LAYOUTS = 1024
 
 
 @attrs.define(on_setattr=None, unsafe_hash=True)
@@ -52,13 +53,14 @@ class ArraySpec:
         return self.size <= 1 or self.strides == contiguous_strides(self.shape, self.dtype.itemsize)
 
 
+@functools.lru_cache(_MOST_LAYOUTS)
 def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """Strides in bytes of a C-ordered array."""
     strides: list[int] = []
     step = itemsize
     for extent in reversed(shape):
         strides.append(step)
-        step *= max(extent, 1)
+        step *= max(int(extent), 1)
     return tuple(reversed(strides))
 
 

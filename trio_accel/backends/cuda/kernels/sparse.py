@@ -35,7 +35,11 @@ _INDEX_TYPES = {DType.int32: cusparse.IndexType.INDEX_32I, DType.int64: cusparse
 # cudaDataType.
 _VALUE_TYPES = {DType.float32: 0, DType.float64: 1, DType.complex64: 4, DType.complex128: 5}
 _FACTORS = {dtype: (np.ones(1, dtype.dtype), np.zeros(1, dtype.dtype)) for dtype in NATIVE}
-_POINTERS = {dtype: (one.ctypes.data, zero.ctypes.data) for dtype, (one, zero) in _FACTORS.items()}
+# By identity, as a dtype's hash takes longer than the rest: its code, and where its one and its zero are.
+_TERMS = {
+    id(dtype): (_VALUE_TYPES[dtype], one.ctypes.data, zero.ctypes.data)
+    for dtype, (one, zero) in _FACTORS.items()
+}
 
 # As in sparse.cu.
 _ARGUMENTS = struct.Struct("<7Q3qii")
@@ -90,7 +94,7 @@ class SparseLibrary(CudaLibrary):
         self._unchecked = device.kernels.function("sparse", "multiply_unchecked", _ARGUMENTS.size)
         self._matrices: OrderedDict[_Structure, _Matrix] = OrderedDict()
         # By length and type, for the argument and the result.
-        self._vectors: dict[tuple[str, int, DType], int] = {}
+        self._vectors: dict[tuple[str, int, int], int] = {}
         self._verdicts = Words(self._context)
         self._stream: CudaStream | None = None
         names = ("indptr", "indices", "data", "x", "out", "buffer")
@@ -107,31 +111,33 @@ class SparseLibrary(CudaLibrary):
         _check_vectors(spec)
         if matrix is not None and not spec.rows:
             return
-        out = self._device.at(spec.out)
+        device = self._device
         if matrix is not None and not _stored(spec):
-            self._device.arrays.fill(stream, out, 0)
+            device.arrays.fill(stream, device.at(spec.out), 0)
             return
-        indptr, indices = (
-            self._packed(stream, "indptr", spec.indptr),
-            self._packed(stream, "indices", spec.indices),
-        )
+        packed: DeviceArray | None = None
+        if _has_no_gaps(spec.out):
+            result = device.address(spec.out)
+        else:
+            out = device.at(spec.out)
+            packed = DeviceArray.packed(self._areas["out"].reserve(stream, out.nbytes), out.dtype, out.shape)
+            result = packed.address
+        indptr = self._packed(stream, "indptr", spec.indptr)
+        indices = self._packed(stream, "indices", spec.indices)
         data, x = self._packed(stream, "data", spec.data), self._packed(stream, "x", spec.x)
-        result = out
-        if not _has_no_gaps(spec.out):
-            result = DeviceArray.packed(self._areas["out"].reserve(stream, out.nbytes), out.dtype, out.shape)
         if matrix is None:
-            self._multiply_unchecked(spec, structure, stream, (indptr, indices, data, x, result.address))
+            self._multiply_unchecked(spec, structure, stream, (indptr, indices, data, x, result))
         else:
             self._matrices.move_to_end(structure)
-            self._multiply(spec, matrix, stream, (indptr, indices, data), x, result.address)
-        if result is not out:
-            self._device.arrays.convert(stream, result, out)
+            self._multiply(spec, matrix, stream, (indptr, indices, data), x, result)
+        if packed is not None:
+            device.arrays.convert(stream, packed, device.at(spec.out))
 
     def _packed(self, stream: CudaStream, name: str, spec: ArraySpec) -> int:
         """The address of an array's elements without gaps: its own, or that of a copy."""
-        array = self._device.at(spec)
         if _has_no_gaps(spec):
-            return array.address
+            return self._device.address(spec)
+        array = self._device.at(spec)
         packed = DeviceArray.packed(self._areas[name].reserve(stream, array.nbytes), array.dtype, array.shape)
         self._device.arrays.convert(stream, array, packed)
         return packed.address
@@ -146,7 +152,7 @@ class SparseLibrary(CudaLibrary):
         out: int,
     ) -> None:
         dtype = spec.data.dtype
-        kind, (one, zero) = _VALUE_TYPES[dtype], _POINTERS[dtype]
+        kind, one, zero = _TERMS[id(dtype)]
         vectors = self._vector("x", spec.columns, dtype, x), self._vector("out", spec.rows, dtype, out)
         handle = matrix.handle
         if handle is None:
@@ -167,7 +173,7 @@ class SparseLibrary(CudaLibrary):
         self, spec: SpmvCsrSpec, matrix: _Matrix, pointers: tuple[int, int, int], vectors: tuple[int, int]
     ) -> int:
         """Make the descriptor of a matrix, and find what a product with it needs."""
-        kind, (one, zero) = _VALUE_TYPES[spec.data.dtype], _POINTERS[spec.data.dtype]
+        kind, one, zero = _TERMS[id(spec.data.dtype)]
         index = _INDEX_TYPES[spec.indptr.dtype]
         handle = cusparse.create_csr(
             *(spec.rows, spec.columns, _stored(spec), *pointers, index, index),
@@ -185,7 +191,7 @@ class SparseLibrary(CudaLibrary):
 
     def _vector(self, role: str, length: int, dtype: DType, address: int) -> int:
         """The descriptor of a vector, which points to it."""
-        key = role, length, dtype
+        key = role, length, id(dtype)
         vector = self._vectors.get(key)
         if vector is None:
             if len(self._vectors) >= _MOST_MATRICES:
