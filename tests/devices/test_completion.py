@@ -19,7 +19,7 @@ from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.backends.base import Waker
-from trio_accel.devices import Put, _engine
+from trio_accel.devices import Put, _completion, _engine
 from trio_accel.devices._completion import CompletionPort
 from trio_accel.devices._hooks import Phase
 
@@ -509,3 +509,11 @@ def without_collection() -> Generator[None, None, None]:
 def _processor_time() -> float:
     usage = resource.getrusage(resource.RUSAGE_THREAD)
     return usage.ru_utime + usage.ru_stime
+
+
+@pytest.mark.parametrize(
+    ("due", "end"), [(-50.0, 25.0), (12.0, 25.0), (14.0, 26.0), (25.0, 37.0), (36.0, 48.0), (38.0, 25.0)]
+)
+def test_a_glance_does_not_end_just_before_something_is_due(due: float, end: float) -> None:
+    """In microseconds from now on; a turn of the loop, which takes ten, comes behind it."""
+    assert _completion._end_of_glance(1.0, 1.0 + due * 1e-6) == pytest.approx(1.0 + end * 1e-6, abs=1e-9)
