@@ -35,7 +35,7 @@ class CUmemLocationType(IntEnum):
 
 class CUgraphNodeType(IntEnum):
     CU_GRAPH_NODE_TYPE_KERNEL = 0
-    CU_GRAPH_NODE_TYPE_MEMSET = 0
+    CU_GRAPH_NODE_TYPE_MEMSET = 2
 
 class CUresult(IntEnum):
     CUDA_SUCCESS = 0
