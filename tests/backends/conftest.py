@@ -120,7 +120,7 @@ class Rig:
 
     def get(self, array: ArraySpec) -> Array:
         host = np.empty(array.shape, array.dtype.dtype)
-        self.apply("memory", CopyToHostSpec(array, host=host))
+        self.apply("memory", CopyToHostSpec(host, array))
         return host
 
     def enqueue(self, library: str, spec: OperationSpec, stream: AccelStream | None = None) -> None:

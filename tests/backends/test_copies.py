@@ -87,7 +87,7 @@ def test_any_layout_on_either_side(open_rig, host, target):
     with open_rig() as rig:
         array = rig.put_as_laid_out(host)
         back = np.zeros_like(target, shape=host.shape)
-        rig.apply("memory", CopyToHostSpec(array, host=back))
+        rig.apply("memory", CopyToHostSpec(back, array))
         np.testing.assert_array_equal(back, host)
         # What lies between the elements stays as it was.
         block = ArraySpec(rig.allocate(target.base.nbytes), 0, DType.int64, (target.base.size,), (8,))

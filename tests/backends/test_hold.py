@@ -145,7 +145,7 @@ def test_what_is_written_to_without_end_changes(rig, other):
     deadline = time.monotonic() + 30
     while len(found) < 3 and time.monotonic() < deadline:
         host = np.empty(512, np.uint32)
-        rig.enqueue("memory", CopyToHostSpec(array, host=host), other)
+        rig.enqueue("memory", CopyToHostSpec(host, array), other)
         rig.finish(other)
         found.add(host.tobytes())
     hold.release()

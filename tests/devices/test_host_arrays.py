@@ -205,3 +205,23 @@ async def test_a_device_that_cannot_know_the_memory_transfers_all_the_same(
         await known.wait(1)
         np.testing.assert_array_equal(await (await device.put(host)).to_host(), host)
         assert device.generation == 1
+
+
+async def test_the_same_arrays_again_and_again_with_other_numbers(device: ta.Device) -> None:
+    """A worker is told of them once, and their contents are those of each time."""
+    hosts = [device.host_empty((50, 60), "float32") for _ in range(2)]
+    backs = [device.host_empty((50, 60), "float32") for _ in range(2)]
+    for number in range(12):
+        host, back = hosts[number % 2], backs[number // 2 % 2]
+        host[...] = number + np.arange(60)
+        back[...] = -1
+        array = await device.put(host)
+        host[...] = -2
+        await array.to_host(out=back)
+        np.testing.assert_array_equal(back, np.broadcast_to(number + np.arange(60), (50, 60)))
+    # Others lie there from now on.
+    del host, back, hosts, backs
+    for number in range(4):
+        host = device.host_empty((60, 50), "int16")
+        host[...] = number
+        assert ((await (await device.put(host)).to_host()) == number).all()

@@ -71,7 +71,7 @@ class ToHost(Operation[MemoryActor, npt.NDArray[Any]]):
                 f"{source.dtype}, got {given}"
             )
         planner.keep(host)
-        return Planned(CopyToHostSpec(source, host=host), host)
+        return Planned(CopyToHostSpec(host, source), host)
 
 
 @attrs.frozen(eq=False)

@@ -210,11 +210,11 @@ def _from_host(rig):
 
 def _to_host(rig):
     host = np.ones((5000, 5000))
-    return "memory", CopyToHostSpec(_matrix(rig, 5000, "float64"), host=host.T)
+    return "memory", CopyToHostSpec(host.T, _matrix(rig, 5000, "float64"))
 
 
 def _contiguous_to_host(rig):
-    return "memory", CopyToHostSpec(_vector(rig, 40 * MILLION, "float64"), host=np.ones(40 * MILLION))
+    return "memory", CopyToHostSpec(np.ones(40 * MILLION), _vector(rig, 40 * MILLION, "float64"))
 
 
 def _philox(distribution, count, dtype):

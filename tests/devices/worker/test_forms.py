@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import weakref
 from collections import defaultdict
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -17,7 +18,16 @@ from hypothesis import strategies as st
 
 import trio_accel as ta
 from trio_accel.backends.base import DType
-from trio_accel.backends.base.ops import ArraySpec, CopySpec, MatmulSpec, OperationSpec, reads, writes
+from trio_accel.backends.base.ops import (
+    ArraySpec,
+    CopyFromHostSpec,
+    CopySpec,
+    CopyToHostSpec,
+    MatmulSpec,
+    OperationSpec,
+    reads,
+    writes,
+)
 from trio_accel.devices._operation import Launch
 from trio_accel.devices.worker import _forms
 from trio_accel.devices.worker._forms import Form, FormTable
@@ -42,6 +52,19 @@ class FactorSpec(OperationSpec):
     out: ArraySpec = writes()  # noqa: RUF009  # the same
 
 
+class Places:
+    """Where host arrays lie that a worker has, too."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Any, Any]] = []
+
+    def add(self, host: Any, *where: Any) -> None:
+        self._known.append((host, ("shared", *where)))
+
+    def get_by_identity(self, host: Any) -> Any:
+        return next((where for known, where in self._known if known is host), None)
+
+
 class Worker:
     """What a worker makes of the messages."""
 
@@ -49,6 +72,9 @@ class Worker:
         self.table: FormTable = FormTable(self._take)
         self.forms: dict[int, Form] = {}
         self.told: list[Any] = []
+        self.places: Places = Places()
+        self.asked: list[Any] = []
+        self.arrival: Any = object()
 
     def _take(self, message: Any) -> None:
         plain = pickle.loads(pickle.dumps(message, 5))
@@ -61,13 +87,18 @@ class Worker:
 
     def across(self, launch: Launch, number: int = 7) -> Launch | None:
         """The launch as the worker makes it, if it is of a form."""
-        found = self.table.find(launch)
+        found = self.table.find(launch, self.places.get_by_identity)
         if found is None:
             return None
         form, blocks = pickle.loads(pickle.dumps(found, 5))
         made = self.forms[form]
         blocks_by_id: Any = Blocks()
-        return made.launch(number, blocks, made.allocations(blocks), blocks_by_id)
+        return made.launch(number, blocks, made.allocations(blocks), blocks_by_id, self._array_at)
+
+    def _array_at(self, arrivals: list[Any], *where: Any) -> Any:
+        self.asked.append(where)
+        arrivals.append(self.arrival)
+        return np.ones(3, np.float32)
 
 
 class Blocks(defaultdict[int, Named]):
@@ -266,3 +297,35 @@ async def test_factors_of_operations_that_occur_again(isolated: ta.Device) -> No
         await ta.linalg.scal(factor, x)
         assert (await x.to_host()).tobytes() == (factor * host).tobytes()
         await x.fill(1.0)
+
+
+@pytest.mark.parametrize("kind", [CopyFromHostSpec, CopyToHostSpec])
+def test_a_host_array_is_part_of_it_by_its_place(kind: Any) -> None:
+    worker, here, there, elsewhere = Worker(), *np.zeros((3, 3), np.float32)
+    worker.places.add(here, 5, 64, "float32", (3,), None)
+    worker.places.add(there, 5, 128, "float32", (3,), None)
+
+    def ask(host: Any, block: int) -> Launch | None:
+        spec = kind(host=host, **{"out" if kind is CopyFromHostSpec else "source": array(block, (3,))})
+        return worker.across(launch_of(spec, outputs=(block,)))
+
+    assert [ask(host, 1) for host in (here, there, elsewhere, elsewhere, elsewhere)] == [None] * 5
+    for host, offset in ((here, 64), (there, 128), (here, 64)):
+        made = ask(host, 2)
+        assert made is not None
+        assert made.spec.host.tolist() == [1, 1, 1]  # type: ignore[attr-defined]
+        assert made.arrivals == [worker.arrival]
+        assert worker.asked.pop() == (5, offset, "float32", (3,), None)
+    assert [message[0] for message in worker.told] == ["form", "form"]
+
+
+def test_a_form_keeps_no_array_over_memory_of_the_application() -> None:
+    worker, host = Worker(), np.zeros(3, np.float32)
+    worker.places.add(host, 5, 64, "float32", (3,), None)
+    launch = launch_of(CopyFromHostSpec(host, array(1, (3,))), outputs=(1,))
+    worker.across(launch)
+    made = worker.across(launch)
+    assert made is not None
+    gone = weakref.ref(made.spec.host)  # type: ignore[attr-defined]
+    del made
+    assert gone() is None

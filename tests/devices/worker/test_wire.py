@@ -217,7 +217,7 @@ class TestSpecs:
             assert data[0] == "place"
             return places[data[1]]
 
-        got = decode_spec(encode_spec(ops.CopyToHostSpec(ARRAY, host=first), place), find)
+        got = decode_spec(encode_spec(ops.CopyToHostSpec(first, ARRAY), place), find)
         assert isinstance(got, ops.CopyToHostSpec)
         assert got.host is first
         assert got.source == ARRAY

@@ -6,11 +6,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from operator import itemgetter
 from typing import Any, TypeAlias
 
+import attrs
+import numpy.typing as npt
+
 from ...backends.base.ops import ArraySpec, OperationSpec
+from .._arrival import Arrival
 from .._blocks import Block
 from .._operation import Launch
 from ._channel import Message
-from ._wire import decode_spec, encode_spec, no_host, spec_fields, spec_key
+from ._wire import Wire, decode_spec, encode_spec, no_host, spec_fields, spec_key
 
 __all__ = ["Form", "FormTable"]
 
@@ -18,6 +22,18 @@ __all__ = ["Form", "FormTable"]
 _MOST = 1024
 
 _Key: TypeAlias = tuple[Any, ...]
+_Place: TypeAlias = Callable[[npt.NDArray[Any]], "Wire | None"]
+
+
+@attrs.frozen
+class _HostPlace:
+    """Where a host array lies that a form has."""
+
+    plain: Any
+
+
+def _nowhere(host: npt.NDArray[Any]) -> None:
+    """No host array lies where a worker has it, too."""
 
 
 class FormTable:
@@ -38,8 +54,12 @@ class FormTable:
         self._numbers: dict[_Key, int] = {}
         self._last = 0
 
-    def find(self, launch: Launch) -> tuple[int, tuple[int, ...]] | None:
-        """Find the form of a launch without host arrays; a new one is posted, ahead of what is posted next.
+    def find(self, launch: Launch, host: _Place = _nowhere) -> tuple[int, tuple[int, ...]] | None:
+        """Find the form of a launch; a new one is posted, ahead of what is posted next.
+
+        Args:
+            launch: The launch. Host arrays are part of the form, by the place where they lie.
+            host: Tells that place of one; None where the worker does not have it.
 
         Returns:
             Number of the form, and the blocks in the order of their places. None where it has no form,
@@ -50,7 +70,7 @@ class FormTable:
         """
         if launch.staged or launch.fault is not None:
             return None
-        found = spec_key(launch.spec)
+        found = spec_key(launch.spec, host)
         if found is None:
             return None
         key, blocks = found
@@ -80,14 +100,14 @@ class FormTable:
             return None
         number = numbers[whole]
         if not number:
-            plain = _encode(launch, places)
+            plain = _encode(launch, places, host)
             self._last += 1
             number = numbers[whole] = self._last
             self._post(("form", number, plain))
         return number, tuple(places)
 
 
-def _encode(launch: Launch, places: Mapping[int, int]) -> Message:
+def _encode(launch: Launch, places: Mapping[int, int], host: _Place) -> Message:
     """Make plain values of a launch, with the places of its blocks instead of them."""
     fields = [
         ArraySpec(places[field.block], field.offset, field.dtype, field.shape, field.strides)
@@ -98,7 +118,7 @@ def _encode(launch: Launch, places: Mapping[int, int]) -> Message:
     return (
         launch.name,
         launch.library,
-        encode_spec(type(launch.spec)(*fields), no_host),
+        encode_spec(type(launch.spec)(*fields), host),
         tuple([(places[block], nbytes) for block, nbytes in launch.allocations]),
         tuple([places[output.id] for output in launch.outputs]),
         tuple([(argument, places[used.id]) for argument, used in launch.uses]),
@@ -120,6 +140,7 @@ class Form:
         "_arrays",
         "_cls",
         "_fields",
+        "_hosts",
         "_library",
         "_name",
         "_outputs",
@@ -131,7 +152,8 @@ class Form:
     def __init__(self, data: Any) -> None:
         self._allocations: tuple[tuple[int, int], ...]
         self._name, self._library, plain, self._allocations, self._outputs, self._uses = data
-        spec = decode_spec(plain, no_host)
+        place: Any = _HostPlace
+        spec = decode_spec(plain, place)
         self._cls: Callable[..., OperationSpec] = type(spec)
         self._reads, self._writes = map(_picker, spec.blocks())
         # Of the last launch, once there was one.
@@ -140,6 +162,9 @@ class Form:
             (index, field.block, (field.offset, field.dtype, field.shape, field.strides))
             for index, field in enumerate(self._fields)
             if isinstance(field, ArraySpec)
+        ]
+        self._hosts = [
+            (index, field.plain) for index, field in enumerate(self._fields) if isinstance(field, _HostPlace)
         ]
 
     def allocations(self, blocks: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
@@ -152,17 +177,33 @@ class Form:
         blocks: tuple[int, ...],
         allocations: tuple[tuple[int, int], ...],
         table: Mapping[int, Block],
+        shared: Callable[..., npt.NDArray[Any]] = no_host,
     ) -> Launch:
-        """Make a launch of this form."""
+        """Make a launch of this form.
+
+        Args:
+            number: Number of the request.
+            blocks: Its blocks, in the order of their places.
+            allocations: Those that are made first.
+            table: The blocks by their ids.
+            shared: Makes an array over memory of the application's; see `decode_launch`.
+        """
         fields: list[Any] = self._fields
         for index, place, layout in self._arrays:
             block = blocks[place]
             if fields[index].block != block:
                 # Most operands are those of the launch before.
                 fields[index] = ArraySpec(block, *layout)
+        arrivals: list[Arrival] = []
+        for index, (_, *where) in self._hosts:
+            fields[index] = shared(arrivals, *where)
+        spec = self._cls(*fields)
+        for index, _ in self._hosts:
+            # Whoever takes the memory back finds no array of this form in it.
+            fields[index] = None
         return Launch(
             self._name,
-            self._cls(*fields),
+            spec,
             frozenset(self._reads(blocks)),
             frozenset(self._writes(blocks)),
             allocations,
@@ -173,6 +214,7 @@ class Form:
             self._library,
             None,
             number,
+            arrivals,
         )
 
 

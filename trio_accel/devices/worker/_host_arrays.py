@@ -93,7 +93,7 @@ class HostArrays:
 
     Attributes:
         copies: Those that the application copies, by index.
-        is_used: Whether there are any.
+        is_used: Whether there are any that a worker was told of one by one, and not by a form.
         is_written: Whether the worker writes to memory of the application.
         staging: As given.
     """
@@ -116,7 +116,7 @@ class HostArrays:
             return True
         specs = (launch.spec, *launch.staged)
         hosts = [spec.host for spec in specs if isinstance(spec, (CopyFromHostSpec, CopyToHostSpec))]
-        needed = [host.nbytes for host in hosts if host.nbytes > self._by_value and not self._find(host)]
+        needed = [host.nbytes for host in hosts if host.nbytes > self._by_value and not self.place(host)]
         return not needed or staging.taken + sum(needed) <= staging.limit
 
     def begin(self) -> None:
@@ -127,7 +127,7 @@ class HostArrays:
     def read(self, host: npt.NDArray[Any]) -> Message:
         """How the worker gets a host array: from shared memory, by value, or by a copy."""
         self.is_used = True
-        known = self._find(host)
+        known = self.place(host)
         if known is not None:
             return known
         if host.nbytes <= self._by_value:
@@ -137,7 +137,7 @@ class HostArrays:
     def write(self, host: npt.NDArray[Any]) -> Message:
         """How a host array is filled: by the device itself, from the reply, or by a copy."""
         self.is_used = True
-        known = self._find(host)
+        known = self.place(host)
         if known is not None:
             self.is_written = True
             return known
@@ -158,7 +158,8 @@ class HostArrays:
         if self.staging is not None and copies:
             self.staging.give_back(copies)
 
-    def _find(self, host: npt.NDArray[Any]) -> Message | None:
+    def place(self, host: npt.NDArray[Any]) -> Message | None:
+        """Where a host array lies in memory that the worker has, too; None if it does not."""
         if self.staging is None or not host.flags.c_contiguous:
             return None
         place = self.staging.pool.find(host)

@@ -9,7 +9,7 @@ import outcome
 import trio
 
 from ...actors import WOKEN
-from ...backends.base.ops import ArraySpec
+from ...backends.base.ops import ArraySpec, CopyToHostSpec
 from .._operation import Launch
 from .._order import Turn
 from ._channel import Message
@@ -209,8 +209,10 @@ class OperationRequest(RemoteRequest):
         """
         self.launch.check_inputs()
         hosts, launch = self.hosts, self.launch
-        found = None if hosts.is_used else forms.find(launch)
+        found = None if hosts.is_used else forms.find(launch, hosts.place)
         if found is not None:
+            if type(launch.spec) is CopyToHostSpec:
+                hosts.is_written = True
             form, blocks = found
             return "again", self.number, word, self.spoils, form, blocks, released
         if hosts.is_used:

@@ -374,7 +374,7 @@ class WorkerSide:
                 return
         allocations = again.allocations(blocks)
         self._name_blocks(allocations)
-        launch = again.launch(number, blocks, allocations, self._table)
+        launch = again.launch(number, blocks, allocations, self._table, self._slabs.array)
         self._serve(_Serving(launch, word, session, self._done, spoils=spoils))
 
     def _name_blocks(self, allocations: Iterable[tuple[int, int]]) -> None:

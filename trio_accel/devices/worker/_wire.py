@@ -113,10 +113,16 @@ def decode_spec(data: Wire, host: HostDecoder) -> OperationSpec:
     return codec.cls(*values[:count], **dict(zip(codec.keywords, values[count:], strict=True)))
 
 
-def spec_key(spec: OperationSpec) -> tuple[list[Any], list[int]] | None:
+def spec_key(
+    spec: OperationSpec, place: Callable[[npt.NDArray[Any]], Wire | None]
+) -> tuple[list[Any], list[int]] | None:
     """All of a specification but its blocks, and these: what is equal there is the same once it is encoded.
 
     None where it holds anything else than arrays, numbers, strings, bytes and None.
+
+    Args:
+        spec: The specification.
+        place: Tells of a host array where it lies; None where that is not all that is to be said of it.
     """
     cls = type(spec)
     codec = _CODECS.get(cls) or _codec(cls)
@@ -137,6 +143,8 @@ def spec_key(spec: OperationSpec) -> tuple[list[Any], list[int]] | None:
             key += kind, repr(field)
         elif kind in _PLAIN:
             key += kind, field
+        elif kind is np.ndarray and (where := place(cast("npt.NDArray[Any]", field))) is not None:
+            key.append(where)
         else:
             return None
     return key, blocks

@@ -24,8 +24,8 @@ class CopyFromHostSpec(OperationSpec):
 class CopyToHostSpec(OperationSpec):
     """Copy device memory into a writable host array of the same shape and dtype."""
 
+    host: npt.NDArray[Any]
     source: ArraySpec = reads()
-    host: npt.NDArray[Any] = attrs.field(kw_only=True)
 
 
 @attrs.frozen
