@@ -31,6 +31,7 @@ from trio_accel.backends.base.ops import (
 from trio_accel.devices._operation import Launch
 from trio_accel.devices.worker import _forms
 from trio_accel.devices.worker._forms import Form, FormTable
+from trio_accel.devices.worker._host_arrays import HostArrays
 
 FLOAT32 = DType.float32
 
@@ -329,3 +330,19 @@ def test_a_form_keeps_no_array_over_memory_of_the_application() -> None:
     gone = weakref.ref(made.spec.host)  # type: ignore[attr-defined]
     del made
     assert gone() is None
+
+
+async def test_memory_that_the_worker_does_not_have_fails_the_operation_alone(
+    system: ta.System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it is told of as it is or as a form."""
+    async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation="process")) as device:
+        monkeypatch.setattr(
+            HostArrays, "place", lambda _, host: ("shared", 999, 0, "float32", host.shape, None)
+        )
+        for _ in range(3):
+            with pytest.raises(KeyError, match="999"):
+                await device.put(np.ones(4, np.float32))
+        monkeypatch.undo()
+        assert (await (await device.put(np.ones(4, np.float32))).to_host()).tolist() == [1, 1, 1, 1]
+        assert device.generation == 1

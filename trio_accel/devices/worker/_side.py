@@ -360,21 +360,19 @@ class WorkerSide:
         if session is None:
             return
         again = self._forms.get(form)
-        if again is None:
-            data = self._told_forms[form]
+        try:
+            if again is None:
+                again = self._forms[form] = Form(self._told_forms[form])
+            allocations = again.allocations(blocks)
+            self._name_blocks(allocations)
+            launch = again.launch(number, blocks, allocations, self._table, self._slabs.array)
+        except Exception as error:  # noqa: BLE001  # the same, or memory that is not here
             made: tuple[tuple[int, int], ...]
             outputs: tuple[int, ...]
-            name, _, _, made, outputs, _ = data
-            try:
-                again = self._forms[form] = Form(data)
-            except Exception as error:  # noqa: BLE001  # the same
-                self._name_blocks([(blocks[place], nbytes) for place, nbytes in made])
-                damaged: list[int] = [blocks[place] for place in outputs] if spoils else []
-                self._cannot_read(number, name, damaged, error)
-                return
-        allocations = again.allocations(blocks)
-        self._name_blocks(allocations)
-        launch = again.launch(number, blocks, allocations, self._table, self._slabs.array)
+            name, _, _, made, outputs, _ = self._told_forms[form]
+            self._name_blocks([(blocks[place], nbytes) for place, nbytes in made])
+            self._cannot_read(number, name, [blocks[place] for place in outputs] if spoils else [], error)
+            return
         self._serve(_Serving(launch, word, session, self._done, spoils=spoils))
 
     def _name_blocks(self, allocations: Iterable[tuple[int, int]]) -> None:
