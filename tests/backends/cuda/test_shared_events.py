@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import trio_accel as ta
-from trio_accel.backends.base import Waker
 from trio_accel.backends.base.ops import CopySpec, MatmulSpec
 
 _SHARING = 8
@@ -18,21 +17,6 @@ _SHARING = 8
 def _only_cuda(backend: Any) -> None:
     if backend.name != "cuda":
         pytest.skip("of a backend whose events cost something")
-
-
-@pytest.fixture
-def writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers that streams were asked to write."""
-    from cuda.bindings import driver
-
-    write, numbers = driver.cuStreamWriteValue32, list[int]()
-
-    def noted(stream: Any, address: int, value: int, flags: int) -> Any:
-        numbers.append(value)
-        return write(stream, address, value, flags)
-
-    monkeypatch.setattr(driver, "cuStreamWriteValue32", noted)
-    return numbers
 
 
 @pytest.fixture
@@ -47,16 +31,6 @@ def light(rig: Any) -> MatmulSpec:
     for _ in range(3):
         rig.apply("blas", spec)
     return spec
-
-
-class Bell:
-    """Counts its rings."""
-
-    def __init__(self) -> None:
-        self.rings = 0
-
-    def ring(self) -> None:
-        self.rings += 1
 
 
 def share(rig: Any, spec: MatmulSpec, count: int) -> list[Any]:
@@ -123,7 +97,7 @@ def test_whatever_is_heavier_closes_it_first(
     elif how == "spin":
         rig.device.spin(rig.stream).release()
     elif how == "notify":
-        rig.stream.notify(shared, _waker())
+        rig.stream.notify(shared, Bell())
     elif how == "wait":
         other.wait(shared)
     else:
@@ -151,8 +125,11 @@ def _large(rig: Any, light: MatmulSpec, monkeypatch: pytest.MonkeyPatch) -> Matm
     return large
 
 
-def _waker() -> Waker:
-    return Bell()
+class Bell:
+    """Somebody who may be woken."""
+
+    def ring(self) -> None:
+        """Nobody is."""
 
 
 def test_what_ends_on_the_host_has_its_own(rig: Any, light: MatmulSpec) -> None:
