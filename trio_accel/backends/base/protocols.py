@@ -193,10 +193,11 @@ class AccelStream(Protocol):
         ...
 
     def record_deferred(self) -> AccelEvent:
-        """Make an event as `record` does, that may be one for several operations which take less than it.
+        """Make an event after everything enqueued so far, which may be one for several short operations.
 
-        Such an event is done some time after `flush`, or `record`, and after all that is enqueued until
-        then. What is enqueued otherwise closes it by itself: nobody waits for that in vain.
+        Whoever looks whether it is done calls `flush` first: without that, or a `record`, it may never be. It
+        is done behind all those that share it. What takes long is enqueued behind a `flush` by the stream
+        itself, and so is whatever waits for the event on the device.
         """
         ...
 
