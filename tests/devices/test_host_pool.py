@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import threading
+import weakref
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from trio_accel.backends.base.host import make_shared
 from trio_accel.devices import _host_pool
 from trio_accel.devices._host_pool import HostPool, Slab
 from trio_accel.devices._registrar import HostRegistrar
+from trio_accel.devices.worker import _slabs
 from trio_accel.devices.worker._slabs import WorkerSlabs
 
 MIB = 1 << 20
@@ -357,5 +359,31 @@ async def test_what_goes_before_a_worker_knows_it_is_forgotten_after_that() -> N
         slabs.remove(device, 1, trio.lowlevel.checkpoint)  # type: ignore[arg-type]
         await wait_all_tasks_blocked()
         device.may_go_on.set()
+        await device.wait("register", "unregister")
+        nursery.cancel_scope.cancel()
+
+
+async def test_arrays_in_a_slab_are_made_once_and_gone_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_slabs, "_MOST_ARRAYS", 3)
+    device, slabs = Slow(), WorkerSlabs()
+    device.may_go_on.set()
+    memory, descriptor = make_shared(MIB)
+    memory[:] = np.arange(MIB, dtype=np.uint8)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slabs.run)
+        slabs.add(device, 1, MIB, descriptor)  # type: ignore[arg-type]
+        await device.wait("register")
+
+        def made(offset: int, dtype: str = "uint8", shape: tuple[int, ...] = (2,)) -> np.ndarray:
+            return slabs.array([], 1, offset, dtype, shape, None)
+
+        assert made(3) is made(3)
+        for other in (made(4), made(3, "int8"), made(3, shape=(3,)), made(3, shape=(1, 2))):
+            assert other is not made(3)
+        for offset in range(8):
+            assert made(offset).tolist() == [offset, offset + 1]
+        gone = weakref.ref(made(3))
+        slabs.remove(device, 1, trio.lowlevel.checkpoint)  # type: ignore[arg-type]
+        assert gone() is None
         await device.wait("register", "unregister")
         nursery.cancel_scope.cancel()

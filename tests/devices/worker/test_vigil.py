@@ -48,6 +48,7 @@ class Peers:
         self.ours.vigil = self.vigil = Vigil(WINDOW, frozenset({"ask"}), frozenset({"answer"}))
         for channel in (self.ours, self.theirs):
             nursery.start_soon(channel.run)
+        nursery.start_soon(self.ours.listen)
 
     async def exchange(self, seconds: float) -> int:
         """Ask, and be answered after a while; returns how often the loop went round without sleep."""

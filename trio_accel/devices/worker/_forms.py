@@ -164,7 +164,9 @@ class Form:
             if isinstance(field, ArraySpec)
         ]
         self._hosts = [
-            (index, field.plain) for index, field in enumerate(self._fields) if isinstance(field, _HostPlace)
+            (index, field.plain[1:])
+            for index, field in enumerate(self._fields)
+            if isinstance(field, _HostPlace)
         ]
 
     def allocations(self, blocks: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
@@ -195,7 +197,7 @@ class Form:
                 # Most operands are those of the launch before.
                 fields[index] = ArraySpec(block, *layout)
         arrivals: list[Arrival] = []
-        for index, (_, *where) in self._hosts:
+        for index, where in self._hosts:
             fields[index] = shared(arrivals, *where)
         spec = self._cls(*fields)
         for index, _ in self._hosts:

@@ -118,6 +118,8 @@ class WorkerLink:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._channel.run)
+                if self._channel.vigil is not None:
+                    nursery.start_soon(self._channel.listen)
                 nursery.start_soon(self._listen_to_heart)
                 if self._stuck_after is not None:
                     nursery.start_soon(self._watch_the_watch, self._stuck_after)

@@ -25,12 +25,18 @@ __all__ = ["WorkerSlabs"]
 Change: TypeAlias = Callable[[], Awaitable[None]]
 
 _logger = logging.getLogger("trio_accel.devices")
+# Then all of a slab are forgotten: they are made again in a moment.
+_MOST_ARRAYS = 256
 
 
 @attrs.frozen(eq=False)
 class _Slab:
     memory: npt.NDArray[np.uint8]
     registered: Arrival = attrs.field(factory=Arrival)
+    # Those that operations used, by place, type and shape: a program uses the same again and again.
+    arrays: dict[tuple[int, str, tuple[int, ...]], npt.NDArray[Any]] = attrs.field(
+        factory=dict[tuple[int, str, tuple[int, ...]], "npt.NDArray[Any]"]
+    )
 
 
 class WorkerSlabs:
@@ -87,7 +93,7 @@ class WorkerSlabs:
         shape: tuple[int, ...],
         transfer: int | None,
     ) -> npt.NDArray[Any]:
-        """Make an array in a slab.
+        """An array in a slab; the same for the same place, type and shape.
 
         Args:
             arrivals: Takes what must be over before the array is used.
@@ -103,7 +109,13 @@ class WorkerSlabs:
         if transfer is not None:
             # The same one again, if the application has sent its request again.
             arrivals.append(self._copies.setdefault(transfer, Arrival()))
-        return np.ndarray(shape, DType(dtype).dtype, slab.memory.data, offset)
+        place, arrays = (offset, dtype, shape), slab.arrays
+        array = arrays.get(place)
+        if array is None:
+            if len(arrays) >= _MOST_ARRAYS:
+                arrays.clear()
+            array = arrays[place] = np.ndarray(shape, DType(dtype).dtype, slab.memory.data, offset)
+        return array
 
     def filled(self, transfer: int) -> None:
         """The application has copied: what waits for it is launched."""

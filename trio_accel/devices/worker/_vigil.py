@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from math import inf
 
 from .._forecast import Forecast
@@ -47,11 +48,15 @@ class Vigil:
         self._forecast.begin(time.perf_counter())
         return self._forecast.is_steady
 
-    def received(self) -> None:
-        """An answer has come."""
+    def received(self, messages: Sequence[tuple[tuple[object, ...], object]]) -> None:
+        """Messages have come, and among them perhaps an answer."""
         if self._is_expected:
-            self._is_expected = False
-            self._forecast.end(time.perf_counter())
+            answers = self.answers
+            for message, _ in messages:
+                if message[0] in answers:
+                    self._is_expected = False
+                    self._forecast.end(time.perf_counter())
+                    break
 
     def pause(self) -> float:
         """Seconds for which one may sleep; 0 while an answer is due, infinity if none is."""
