@@ -9,7 +9,7 @@ import pickle
 import socket
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
 from typing import TypeAlias, cast
@@ -99,6 +99,10 @@ class Channel:
         # from its first ring on until the other sleeps again.
         self._sleeper = Nudge()
         self._ringer = Nudge()
+        # Whether another task receives for a while.
+        self._is_attended = False
+        # What the messages that it received have led to.
+        self._failure: Exception | None = None
         self._is_broken = False
         self._is_closed = False
 
@@ -193,15 +197,19 @@ class Channel:
         Raises:
             EndOfChannel: There will be no more: the peer is gone or sent something that is no
                 message (the cause says what), or this end is closed.
+            Exception: What `handle` raised in a task that did this in its place; see `attend`.
         """
-        vigil, inbox = self.vigil, self._inbox
+        vigil = self.vigil
         # Whoever has waited for what was received goes first, and may ask again: to sleep takes as long.
         turns = 0 if vigil is None or not vigil.is_steady else _TURNS
-        while not self._is_closed and not inbox.is_at_end:
-            pause = inf if vigil is None else vigil.pause()
+        while not self._is_closed and not self._inbox.is_at_end:
+            if self._failure is not None:
+                failure, self._failure = self._failure, None
+                raise failure
+            pause = inf if vigil is None or self._is_attended else vigil.pause()
             if not pause:
                 await trio.lowlevel.checkpoint()
-            elif turns:
+            elif turns and not self._is_attended:
                 turns -= 1
                 await trio.lowlevel.checkpoint()
                 if turns:
@@ -213,17 +221,65 @@ class Channel:
                 except trio.ClosedResourceError:
                     continue
             # From here on there is no checkpoint, so what is read is returned.
-            received = inbox.read(self._sock)
-            if not received and not pause and vigil is not None and vigil.is_near:
-                received = self._glance()
-            if received:
-                if vigil is not None:
-                    vigil.received(received)
-                return received
+            if not self._is_attended:
+                received = self._take(is_due=not pause)
+                if received:
+                    return received
         self._break()
         raise EndOfChannel("this end is closed" if self._is_closed else "the peer is gone") from (
             None if self._is_closed else self._inbox.error
         )
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether an answer is due so soon that whoever waits for it may `attend`."""
+        return self.vigil is not None and not self.vigil.pause() and not self._is_attended
+
+    async def attend(self, handle: Callable[[list[Received]], None], goes_on: Callable[[], bool]) -> None:
+        """Receive in the task that waits for an answer, as long as one is due and `goes_on` says so.
+
+        Then it need not be woken by the receiver, which takes a turn of the loop. The receiver sleeps
+        meanwhile. Once the task is cancelled this returns, as it does at the end of the channel.
+
+        Args:
+            handle: Called with the messages, as the receiver would do with them.
+            goes_on: Called between two looks, and behind `handle`.
+        """
+        assert self.vigil is not None
+        self._is_attended = True
+        try:
+            while True:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+                if self._inbox.is_at_end or not goes_on() or self.vigil.pause():
+                    break
+                received = self._take(is_due=True)
+                if received:
+                    try:
+                        handle(received)
+                    except Exception as error:  # noqa: BLE001  # it is the receiver's
+                        self._failure = error
+                        break
+                    if not goes_on():
+                        break
+                if trio.current_effective_deadline() == -inf:
+                    break
+        finally:
+            self._is_attended = False
+            if self.vigil.pause() != inf or self._inbox.is_at_end or self._failure is not None:
+                # Something is due, or over: the receiver looks after it.
+                self._sleeper.wake()
+            self._ringer.wake()
+
+    def _take(self, *, is_due: bool) -> list[Received]:
+        """Read what has arrived."""
+        vigil = self.vigil
+        received = self._inbox.read(self._sock)
+        if vigil is not None:
+            if not received and is_due and vigil.is_near:
+                received = self._glance()
+            if received:
+                vigil.received(received)
+        return received
 
     def _glance(self) -> list[Received]:
         """Read a few times: a turn of the loop takes longer than the answer does from here on."""
@@ -245,7 +301,8 @@ class Channel:
         with suppress(trio.ClosedResourceError):
             while not self._is_closed:
                 await trio.lowlevel.wait_readable(self._sock)
-                self._sleeper.wake()
+                if not self._is_attended:
+                    self._sleeper.wake()
                 await self._ringer.wait()
 
     async def _sleep(self, seconds: float) -> None:

@@ -179,6 +179,13 @@ class WorkerDispatch:
         request, reply = self._plan(operation, spoils=False)
         try:
             self._requests.add(request)
+            link = self._link
+            if link is not None and self._requests.sent == 1 and link.is_awaited:
+                # Its asker sees its end by itself, as long as it is alone.
+                await link.attend(lambda: not request.is_over and self._requests.sent == 1)
+                if request.is_over:
+                    request.result()
+                    return reply
             await request.wait(self._cancel)
         finally:
             request.launch.forget()

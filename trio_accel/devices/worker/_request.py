@@ -110,6 +110,11 @@ class RemoteRequest:
 
         await trio.lowlevel.wait_task_rescheduled(abort)
 
+    def result(self) -> None:
+        """Raise what it failed with; of a request that is over, and that nobody has waited for."""
+        if self._result is not None:
+            self._result.unwrap()
+
     def finish(self, error: BaseException | None) -> bool:
         """Give the outcome; a second one does nothing and returns False."""
         return self._settle(None if error is None else outcome.Error(error), error)

@@ -1,0 +1,292 @@
+"""Whoever waits for an answer alone receives it by itself, where the answer is due."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import trio
+import trio.testing
+from chosen import BACKEND
+from isolated import options
+from processes import until
+
+import trio_accel as ta
+from trio_accel.devices import _completion
+from trio_accel.devices.worker._channel import Channel, EndOfChannel, Received
+from trio_accel.devices.worker._link import WorkerLink
+from trio_accel.devices.worker._vigil import Vigil
+
+
+class Peers:
+    """Two ends, of which one is sure that an answer is due, and has a receiver."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self.ours, self.theirs = (Channel(sock) for sock in socket.socketpair())
+        self.vigil = Vigil(20.0, frozenset({"ask"}), frozenset({"answer"}))
+        self.ours.vigil = self.vigil
+        for task in (self.ours.run, self.theirs.run, self.ours.listen, self.receive):
+            nursery.start_soon(task)
+        self.received: list[Any] = []
+        self.attended: list[Any] = []
+        self.end: BaseException | None = None
+
+    async def receive(self) -> None:
+        try:
+            while True:
+                self.received += [message for message, _ in await self.ours.receive()]
+        except Exception as error:  # noqa: BLE001  # a test looks at it
+            self.end = error
+
+    def take(self, received: list[Received]) -> None:
+        self.attended += [message for message, _ in received]
+
+    def ask(self) -> None:
+        # Two that took as long as one another.
+        for _ in range(3):
+            self.vigil.sent()
+            self.vigil.received([(("answer",), ())])
+        self.ours.post(("ask",), now=True)
+        assert self.ours.is_awaited
+
+    async def attend(self, until: Callable[[], bool]) -> None:
+        with trio.move_on_after(5) as scope:
+            await self.ours.attend(self.take, lambda: not until())
+        # It is not to be cancelled: it returns.
+        assert not scope.cancel_called
+
+
+@pytest.fixture
+async def peers(nursery: trio.Nursery) -> AsyncGenerator[Peers, None]:
+    made = Peers(nursery)
+    await trio.testing.wait_all_tasks_blocked()
+    yield made
+    made.ours.close()
+    made.theirs.close()
+    nursery.cancel_scope.cancel()
+
+
+async def test_the_answer_comes_to_who_waits_for_it(peers: Peers) -> None:
+    for count in range(1, 4):
+        peers.ask()
+        peers.theirs.post(("by the way", count), now=True)
+        peers.theirs.post(("answer", count), now=True)
+        await peers.attend(lambda: len(peers.attended) == 2 * count)  # noqa: B023  # it is over by then
+        assert peers.attended[-2:] == [("by the way", count), ("answer", count)]
+    assert not peers.received
+    assert not peers.ours.is_awaited
+
+
+async def test_what_comes_later_is_received_as_ever(peers: Peers) -> None:
+    peers.ask()
+    turns = iter(range(5))
+    await peers.attend(lambda: next(turns, None) is None)
+    peers.theirs.post(("answer",), now=True)
+    await until(lambda: peers.received)
+    # Also after a while, when nothing is due.
+    await trio.testing.wait_all_tasks_blocked(0.01)
+    peers.theirs.post(("by the way",), now=True)
+    await trio.testing.wait_all_tasks_blocked(0.01)
+    assert peers.received == [("answer",), ("by the way",)]
+    assert not peers.attended
+
+
+async def test_what_is_heard_by_one_who_attends_is_heard_again_afterwards(peers: Peers) -> None:
+    """The task that listens has rung for nobody by then."""
+    peers.ask()
+    turns = iter(range(20))
+
+    def is_over() -> bool:
+        turn = next(turns, None)
+        if turn == 10:
+            peers.theirs.post(("by the way", turn), now=True)
+        return turn is None
+
+    await peers.attend(is_over)
+    peers.vigil.received([(("answer",), ())])
+    await trio.testing.wait_all_tasks_blocked(0.01)
+    peers.theirs.post(("last",), now=True)
+    await trio.testing.wait_all_tasks_blocked(0.01)
+    assert peers.attended == [("by the way", 10)]
+    assert peers.received == [("last",)]
+
+
+async def test_who_is_cancelled_leaves_it_to_the_receiver(peers: Peers) -> None:
+    peers.ask()
+    started = trio.current_time()
+    with trio.move_on_after(0.01) as scope:
+        await peers.attend(lambda: False)
+        assert trio.current_time() - started < 3
+        assert trio.current_effective_deadline() == -float("inf")
+        await trio.lowlevel.checkpoint()
+    assert scope.cancelled_caught
+    peers.theirs.post(("answer",), now=True)
+    await until(lambda: peers.received)
+
+
+@pytest.mark.parametrize("whose", ["ours", "theirs"])
+async def test_the_end_is_the_receivers(peers: Peers, whose: str) -> None:
+    peers.ask()
+    turns = iter(range(10))
+
+    def is_over() -> bool:
+        if next(turns, None) == 5:
+            getattr(peers, whose).close()
+        return False
+
+    await peers.attend(is_over)
+    await trio.testing.wait_all_tasks_blocked(0.01)
+    assert isinstance(peers.end, EndOfChannel)
+
+
+async def test_what_a_message_leads_to_is_the_receivers(peers: Peers) -> None:
+    def fail(_: object) -> None:
+        raise ZeroDivisionError
+
+    peers.ask()
+    turns = iter(range(20))
+
+    def goes_on() -> bool:
+        turn = next(turns, None)
+        if turn == 10:
+            # The receiver, and who rings for it, have settled by now.
+            peers.theirs.post(("answer",), now=True)
+        return turn is not None
+
+    await peers.ours.attend(fail, goes_on)
+    assert next(turns, None) is not None
+    await trio.testing.wait_all_tasks_blocked(0.01)
+    assert isinstance(peers.end, ZeroDivisionError)
+
+
+@attrs.define
+class Attended:
+    """Counts those who wait for themselves."""
+
+    now: int = 0
+    begun: int = 0
+    over: int = 0
+
+
+@pytest.fixture
+def attended(monkeypatch: pytest.MonkeyPatch) -> Attended:
+    # However small this machine is.
+    monkeypatch.setattr(_completion, "_processors", lambda: 16)
+    counts, attend = Attended(), WorkerLink.attend
+
+    async def counted(link: WorkerLink, goes_on: Callable[[], bool]) -> None:
+        counts.begun += 1
+        counts.now += 1
+        try:
+            await attend(link, goes_on)
+        finally:
+            counts.now -= 1
+        counts.over += not goes_on()
+
+    monkeypatch.setattr(WorkerLink, "attend", counted)
+    return counts
+
+
+@pytest.fixture
+async def device(system: ta.System, attended: Attended) -> AsyncGenerator[ta.Device, None]:
+    wakeful = options(completion=ta.AdaptiveCompletion(window=20.0), cancel_grace=0.2)
+    async with system.open_device(BACKEND, options=wakeful) as device:
+        yield device
+
+
+async def steady(device: ta.Device, attended: Attended) -> ta.AccelRef:
+    """Ask until whoever asks attends."""
+    x = await device.put(np.ones(8))
+    with trio.fail_after(20):
+        while attended.begun < 3:
+            await ta.linalg.scal(1.0, x)
+    return x
+
+
+async def test_a_lone_asker_attends(device: ta.Device, attended: Attended) -> None:
+    x = await steady(device, attended)
+    before = attended.over
+    for _ in range(50):
+        await ta.linalg.scal(-1.0, x)
+    assert attended.over > before
+    with pytest.raises(ta.OutOfMemoryError):
+        await device.zeros((1 << 50,))
+    ta.testing.inject_fault(device, ta.linalg.Scal, fail=ZeroDivisionError())
+    with pytest.raises(ta.ActorFailedError) as failed:
+        await ta.linalg.scal(1.0, x)
+    assert isinstance(failed.value.__cause__, ZeroDivisionError)
+    assert (await x.to_host()).tolist() == [1.0] * 8
+
+
+async def test_many_askers_and_one_in_turns(device: ta.Device, attended: Attended) -> None:
+    x = await steady(device, attended)
+    for count in (1, 5, 1, 1, 64, 1, 2):
+        async with trio.open_nursery() as nursery:
+            for _ in range(count):
+                nursery.start_soon(ta.linalg.scal, -1.0, x)
+    assert (await x.to_host()).tolist() == [-1.0] * 8
+    assert not attended.now
+    statistics = await device.statistics()
+    assert (statistics.in_flight, device.pending) == (0, 0)
+
+
+async def test_one_who_is_cancelled(device: ta.Device, attended: Attended) -> None:
+    x = await steady(device, attended)
+    ta.testing.inject_fault(device, ta.linalg.Scal, hang=True)
+    before = attended.begun
+    started = trio.current_time()
+    with trio.move_on_after(0.1) as scope:
+        await ta.linalg.scal(1.0, x)
+    assert scope.cancelled_caught
+    # With the grace, and the end of the worker.
+    assert trio.current_time() - started < 5
+    assert attended.begun == before + 1
+    y = await device.put(np.ones(8))
+    await ta.linalg.scal(2.0, y)
+    assert (await y.to_host()).tolist() == [2.0] * 8
+    assert device.generation == 2
+
+
+@pytest.mark.parametrize("how", ["kill", "poison"])
+async def test_one_whose_worker_is_lost(device: ta.Device, attended: Attended, how: str) -> None:
+    x, other = await steady(device, attended), await device.put(np.arange(8.0))
+    ta.testing.inject_fault(device, ta.linalg.Scal, hang=True)
+    before = attended.begun
+    async with trio.open_nursery() as nursery:
+
+        async def ask() -> None:
+            with pytest.raises(ta.ContextPoisonedError), trio.fail_after(20):
+                await ta.linalg.scal(1.0, x)
+
+        nursery.start_soon(ask)
+        await until(lambda: attended.now == 1)
+        assert attended.begun == before + 1
+        if how == "poison":
+            ta.testing.poison(device)
+        else:
+            process = device.dispatch.process  # type: ignore[union-attr]
+            os.kill(process.pid, signal.SIGKILL)  # type: ignore[union-attr]
+    assert not attended.now
+    await ta.linalg.scal(2.0, other)
+    assert (await other.to_host()).tolist() == list(range(0, 16, 2))
+    assert device.generation == 2
+
+
+async def test_one_whose_device_is_closed(device: ta.Device, attended: Attended) -> None:
+    x = await steady(device, attended)
+    ta.testing.inject_fault(device, ta.linalg.Scal, hang=True)
+    async with trio.open_nursery() as nursery:
+
+        async def ask() -> None:
+            with pytest.raises(ta.DeviceLostError), trio.fail_after(20):
+                await ta.linalg.scal(1.0, x)
+
+        nursery.start_soon(ask)
+        await until(lambda: attended.now == 1)
+        await device.close()
