@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -222,6 +224,34 @@ async def test_a_lone_asker_attends(device: ta.Device, attended: Attended) -> No
         await ta.linalg.scal(1.0, x)
     assert isinstance(failed.value.__cause__, ZeroDivisionError)
     assert (await x.to_host()).tolist() == [1.0] * 8
+
+
+@pytest.mark.parametrize("is_attended", [True, False])
+async def test_a_failure_keeps_no_array(device: ta.Device, attended: Attended, is_attended: bool) -> None:
+    x = await steady(device, attended)
+    y, before = await device.put(np.ones(8)), attended.over
+    gc.collect()
+    with without_gc():
+        ta.testing.inject_fault(device, ta.linalg.Scal, fail=ta.NotSupportedError("not today"))
+        async with trio.open_nursery() as nursery:
+            if not is_attended:
+                # Then there are two, and the receiver wakes both.
+                nursery.start_soon(ta.linalg.nrm2, x)
+            with pytest.raises(ta.NotSupportedError, match="today"):
+                await ta.linalg.scal(1.0, y)
+        assert attended.over > before
+        del y
+        await device.synchronize()
+        assert (await device.statistics()).memory.blocks == 1
+
+
+@contextmanager
+def without_gc() -> Generator[None, None, None]:
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 async def test_many_askers_and_one_in_turns(device: ta.Device, attended: Attended) -> None:

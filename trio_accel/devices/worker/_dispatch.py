@@ -184,7 +184,7 @@ class WorkerDispatch:
                 # Its asker sees its end by itself, as long as it is alone.
                 await link.attend(lambda: not request.is_over and self._requests.sent == 1)
                 if request.is_over:
-                    request.result()
+                    request.take_result().unwrap()
                     return reply
             await request.wait(self._cancel)
         finally:

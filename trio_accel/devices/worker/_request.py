@@ -94,7 +94,7 @@ class RemoteRequest:
         """
         if self._result is not None:
             await trio.lowlevel.cancel_shielded_checkpoint()
-            self._result.unwrap()
+            self.take_result().unwrap()
             return
         self._task = trio.lowlevel.current_task()
 
@@ -110,10 +110,14 @@ class RemoteRequest:
 
         await trio.lowlevel.wait_task_rescheduled(abort)
 
-    def result(self) -> None:
-        """Raise what it failed with; of a request that is over, and that nobody has waited for."""
-        if self._result is not None:
-            self._result.unwrap()
+    def take_result(self) -> outcome.Outcome[None]:
+        """The outcome of a request that is over, and that nobody has waited for; to be unwrapped at once.
+
+        An error has a traceback, and that what the asker had: whoever kept both would keep them until garbage
+        is collected.
+        """
+        result, self._result = self._result, None
+        return WOKEN if result is None else result
 
     def finish(self, error: BaseException | None) -> bool:
         """Give the outcome; a second one does nothing and returns False."""
