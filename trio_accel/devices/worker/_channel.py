@@ -20,7 +20,7 @@ from trio.lowlevel import enable_ki_protection
 from .._nudge import Nudge
 from ._vigil import Vigil
 
-__all__ = ["MAX_DESCRIPTORS", "Channel", "EndOfChannel", "Message", "Received"]
+__all__ = ["MAX_DESCRIPTORS", "Channel", "EndOfChannel", "Message", "Received", "frame_of"]
 
 Message: TypeAlias = tuple[object, ...]
 Received: TypeAlias = tuple[Message, tuple[int, ...]]
@@ -148,12 +148,13 @@ class Channel:
         if not (now and is_first and self._flush(1)):
             self._work.wake()
 
-    def post(self, message: Message, *, now: bool = False) -> None:
+    def post(self, message: Message, *, now: bool = False, frame: bytes | None = None) -> None:
         """Put a small message into the outbox, that is encoded when it is sent; see `send`.
 
         Args:
             message: Real numbers, strings, bytes, None and tuples of these.
             now: Try to send it right here, with what was posted before it, unless the socket is full.
+            frame: What `frame_of` makes of it, if that was called by now.
         """
         if self._is_broken:
             return
@@ -162,8 +163,7 @@ class Channel:
             self._asks = True
         if now and self._rest is None and not self._posted and not self._outbox:
             # As it would come out of both, by itself.
-            payload = pickle.dumps(message, 5)
-            self._rest = _HEADER.pack(len(payload), 0) + payload
+            self._rest = frame or frame_of(message)
             self._pending_bytes += len(self._rest)
             if not self._flush(1):
                 self._work.wake()
@@ -413,6 +413,12 @@ class Channel:
         self._rest = None
         self._pending_bytes = 0
         self._work.wake()
+
+
+def frame_of(message: Message) -> bytes:
+    """A small message, without descriptors, as it travels by itself."""
+    payload = pickle.dumps(message, 5)
+    return _HEADER.pack(len(payload), 0) + payload
 
 
 class _Inbox:

@@ -26,7 +26,7 @@ from .._hooks import EngineHook
 from .._operation import Launch
 from .._options import DeviceOptions
 from .._system import System
-from ._channel import Channel, EndOfChannel, Message, Received
+from ._channel import Channel, EndOfChannel, Message, Received, frame_of
 from ._forms import Form
 from ._frames import Place, WorkerConfig, place_of, plain_place
 from ._launches import ALLOCATIONS, NAME, OUTPUTS, decode_launch
@@ -56,9 +56,10 @@ class _Serving(DirectReply):
         tell: Tells the application what it failed with, or None.
         is_launched: Whether the library has begun.
         places: Where its new blocks lie, if that was looked up by now.
+        frame: The answer as it travels if all goes well, if it was prepared by now.
     """
 
-    __slots__ = ("is_launched", "launch", "places", "results", "session", "spoils", "tell", "word")
+    __slots__ = ("frame", "is_launched", "launch", "places", "results", "session", "spoils", "tell", "word")
 
     def __init__(self, launch: Launch, word: int, session: Session, tell: _Tell, *, spoils: bool) -> None:
         # Without the call of the base's, which takes longer than it does anything.
@@ -73,16 +74,25 @@ class _Serving(DirectReply):
         self.tell: _Tell = tell
         self.is_launched: bool = False
         self.places: tuple[Place, ...] | None = None
+        self.frame: bytes | None = None
 
     def look_last(self, look: Callable[[], None]) -> bool:
         """Prepare the answer while the device works; nobody else looks for its end."""
-        self.places = _places(self.launch, self.session.engine)
+        self._prepare()
         return False
 
     def attend(self, attend: Callable[[], Awaitable[None]]) -> bool:
         """Prepare the answer while the device works; the task of the strategy looks for its end."""
-        self.places = _places(self.launch, self.session.engine)
+        self._prepare()
         return False
+
+    def _prepare(self) -> None:
+        self.places = _places(self.launch, self.session.engine)
+        self.frame = frame_of(self.answer(self.places, None))
+
+    def answer(self, places: tuple[Place, ...], trouble: Message | None) -> Message:
+        """What the application is told if no host arrays travel with it."""
+        return "done", self.launch.number, places, (), trouble
 
     def deliver(self, error: BaseException | None) -> None:
         """Take the outcome of what was launched without the library's mailbox."""
@@ -431,7 +441,8 @@ class WorkerSide:
             is_hit = launch.fault is not None and launch.fault.is_struck
             trouble = "done", serving.is_launched, is_hit, plain, tuple(damaged)
         if not serving.results:
-            self._channel.post(("done", number, places, (), trouble), now=not self._serving)
+            frame = serving.frame if is_fine else None
+            self._channel.post(serving.answer(places, trouble), now=not self._serving, frame=frame)
             return
         results = tuple([encode_array(array) for array in serving.results]) if error is None else ()
         self._channel.send(("done", number, places, results, trouble), now=not self._serving)
