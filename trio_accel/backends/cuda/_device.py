@@ -199,21 +199,19 @@ class CudaDevice:
 
     def address(self, array: ArraySpec) -> int:
         """Where the first element of an array lies; raises as `at` does."""
-        return self.addresses((array, *self.span(array)))[0]
+        return self.address_within(array, self.span(array))
 
-    def addresses(self, *arrays: tuple[ArraySpec, int, int]) -> list[int]:
-        """Where the first element of each array lies, given what `span` says of it; raises as `at` does."""
-        blocks = self._memory.blocks
-        found: list[int] = []
-        for array, first, last in arrays:
-            number, offset = array.block, array.offset
-            if number not in blocks:
-                self._memory.block(number)
-            address, nbytes, _ = blocks[number]
-            if offset < first or offset + last > nbytes:
-                raise ValueError(f"the array does not lie within its block of {nbytes} bytes: {array}")
-            found.append(address + offset)
-        return found
+    def address_within(self, array: ArraySpec, span: tuple[int, int]) -> int:
+        """Where the first element of an array lies, given what `span` says of it; raises as `at` does."""
+        first, last = span
+        offset = array.offset
+        try:
+            address, nbytes, _ = self._memory.blocks[array.block]
+        except KeyError:
+            raise KeyError(f"block {array.block} does not exist") from None
+        if offset < first or offset + last > nbytes:
+            raise ValueError(f"the array does not lie within its block of {nbytes} bytes: {array}")
+        return address + offset
 
     def span(self, array: ArraySpec) -> tuple[int, int]:
         """The bytes that an array takes before its first element, and from there on; of an empty one none.

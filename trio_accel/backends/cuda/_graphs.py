@@ -77,7 +77,7 @@ class Graphs:
             return False
         # What is enqueued now is done with the stream's next number.
         kept.last = stream.word.sequence
-        code = driver.cuGraphLaunch(kept.thing, stream.handle)[0]
+        code = driver.cuGraphLaunch(kept.thing, stream.native)[0]
         if code:
             self._give_up(key, code)
             return False

@@ -36,7 +36,8 @@ class CudaStream:
     Attributes:
         done: The number of the last event that `refresh` saw to be done.
         is_light: Whether what was enqueued since the last event takes less than to record another.
-        handle: The driver's handle, as an integer.
+        native: The driver's handle, as the bindings want it: of an integer they make one each time.
+        handle: The same as an integer.
         is_closed: Whether it takes no more work.
         is_destroyed: Whether it has ended and was given back.
         word: What it writes to.
@@ -51,6 +52,7 @@ class CudaStream:
         self.is_closed: bool = False
         with self._context:
             stream = self._context.check(driver.cuStreamCreateWithPriority(_NON_BLOCKING, priority))
+            self.native: driver.CUstream = stream
             self.handle: int = int(stream)
             self.word: Word = words.take()
         # What several light operations share, until it is recorded, and how many these are.
@@ -112,7 +114,7 @@ class CudaStream:
         if not self._next and not self._context.is_lost:
             # Nothing that another thread could come upon half made: nearly always.
             sequence = word.sequence + 1
-            result = driver.cuStreamWriteValue32(self.handle, word.address, sequence & _MASK, 0)
+            result = driver.cuStreamWriteValue32(self.native, word.native, sequence & _MASK, 0)
             if not result[0]:
                 word.sequence = sequence
                 return deferred or CudaEvent(self, sequence)
@@ -123,7 +125,7 @@ class CudaStream:
         with self._lock:
             if not self._context.is_lost:
                 sequence = word.sequence + 1
-                result = driver.cuStreamWriteValue32(self.handle, word.address, sequence & _MASK, 0)
+                result = driver.cuStreamWriteValue32(self.native, word.native, sequence & _MASK, 0)
                 if not result[0]:
                     word.sequence = sequence
                     event = deferred or CudaEvent(self, sequence)

@@ -101,35 +101,35 @@ class Transfers:
         """Enqueue the copy of a host array, in C order, to device memory. It is read until the next event."""
         start, nbytes = host.ctypes.data, host.nbytes
         if host.flags.c_contiguous and self._holds(start, nbytes):
-            self._context.check(driver.cuMemcpyHtoDAsync(address, start, nbytes, stream.handle))
+            self._context.check(driver.cuMemcpyHtoDAsync(address, start, nbytes, stream.native))
         elif nbytes <= SMALL:
             slot = self._take_slot()
             _copy(_shaped(slot, host), host)
             stream.after(partial(self._give_slot_back, slot))
             self._context.check(
-                driver.cuMemcpyHtoDAsync(address, slot.ctypes.data, host.nbytes, stream.handle)
+                driver.cuMemcpyHtoDAsync(address, slot.ctypes.data, host.nbytes, stream.native)
             )
         else:
             packed = np.ascontiguousarray(host)
             self._context.check(
-                driver.cuMemcpyHtoDAsync(address, packed.ctypes.data, host.nbytes, stream.handle)
+                driver.cuMemcpyHtoDAsync(address, packed.ctypes.data, host.nbytes, stream.native)
             )
 
     def to_host(self, stream: CudaStream, address: int, host: HostArray) -> None:
         """Enqueue the copy of device memory to a host array, in C order; it is there at the next event."""
         start, nbytes = host.ctypes.data, host.nbytes
         if host.flags.c_contiguous and self._holds(start, nbytes):
-            self._context.check(driver.cuMemcpyDtoHAsync(start, address, nbytes, stream.handle))
+            self._context.check(driver.cuMemcpyDtoHAsync(start, address, nbytes, stream.native))
         elif nbytes <= SMALL:
             slot = self._take_slot()
             self._context.check(
-                driver.cuMemcpyDtoHAsync(slot.ctypes.data, address, host.nbytes, stream.handle)
+                driver.cuMemcpyDtoHAsync(slot.ctypes.data, address, host.nbytes, stream.native)
             )
             stream.after(partial(self._fetch, slot, host))
         else:
             packed = host if host.flags.c_contiguous else np.empty(host.shape, host.dtype)
             self._context.check(
-                driver.cuMemcpyDtoHAsync(packed.ctypes.data, address, host.nbytes, stream.handle)
+                driver.cuMemcpyDtoHAsync(packed.ctypes.data, address, host.nbytes, stream.native)
             )
             if packed is not host:
                 _copy(host, packed)

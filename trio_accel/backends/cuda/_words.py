@@ -24,6 +24,7 @@ class Word:
 
     Attributes:
         address: Where the device finds it.
+        native: The same, as the bindings want it.
         sequence: The last number that a stream was told to write to it, without a limit: a word that is
             given to another stream goes on counting, because somebody may still wait for what the one before
             wrote.
@@ -31,6 +32,7 @@ class Word:
     """
 
     address: int
+    native: driver.CUdeviceptr
     sequence: int = 0
     written: int = 0
     _view: Any = None
@@ -97,4 +99,6 @@ class Words:
         self._pages.append(host)
         view = memoryview((ctypes.c_uint32 * (_BYTES // 4)).from_address(host)).cast("B").cast("I")
         for offset in range(_BYTES - _APART, -1, -_APART):
-            self._free.append(Word(device + offset, 0, 0, view, offset // 4))
+            self._free.append(
+                Word(device + offset, driver.CUdeviceptr(device + offset), 0, 0, view, offset // 4)
+            )

@@ -119,10 +119,11 @@ class BlasLibrary(CudaLibrary):
             return False
         call, is_light, of_a, of_b, of_out = again
         device = self._device
-        addresses = device.addresses((a, *of_a), (b, *of_b), (out, *of_out))
+        within = device.address_within
+        key = call, stream, within(a, of_a), within(b, of_b), within(out, of_out)
         if not is_light:
             stream.begin_heavy()
-        if not device.graphs.launch((call, stream, *addresses), stream):
+        if not device.graphs.launch(key, stream):
             return False
         stream.is_light = is_light
         return True
