@@ -18,7 +18,7 @@ from trio.lowlevel import enable_ki_protection
 
 from ..backends.base import OutOfMemoryError
 from ..backends.base.chunks import ChunkAllocator
-from ..backends.base.host import available_bytes, make_shared, total_bytes
+from ..backends.base.host import address_of, available_bytes, make_shared, total_bytes
 from ._bridge import LoopWaker
 
 __all__ = ["HostPool", "Region", "Slab"]
@@ -195,7 +195,7 @@ class HostPool:
         """
         if not self._starts or not array.size:
             return None
-        first = int(array.__array_interface__["data"][0])
+        first = address_of(array)
         if array.flags.c_contiguous:
             low, high = first, first + array.nbytes
         else:
@@ -261,7 +261,7 @@ class HostPool:
             memory, descriptor = make_shared(nbytes) if self._is_shared else (_make_private(nbytes), None)
         except OSError as error:
             raise MemoryError(f"{nbytes} bytes of host memory: {error}") from error
-        address = int(memory.__array_interface__["data"][0])
+        address = address_of(memory)
         slab = Slab(next(self._slab_numbers), memory, address, descriptor)
         self.slabs[slab.number] = slab
         index = bisect.bisect(self._starts, address)

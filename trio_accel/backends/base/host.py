@@ -5,15 +5,18 @@ The latter are anonymous files, which live as long as a descriptor or a mapping.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "address_of",
     "available_bytes",
     "has_shared_memory",
     "make_shared",
@@ -23,6 +26,18 @@ __all__ = [
 ]
 
 _GROUPS = Path("/sys/fs/cgroup")
+# An array is a buffer at run time, whatever NumPy declares for the Python versions before 3.12.
+_first_of: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
+_address_of = ctypes.addressof
+
+
+def address_of(array: npt.NDArray[Any]) -> int:
+    """Where an array begins: most often in a quarter of the time that ``array.ctypes.data`` takes."""
+    try:
+        return _address_of(_first_of(array))
+    except (TypeError, ValueError):
+        # Nobody may write to it, it has gaps or no elements, or is of a dtype that has no buffer.
+        return array.ctypes.data
 
 
 def has_shared_memory() -> bool:

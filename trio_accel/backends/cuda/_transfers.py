@@ -13,6 +13,7 @@ import numpy.typing as npt
 from cuda.bindings import driver
 
 from ..base import as_bits
+from ..base.host import address_of
 from ._context import CudaContext
 from ._stream import CudaStream
 
@@ -90,7 +91,7 @@ class Transfers:
 
     def is_registered(self, host: HostArray) -> bool:
         """Whether an array lies in memory that the device transfers by itself."""
-        return self._holds(host.ctypes.data, host.nbytes)
+        return self._holds(address_of(host), host.nbytes)
 
     def _holds(self, start: int, nbytes: int) -> bool:
         with self._lock:
@@ -99,7 +100,7 @@ class Transfers:
 
     def to_device(self, stream: CudaStream, host: HostArray, address: int) -> None:
         """Enqueue the copy of a host array, in C order, to device memory. It is read until the next event."""
-        start, nbytes = host.ctypes.data, host.nbytes
+        start, nbytes = address_of(host), host.nbytes
         if host.flags.c_contiguous and self._holds(start, nbytes):
             self._context.check(driver.cuMemcpyHtoDAsync(address, start, nbytes, stream.native))
         elif nbytes <= SMALL:
@@ -117,7 +118,7 @@ class Transfers:
 
     def to_host(self, stream: CudaStream, address: int, host: HostArray) -> None:
         """Enqueue the copy of device memory to a host array, in C order; it is there at the next event."""
-        start, nbytes = host.ctypes.data, host.nbytes
+        start, nbytes = address_of(host), host.nbytes
         if host.flags.c_contiguous and self._holds(start, nbytes):
             self._context.check(driver.cuMemcpyDtoHAsync(start, address, nbytes, stream.native))
         elif nbytes <= SMALL:

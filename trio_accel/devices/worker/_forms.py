@@ -86,19 +86,18 @@ class FormTable:
         for argument, used in launch.uses:
             key.append(argument)
             blocks.append(used.id)
-        places = dict.fromkeys(blocks, 0)
-        for place, block in enumerate(places):
-            places[block] = place
-        key += [places[block] for block in blocks]
+        places: dict[int, int] = {}
+        place_of = places.setdefault
+        key += [place_of(block, len(places)) for block in blocks]
         whole = tuple(key)
         numbers = self._numbers
-        if whole not in numbers:
+        number = numbers.get(whole)
+        if number is None:
             if len(numbers) >= _MOST:
                 numbers.clear()
                 self._post(("forget_forms",))
             numbers[whole] = 0
             return None
-        number = numbers[whole]
         if not number:
             plain = _encode(launch, places, host)
             self._last += 1
