@@ -285,7 +285,7 @@ class Planner:
 
     def unmasked(self, argument: str, host: npt.NDArray[Any]) -> None:
         """Refuse a masked array: a device array has no mask."""
-        if isinstance(host, np.ma.MaskedArray):
+        if type(host) is not np.ndarray and isinstance(host, np.ma.MaskedArray):
             raise TypeError(f"{self.name}: {argument} is a masked array; fill it first: array.filled(value)")
 
     def keep(self, item: object) -> None:

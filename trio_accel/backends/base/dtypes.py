@@ -59,7 +59,8 @@ class DType(enum.Enum):
         if isinstance(like, DType):
             return like
         # Those of host arrays come again and again.
-        found = _known.get(cast("Any", like)) if isinstance(like, np.dtype) else None
+        key: Any = like
+        found = _known.get(key) if isinstance(like, np.dtype) else None
         if found is not None:
             return found
         found = _by_numpy(like) if isinstance(like, (str, type, np.dtype)) else None

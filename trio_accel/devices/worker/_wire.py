@@ -143,7 +143,11 @@ def spec_key(
             key += kind, repr(field)
         elif kind in _PLAIN:
             key += kind, field
-        elif kind is np.ndarray and (where := place(cast("npt.NDArray[Any]", field))) is not None:
+        elif kind is np.ndarray:
+            array = field
+            where = place(array)
+            if where is None:
+                return None
             key.append(where)
         else:
             return None
