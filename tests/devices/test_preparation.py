@@ -178,6 +178,8 @@ async def test_a_cancelled_asker_is_let_go_when_the_plan_is_there(
     asker = Asker(nursery, device, Negate(x, pipe))
     end = await begun(pipe)
     asker.scope.cancel()
+    # One that looks for its answer by itself hears of that in its next turn.
+    await wait_all_tasks_blocked()
     writer = device.submit(Fill(x, 5.0))
     finish(end)
     await asker.is_over.wait()
