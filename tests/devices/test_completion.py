@@ -262,6 +262,7 @@ class TestAttending:
     ) -> AsyncGenerator[ta.Device, None]:
         # Nobody else sees the end of what is attended: no ring, and no look of the engine.
         monkeypatch.setattr(_engine, "_WATCH_INTERVAL", 60.0)
+        monkeypatch.setattr(_completion, "LONGEST_LOOK", 10.0)
         options = ta.DeviceOptions(completion=ta.AdaptiveCompletion(window=0.4), cancel_grace=0.3)
         async with system.open_device("manual", options=options) as device:
             yield device
@@ -294,6 +295,21 @@ class TestAttending:
         assert ends.count(True) >= 3
         np.testing.assert_array_equal(await ref.to_host(), np.ones(3))
         assert (await device.statistics()).in_flight == 0
+
+    async def test_nobody_attends_for_long(
+        self,
+        device: ta.Device,
+        backend: ManualBackend,
+        ref: ta.AccelRef,
+        ends: list[bool],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Trio tells the main task of Ctrl-C only where it is parked."""
+        monkeypatch.setattr(_completion, "LONGEST_LOOK", 0.02)
+        for _ in range(20):
+            await ask_held(device, backend, ref, 0.1)
+        assert ends.count(False) >= 3
+        assert True not in ends
 
     async def test_the_rest_of_the_program_goes_on(
         self, device: ta.Device, backend: ManualBackend, ref: ta.AccelRef, ends: list[bool]

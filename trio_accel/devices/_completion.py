@@ -19,6 +19,7 @@ from ._forecast import Forecast
 from ._nudge import Nudge
 
 __all__ = [
+    "LONGEST_LOOK",
     "AdaptiveCompletion",
     "CompletionPort",
     "CompletionStrategy",
@@ -97,6 +98,9 @@ class CompletionStrategy(Protocol):
         """
         ...
 
+
+LONGEST_LOOK = 0.05
+"""Seconds for which a task may look for what it waits for: Trio tells of Ctrl-C only where one is parked."""
 
 _MOST_FORECASTS = 64
 _ROOMY = 4
@@ -358,7 +362,7 @@ class _AdaptivePort(_Watched):
         forecast = self._forecasts[stream]
         now = time.perf_counter()
         forecast.begin(now)
-        end = forecast.due + self._half
+        end, late = now + LONGEST_LOOK, forecast.due + self._half
         while True:
             # One that is cancelled has a grace, which begins when it is parked.
             await trio.lowlevel.cancel_shielded_checkpoint()
@@ -368,8 +372,8 @@ class _AdaptivePort(_Watched):
             ):
                 forecast.end(time.perf_counter())
                 return True
-            if now >= end or trio.current_effective_deadline() == -inf or not goes_on():
-                forecast.is_steady = now < end
+            if now >= late or now >= end or trio.current_effective_deadline() == -inf or not goes_on():
+                forecast.is_steady = now < late
                 return event.is_done
 
     def stare(self, event: AccelEvent) -> bool:

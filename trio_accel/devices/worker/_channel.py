@@ -8,6 +8,7 @@ import os
 import pickle
 import socket
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from typing import TypeAlias, cast
 import trio
 from trio.lowlevel import enable_ki_protection
 
+from .._completion import LONGEST_LOOK
 from .._nudge import Nudge
 from ._vigil import Vigil
 
@@ -101,8 +103,8 @@ class Channel:
         self._ringer = Nudge()
         # Whether another task receives for a while.
         self._is_attended = False
-        # What the messages that it received have led to.
-        self._failure: Exception | None = None
+        # What it has received and leaves to the receiver.
+        self._left: list[Received] = []
         self._is_broken = False
         self._is_closed = False
 
@@ -197,15 +199,14 @@ class Channel:
         Raises:
             EndOfChannel: There will be no more: the peer is gone or sent something that is no
                 message (the cause says what), or this end is closed.
-            Exception: What `handle` raised in a task that did this in its place; see `attend`.
         """
         vigil = self.vigil
         # Whoever has waited for what was received goes first, and may ask again: to sleep takes as long.
         turns = 0 if vigil is None or not vigil.is_steady else _TURNS
-        while not self._is_closed and not self._inbox.is_at_end:
-            if self._failure is not None:
-                failure, self._failure = self._failure, None
-                raise failure
+        while self._left or not (self._is_closed or self._inbox.is_at_end):
+            if self._left:
+                received, self._left = self._left, []
+                return received
             pause = inf if vigil is None or self._is_attended else vigil.pause()
             if not pause:
                 await trio.lowlevel.checkpoint()
@@ -221,7 +222,7 @@ class Channel:
                 except trio.ClosedResourceError:
                     continue
             # From here on there is no checkpoint, so what is read is returned.
-            if not self._is_attended:
+            if not self._is_attended and not self._left:
                 received = self._take(is_due=not pause)
                 if received:
                     return received
@@ -235,18 +236,21 @@ class Channel:
         """Whether an answer is due so soon that whoever waits for it may `attend`."""
         return self.vigil is not None and not self.vigil.pause() and not self._is_attended
 
-    async def attend(self, handle: Callable[[list[Received]], None], goes_on: Callable[[], bool]) -> None:
-        """Receive in the task that waits for an answer, as long as one is due and `goes_on` says so.
+    async def attend(self, take: Callable[[list[Received]], bool], goes_on: Callable[[], bool]) -> None:
+        """Look for an answer in the task that waits for it, as long as it is due and `goes_on` says so.
 
         Then it need not be woken by the receiver, which takes a turn of the loop. The receiver sleeps
-        meanwhile. Once the task is cancelled this returns, as it does at the end of the channel.
+        meanwhile. Once the task is cancelled this returns, as it does at the end of the channel, and after a
+        while in any case: Trio tells the main task of Ctrl-C only where it is parked.
 
         Args:
-            handle: Called with the messages, as the receiver would do with them.
-            goes_on: Called between two looks, and behind `handle`.
+            take: Takes what was received if it is what the task waits for, and says whether it has; what it
+                has not is the receiver's.
+            goes_on: Called between two looks.
         """
         assert self.vigil is not None
         self._is_attended = True
+        end = time.perf_counter() + LONGEST_LOOK
         try:
             while True:
                 await trio.lowlevel.cancel_shielded_checkpoint()
@@ -254,19 +258,15 @@ class Channel:
                     break
                 received = self._take(is_due=True)
                 if received:
-                    try:
-                        handle(received)
-                    except Exception as error:  # noqa: BLE001  # it is the receiver's
-                        self._failure = error
-                        break
-                    if not goes_on():
-                        break
-                if trio.current_effective_deadline() == -inf:
+                    if not take(received):
+                        self._left = received
+                    break
+                if trio.current_effective_deadline() == -inf or time.perf_counter() > end:
                     break
         finally:
             self._is_attended = False
-            if self.vigil.pause() != inf or self._inbox.is_at_end or self._failure is not None:
-                # Something is due, or over: the receiver looks after it.
+            if self._left or self._inbox.is_at_end or self.vigil.pause() != inf:
+                # Something is left, over or due: the receiver looks after it.
                 self._sleeper.wake()
             self._ringer.wake()
 
@@ -328,6 +328,9 @@ class Channel:
         self._is_closed = True
         self._break()
         self._inbox.close()
+        for _, descriptors in self._left:
+            _close_all(descriptors)
+        self._left = []
         # A forked child may hold a copy of the socket: without this the peer would wait for it.
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import attrs
@@ -182,7 +183,10 @@ class WorkerDispatch:
             link = self._link
             if link is not None and self._requests.sent == 1 and link.is_awaited:
                 # Its asker sees its end by itself, as long as it is alone.
-                await link.attend(lambda: not request.is_over and self._requests.sent == 1)
+                await link.attend(
+                    partial(self._take_own, link, request),
+                    lambda: not request.is_over and self._requests.sent == 1,
+                )
                 if request.is_over:
                     request.take_result().unwrap()
                     return reply
@@ -562,6 +566,23 @@ class WorkerDispatch:
         # Once for all that are done by now.
         if self._requests.waiting:
             self._requests.pump()
+
+    def _take_own(self, link: WorkerLink, request: OperationRequest, received: list[Received]) -> bool:
+        """Take an answer in its asker's task, if it is that alone, all went well and nothing follows from it.
+
+        What does is told in the task of the worker: it would have the asker's context, and errors of others
+        what the asker is just handling.
+        """
+        message: tuple[Any, ...] = received[0][0]
+        if message[0] != "done" or message[1] != request.number or len(received) > 1:
+            return False
+        _, _, _, results, trouble = message
+        if results or trouble is not None or request.hosts.is_used:
+            return False
+        if self._requests.waiting or self._device.hooks:
+            return False
+        self._on_done(link, message[1:], ())
+        return True
 
     def _on_ready(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
         (link.libraries,) = message

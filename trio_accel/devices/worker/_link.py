@@ -83,7 +83,6 @@ class WorkerLink:
         self._last: dict[str, int] | None = None
         self._changed = trio.Event()
         self._is_over = trio.Event()
-        self._handle: MessageHandler
 
     def __repr__(self) -> str:
         return f"<WorkerLink {self.process!r}, {self.how or 'open'}>"
@@ -118,17 +117,13 @@ class WorkerLink:
         """Whether an answer is due so soon that whoever waits for it may `attend`."""
         return self._channel.is_awaited
 
-    async def attend(self, goes_on: Callable[[], bool]) -> None:
-        """Handle messages in the task that waits for one of them; see `Channel.attend`."""
-        await self._channel.attend(self._take, goes_on)
-
-    def _take(self, received: list[Received]) -> None:
-        self._handle(self, received)
+    async def attend(self, take: Callable[[list[Received]], bool], goes_on: Callable[[], bool]) -> None:
+        """Look for an answer in the task that waits for it; see `Channel.attend`."""
+        await self._channel.attend(take, goes_on)
 
     @enable_ki_protection
     async def run(self, handle: MessageHandler, on_end: Callable[[WorkerLink], None]) -> None:
         """Serve the connection until the worker has ended; the worker is dead and gone when this returns."""
-        self._handle = handle
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._channel.run)

@@ -88,7 +88,8 @@ class _Serving(DirectReply):
 
     def _prepare(self) -> None:
         self.places = _places(self.launch, self.session.engine)
-        self.frame = frame_of(self.answer(self.places, None))
+        if not self.results:
+            self.frame = frame_of(self.answer(self.places, None))
 
     def answer(self, places: tuple[Place, ...], trouble: Message | None) -> Message:
         """What the application is told if no host arrays travel with it."""
