@@ -11,6 +11,7 @@ import socket
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import contextmanager
 from math import inf
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -153,15 +154,18 @@ async def test_what_comes_later_is_received_as_ever(peers: Peers) -> None:
 async def test_what_was_rung_for_one_who_attends_is_rung_for_again(peers: Peers) -> None:
     """The task that listens has rung for nobody by then."""
     peers.ask()
-    turns = iter(range(20))
+    take, turns = peers.ours._take, iter(range(20))
 
-    def is_over() -> bool:
-        turn = next(turns, None)
+    def late(*, is_due: bool) -> list[Received]:
+        turn = next(turns)
         if turn == 10:
             peers.theirs.post(("answer",), now=True)
-        return turn is None
+        # The loop has turned since then.
+        return take(is_due=is_due) if turn > 13 else []
 
-    await peers.attend(is_over)
+    peers.ours._take = late  # type: ignore[method-assign]
+    await peers.attend(lambda: False)
+    peers.ours._take = take  # type: ignore[method-assign]
     await trio.testing.wait_all_tasks_blocked(0.01)
     peers.theirs.post(("last",), now=True)
     await until(lambda: peers.received)
@@ -415,3 +419,37 @@ async def test_the_error_of_another_has_nothing_to_do_with_who_attends(
             await until(lambda: len(device.dispatch._requests) == 2)  # type: ignore[attr-defined]
             y.release()
         assert failed[0].__context__ is None
+
+
+ANSWER = "done", 7, (), (), None
+
+
+@pytest.mark.parametrize(
+    "received",
+    [
+        [ANSWER, ("event", None, "")],
+        [("event", None, ""), ANSWER],
+        [("done", 8, (), (), None)],
+        [("done", 7, (), (("float64", (1,), b""),), None)],
+        [("done", 7, (), (), ("done", True, False, None, ()))],
+        [("result", 7, None)],
+    ],
+    ids=["with another", "behind another", "of another", "with an array", "with trouble", "no answer"],
+)
+async def test_what_is_not_its_own_answer_alone_is_the_receivers(device: ta.Device, received: Any) -> None:
+    dispatch: Any = device.dispatch
+    request = SimpleNamespace(number=7, hosts=SimpleNamespace(is_used=False))
+    assert not dispatch._take_own(None, request, [(message, ()) for message in received])
+
+
+@pytest.mark.parametrize("what", ["a copy", "a request that waits", "a hook"])
+async def test_an_answer_that_something_follows_from_is_the_receivers(
+    device: ta.Device, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    dispatch: Any = device.dispatch
+    request = SimpleNamespace(number=7, hosts=SimpleNamespace(is_used=what == "a copy"))
+    if what == "a request that waits":
+        monkeypatch.setattr(dispatch._requests, "waiting", 1)
+    if what == "a hook":
+        monkeypatch.setattr(device, "hooks", [print])
+    assert not dispatch._take_own(None, request, [(ANSWER, ())])
