@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from math import inf
 from types import SimpleNamespace
 from typing import Any
@@ -124,6 +124,10 @@ async def test_what_is_left_when_the_channel_is_closed_leaves_no_descriptor(peer
     await peers.attend(lambda: False)
     [(_, (left,))] = peers.ours._left
     os.fstat(left)
+    # Another who attended now would have what comes behind it first.
+    peers.vigil.sent()
+    assert not peers.vigil.pause()
+    assert not peers.ours.is_awaited
     peers.ours.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(left)
@@ -328,20 +332,29 @@ async def test_one_who_is_cancelled(device: ta.Device, attended: Attended) -> No
     assert device.generation == 2
 
 
-@pytest.mark.parametrize("how", ["kill", "poison"])
-async def test_one_whose_worker_is_lost(device: ta.Device, attended: Attended, how: str) -> None:
-    x, other = await steady(device, attended), await device.put(np.arange(8.0))
-    ta.testing.inject_fault(device, ta.linalg.Scal, hang=True)
+@asynccontextmanager
+async def one_who_attends(
+    x: ta.AccelRef, attended: Attended, error: type[Exception]
+) -> AsyncGenerator[None, None]:
+    """Begins when somebody attends an operation that does not end by itself; it is to end with this error."""
     before = attended.begun
+    ta.testing.inject_fault(x.device, ta.linalg.Scal, hang=True)
+
+    async def ask() -> None:
+        with pytest.raises(error), trio.fail_after(20):
+            await ta.linalg.scal(1.0, x)
+
     async with trio.open_nursery() as nursery:
-
-        async def ask() -> None:
-            with pytest.raises(ta.ContextPoisonedError), trio.fail_after(20):
-                await ta.linalg.scal(1.0, x)
-
         nursery.start_soon(ask)
         await until(lambda: attended.now == 1)
         assert attended.begun == before + 1
+        yield
+
+
+@pytest.mark.parametrize("how", ["kill", "poison"])
+async def test_one_whose_worker_is_lost(device: ta.Device, attended: Attended, how: str) -> None:
+    x, other = await steady(device, attended), await device.put(np.arange(8.0))
+    async with one_who_attends(x, attended, ta.ContextPoisonedError):
         if how == "poison":
             ta.testing.poison(device)
         else:
@@ -355,16 +368,9 @@ async def test_one_whose_worker_is_lost(device: ta.Device, attended: Attended, h
 
 async def test_one_whose_device_is_closed(device: ta.Device, attended: Attended) -> None:
     x = await steady(device, attended)
-    ta.testing.inject_fault(device, ta.linalg.Scal, hang=True)
-    async with trio.open_nursery() as nursery:
-
-        async def ask() -> None:
-            with pytest.raises(ta.DeviceLostError), trio.fail_after(20):
-                await ta.linalg.scal(1.0, x)
-
-        nursery.start_soon(ask)
-        await until(lambda: attended.now == 1)
+    async with one_who_attends(x, attended, ta.DeviceLostError):
         await device.close()
+    assert not attended.now
 
 
 async def test_what_others_hear_is_told_in_nobodys_context(device: ta.Device, attended: Attended) -> None:

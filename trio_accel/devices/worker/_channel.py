@@ -234,7 +234,10 @@ class Channel:
     @property
     def is_awaited(self) -> bool:
         """Whether an answer is due so soon that whoever waits for it may `attend`."""
-        return self.vigil is not None and not self.vigil.pause() and not self._is_attended
+        if self.vigil is None or self._is_attended or self._left:
+            # What is left was there first.
+            return False
+        return not self.vigil.pause()
 
     async def attend(self, take: Callable[[list[Received]], bool], goes_on: Callable[[], bool]) -> None:
         """Look for an answer in the task that waits for it, as long as it is due and `goes_on` says so.
