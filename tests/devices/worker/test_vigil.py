@@ -129,7 +129,11 @@ async def test_what_is_due_later_is_slept_for(peers: Peers) -> None:
 
 async def test_only_answers_count(peers: Peers) -> None:
     ours, theirs, vigil = peers.ours, peers.theirs, peers.vigil
-    for _ in range(3):
+    rounds = 0
+    # Three are enough, unless somebody else has the processor in one of them.
+    while rounds < 3 or not vigil.is_steady:
+        rounds += 1
+        assert rounds <= 20
         ours.post(("ask",), now=True)
         await theirs.receive()
         # What is said in between begins nothing and ends nothing.
@@ -144,7 +148,6 @@ async def test_only_answers_count(peers: Peers) -> None:
         await trio.sleep(2 * PERIOD)
         assert vigil._forecast.seconds == before >= PERIOD
         assert await theirs.receive()
-    assert vigil.is_steady
 
 
 async def test_who_stays_awake_hears_of_the_end(peers: Peers) -> None:
