@@ -6,14 +6,15 @@ import gc
 import itertools
 import resource
 import time
-from collections.abc import AsyncGenerator, Generator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 import numpy as np
 import pytest
 import trio
 from chosen import BACKEND
+from garbage import without_collection
 from manual_backend import ManualBackend, ManualStream
 from trio.testing import wait_all_tasks_blocked
 
@@ -510,16 +511,6 @@ async def test_every_watcher_sees_the_latest_generation(device: ta.Device) -> No
         await device.close()
         # The iteration ends with the device, and so does this block.
     assert seen == [[1, 2], [1, 2]]
-
-
-@contextmanager
-def without_collection() -> Generator[None, None, None]:
-    """Nobody collects garbage meanwhile, which takes a tenth of a second where many tests have run."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _processor_time() -> float:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pytest
 import trio
 from chosen import BACKEND, NAME
+from garbage import without_collection
 from isolations import inline, isolated
 from manual_backend import ManualBackend
 from trio.testing import wait_all_tasks_blocked
@@ -490,14 +491,11 @@ async def test_arrays_in_reference_cycles_are_collected_before_memory_is_said_to
 ) -> None:
     options = ta.DeviceOptions(memory_limit=8000, isolation=isolation)
     async with system.open_device(BACKEND, options=options) as device:
-        gc.disable()
-        try:
+        with without_collection():
             for _ in range(5):
                 cycle: list[object] = [await device.zeros(500)]
                 cycle.append(cycle)
                 del cycle
-        finally:
-            gc.enable()
         # 4000 bytes each: at the third there was no room but by collecting the first two.
         assert (await device.statistics()).memory.blocks <= 2
 

@@ -8,8 +8,8 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from math import inf
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +20,7 @@ import pytest
 import trio
 import trio.testing
 from chosen import BACKEND
+from garbage import without_collection
 from isolated import BLAS, options
 from processes import until
 
@@ -280,7 +281,7 @@ async def test_a_failure_keeps_no_array(device: ta.Device, attended: Attended, i
     x = await steady(device, attended)
     y, before = await device.put(np.ones(8)), attended.begun
     gc.collect()
-    with without_gc():
+    with without_collection():
         ta.testing.inject_fault(device, ta.linalg.Scal, fail=ta.NotSupportedError("not today"))
         async with trio.open_nursery() as nursery:
             if not is_attended:
@@ -292,15 +293,6 @@ async def test_a_failure_keeps_no_array(device: ta.Device, attended: Attended, i
         del y
         await device.synchronize()
         assert (await device.statistics()).memory.blocks == 1
-
-
-@contextmanager
-def without_gc() -> Generator[None, None, None]:
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 async def test_many_askers_and_one_in_turns(device: ta.Device, attended: Attended) -> None:
@@ -323,6 +315,7 @@ async def test_one_who_is_cancelled(device: ta.Device, attended: Attended) -> No
             scope.cancel()
     # With the grace, and the end of the worker.
     assert trio.current_time() - cancelled < 5
+    assert not attended.now
     y = await device.put(np.ones(8))
     await ta.linalg.scal(2.0, y)
     assert (await y.to_host()).tolist() == [2.0] * 8

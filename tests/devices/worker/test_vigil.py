@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -14,6 +16,7 @@ from chosen import BACKEND
 import trio_accel as ta
 from trio_accel.devices import _completion
 from trio_accel.devices._completion import window_of
+from trio_accel.devices.worker import _vigil
 from trio_accel.devices.worker._channel import Channel, EndOfChannel
 from trio_accel.devices.worker._vigil import Vigil
 
@@ -127,27 +130,27 @@ async def test_what_is_due_later_is_slept_for(peers: Peers) -> None:
     pytest.fail("it slept when the answer was due")
 
 
-async def test_only_answers_count(peers: Peers) -> None:
+async def test_only_answers_count(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs, vigil = peers.ours, peers.theirs, peers.vigil
-    rounds = 0
-    # Three are enough, unless somebody else has the processor in one of them.
-    while rounds < 3 or not vigil.is_steady:
-        rounds += 1
-        assert rounds <= 20
+    clock = SimpleNamespace(now=time.perf_counter())
+    monkeypatch.setattr(_vigil, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    for round_ in range(3):
         ours.post(("ask",), now=True)
         await theirs.receive()
         # What is said in between begins nothing and ends nothing.
         ours.send(("by the way",), now=True)
         theirs.send(("by the way",), now=True)
         await ours.receive()
-        await trio.sleep(PERIOD)
+        clock.now += PERIOD
         theirs.post(("answer",), now=True)
         await ours.receive()
         before = vigil._forecast.seconds
         ours.send(("by the way",), now=True)
-        await trio.sleep(2 * PERIOD)
-        assert vigil._forecast.seconds == before >= PERIOD
+        clock.now += 2 * PERIOD
         assert await theirs.receive()
+        assert vigil._forecast.seconds == before == pytest.approx(PERIOD)
+        # Two are alike, and so is each of the next.
+        assert vigil.is_steady == (round_ > 0)
 
 
 async def test_who_stays_awake_hears_of_the_end(peers: Peers) -> None:
