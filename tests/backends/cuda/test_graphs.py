@@ -121,6 +121,31 @@ def test_each_place_of_a_result_has_its_own(rig: Any, launches: Calls) -> None:
         check(rig, each)
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+@pytest.mark.parametrize("role", ["a", "b", "out"])
+def test_memory_that_is_not_the_arrays_is_refused(
+    rig: Any, launches: Calls, role: str, is_kept: bool
+) -> None:
+    """Before anything is enqueued: what a kernel does outside of its block nobody would see."""
+    spec = product(rig)
+    array = getattr(spec, role)
+    load(rig, spec)
+    if is_kept:
+        keep(rig, spec)
+    before = launches.count
+    _, nbytes, _ = rig.device._memory.blocks[array.block]
+    for offset in (-4, nbytes - 4):
+        with pytest.raises(
+            ValueError, match=f"does not lie within its block of {nbytes} bytes.*{array.block}"
+        ):
+            rig.apply("blas", attrs.evolve(spec, **{role: attrs.evolve(array, offset=offset)}))
+    with pytest.raises(KeyError, match="block 999 does not exist"):
+        rig.apply("blas", attrs.evolve(spec, **{role: attrs.evolve(array, block=999)}))
+    assert launches.count == before
+    rig.apply("blas", spec)
+    check(rig, spec)
+
+
 def test_the_same_place_in_another_layout_is_another_product(rig: Any, launches: Calls) -> None:
     plain = product(rig, 4, 4, 4)
     specs = [

@@ -10,7 +10,7 @@ from .chunks import ALIGNMENT, ChunkAllocator, Placement
 from .errors import OutOfMemoryError
 from .protocols import ChunkKeeper, MemoryStatistics, PlacedBlock
 
-__all__ = ["BlockMemory", "ChunkSource"]
+__all__ = ["BlockMemory", "ChunkSource", "no_such_block"]
 
 _MOST_SPARES = 64
 
@@ -21,6 +21,11 @@ BlockT_co = TypeVar("BlockT_co", covariant=True)
 
 # Of a block: by which id the allocator knows it, the chunk, and bytes from the chunk's start.
 _Place: TypeAlias = tuple[int, int, int]
+
+
+def no_such_block(block: int) -> KeyError:
+    """The error of whoever names a block that is not there."""
+    return KeyError(f"block {block} does not exist")
 
 
 class ChunkSource(Protocol[ChunkT, BlockT_co]):
@@ -154,7 +159,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             try:
                 made = self.blocks.pop(block)
             except KeyError:
-                raise KeyError(f"block {block} does not exist") from None
+                raise no_such_block(block) from None
             _, nbytes, place = made
             counts, spares, chunk = self._counts, self._spares, place[1]
             self._used -= nbytes
@@ -183,7 +188,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             if new in blocks:
                 raise KeyError(f"block {new} exists already")
             if block not in blocks:
-                raise KeyError(f"block {block} does not exist")
+                raise no_such_block(block)
             blocks[new] = blocks.pop(block)
 
     def _place(self, nbytes: int) -> _Place:
@@ -260,7 +265,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         try:
             _, nbytes, (_, chunk, offset) = self.blocks[block]
         except KeyError:
-            raise KeyError(f"block {block} does not exist") from None
+            raise no_such_block(block) from None
         return PlacedBlock(block, nbytes, chunk, offset)
 
     def clear(self) -> None:
@@ -291,7 +296,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         try:
             made, nbytes, _ = self.blocks[block]
         except KeyError:
-            raise KeyError(f"block {block} does not exist") from None
+            raise no_such_block(block) from None
         return made, nbytes
 
     def statistics(self) -> MemoryStatistics:

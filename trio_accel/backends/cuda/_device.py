@@ -24,6 +24,7 @@ from ..base import (
     PlacedBlock,
     Poison,
 )
+from ..base.memory import no_such_block
 from ..base.ops import ArraySpec
 from ._arrays import ArrayKernels, DeviceArray
 from ._bell import Bell
@@ -208,7 +209,7 @@ class CudaDevice:
         try:
             address, nbytes, _ = self._memory.blocks[array.block]
         except KeyError:
-            raise KeyError(f"block {array.block} does not exist") from None
+            raise no_such_block(array.block) from None
         if offset < first or offset + last > nbytes:
             raise ValueError(f"the array does not lie within its block of {nbytes} bytes: {array}")
         return address + offset
