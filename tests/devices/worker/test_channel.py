@@ -315,7 +315,7 @@ class TestEnd:
             pair.left.send(("whole",))
             await wait_all_tasks_blocked()
             payload = pickle.dumps((LARGE,))
-            frame = _channel._HEADER.pack(len(payload), 0) + payload
+            frame = _channel._HEADER.pack(len(payload), 0, 2) + payload
             async with trio.open_nursery() as nursery:
 
                 @nursery.start_soon
@@ -394,7 +394,7 @@ class TestEnd:
         async with open_pair() as pair:
             pair.left.send(("fine",))
             await wait_all_tasks_blocked()
-            pair.left._sock.send(_channel._HEADER.pack(len(payload), 0) + payload)
+            pair.left._sock.send(_channel._HEADER.pack(len(payload), 0, 2) + payload)
             assert await collect(pair.right, 1) == [("fine",)]
             with pytest.raises(EndOfChannel) as caught:
                 await pair.right.receive()
@@ -403,7 +403,7 @@ class TestEnd:
     async def test_descriptors_that_never_came_end_the_channel(self) -> None:
         async with open_pair() as pair:
             payload = pickle.dumps(("x",))
-            pair.left._sock.send(_channel._HEADER.pack(len(payload), 2) + payload)
+            pair.left._sock.send(_channel._HEADER.pack(len(payload), 2, 1) + payload)
             with pytest.raises(EndOfChannel) as caught:
                 await pair.right.receive()
             assert "0 descriptors instead of 2" in str(caught.value.__cause__)
@@ -490,7 +490,10 @@ class TestProperty:
     def test_any_cut_of_the_bytes(self, sizes: list[int], data: st.DataObject) -> None:
         expected: list[Message] = [(number, LARGE[:size]) for number, size in enumerate(sizes)]
         payloads = [pickle.dumps(message, 5) for message in expected]
-        stream = b"".join(_channel._HEADER.pack(len(payload), 0) + payload for payload in payloads)
+        stream = b"".join(
+            _channel._HEADER.pack(len(payload), 0, number) + payload
+            for number, payload in enumerate(payloads, 1)
+        )
         points = data.draw(st.sets(st.integers(1, len(stream) - 1), max_size=20))
         cuts = [0, *sorted(points), len(stream)]
 

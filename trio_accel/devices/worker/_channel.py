@@ -20,9 +20,10 @@ from trio.lowlevel import enable_ki_protection
 
 from .._completion import LONGEST_LOOK
 from .._nudge import Nudge
+from ._shared_frame import SharedFrame
 from ._vigil import Vigil
 
-__all__ = ["MAX_DESCRIPTORS", "Channel", "EndOfChannel", "Message", "Received", "frame_of"]
+__all__ = ["MAX_DESCRIPTORS", "Channel", "EndOfChannel", "Message", "Received", "payload_of"]
 
 Message: TypeAlias = tuple[object, ...]
 Received: TypeAlias = tuple[Message, tuple[int, ...]]
@@ -31,8 +32,8 @@ Received: TypeAlias = tuple[Message, tuple[int, ...]]
 MAX_DESCRIPTORS = 16
 """Descriptors that one message can carry."""
 
-# Length of the pickle, number of descriptors.
-_HEADER = struct.Struct("<IB")
+# Length of the pickle, number of descriptors, place among all frames.
+_HEADER = struct.Struct("<IBQ")
 _MAX_LENGTH = 2**32 - 1
 # One read takes at most so much, and one write gathers about so much.
 _BUFFER = 256 * 1024
@@ -48,8 +49,8 @@ _TRANSIENT = frozenset({errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS})
 _RETRY = 0.005
 # So many turns of the loop before the receiver sleeps, where answers come one after the other.
 _TURNS = 2
-# Where an answer is due, so often in a row: together they take as long as two turns of the loop.
-_GLANCES = 12
+# Where an answer is due, so many seconds in a row: as long as two turns of the loop take.
+_GLANCE = 20e-6
 _ANCILLARY = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 # As plain numbers: members of an enumeration are put together by Python code.
 _CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
@@ -73,6 +74,8 @@ class Channel:
     call of its own: the kernel hands them over with its first byte, so they come in the order of the frames
     that name their number.
 
+    Once both `share` memory, a lone frame to a peer that is awake is not sent, but shown there.
+
     Args:
         sock: The socket, which belongs to the channel from here on.
 
@@ -93,6 +96,10 @@ class Channel:
         self._attached: tuple[int, ...] = ()
         self._pending_bytes = 0
         self._inbox = _Inbox()
+        # How many frames there were; where they are shown; what the last holds, while it is shown alone.
+        self._frames = 0
+        self._shown: SharedFrame | None = None
+        self._held: bytes | None = None
         self._is_refused = False
         # Whether there is something to be sent that is answered.
         self._asks = False
@@ -111,6 +118,17 @@ class Channel:
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "broken" if self._is_broken else "open"
         return f"<Channel {state}, {self._pending_bytes} bytes to send>"
+
+    def share(self, shown: SharedFrame, seen: SharedFrame) -> None:
+        """Show lone frames to the peer while it is awake, and take those that it shows. Takes a vigil.
+
+        Args:
+            shown: Where the peer looks.
+            seen: Where it shows its own.
+        """
+        if SharedFrame.is_possible():
+            self._shown = shown
+            self._inbox.seen = seen
 
     @property
     def pending_bytes(self) -> int:
@@ -134,15 +152,15 @@ class Channel:
         """
         if self._is_broken:
             return
-        vigil = self.vigil
-        if vigil is not None and message[0] in vigil.asks:
-            self._asks = True
+        self._note(message)
         payload = pickle.dumps(message, 5)
         if len(payload) > _MAX_LENGTH or len(descriptors) > MAX_DESCRIPTORS:
             raise ValueError(
                 f"a message of {len(payload)} bytes with {len(descriptors)} descriptors is too large; "
                 f"allowed: {_MAX_LENGTH} bytes, {MAX_DESCRIPTORS} descriptors"
             )
+        if now and not descriptors and self._is_lone and self._show(payload):
+            return
         copies = _duplicates(descriptors) if descriptors else ()
         self._encode_posted()
         is_first = self._rest is None and not self._outbox
@@ -150,25 +168,23 @@ class Channel:
         if not (now and is_first and self._flush(1)):
             self._work.wake()
 
-    def post(self, message: Message, *, now: bool = False, frame: bytes | None = None) -> None:
+    def post(self, message: Message, *, now: bool = False, payload: bytes | None = None) -> None:
         """Put a small message into the outbox, that is encoded when it is sent; see `send`.
 
         Args:
             message: Real numbers, strings, bytes, None and tuples of these.
             now: Try to send it right here, with what was posted before it, unless the socket is full.
-            frame: What `frame_of` makes of it, if that was called by now.
+            payload: What `payload_of` makes of it, if that was called by now.
         """
         if self._is_broken:
             return
-        vigil = self.vigil
-        if vigil is not None and message[0] in vigil.asks:
-            self._asks = True
-        if now and self._rest is None and not self._posted and not self._outbox:
-            # As it would come out of both, by itself.
-            self._rest = frame or frame_of(message)
-            self._pending_bytes += len(self._rest)
-            if not self._flush(1):
-                self._work.wake()
+        self._note(message)
+        if now and self._is_lone:
+            payload = payload or payload_of(message)
+            if not self._show(payload):
+                self._put(payload)
+                if not self._flush(1):
+                    self._work.wake()
             return
         self._posted.append(message)
         if not (now and self._rest is None and self._flush(1)) and len(self._posted) <= 1:
@@ -268,6 +284,7 @@ class Channel:
                     break
         finally:
             self._is_attended = False
+            self._left = self._left or self._doze()
             if self._left or self._inbox.is_at_end or self.vigil.pause() != inf:
                 # Something is left, over or due: the receiver looks after it.
                 self._sleeper.wake()
@@ -275,8 +292,10 @@ class Channel:
 
     def _take(self, *, is_due: bool) -> list[Received]:
         """Read what has arrived."""
-        vigil = self.vigil
-        received = self._inbox.read(self._sock)
+        vigil, inbox = self.vigil, self._inbox
+        if inbox.seen is not None:
+            inbox.seen.wake()
+        received = inbox.look() or inbox.read(self._sock)
         if vigil is not None:
             if not received and is_due and vigil.is_near:
                 received = self._glance()
@@ -285,13 +304,23 @@ class Channel:
         return received
 
     def _glance(self) -> list[Received]:
-        """Read a few times: a turn of the loop takes longer than the answer does from here on."""
+        """Look for a short while: a turn of the loop takes longer than the answer does from here on."""
         inbox = self._inbox
+        end = time.perf_counter() + _GLANCE
         received: list[Received] = []
-        for _ in range(_GLANCES):
-            if received or inbox.is_at_end:
-                break
-            received = inbox.read(self._sock)
+        while not received and not inbox.is_at_end and time.perf_counter() < end:
+            received = inbox.look() if inbox.seen is not None else inbox.read(self._sock)
+        return received
+
+    def _doze(self) -> list[Received]:
+        """Look no more for frames that are shown; returns one that was by then."""
+        seen = self._inbox.seen
+        if seen is None:
+            return []
+        seen.sleep()
+        received = self._inbox.look()
+        if received and self.vigil is not None:
+            self.vigil.received(received)
         return received
 
     @enable_ki_protection
@@ -317,6 +346,10 @@ class Channel:
         if self.vigil is None:
             await trio.lowlevel.wait_readable(self._sock)
             return
+        if not self._is_attended:
+            self._left = self._doze()
+            if self._left:
+                return
         self._ringer.wake()
         if seconds == inf:
             await self._sleeper.wait()
@@ -343,6 +376,41 @@ class Channel:
             self._ringer.wake()
         self._sock.close()
 
+    @property
+    def _is_lone(self) -> bool:
+        """Whether nothing waits to be sent."""
+        return self._rest is None and not self._posted and not self._outbox
+
+    def _note(self, message: Message) -> None:
+        """Note whether the next frame is answered."""
+        vigil = self.vigil
+        if vigil is not None and message[0] in vigil.asks:
+            self._asks = True
+
+    def _told(self) -> None:
+        """The peer has something to answer."""
+        self._asks = False
+        if self.vigil is not None and self.vigil.sent():
+            # An answer is due.
+            self._sleeper.wake()
+
+    def _show(self, payload: bytes) -> bool:
+        """Show a frame instead of sending it; returns whether the peer will see it."""
+        shown = self._shown
+        if shown is None:
+            return False
+        if self._held is not None:
+            if not shown.is_taken(self._frames):
+                return False
+            self._held = None
+        if not shown.show(self._frames + 1, payload):
+            return False
+        self._frames += 1
+        self._held = payload
+        if self._asks:
+            self._told()
+        return True
+
     def _flush(self, calls: int) -> bool:
         """Send what goes without blocking, in so many system calls; say whether nothing is left."""
         for _ in range(calls):
@@ -362,10 +430,7 @@ class Channel:
                 return True
             self._is_refused = False
             if self._asks:
-                self._asks = False
-                if self.vigil is not None and self.vigil.sent():
-                    # An answer is due.
-                    self._sleeper.wake()
+                self._told()
             if self._attached:
                 _close_all(self._attached)
                 self._attached = ()
@@ -382,7 +447,18 @@ class Channel:
                 self._put(pickle.dumps(posted[start : start + _POSTED], 5))
 
     def _put(self, payload: bytes, descriptors: tuple[int, ...] = ()) -> None:
-        frame = _HEADER.pack(len(payload), len(descriptors)) + payload
+        held = self._held
+        if held is not None:
+            self._held = None
+            assert self._shown is not None
+            if not self._shown.is_taken(self._frames):
+                # It may be by now; the peer knows the number.
+                self._queue(self._frames, held, ())
+        self._frames += 1
+        self._queue(self._frames, payload, descriptors)
+
+    def _queue(self, number: int, payload: bytes, descriptors: tuple[int, ...]) -> None:
+        frame = _HEADER.pack(len(payload), len(descriptors), number) + payload
         self._outbox.append((frame, descriptors))
         self._pending_bytes += len(frame)
 
@@ -410,6 +486,7 @@ class Channel:
     def _break(self) -> None:
         """Give up sending."""
         self._is_broken = True
+        self._held = self._shown = None
         _close_all(self._attached)
         for _, descriptors in self._outbox:
             _close_all(descriptors)
@@ -421,10 +498,9 @@ class Channel:
         self._work.wake()
 
 
-def frame_of(message: Message) -> bytes:
+def payload_of(message: Message) -> bytes:
     """A small message, without descriptors, as it travels by itself."""
-    payload = pickle.dumps(message, 5)
-    return _HEADER.pack(len(payload), 0) + payload
+    return pickle.dumps(message, 5)
 
 
 class _Inbox:
@@ -433,9 +509,21 @@ class _Inbox:
     Attributes:
         is_at_end: There is nothing more to read.
         error: Why, where the peer did not simply close its end.
+        seen: Where the peer shows frames.
     """
 
-    __slots__ = ("_buffer", "_descriptors", "_end", "_lost", "_start", "_view", "error", "is_at_end")
+    __slots__ = (
+        "_buffer",
+        "_descriptors",
+        "_end",
+        "_last",
+        "_lost",
+        "_start",
+        "_view",
+        "error",
+        "is_at_end",
+        "seen",
+    )
 
     def __init__(self) -> None:
         self._buffer = memoryview(bytearray(_BUFFER))
@@ -445,8 +533,28 @@ class _Inbox:
         self._end = 0
         self._descriptors: deque[int] = deque()
         self._lost: OSError | None = None
+        # Number of the last frame that was returned.
+        self._last = 0
         self.is_at_end = False
         self.error: Exception | None = None
+        self.seen: SharedFrame | None = None
+
+    def look(self) -> list[Received]:
+        """The next message, if it is shown; more will be looked for."""
+        seen = self.seen
+        if seen is None:
+            return []
+        number = self._last + 1
+        payload = seen.take(number)
+        if payload is None:
+            return []
+        self._last = number
+        try:
+            return [(pickle.loads(payload), ())]  # noqa: S301 - as in `_decode`
+        except Exception as error:  # noqa: BLE001 - as in `read`
+            self.is_at_end = True
+            self.error = error.with_traceback(None)
+            return []
 
     def read(self, sock: socket.socket) -> list[Received]:
         """Read once; return the messages that are complete by then."""
@@ -465,11 +573,15 @@ class _Inbox:
         except Exception as error:  # noqa: BLE001 - a peer that sends nonsense is as good as gone
             self.is_at_end = True
             self.error = error.with_traceback(None)
+        if self.is_at_end:
+            # What it has shown at last was there before.
+            received += self.look()
         return received
 
     def close(self) -> None:
         """Drop everything; descriptors whose message was not returned are closed."""
         self.is_at_end = True
+        self.seen = None
         _close_all(self._descriptors)
         self._descriptors.clear()
 
@@ -488,17 +600,21 @@ class _Inbox:
         view, start, end, ahead = self._view, self._start, self._end, _HEADER.size
         needed = ahead
         while end - start >= ahead:
-            length, count = _HEADER.unpack_from(view, start)
+            length, count, number = _HEADER.unpack_from(view, start)
             begin = start + ahead
             if begin + length > end:
                 needed += length
                 break
-            message = pickle.loads(view[begin : begin + length])  # noqa: S301 - the peer is ours, nobody else can reach it
-            if type(message) is list:
-                # Several that were posted.
-                received.extend([(one, ()) for one in cast("list[Message]", message)])
-            else:
-                received.append((message, self._claim(count) if count else ()))
+            if number > self._last + 1:
+                raise ValueError(f"frame {number} came behind frame {self._last}: others are missing")
+            if number > self._last:
+                self._last = number
+                message = pickle.loads(view[begin : begin + length])  # noqa: S301 - the peer is ours, nobody else can reach it
+                if type(message) is list:
+                    # Several that were posted.
+                    received.extend([(one, ()) for one in cast("list[Message]", message)])
+                else:
+                    received.append((message, self._claim(count) if count else ()))
             start = self._start = begin + length
         if start == end:
             self._view = self._buffer

@@ -69,7 +69,9 @@ class WorkerLink:
         self.is_silent: bool = False
         self.is_stuck: bool = False
         self._channel = channel
-        channel.vigil = Vigil(window, _ASKS, _ANSWERS) if window else None
+        if window:
+            channel.vigil = Vigil(window, _ASKS, _ANSWERS)
+            channel.share(*page.frames)
         # Of each operation there is one, so that it goes straight there.
         self.post: Callable[..., None] = channel.post
         self.forms: FormTable = FormTable(channel.post)

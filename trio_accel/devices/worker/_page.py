@@ -1,4 +1,4 @@
-"""Words that a worker and the application share: what the worker has begun, and that it lives."""
+"""Memory that a worker and the application share: what it has begun, that it lives, and messages."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import os
 import threading
 from typing import Self
 
+from ._shared_frame import SIZE, SharedFrame
+
 __all__ = ["FIRST_WORD", "Heartbeat", "SharedPage"]
 
-_WORDS = 512
-_BYTES = 8 * _WORDS
+# One page in all.
+_FRAMES = 2048
+_MIDDLE = _FRAMES + SIZE
+_BYTES = _MIDDLE + SIZE
 _INTERVAL = 0.1
 
 FIRST_WORD = 2
@@ -18,22 +22,31 @@ FIRST_WORD = 2
 
 
 class SharedPage:
-    """One page of words of 64 bits: the heartbeat, the looks of the engine, and one for each library.
+    """Words of 64 bits, and a frame of each side.
 
-    A word is written by the worker alone, as a whole, so that what the application reads after the
-    worker's death was written.
+    The words are the heartbeat, the looks of the engine, and one for each library. A word is written by the
+    worker alone, as a whole, so that what the application reads after the worker's death was written.
+
+    Attributes:
+        descriptor: To be given to the worker.
+        frames: Those that the application shows, and those that the worker does.
     """
 
-    __slots__ = ("_map", "_words", "descriptor")
+    __slots__ = ("_map", "_words", "descriptor", "frames")
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor: int = descriptor
         self._map = mmap.mmap(descriptor, _BYTES)
-        self._words = memoryview(self._map).cast("Q")
+        memory = memoryview(self._map)
+        self._words = memory[:_FRAMES].cast("Q")
+        self.frames: tuple[SharedFrame, SharedFrame] = (
+            SharedFrame(memory[_FRAMES:_MIDDLE]),
+            SharedFrame(memory[_MIDDLE:]),
+        )
 
     @classmethod
     def create(cls) -> Self:
-        """Make a page of zeros; the descriptor is to be given to the worker."""
+        """Make a page of zeros."""
         descriptor = os.memfd_create("trio_accel page", os.MFD_CLOEXEC)
         try:
             os.ftruncate(descriptor, _BYTES)
@@ -71,6 +84,8 @@ class SharedPage:
     def close(self) -> None:
         """Give the page back."""
         self._words.release()
+        for frame in self.frames:
+            frame.close()
         self._map.close()
         os.close(self.descriptor)
 

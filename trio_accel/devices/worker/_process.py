@@ -52,6 +52,7 @@ async def _main(page: SharedPage) -> None:
         if config.window:
             # Who has an answer may ask again.
             channel.vigil = Vigil(config.window, frozenset({"done"}), frozenset({"request", "again"}))
+            channel.share(*reversed(page.frames))
             nursery.start_soon(channel.listen)
         async with System.open(config.path) as system:
             side = WorkerSide(system, channel, page, config)

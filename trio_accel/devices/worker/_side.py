@@ -26,7 +26,7 @@ from .._hooks import EngineHook
 from .._operation import Launch
 from .._options import DeviceOptions
 from .._system import System
-from ._channel import Channel, EndOfChannel, Message, Received, frame_of
+from ._channel import Channel, EndOfChannel, Message, Received, payload_of
 from ._forms import Form
 from ._frames import Place, WorkerConfig, place_of, plain_place
 from ._launches import ALLOCATIONS, NAME, OUTPUTS, decode_launch
@@ -56,10 +56,10 @@ class _Serving(DirectReply):
         tell: Tells the application what it failed with, or None.
         is_launched: Whether the library has begun.
         places: Where its new blocks lie, if that was looked up by now.
-        frame: The answer as it travels if all goes well, if it was prepared by now.
+        payload: The answer as it travels if all goes well, if it was prepared by now.
     """
 
-    __slots__ = ("frame", "is_launched", "launch", "places", "results", "session", "spoils", "tell", "word")
+    __slots__ = ("is_launched", "launch", "payload", "places", "results", "session", "spoils", "tell", "word")
 
     def __init__(self, launch: Launch, word: int, session: Session, tell: _Tell, *, spoils: bool) -> None:
         # Without the call of the base's, which takes longer than it does anything.
@@ -74,7 +74,7 @@ class _Serving(DirectReply):
         self.tell: _Tell = tell
         self.is_launched: bool = False
         self.places: tuple[Place, ...] | None = None
-        self.frame: bytes | None = None
+        self.payload: bytes | None = None
 
     def look_last(self, look: Callable[[], None]) -> bool:
         """Prepare the answer while the device works; nobody else looks for its end."""
@@ -89,7 +89,7 @@ class _Serving(DirectReply):
     def _prepare(self) -> None:
         self.places = _places(self.launch, self.session.engine)
         if not self.results:
-            self.frame = frame_of(self.answer(self.places, None))
+            self.payload = payload_of(self.answer(self.places, None))
 
     def answer(self, places: tuple[Place, ...], trouble: Message | None) -> Message:
         """What the application is told if no host arrays travel with it."""
@@ -442,8 +442,8 @@ class WorkerSide:
             is_hit = launch.fault is not None and launch.fault.is_struck
             trouble = "done", serving.is_launched, is_hit, plain, tuple(damaged)
         if not serving.results:
-            frame = serving.frame if is_fine else None
-            self._channel.post(serving.answer(places, trouble), now=not self._serving, frame=frame)
+            payload = serving.payload if is_fine else None
+            self._channel.post(serving.answer(places, trouble), now=not self._serving, payload=payload)
             return
         results = tuple([encode_array(array) for array in serving.results]) if error is None else ()
         self._channel.send(("done", number, places, results, trouble), now=not self._serving)

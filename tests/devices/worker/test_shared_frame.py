@@ -1,0 +1,365 @@
+"""Frames that are shown in shared memory instead of being sent: none is lost, and none comes twice."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable, Generator
+from contextlib import closing, suppress
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trio_accel.devices.worker import _channel
+from trio_accel.devices.worker._channel import Channel, EndOfChannel, Message, Received
+from trio_accel.devices.worker._page import SharedPage
+from trio_accel.devices.worker._shared_frame import SIZE, SharedFrame
+
+pytestmark = pytest.mark.skipif(not SharedFrame.is_possible(), reason="this processor reorders stores")
+
+LARGEST = SIZE - 128
+# What is said, with how many descriptors, and how.
+SAYS: dict[str, tuple[str, int, Callable[[Channel, Message], None]]] = {
+    "post": ("posted", 0, lambda channel, message: channel.post(message, now=True)),
+    "later": ("later", 0, Channel.post),
+    "send": ("sent", 0, lambda channel, message: channel.send(message, now=True)),
+    "large": ("x" * LARGEST, 0, lambda channel, message: channel.post(message, now=True)),
+    "descriptor": ("file", 1, lambda channel, message: channel.send(message, (0,), now=True)),
+}
+
+
+class Watched:
+    """Memory as words, of which each access can be followed by something else."""
+
+    def __init__(self, words: memoryview) -> None:
+        self.words = words
+        self.accesses = 0
+        self.after: dict[int, Callable[[], None]] = {}
+
+    def _accessed(self) -> None:
+        self.accesses += 1
+        action = self.after.pop(self.accesses, None)
+        if action is not None:
+            action()
+
+    def __getitem__(self, index: int) -> int:
+        value: int = self.words[index]
+        self._accessed()
+        return value
+
+    def __setitem__(self, index: int, value: int) -> None:
+        self.words[index] = value
+        self._accessed()
+
+
+def watched(frame: SharedFrame) -> Watched:
+    made = Watched(frame._words)
+    frame._words = made  # type: ignore[assignment]
+    return made
+
+
+@pytest.fixture
+def memory() -> memoryview:
+    return memoryview(bytearray(SIZE))
+
+
+class TestFrame:
+    def test_what_is_shown_to_one_that_is_awake_is_taken_once(self, memory: memoryview) -> None:
+        sender, receiver = SharedFrame(memory), SharedFrame(memory)
+        assert not sender.show(1, b"asleep")
+        assert receiver.take(1) == b"asleep"
+        receiver.wake()
+        assert sender.show(2, b"awake")
+        assert not sender.is_taken(2)
+        assert receiver.take(1) is None
+        assert receiver.take(3) is None
+        assert receiver.take(2) == b"awake"
+        assert sender.is_taken(2)
+        receiver.sleep()
+        assert not sender.show(3, b"")
+
+    def test_only_what_fits_is_shown(self, memory: memoryview) -> None:
+        sender, receiver = SharedFrame(memory), SharedFrame(memory)
+        receiver.wake()
+        whole = bytes(range(256)) * (LARGEST // 256) + bytes(LARGEST % 256)
+        assert sender.show(1, whole)
+        assert not sender.show(2, whole + b"!")
+        assert receiver.take(1) == whole
+        assert receiver.take(2) is None
+
+    @pytest.mark.parametrize("access", range(1, 6))
+    def test_one_that_falls_asleep_meanwhile_has_seen_it_or_has_said_so(
+        self, memory: memoryview, access: int
+    ) -> None:
+        sender, receiver = SharedFrame(memory), SharedFrame(memory)
+        receiver.wake()
+        taken: list[bytes | None] = []
+
+        def fall_asleep() -> None:
+            receiver.sleep()
+            taken.append(receiver.take(1))
+
+        words = watched(sender)
+        words.after[access] = fall_asleep
+        is_seen = sender.show(1, b"frame")
+        if not taken:
+            assert words.accesses < access
+            fall_asleep()
+        assert taken == [b"frame"] if is_seen else taken in ([b"frame"], [None])
+
+    @pytest.mark.parametrize("access", range(1, 8))
+    def test_one_that_is_shown_meanwhile_is_seen_or_sent(self, memory: memoryview, access: int) -> None:
+        sender, receiver = SharedFrame(memory), SharedFrame(memory)
+        receiver.wake()
+        seen: list[bool] = []
+        words = watched(receiver)
+        words.after[access] = lambda: seen.append(sender.show(1, b"frame"))
+        receiver.sleep()
+        taken = receiver.take(1)
+        assert not (seen == [True] and taken is None)
+        assert taken in (b"frame", None)
+
+    @pytest.mark.parametrize("access", range(1, 6))
+    def test_no_half_of_one_is_taken(self, memory: memoryview, access: int) -> None:
+        """The next is shown while one is read; its sender has sent that, too, so it may be missed."""
+        sender, receiver = SharedFrame(memory), SharedFrame(memory)
+        sender.show(1, b"old" * 100)
+        words = watched(receiver)
+        words.after[access] = lambda: sender.show(2, b"new" * 200)  # type: ignore[dict-item, return-value]
+        assert receiver.take(1) in (b"old" * 100, None)
+        assert receiver.take(2) in (b"new" * 200, None)
+
+    @pytest.mark.parametrize("access", range(1, 4))
+    def test_none_is_taken_while_it_is_written(self, memory: memoryview, access: int) -> None:
+        sender, receiver = SharedFrame(memory), SharedFrame(memory)
+        sender.show(1, b"old" * 100)
+        taken: list[bytes | None] = []
+        words = watched(sender)
+        words.after[access] = lambda: taken.extend([receiver.take(1), receiver.take(2)])
+        sender.show(2, b"new" * 200)
+        assert taken[0] is None
+        assert taken[1] == (b"new" * 200 if access == 3 else None)
+
+
+@attrs.define
+class Ends:
+    """A sender and a receiver that are called by hand, and never sleep by themselves."""
+
+    left: Channel
+    right: Channel
+    received: list[Any] = attrs.field(factory=list)
+
+    def take(self) -> None:
+        """The receiver is awake, and looks."""
+        self._keep(self.right._take(is_due=False))
+
+    def doze(self) -> None:
+        """It falls asleep."""
+        self._keep(self.right._doze())
+
+    def ring(self) -> bool:
+        """It was asleep, and is woken if there is something to read: it does so, and falls asleep again."""
+        before = len(self.received)
+        self._keep(self.right._inbox.read(self.right._sock))
+        is_woken = len(self.received) > before
+        if is_woken:
+            self.doze()
+        return is_woken
+
+    def _keep(self, received: list[Received]) -> None:
+        for message, descriptors in received:
+            self.received.append((message, len(descriptors)))
+            _channel._close_all(descriptors)
+
+
+@pytest.fixture
+def ends() -> Generator[Ends, None, None]:
+    yield from make_ends()
+
+
+def make_ends() -> Generator[Ends, None, None]:
+    page = SharedPage.create()
+    left, right = (Channel(sock) for sock in socket.socketpair())
+    left.share(*page.frames)
+    right.share(*reversed(page.frames))
+    try:
+        yield Ends(left, right)
+    finally:
+        left.close()
+        right.close()
+        page.close()
+
+
+class TestChannel:
+    def test_a_lone_one_to_a_peer_that_is_awake_calls_no_system(
+        self, ends: Ends, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ends.take()
+        with monkeypatch.context() as patch:
+            patch.setattr(_channel, "_transmit", lambda *_: pytest.fail("it was sent"))
+            for number in range(3):
+                ends.left.post(("posted", number), now=True)
+                ends.take()
+                ends.left.send(("sent", number), now=True)
+                ends.take()
+        assert [message for message, _ in ends.received] == [
+            (how, number) for number in range(3) for how in ("posted", "sent")
+        ]
+        # A second one behind one that nobody has taken, many together, and to a sleeper: all are sent.
+        ends.left.post(("first",), now=True)
+        ends.left.post(("second",), now=True)
+        ends.doze()
+        assert not ends.left._held
+        ends.left.post(("third",), now=True)
+        assert ends.ring()
+        assert [message[0] for message, _ in ends.received[6:]] == ["first", "second", "third"]
+
+    @pytest.mark.parametrize("how", ["large", "descriptor", "later"])
+    def test_others_are_sent_behind_it(self, ends: Ends, how: str) -> None:
+        ends.take()
+        ends.left.post(("shown",), now=True)
+        if how == "large":
+            message: tuple[object, ...] = ("x" * LARGEST,)
+            ends.left.post(message, now=True)
+        elif how == "descriptor":
+            message = ("file",)
+            descriptor = os.memfd_create("test")
+            ends.left.send(message, (descriptor,), now=True)
+            os.close(descriptor)
+        else:
+            message = ("later",)
+            ends.left.send(message)
+        assert ends.left._flush(8)
+        for _ in range(3):
+            ends.take()
+        assert [message for message, _ in ends.received] == [("shown",), message]
+
+    def test_the_last_words_of_a_peer(self, ends: Ends) -> None:
+        ends.take()
+        ends.left.post(("last words",), now=True)
+        ends.left.close()
+        # Who reads the socket first finds them all the same.
+        assert ends.ring()
+        assert ends.received == [(("last words",), 0)]
+        ends.take()
+        assert len(ends.received) == 1
+
+    def test_nonsense_is_the_end(self, ends: Ends) -> None:
+        ends.take()
+        assert ends.left._show(b"\x80\x05no pickle")
+        ends.take()
+        assert ends.right._inbox.is_at_end
+        assert isinstance(ends.right._inbox.error, pickle.UnpicklingError)
+
+    def test_one_that_is_missing_is_the_end(self, ends: Ends) -> None:
+        ends.left._frames += 1
+        ends.left.post(("later",), now=True)
+        ends.take()
+        assert not ends.received
+        assert isinstance(ends.right._inbox.error, ValueError)
+        assert "missing" in str(ends.right._inbox.error)
+
+    @settings(deadline=None, max_examples=300)
+    @given(st.lists(st.sampled_from([*SAYS, "flush", "take", "doze", "ring"]), max_size=60))
+    def test_any_order_of_what_both_do(self, steps: list[str]) -> None:
+        with closing(make_ends()) as making:
+            ends = next(making)
+            expected: list[Any] = []
+            is_awake = False
+            for step in steps:
+                if step in SAYS:
+                    text, descriptors, how = SAYS[step]
+                    how(ends.left, (text, len(expected)))
+                    expected.append(((text, len(expected)), descriptors))
+                elif step == "flush":
+                    ends.left._flush(8)
+                elif step == "take":
+                    ends.take()
+                    is_awake = True
+                elif is_awake:
+                    ends.doze()
+                    is_awake = False
+                else:
+                    ends.ring()
+            # It sleeps, and only what is sent wakes it.
+            ends.doze()
+            while not ends.left._flush(8) or ends.ring():
+                pass
+            assert ends.received == expected
+
+    def test_two_processes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Questions to one that sleeps now and then, and does not say when."""
+        count, sent = 3000, 0
+        transmit = _channel._transmit
+
+        def counted(*arguments: Any) -> int:
+            nonlocal sent
+            sent += 1
+            return transmit(*arguments)
+
+        page = SharedPage.create()
+        ours, theirs = socket.socketpair()
+        child = os.fork()
+        if not child:
+            with suppress(BaseException):
+                answer(theirs, SharedPage(os.dup(page.descriptor)).frames[0], count)
+            os._exit(0)
+        theirs.close()
+        channel = Channel(ours)
+        channel.share(*page.frames)
+        monkeypatch.setattr(_channel, "_transmit", counted)
+        try:
+            for number in range(count):
+                channel.post(("ask", number), now=True)
+                # It answers through its socket.
+                assert select.select([ours], [], [], 10)[0]
+                assert ours.recv(16) == b"%015d\n" % number
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            channel.close()
+            page.close()
+        # Both ways were gone.
+        assert 0 < sent < count
+
+
+def answer(sock: socket.socket, seen: SharedFrame, count: int) -> None:
+    """Answer so many questions; behind some of them it sleeps until the socket has something to read."""
+    channel = Channel(sock)
+    channel._inbox.seen = seen
+    answered = 0
+    while answered < count:
+        received = channel._take(is_due=False)
+        patience = 50 if answered % 7 else 0
+        while not received and patience:
+            received = channel._take(is_due=False)
+            patience -= 1
+        received = received or channel._doze()
+        while not received:
+            sock.setblocking(True)
+            sock.recv(1, socket.MSG_PEEK)
+            sock.setblocking(False)
+            received = channel._inbox.read(sock)
+        for message, _ in received:
+            if message != ("ask", answered):
+                sys.exit(f"{message} instead of {answered}")
+            sock.send(b"%015d\n" % answered)
+            answered += 1
+
+
+async def test_the_end_of_a_peer_that_was_awake() -> None:
+    with closing(make_ends()) as making:
+        ends = next(making)
+        ends.take()
+        ends.left.post(("last words",), now=True)
+        ends.left.close()
+        assert await ends.right.receive() == [(("last words",), ())]
+        with pytest.raises(EndOfChannel):
+            await ends.right.receive()
