@@ -524,3 +524,40 @@ def _processor_time() -> float:
 def test_a_glance_does_not_end_just_before_something_is_due(due: float, end: float) -> None:
     """In microseconds from now on; a turn of the loop, which takes ten, comes behind it."""
     assert _completion._end_of_glance(1.0, 1.0 + due * 1e-6) == pytest.approx(1.0 + end * 1e-6, abs=1e-9)
+
+
+class Flushed:
+    """A stream that needs nothing."""
+
+    def flush(self) -> None:
+        pass
+
+
+class Event:
+    """One of a stream; done, or failed, as a test likes."""
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self.error: Exception | None = None
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["the first", "another"])
+@pytest.mark.parametrize("error", [None, RuntimeError("it failed")], ids=["well", "failed"])
+async def test_the_end_is_told_of_before_anything_else(error: Exception | None, is_first: bool) -> None:
+    happened: list[str] = []
+    stream: Any = Flushed()
+    first, second = Event(), Event()
+    port = _completion._AdaptivePort(lambda: happened.append("reaped"), 1e-6, 0.0)
+    port.herald(first if is_first else second, lambda: happened.append("told"))
+    for event in (first, second):
+        port.watch(stream, event)  # type: ignore[arg-type]
+    assert not port.look()
+    assert not happened
+    first.is_done, first.error = True, error
+    assert port.look()
+    assert happened == (["told", "reaped"] if is_first and error is None else ["reaped"])
+    second.is_done = True
+    assert port.look()
+    # Once, and of none that was not the first by itself.
+    assert happened.count("told") == (is_first and error is None)
+    port.close()

@@ -65,8 +65,19 @@ class DirectReply:
         """Let a cancelled asker go; returns whether that is news."""
         raise NotImplementedError
 
-    def attend(self, attend: Callable[[], Awaitable[None]]) -> bool:
-        """Have the asker itself wait for the end of what was launched; returns whether it will."""
+    def attend(
+        self, attend: Callable[[], Awaitable[None]], herald: Callable[[Callable[[], None]], None]
+    ) -> bool:
+        """Have the asker itself wait for the end of what was launched.
+
+        Args:
+            attend: Waits, and gives the reply.
+            herald: If the asker does not: takes what is to be called as soon as the end is seen and all went
+                well, before anything else is done about it.
+
+        Returns:
+            Whether it will.
+        """
         return False
 
     def look_last(self, look: Callable[[], None]) -> bool:

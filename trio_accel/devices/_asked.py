@@ -108,7 +108,9 @@ class Asked(DirectReply):
         trio.lowlevel.reschedule(task, outcome.capture(self._raise_cancel))
         return True
 
-    def attend(self, attend: Callable[[], Awaitable[None]]) -> bool:
+    def attend(
+        self, attend: Callable[[], Awaitable[None]], herald: Callable[[Callable[[], None]], None]
+    ) -> bool:
         """Wait by that, before the task is parked if need be."""
         self._attend = attend
         return True

@@ -45,6 +45,13 @@ class CompletionPort(Protocol):
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
         """See to it that the engine looks at its events soon after this one is done."""
 
+    def herald(self, event: AccelEvent, tell: Callable[[], None]) -> None:
+        """Call this as soon as an event is seen to be done that is watched alone, unless that has failed.
+
+        Only one is told of, the one that was named last, and perhaps not even that.
+        """
+        return
+
     def stare(self, event: AccelEvent) -> bool:
         """Wait for the end of a very short operation, here and now; returns whether it is done."""
         return event.is_done
@@ -227,6 +234,10 @@ class _Watched(CompletionPort):
         self._reap = reap
         self._events: dict[AccelStream, list[AccelEvent]] = {}
         self._changed = Nudge()
+        self._heralded: tuple[AccelEvent, Callable[[], None]] | None = None
+
+    def herald(self, event: AccelEvent, tell: Callable[[], None]) -> None:
+        self._heralded = event, tell
 
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
         """Look at an event from now on."""
@@ -244,6 +255,7 @@ class _Watched(CompletionPort):
     def close(self) -> None:
         """Look at nothing any more."""
         self._events.clear()
+        self._heralded = None
 
     async def wait_changed(self) -> None:
         """Wait until there is something new to look at."""
@@ -259,7 +271,12 @@ class _Watched(CompletionPort):
         found = False
         for stream, events in tuple(self._events.items()):
             stream.flush()
-            if events[0].is_done:
+            first = events[0]
+            if first.is_done:
+                if self._heralded is not None:
+                    (event, tell), self._heralded = self._heralded, None
+                    if event is first and event.error is None:
+                        tell()
                 count = _count_done(events)
                 del events[:count]
                 if not events:

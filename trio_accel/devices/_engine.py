@@ -244,8 +244,11 @@ class Engine:
                 self._look(lane, operation)
         elif not (
             isinstance(reply, DirectReply)
+            and operation.after is None
             and completion.is_awaited(lane.stream)
-            and reply.attend(partial(self._attend, lane, operation, reply))
+            and reply.attend(
+                partial(self._attend, lane, operation, reply), partial(completion.herald, operation.event)
+            )
         ):
             completion.watch(lane.stream, operation.event)
 

@@ -68,7 +68,8 @@ class Peers:
 
     async def attend(self, until: Callable[[], bool]) -> None:
         with trio.move_on_after(5) as scope:
-            await self.ours.attend(self.take, lambda: not until())
+            before = len(self.attended)
+            await self.ours.attend(self.take, lambda: not until() and len(self.attended) == before)
         # It is not to be cancelled: it returns.
         assert not scope.cancel_called
 
@@ -163,12 +164,12 @@ async def test_what_was_rung_for_one_who_attends_is_rung_for_again(peers: Peers)
     peers.ask()
     take, turns = peers.ours._take, iter(range(20))
 
-    def late(*, is_due: bool) -> list[Received]:
+    def late(*, is_due: bool, goes_on: Callable[[], bool]) -> list[Received]:
         turn = next(turns)
         if turn == 10:
             peers.theirs.post(("answer",), now=True)
         # The loop has turned since then.
-        return take(is_due=is_due) if turn > 13 else []
+        return take(is_due=is_due, goes_on=goes_on) if turn > 13 else []
 
     peers.ours._take = late  # type: ignore[method-assign]
     await peers.attend(lambda: False)
@@ -215,6 +216,7 @@ class Attended:
     now: int = 0
     begun: int = 0
     taken: int = 0
+    heard: int = 0
 
 
 @pytest.fixture
@@ -228,18 +230,22 @@ def attended(monkeypatch: pytest.MonkeyPatch) -> Attended:
     async def counted(link: WorkerLink, take: Any, goes_on: Any) -> None:
         counts.begun += 1
         counts.now += 1
-
-        def counting(received: list[Received]) -> bool:
-            is_taken: bool = take(received)
-            counts.taken += is_taken
-            return is_taken
-
         try:
-            await attend(link, counting, goes_on)
+            await attend(link, take, goes_on)
         finally:
             counts.now -= 1
+        _, request = goes_on.args
+        counts.taken += request.is_over
+
+    hear = WorkerLink.hear
+
+    def counting(link: WorkerLink, request: int) -> bool:
+        is_heard = hear(link, request)
+        counts.heard += is_heard
+        return is_heard
 
     monkeypatch.setattr(WorkerLink, "attend", counted)
+    monkeypatch.setattr(WorkerLink, "hear", counting)
     return counts
 
 
@@ -423,6 +429,8 @@ async def test_the_error_of_another_has_nothing_to_do_with_who_attends(
 
 
 ANSWER = "done", 7, (), (), None
+# Of a worker that shows of whatever it is asked that it is over.
+LINK: Any = SimpleNamespace(hear=lambda _: True, was_heard=lambda _: False)
 
 
 @pytest.mark.parametrize(
@@ -440,7 +448,7 @@ ANSWER = "done", 7, (), (), None
 async def test_what_is_not_its_own_answer_alone_is_the_receivers(device: ta.Device, received: Any) -> None:
     dispatch: Any = device.dispatch
     request = SimpleNamespace(number=7, hosts=SimpleNamespace(is_used=False))
-    assert not dispatch._take_own(None, request, [(message, ()) for message in received])
+    assert not dispatch._take_own(LINK, request, [(message, ()) for message in received])
 
 
 @pytest.mark.parametrize("what", ["a copy", "a request that waits", "a hook"])
@@ -453,4 +461,65 @@ async def test_an_answer_that_something_follows_from_is_the_receivers(
         monkeypatch.setattr(dispatch._requests, "waiting", 1)
     if what == "a hook":
         monkeypatch.setattr(device, "hooks", [print])
-    assert not dispatch._take_own(None, request, [(ANSWER, ())])
+    assert not dispatch._take_own(LINK, request, [(ANSWER, ())])
+    # Nor is its end taken before the answer comes.
+    request.prepared, request.is_over = (), False
+    monkeypatch.setattr(type(dispatch._requests), "sent", 1)
+    assert dispatch._is_waited_for(LINK, request)
+
+
+async def heard(device: ta.Device, attended: Attended, most: int = 200) -> list[ta.AccelRef]:
+    """Products that take long enough for their end to be shown ahead of the answer, up to one that was."""
+    a = await device.put(np.eye(300) * 2)
+    made: list[ta.AccelRef] = []
+    before = attended.heard
+    while attended.heard == before:
+        made.append(await ta.linalg.matmul(a, a))
+        assert len(made) < most, "no end was shown"
+    return made
+
+
+async def test_the_end_is_shown_ahead_of_the_answer(device: ta.Device, attended: Attended) -> None:
+    for _ in range(3):
+        made = await heard(device, attended)
+        # The answer comes behind the next request, and means nothing then.
+        x = await steady(device, attended)
+        np.testing.assert_array_equal(await made[-1].to_host(), np.eye(300) * 4)
+        assert (await x.to_host()).tolist() == [1.0] * 8
+    await device.synchronize()
+    statistics = await device.statistics()
+    assert (statistics.in_flight, statistics.launched) == (0, statistics.completed)
+
+
+async def test_what_was_shown_outlives_the_worker(device: ta.Device, attended: Attended) -> None:
+    for _ in range(2):
+        made = await heard(device, attended)
+        process = device.dispatch.process  # type: ignore[attr-defined]
+        # Its answer may never come.
+        process.kill()
+        np.testing.assert_array_equal(await made[-1].to_host(), np.eye(300) * 4)
+        np.testing.assert_array_equal(await made[0].to_host(), np.eye(300) * 4)
+
+
+async def test_who_observes_hears_the_reply_behind_what_was_done(
+    system: ta.System, device: ta.Device, attended: Attended
+) -> None:
+    await heard(device, attended)
+    a, seen = await device.put(np.eye(300)), list[Any]()
+    with system.subscribe(seen.append):
+        before = attended.heard
+        for _ in range(20):
+            await ta.linalg.matmul(a, a)
+        assert attended.heard == before
+    assert seen
+
+
+async def test_a_failure_is_not_shown(device: ta.Device, attended: Attended) -> None:
+    await heard(device, attended)
+    a, before = await device.put(np.eye(300)), attended.heard
+    for _ in range(5):
+        ta.testing.inject_fault(device, ta.linalg.Matmul, fail=ta.NotSupportedError("not today"))
+        with pytest.raises(ta.NotSupportedError, match="today"):
+            await ta.linalg.matmul(a, a)
+    assert attended.heard == before
+    np.testing.assert_array_equal(await (await ta.linalg.matmul(a, a)).to_host(), np.eye(300))

@@ -175,3 +175,23 @@ async def test_a_small_machine_sleeps(device: ta.Device, monkeypatch: pytest.Mon
     assert bool(window_of(None, device.info)) is (BACKEND == "cuda")
     monkeypatch.setattr(_completion.os, "sched_getaffinity", lambda _: {0, 1, 2})
     assert window_of(ta.AdaptiveCompletion(window=0.002), device.info) == 0
+
+
+def test_an_answer_that_was_known_before_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(_vigil, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    vigil = Vigil(WINDOW, frozenset({"ask"}), frozenset({"answer"}))
+    for number in range(5):
+        vigil.sent()
+        # That of the one before comes only now.
+        vigil.received([(("answer", number - 1, "all is well"), ())])
+        clock.now += PERIOD
+        vigil.heard("answer", number)
+        clock.now += 3 * PERIOD
+    assert vigil._forecast.seconds == pytest.approx(PERIOD)
+    assert vigil.is_steady
+    # Any other is one.
+    vigil.sent()
+    clock.now += 2 * PERIOD
+    vigil.received([(("answer", 5), ())])
+    assert vigil._forecast.seconds == pytest.approx(2 * PERIOD)

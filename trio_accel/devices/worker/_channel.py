@@ -58,6 +58,10 @@ _TRUNCATED = int(socket.MSG_CTRUNC)
 _NO_SIGNAL = int(socket.MSG_NOSIGNAL)
 
 
+def _always() -> bool:
+    return True
+
+
 class EndOfChannel(Exception):  # noqa: N818 - an end, as Trio names it; only sometimes an error
     """The peer is gone, or this end was closed; everything that came before was received."""
 
@@ -263,8 +267,8 @@ class Channel:
         while in any case: Trio tells the main task of Ctrl-C only where it is parked.
 
         Args:
-            take: Takes what was received if it is what the task waits for, and says whether it has; what it
-                has not is the receiver's.
+            take: Takes what was received if it is what the task waits for, or belongs to it, and says
+                whether it has; what it has not is the receiver's.
             goes_on: Called between two looks.
         """
         assert self.vigil is not None
@@ -275,22 +279,25 @@ class Channel:
                 await trio.lowlevel.cancel_shielded_checkpoint()
                 if self._inbox.is_at_end or not goes_on() or self.vigil.pause():
                     break
-                received = self._take(is_due=True)
-                if received:
-                    if not take(received):
-                        self._left = received
+                received = self._take(is_due=True, goes_on=goes_on)
+                if received and not take(received):
+                    self._left = received
+                    break
+                if not goes_on():
                     break
                 if trio.current_effective_deadline() == -inf or time.perf_counter() > end:
                     break
         finally:
             self._is_attended = False
-            self._left = self._left or self._doze()
+            received = [] if self._left else self._doze()
+            if received and not take(received):
+                self._left = received
             if self._left or self._inbox.is_at_end or self.vigil.pause() != inf:
                 # Something is left, over or due: the receiver looks after it.
                 self._sleeper.wake()
             self._ringer.wake()
 
-    def _take(self, *, is_due: bool) -> list[Received]:
+    def _take(self, *, is_due: bool, goes_on: Callable[[], bool] = _always) -> list[Received]:
         """Read what has arrived."""
         vigil, inbox = self.vigil, self._inbox
         if inbox.seen is not None:
@@ -298,17 +305,17 @@ class Channel:
         received = inbox.look() or inbox.read(self._sock)
         if vigil is not None:
             if not received and is_due and vigil.is_near:
-                received = self._glance()
+                received = self._glance(goes_on)
             if received:
                 vigil.received(received)
         return received
 
-    def _glance(self) -> list[Received]:
+    def _glance(self, goes_on: Callable[[], bool]) -> list[Received]:
         """Look for a short while: a turn of the loop takes longer than the answer does from here on."""
         inbox = self._inbox
         end = time.perf_counter() + _GLANCE
         received: list[Received] = []
-        while not received and not inbox.is_at_end and time.perf_counter() < end:
+        while not received and not inbox.is_at_end and goes_on() and time.perf_counter() < end:
             received = inbox.look() if inbox.seen is not None else inbox.read(self._sock)
         return received
 

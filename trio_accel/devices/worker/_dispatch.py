@@ -92,6 +92,7 @@ class WorkerDispatch:
         self._handlers: dict[str, Callable[[WorkerLink, Any, tuple[int, ...]], None]] = {
             "ready": self._on_ready,
             "started": self._on_started,
+            "prepared": self._on_prepared,
             "done": self._on_done,
             "granted": self._on_granted,
             "copy": self._on_copy,
@@ -184,8 +185,7 @@ class WorkerDispatch:
             if link is not None and self._requests.sent == 1 and link.is_awaited:
                 # Its asker sees its end by itself, as long as it is alone.
                 await link.attend(
-                    partial(self._take_own, link, request),
-                    lambda: not request.is_over and self._requests.sent == 1,
+                    partial(self._take_own, link, request), partial(self._is_waited_for, link, request)
                 )
                 if request.is_over:
                     request.take_result().unwrap()
@@ -568,21 +568,47 @@ class WorkerDispatch:
             self._requests.pump()
 
     def _take_own(self, link: WorkerLink, request: OperationRequest, received: list[Received]) -> bool:
-        """Take an answer in its asker's task, if it is that alone, all went well and nothing follows from it.
+        """Take what was received in an asker's task, if all of it belongs there and nothing follows from it.
 
         What does is told in the task of the worker: it would have the asker's context, and errors of others
         what the asker is just handling.
         """
-        message: tuple[Any, ...] = received[0][0]
-        if message[0] != "done" or message[1] != request.number or len(received) > 1:
+        messages: list[Any] = [message for message, _ in received]
+        for message in messages:
+            if message[0] == "prepared" or (message[0] == "done" and link.was_heard(message[1])):
+                continue
+            if message is not messages[-1] or not self._is_answer(message, request):
+                return False
+        self._handle(link, received)
+        return True
+
+    def _is_answer(self, message: Any, request: OperationRequest) -> bool:
+        """Whether a message says that all went well with a request."""
+        if message[:2] != ("done", request.number):
             return False
         _, _, _, results, trouble = message
-        if results or trouble is not None or request.hosts.is_used:
+        return not results and trouble is None and self._is_plain(request)
+
+    def _is_plain(self, request: OperationRequest) -> bool:
+        """Whether nothing follows from the end of a request that went well."""
+        return not (request.hosts.is_used or self._requests.waiting or self._device.hooks)
+
+    def _is_waited_for(self, link: WorkerLink, request: OperationRequest) -> bool:
+        """Whether its asker is to look for its end; takes the end if the worker shows it."""
+        if request.is_over or self._requests.sent != 1:
             return False
-        if self._requests.waiting or self._device.hooks:
-            return False
-        self._on_done(link, message[1:], ())
-        return True
+        places = request.prepared
+        if places is None or not self._is_plain(request) or not link.hear(request.number):
+            return True
+        self._on_done(link, (request.number, places, (), None), ())
+        return False
+
+    def _on_prepared(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
+        number, places = message
+        request = self._requests.get(number)
+        # While somebody observes the actors, a reply comes behind what they did.
+        if isinstance(request, OperationRequest) and not self._device.system.observers:
+            request.prepared = places
 
     def _on_ready(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
         (link.libraries,) = message

@@ -119,6 +119,19 @@ class WorkerLink:
         """Whether an answer is due so soon that whoever waits for it may `attend`."""
         return self._channel.is_awaited
 
+    def hear(self, request: int) -> bool:
+        """Whether the worker shows that a request is over; its answer still comes."""
+        if self.page.over != request:
+            return False
+        assert self._channel.vigil is not None
+        self._channel.vigil.heard("done", request)
+        return True
+
+    def was_heard(self, request: int) -> bool:
+        """Whether this was the last of which it did."""
+        vigil = self._channel.vigil
+        return vigil is not None and vigil.known == ("done", request)
+
     async def attend(self, take: Callable[[list[Received]], bool], goes_on: Callable[[], bool]) -> None:
         """Look for an answer in the task that waits for it; see `Channel.attend`."""
         await self._channel.attend(take, goes_on)

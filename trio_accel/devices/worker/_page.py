@@ -17,15 +17,16 @@ _MIDDLE = _FRAMES + SIZE
 _BYTES = _MIDDLE + SIZE
 _INTERVAL = 0.1
 
-FIRST_WORD = 2
+FIRST_WORD = 3
 """Number of the first word of a library."""
 
 
 class SharedPage:
     """Words of 64 bits, and a frame of each side.
 
-    The words are the heartbeat, the looks of the engine, and one for each library. A word is written by the
-    worker alone, as a whole, so that what the application reads after the worker's death was written.
+    The words are the heartbeat, the looks of the engine, the operation that is over, and one for each
+    library. A word is written by the worker alone, as a whole, so that what the application reads after the
+    worker's death was written.
 
     Attributes:
         descriptor: To be given to the worker.
@@ -72,6 +73,15 @@ class SharedPage:
     def look(self, number: int) -> None:
         """Show that it has looked so often, or with 0 that there is nothing to look after."""
         self._words[1] = number
+
+    @property
+    def over(self) -> int:
+        """Number of the last operation of which the worker has shown that it is over, and went well."""
+        return self._words[2]
+
+    def end(self, number: int) -> None:
+        """Show that an operation is over."""
+        self._words[2] = number
 
     def started(self, word: int) -> int:
         """Number of the last operation that a library has begun to launch."""

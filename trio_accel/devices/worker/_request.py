@@ -14,6 +14,7 @@ from .._operation import Launch
 from .._order import Turn
 from ._channel import Message
 from ._forms import FormTable
+from ._frames import Place
 from ._host_arrays import HostArrays
 from ._launches import encode_launch
 
@@ -184,17 +185,19 @@ class OperationRequest(RemoteRequest):
         launch: What is launched.
         spoils: Whether its outputs are spoiled also if it was never launched.
         hosts: Its host arrays.
+        prepared: Where its new blocks lie if all goes well, once the worker has said so.
         may_collect: Whether garbage is to be collected, once, before it fails for want of memory. Not if
             others may have been refused because of it by then.
     """
 
-    __slots__ = ("hosts", "launch", "may_collect", "spoils")
+    __slots__ = ("hosts", "launch", "may_collect", "prepared", "spoils")
 
     def __init__(self, number: int, launch: Launch, hosts: HostArrays, *, spoils: bool) -> None:
         super().__init__(number, launch.library, launch.reads, launch.writes)
         self.launch: Launch = launch
         self.spoils: bool = spoils
         self.hosts: HostArrays = hosts
+        self.prepared: tuple[Place, ...] | None = None
         self.may_collect: bool = not spoils
 
     @property

@@ -54,14 +54,28 @@ class _Serving(DirectReply):
         spoils: Whether its outputs are spoiled also if it was never launched, because others count on it.
         session: The context that serves it.
         tell: Tells the application what it failed with, or None.
+        announce: Tells it what it will hear if all goes well.
         is_launched: Whether the library has begun.
         places: Where its new blocks lie, if that was looked up by now.
         payload: The answer as it travels if all goes well, if it was prepared by now.
     """
 
-    __slots__ = ("is_launched", "launch", "payload", "places", "results", "session", "spoils", "tell", "word")
+    __slots__ = (
+        "announce",
+        "is_launched",
+        "launch",
+        "payload",
+        "places",
+        "results",
+        "session",
+        "spoils",
+        "tell",
+        "word",
+    )
 
-    def __init__(self, launch: Launch, word: int, session: Session, tell: _Tell, *, spoils: bool) -> None:
+    def __init__(
+        self, launch: Launch, word: int, session: Session, tell: _Tell, announce: _Announce, *, spoils: bool
+    ) -> None:
         # Without the call of the base's, which takes longer than it does anything.
         self.message = launch
         self.cell = None
@@ -72,6 +86,7 @@ class _Serving(DirectReply):
         self.spoils: bool = spoils
         self.session: Session = session
         self.tell: _Tell = tell
+        self.announce: _Announce = announce
         self.is_launched: bool = False
         self.places: tuple[Place, ...] | None = None
         self.payload: bytes | None = None
@@ -81,9 +96,11 @@ class _Serving(DirectReply):
         self._prepare()
         return False
 
-    def attend(self, attend: Callable[[], Awaitable[None]]) -> bool:
+    def attend(self, attend: Callable[[], Awaitable[None]], herald: _Herald) -> bool:
         """Prepare the answer while the device works; the task of the strategy looks for its end."""
         self._prepare()
+        if self.payload is not None and self.launch.fault is None:
+            self.announce(self, herald)
         return False
 
     def _prepare(self) -> None:
@@ -114,7 +131,9 @@ def _places(launch: Launch, engine: Engine) -> tuple[Place, ...]:
     return tuple(places)
 
 
+_Herald: TypeAlias = Callable[[Callable[[], None]], None]
 _Tell: TypeAlias = Callable[[_Serving, "BaseException | None"], None]
+_Announce: TypeAlias = Callable[[_Serving, _Herald], None]
 
 
 class WorkerSide:
@@ -346,7 +365,7 @@ class WorkerSide:
         except Exception as error:  # noqa: BLE001  # a module of the program's that this process does not have
             self._cannot_read(number, data[NAME], data[OUTPUTS] if spoils else (), error)
             return
-        self._serve(_Serving(launch, word, session, self._done, spoils=spoils), results)
+        self._serve(_Serving(launch, word, session, self._done, self._announce, spoils=spoils), results)
 
     def _on_form(self, form: int, data: Any) -> None:
         # It is read with the first operation, as whatever is wrong with it concerns that.
@@ -384,7 +403,7 @@ class WorkerSide:
             self._name_blocks([(blocks[place], nbytes) for place, nbytes in made])
             self._cannot_read(number, name, [blocks[place] for place in outputs] if spoils else [], error)
             return
-        self._serve(_Serving(launch, word, session, self._done, spoils=spoils))
+        self._serve(_Serving(launch, word, session, self._done, self._announce, spoils=spoils))
 
     def _name_blocks(self, allocations: Iterable[tuple[int, int]]) -> None:
         """Know the blocks that an operation is to make."""
@@ -447,6 +466,18 @@ class WorkerSide:
             return
         results = tuple([encode_array(array) for array in serving.results]) if error is None else ()
         self._channel.send(("done", number, places, results, trouble), now=not self._serving)
+
+    def _announce(self, serving: _Serving, herald: _Herald) -> None:
+        """Say what will be answered; that all went well is then shown as soon as it is seen.
+
+        The application need not wait for the answer to be given, sent and read.
+        """
+        launch = serving.launch
+        for block in launch.outputs:
+            if block.damaged_by is not None:
+                return
+        self._channel.post(("prepared", launch.number, serving.places), now=True)
+        herald(partial(self._page.end, launch.number))
 
     def on_launch(self, launch: Launch) -> None:
         """Note that an operation is begun: after this process's death it counts as in flight."""

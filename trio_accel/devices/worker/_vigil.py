@@ -26,6 +26,8 @@ class Vigil:
     def __init__(self, window: float, asks: frozenset[object], answers: frozenset[object]) -> None:
         self.asks: frozenset[object] = asks
         self.answers: frozenset[object] = answers
+        # What comes with the first items of such a message, but was known before.
+        self.known: tuple[object, ...] = ()
         self._half = window / 2
         self._forecast = Forecast(time.perf_counter())
         self._is_expected = False
@@ -53,10 +55,23 @@ class Vigil:
         if self._is_expected:
             answers = self.answers
             for message, _ in messages:
-                if message[0] in answers:
-                    self._is_expected = False
-                    self._forecast.end(time.perf_counter())
+                if message[0] in answers and message[:2] != self.known:
+                    self._end()
                     break
+
+    def heard(self, *known: object) -> None:
+        """The answer is known, and will come only later.
+
+        Args:
+            known: Its first two items, by which it is known then.
+        """
+        self.known = known
+        if self._is_expected:
+            self._end()
+
+    def _end(self) -> None:
+        self._is_expected = False
+        self._forecast.end(time.perf_counter())
 
     def pause(self) -> float:
         """Seconds for which one may sleep; 0 while an answer is due, infinity if none is."""
