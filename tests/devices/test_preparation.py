@@ -178,8 +178,9 @@ async def test_a_cancelled_asker_is_let_go_when_the_plan_is_there(
     asker = Asker(nursery, device, Negate(x, pipe))
     end = await begun(pipe)
     asker.scope.cancel()
-    # One that looks for its answer by itself hears of that in its next turn.
+    # One that looks for its answer by itself hears of that in its next turn, a worker before it answers this.
     await wait_all_tasks_blocked()
+    await device.statistics()
     writer = device.submit(Fill(x, 5.0))
     finish(end)
     await asker.is_over.wait()
