@@ -89,6 +89,10 @@ class Rig:
             library.close()
         self._libraries.clear()
 
+    def free(self, array: ArraySpec) -> None:
+        self._blocks.remove(array.block)
+        self.device.free(array.block)
+
     def free_all(self) -> None:
         for block in self._blocks:
             self.device.free(block)

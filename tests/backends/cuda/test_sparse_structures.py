@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from trio_accel.backends.base import LibraryError
+from trio_accel.backends.base import LibraryError, NotSupportedError
 from trio_accel.backends.base.ops import SpmvCsrSpec
 
 cusparse = pytest.importorskip("nvmath.bindings.cusparse")
@@ -160,3 +160,62 @@ def test_a_product_that_cusparse_refuses_leaves_nothing(rig: Any, monkeypatch: p
             cusparse.destroy_sp_mat(matrix)
     rig.apply("sparse", spec)
     np.testing.assert_array_equal(rig.get(spec.out), [1, 2])
+
+
+@pytest.mark.parametrize("which", ["data", "x", "out", "x with gaps", "out with gaps"])
+def test_the_same_matrix_with_other_arrays(rig: Any, which: str) -> None:
+    spec = product(rig, [0, 2, 3], [0, 1, 1])
+    for _ in range(3):
+        rig.apply("sparse", spec)
+    name = which.split(maxsplit=1)[0]
+    values = {"data": [1.0, 1.0, 5.0], "x": [3.0, 4.0], "out": [0.0, 0.0]}[name]
+    if "gaps" in which:
+        whole = rig.put(np.repeat(values, 2))
+        other = attrs.evolve(whole, shape=(2,), strides=(16,))
+    else:
+        other = rig.put(np.array(values))
+    changed = attrs.evolve(spec, **{name: other})
+    expected = {"data": [3, 10], "x": [7, 4], "out": [3, 2]}[name]
+    # In turns: each finds what the one before has left.
+    for _ in range(3):
+        rig.apply("sparse", changed)
+        np.testing.assert_array_equal(rig.get(changed.out), expected)
+        rig.apply("sparse", spec)
+        np.testing.assert_array_equal(rig.get(spec.out), [3, 2])
+
+
+@pytest.mark.parametrize("name", ["x", "out"])
+@pytest.mark.parametrize("what", ["dtype", "length"])
+def test_the_last_matrix_with_wrong_vectors(rig: Any, name: str, what: str) -> None:
+    spec = product(rig, [0, 2, 3], [0, 1, 1])
+    for _ in range(3):
+        rig.apply("sparse", spec)
+    wrong = np.ones(2, np.float32) if what == "dtype" else np.ones(3)
+    with pytest.raises((LibraryError, NotSupportedError), match=r"different types|elements"):
+        rig.apply("sparse", attrs.evolve(spec, **{name: rig.put(wrong)}))
+    rig.apply("sparse", spec)
+    np.testing.assert_array_equal(rig.get(spec.out), [3, 2])
+
+
+@pytest.mark.parametrize("name", ["indptr", "indices", "data", "x", "out"])
+def test_the_last_matrix_when_an_array_is_gone(rig: Any, name: str) -> None:
+    spec = product(rig, [0, 2, 3], [0, 1, 1])
+    for _ in range(3):
+        rig.apply("sparse", spec)
+    rig.free(getattr(spec, name))
+    with pytest.raises(KeyError, match="does not exist"):
+        rig.apply("sparse", spec)
+
+
+def test_the_last_is_not_the_first_to_be_forgotten(rig: Any) -> None:
+    spec = product(rig, [0, 2, 3], [0, 1, 1])
+    for _ in range(2):
+        rig.apply("sparse", spec)
+    for _ in range(260):
+        other = product(rig, [0, 1, 2], [0, 1])
+        rig.apply("sparse", other)
+        # It is used all the time, and told by its arrays alone where the other was not believed yet.
+        rig.apply("sparse", spec)
+    kept = [matrix.spec for matrix in rig.library("sparse")._matrices.values()]
+    assert spec in kept
+    np.testing.assert_array_equal(rig.get(spec.out), [3, 2])
