@@ -50,6 +50,7 @@ THREADS_TOO = {
     "trio_accel.backends.cuda._transfers": "copies of pageable memory, which make their caller wait",
     "trio_accel.backends.cuda._words": "a lock: holds are released from any thread",
     "trio_accel.devices.worker._page": "the heartbeat: a sign of life must not depend on the loop",
+    "trio_accel.devices.worker._shared_frame": "a lock: to take one is a barrier between two processes",
     "trio_accel.testing._census": "the leak check looks at the threads there are, and starts none",
 }
 THREAD_MODULES = {"threading", "_thread", "concurrent", "multiprocessing", "queue"}

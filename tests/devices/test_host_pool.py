@@ -372,7 +372,10 @@ async def test_arrays_in_a_slab_are_made_once_and_gone_with_it(monkeypatch: pyte
     async with trio.open_nursery() as nursery:
         nursery.start_soon(slabs.run)
         slabs.add(device, 1, MIB, descriptor)  # type: ignore[arg-type]
-        await device.wait("register")
+        # The thread is over, and whoever has waited for it holds the slab no more.
+        with trio.fail_after(10):
+            while not slabs._slabs[1].registered.is_over:  # noqa: ASYNC110  # as in `Slow.wait`
+                await trio.sleep(0.001)
 
         def made(offset: int, dtype: str = "uint8", shape: tuple[int, ...] = (2,)) -> np.ndarray:
             return slabs.array([], 1, offset, dtype, shape, None)

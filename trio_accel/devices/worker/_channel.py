@@ -51,6 +51,8 @@ _RETRY = 0.005
 _TURNS = 2
 # Where an answer is due, so many seconds in a row: as long as two turns of the loop take.
 _GLANCE = 20e-6
+# To read in vain takes as long as so many looks at memory.
+_LOOKS = 6
 _ANCILLARY = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 # As plain numbers: members of an enumeration are put together by Python code.
 _CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
@@ -315,8 +317,11 @@ class Channel:
         inbox = self._inbox
         end = time.perf_counter() + _GLANCE
         received: list[Received] = []
+        looks = 0
         while not received and not inbox.is_at_end and goes_on() and time.perf_counter() < end:
-            received = inbox.look() if inbox.seen is not None else inbox.read(self._sock)
+            # Several answers that come together are sent.
+            received = inbox.look() if looks % _LOOKS else inbox.read(self._sock)
+            looks += 1
         return received
 
     def _doze(self) -> list[Received]:
