@@ -182,4 +182,6 @@ class HostArrays:
 
 
 def _shared(slab: int, offset: int, host: npt.NDArray[Any], transfer: int | None) -> Message:
-    return "shared", slab, offset, DType.of(host.dtype).value, host.shape, transfer
+    # As `value`, which is found out by two calls.
+    name: str = DType.of(host.dtype)._value_
+    return "shared", slab, offset, name, host.shape, transfer
