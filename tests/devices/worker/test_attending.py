@@ -164,12 +164,12 @@ async def test_what_was_rung_for_one_who_attends_is_rung_for_again(peers: Peers)
     peers.ask()
     take, turns = peers.ours._take, iter(range(20))
 
-    def late(*, is_due: bool, goes_on: Callable[[], bool]) -> list[Received]:
+    def late(*, is_due: bool, is_shown: Callable[[], bool]) -> list[Received]:
         turn = next(turns)
         if turn == 10:
             peers.theirs.post(("answer",), now=True)
         # The loop has turned since then.
-        return take(is_due=is_due, goes_on=goes_on) if turn > 13 else []
+        return take(is_due=is_due, is_shown=is_shown) if turn > 13 else []
 
     peers.ours._take = late  # type: ignore[method-assign]
     await peers.attend(lambda: False)
@@ -227,11 +227,11 @@ def attended(monkeypatch: pytest.MonkeyPatch) -> Attended:
     monkeypatch.setattr(_channel, "LONGEST_LOOK", 10.0)
     counts, attend = Attended(), WorkerLink.attend
 
-    async def counted(link: WorkerLink, take: Any, goes_on: Any) -> None:
+    async def counted(link: WorkerLink, number: int, take: Any, goes_on: Any) -> None:
         counts.begun += 1
         counts.now += 1
         try:
-            await attend(link, take, goes_on)
+            await attend(link, number, take, goes_on)
         finally:
             counts.now -= 1
         _, request = goes_on.args
@@ -523,3 +523,23 @@ async def test_a_failure_is_not_shown(device: ta.Device, attended: Attended) -> 
             await ta.linalg.matmul(a, a)
     assert attended.heard == before
     np.testing.assert_array_equal(await (await ta.linalg.matmul(a, a)).to_host(), np.eye(300))
+
+
+async def test_what_is_shown_is_seen_within_the_same_look(peers: Peers) -> None:
+    peers.ask()
+    happened: list[str] = []
+
+    def is_shown() -> bool:
+        happened.append("shown")
+        return happened.count("shown") > 3
+
+    def goes_on() -> bool:
+        happened.append("over" if "shown" in happened else "on")
+        return happened[-1] == "on"
+
+    with trio.fail_after(5):
+        await peers.ours.attend(peers.take, goes_on, is_shown)
+    # Whoever is asked first does not know it yet; there is no turn of the loop in between.
+    assert happened[0] == "on"
+    assert happened[-1] == "over"
+    assert set(happened[1:-1]) == {"shown"}

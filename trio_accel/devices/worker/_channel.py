@@ -60,8 +60,8 @@ _TRUNCATED = int(socket.MSG_CTRUNC)
 _NO_SIGNAL = int(socket.MSG_NOSIGNAL)
 
 
-def _always() -> bool:
-    return True
+def _never() -> bool:
+    return False
 
 
 class EndOfChannel(Exception):  # noqa: N818 - an end, as Trio names it; only sometimes an error
@@ -261,7 +261,12 @@ class Channel:
             return False
         return not self.vigil.pause()
 
-    async def attend(self, take: Callable[[list[Received]], bool], goes_on: Callable[[], bool]) -> None:
+    async def attend(
+        self,
+        take: Callable[[list[Received]], bool],
+        goes_on: Callable[[], bool],
+        is_shown: Callable[[], bool] = _never,
+    ) -> None:
         """Look for an answer in the task that waits for it, as long as it is due and `goes_on` says so.
 
         Then it need not be woken by the receiver, which takes a turn of the loop. The receiver sleeps
@@ -272,6 +277,7 @@ class Channel:
             take: Takes what was received if it is what the task waits for, or belongs to it, and says
                 whether it has; what it has not is the receiver's.
             goes_on: Called between two looks.
+            is_shown: Whether it is to be called at once.
         """
         assert self.vigil is not None
         self._is_attended = True
@@ -281,11 +287,11 @@ class Channel:
                 await trio.lowlevel.cancel_shielded_checkpoint()
                 if self._inbox.is_at_end or not goes_on() or self.vigil.pause():
                     break
-                received = self._take(is_due=True, goes_on=goes_on)
+                received = self._take(is_due=True, is_shown=is_shown)
                 if received and not take(received):
                     self._left = received
                     break
-                if not goes_on():
+                if (received or is_shown()) and not goes_on():
                     break
                 if trio.current_effective_deadline() == -inf or time.perf_counter() > end:
                     break
@@ -299,7 +305,7 @@ class Channel:
                 self._sleeper.wake()
             self._ringer.wake()
 
-    def _take(self, *, is_due: bool, goes_on: Callable[[], bool] = _always) -> list[Received]:
+    def _take(self, *, is_due: bool, is_shown: Callable[[], bool] = _never) -> list[Received]:
         """Read what has arrived."""
         vigil, inbox = self.vigil, self._inbox
         if inbox.seen is not None:
@@ -307,18 +313,18 @@ class Channel:
         received = inbox.look() or inbox.read(self._sock)
         if vigil is not None:
             if not received and is_due and vigil.is_near:
-                received = self._glance(goes_on)
+                received = self._glance(is_shown)
             if received:
                 vigil.received(received)
         return received
 
-    def _glance(self, goes_on: Callable[[], bool]) -> list[Received]:
+    def _glance(self, is_shown: Callable[[], bool]) -> list[Received]:
         """Look for a short while: a turn of the loop takes longer than the answer does from here on."""
         inbox = self._inbox
         end = time.perf_counter() + _GLANCE
         received: list[Received] = []
         looks = 0
-        while not received and not inbox.is_at_end and goes_on() and time.perf_counter() < end:
+        while not (received or inbox.is_at_end or is_shown()) and time.perf_counter() < end:
             # Several answers that come together are sent.
             received = inbox.look() if looks % _LOOKS else inbox.read(self._sock)
             looks += 1

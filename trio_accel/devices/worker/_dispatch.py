@@ -185,7 +185,9 @@ class WorkerDispatch:
             if link is not None and self._requests.sent == 1 and link.is_awaited:
                 # Its asker sees its end by itself, as long as it is alone.
                 await link.attend(
-                    partial(self._take_own, link, request), partial(self._is_waited_for, link, request)
+                    request.number,
+                    partial(self._take_own, link, request),
+                    partial(self._is_waited_for, link, request),
                 )
                 if request.is_over:
                     request.take_result().unwrap()
@@ -573,6 +575,9 @@ class WorkerDispatch:
         What does is told in the task of the worker: it would have the asker's context, and errors of others
         what the asker is just handling.
         """
+        if len(received) == 1 and self._is_answer(received[0][0], request):
+            self._on_done(link, received[0][0][1:], ())
+            return True
         messages: list[Any] = [message for message, _ in received]
         for message in messages:
             if message[0] == "prepared" or (message[0] == "done" and link.was_heard(message[1])):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 import trio
@@ -121,7 +122,7 @@ class WorkerLink:
 
     def hear(self, request: int) -> bool:
         """Whether the worker shows that a request is over; its answer still comes."""
-        if self.page.over != request:
+        if not self.page.is_over(request):
             return False
         assert self._channel.vigil is not None
         self._channel.vigil.heard("done", request)
@@ -132,9 +133,11 @@ class WorkerLink:
         vigil = self._channel.vigil
         return vigil is not None and vigil.known == ("done", request)
 
-    async def attend(self, take: Callable[[list[Received]], bool], goes_on: Callable[[], bool]) -> None:
-        """Look for an answer in the task that waits for it; see `Channel.attend`."""
-        await self._channel.attend(take, goes_on)
+    async def attend(
+        self, request: int, take: Callable[[list[Received]], bool], goes_on: Callable[[], bool]
+    ) -> None:
+        """Look for the answer to a request in the task that waits for it; see `Channel.attend`."""
+        await self._channel.attend(take, goes_on, partial(self.page.is_over, request))
 
     @enable_ki_protection
     async def run(self, handle: MessageHandler, on_end: Callable[[WorkerLink], None]) -> None:

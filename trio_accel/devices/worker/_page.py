@@ -74,10 +74,9 @@ class SharedPage:
         """Show that it has looked so often, or with 0 that there is nothing to look after."""
         self._words[1] = number
 
-    @property
-    def over(self) -> int:
-        """Number of the last operation of which the worker has shown that it is over, and went well."""
-        return self._words[2]
+    def is_over(self, number: int) -> bool:
+        """Whether this is the last operation of which the worker has shown that it is over, and went well."""
+        return self._words[2] == number
 
     def end(self, number: int) -> None:
         """Show that an operation is over."""
