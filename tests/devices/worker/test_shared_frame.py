@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trio_accel.devices.worker import _channel
+from trio_accel.devices.worker import _channel, _shared_frame
 from trio_accel.devices.worker._channel import Channel, EndOfChannel, Message, Received
 from trio_accel.devices.worker._page import SharedPage
 from trio_accel.devices.worker._shared_frame import SIZE, SharedFrame
@@ -363,3 +363,21 @@ async def test_the_end_of_a_peer_that_was_awake() -> None:
         assert await ends.right.receive() == [(("last words",), ())]
         with pytest.raises(EndOfChannel):
             await ends.right.receive()
+
+
+def test_ctrl_c_leaves_no_barrier_behind(memory: memoryview) -> None:
+    """The lock of a barrier that nobody gives back would stop the program at the next."""
+    frame = SharedFrame(memory)
+    before = signal.getsignal(signal.SIGALRM)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 1e-4, 2e-4)
+    try:
+        for _ in range(200):
+            with suppress(KeyboardInterrupt):
+                while True:
+                    frame.sleep()
+    finally:
+        with suppress(KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert not _shared_frame._LOCK.locked()

@@ -104,5 +104,5 @@ _LOCK = threading.Lock()
 
 def _barrier() -> None:
     """Have all stores seen before anything is loaded: an instruction with the lock prefix does so."""
-    _LOCK.acquire()
-    _LOCK.release()
+    with _LOCK:
+        pass
