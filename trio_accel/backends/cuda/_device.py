@@ -202,10 +202,6 @@ class CudaDevice:
         """Where the first element of an array lies; raises as `at` does."""
         return self.address_within(array, self.span(array))
 
-    def has(self, *blocks: int) -> bool:
-        """Whether all of these blocks are there."""
-        return self._memory.blocks.keys() >= set(blocks)
-
     def address_within(self, array: ArraySpec, span: tuple[int, int]) -> int:
         """Where the first element of an array lies, given what `span` says of it; raises as `at` does."""
         first, last = span

@@ -64,25 +64,11 @@ class _Matrix:
         handle: cuSPARSE's descriptor; None before the first product by it.
         pointers: What the descriptor points to.
         size: Bytes of the buffer that a product needs.
-        spec: The last product that took its arrays as they are, whose addresses these are.
     """
 
     handle: int | None = None
-    pointers: tuple[int, int, int] = (0, 0, 0)
+    pointers: tuple[int, int, int] | None = None
     size: int = 0
-    spec: SpmvCsrSpec | None = None
-
-    def has_pointers_for(self, spec: SpmvCsrSpec) -> bool:
-        """Whether its descriptor points to the arrays of a product, which are those of the last one."""
-        last = self.spec
-        return (
-            last is not None
-            and spec.indptr is last.indptr
-            and spec.indices is last.indices
-            and spec.data is last.data
-            and spec.rows == last.rows
-            and spec.columns == last.columns
-        )
 
 
 class SparseLibrary(CudaLibrary):
@@ -107,8 +93,6 @@ class SparseLibrary(CudaLibrary):
         self._table = {SpmvCsrSpec: self._enqueue_product}
         self._unchecked = device.kernels.function("sparse", "multiply_unchecked", _ARGUMENTS.size)
         self._matrices: OrderedDict[_Structure, _Matrix] = OrderedDict()
-        # That of the last product.
-        self._last: _Matrix | None = None
         # By length and type, for the argument and the result.
         self._vectors: dict[tuple[str, int, int], int] = {}
         self._verdicts = Words(self._context)
@@ -118,14 +102,6 @@ class SparseLibrary(CudaLibrary):
         self._handle: int = cusparse.create()
 
     def _enqueue_product(self, spec: SpmvCsrSpec, stream: CudaStream) -> None:
-        last = self._last
-        if last is not None and last.has_pointers_for(spec) and self._is_plain(spec):
-            # As what follows finds out, in a third of the calls.
-            device = self._device
-            self._multiply(
-                spec, last, stream, last.pointers, device.address(spec.x), device.address(spec.out)
-            )
-            return
         structure = _structure(spec)
         matrix = self._matrices.get(structure)
         if matrix is None:
@@ -153,26 +129,9 @@ class SparseLibrary(CudaLibrary):
             self._multiply_unchecked(spec, structure, stream, (indptr, indices, data, x, result))
         else:
             self._matrices.move_to_end(structure)
-            self._last = matrix
-            pointers = indptr, indices, data
-            self._multiply(spec, matrix, stream, pointers, x, result)
-            is_as_it_is = _has_no_gaps(spec.indptr) and _has_no_gaps(spec.indices) and _has_no_gaps(spec.data)
-            matrix.spec = spec if is_as_it_is else None
+            self._multiply(spec, matrix, stream, (indptr, indices, data), x, result)
         if packed is not None:
             device.arrays.convert(stream, packed, device.at(spec.out))
-
-    def _is_plain(self, spec: SpmvCsrSpec) -> bool:
-        """Whether a product with the last matrix takes its vectors as they are, and all is there."""
-        x, out = spec.x, spec.out
-        return (
-            x.dtype is spec.data.dtype
-            and out.dtype is spec.data.dtype
-            and x.shape == (spec.columns,)
-            and out.shape == (spec.rows,)
-            and _has_no_gaps(x)
-            and _has_no_gaps(out)
-            and self._device.has(spec.indptr.block, spec.indices.block, spec.data.block)
-        )
 
     def _packed(self, stream: CudaStream, name: str, spec: ArraySpec) -> int:
         """The address of an array's elements without gaps: its own, or that of a copy."""
@@ -245,10 +204,6 @@ class SparseLibrary(CudaLibrary):
 
     def _forget_some(self) -> None:
         """Keep no more descriptors than that: the rest is checked again."""
-        last, self._last = self._last, None
-        if last is not None and last.spec is not None:
-            # Nobody has said so since.
-            self._matrices.move_to_end(_structure(last.spec))
         while len(self._matrices) > _MOST_MATRICES:
             _, matrix = self._matrices.popitem(last=False)
             if matrix.handle is not None:
