@@ -182,6 +182,4 @@ class HostArrays:
 
 
 def _shared(slab: int, offset: int, host: npt.NDArray[Any], transfer: int | None) -> Message:
-    # As `value`, which is found out by two calls.
-    name: str = DType.of(host.dtype)._value_
-    return "shared", slab, offset, name, host.shape, transfer
+    return "shared", slab, offset, DType.of(host.dtype).value, host.shape, transfer

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy.typing as npt
 from cuda.bindings import driver
 
 from ...base import CopyFromForeignSpec, DriverError, LibraryError, NotSupportedError
-from ...base.ops import ArraySpec, CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec
+from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec
 from .._arrays import DeviceArray
 from .._foreign import follow
 from .._library import CudaLibrary
@@ -41,9 +40,6 @@ class MemoryLibrary(CudaLibrary):
         }
 
     def _copy_from_host(self, spec: CopyFromHostSpec, stream: CudaStream) -> None:
-        if _is_laid_out_as(spec.host, spec.out):
-            self._device.transfers.to_device(stream, spec.host, self._device.address(spec.out))
-            return
         out = self._device.at(spec.out)
         if not out.size:
             return
@@ -55,9 +51,6 @@ class MemoryLibrary(CudaLibrary):
         self._device.arrays.convert(stream, packed, out)
 
     def _copy_to_host(self, spec: CopyToHostSpec, stream: CudaStream) -> None:
-        if _is_laid_out_as(spec.host, spec.source):
-            self._device.transfers.to_host(stream, self._device.address(spec.source), spec.host)
-            return
         source = self._device.at(spec.source)
         if not source.size:
             return
@@ -98,15 +91,6 @@ class MemoryLibrary(CudaLibrary):
 
     def _destroy(self) -> None:
         self._packed.close()
-
-
-def _is_laid_out_as(host: npt.NDArray[Any], array: ArraySpec) -> bool:
-    """Whether an array is contiguous as its host array is, and has elements.
-
-    It nearly always is, and this is found out with fewer calls than for the array alone.
-    """
-    is_same = host.strides == array.strides and host.shape == array.shape
-    return is_same and host.flags.c_contiguous and host.size > 0
 
 
 def _check_alignment(source: ForeignArray, itemsize: int) -> None:
