@@ -244,7 +244,6 @@ class Engine:
                 self._look(lane, operation)
         elif not (
             isinstance(reply, DirectReply)
-            and operation.after is None
             and completion.is_awaited(lane.stream)
             and reply.attend(
                 partial(self._attend, lane, operation, reply), partial(completion.herald, operation.event)

@@ -94,7 +94,7 @@ class TestFrame:
         assert receiver.take(1) == whole
         assert receiver.take(2) is None
 
-    @pytest.mark.parametrize("access", range(1, 6))
+    @pytest.mark.parametrize("access", range(1, 5))
     def test_one_that_falls_asleep_meanwhile_has_seen_it_or_has_said_so(
         self, memory: memoryview, access: int
     ) -> None:
@@ -109,12 +109,10 @@ class TestFrame:
         words = watched(sender)
         words.after[access] = fall_asleep
         is_seen = sender.show(1, b"frame")
-        if not taken:
-            assert words.accesses < access
-            fall_asleep()
-        assert taken == [b"frame"] if is_seen else taken in ([b"frame"], [None])
+        assert len(taken) == 1
+        assert taken[0] == b"frame" or not is_seen
 
-    @pytest.mark.parametrize("access", range(1, 8))
+    @pytest.mark.parametrize("access", [1, 2])
     def test_one_that_is_shown_meanwhile_is_seen_or_sent(self, memory: memoryview, access: int) -> None:
         sender, receiver = SharedFrame(memory), SharedFrame(memory)
         receiver.wake()
@@ -123,10 +121,11 @@ class TestFrame:
         words.after[access] = lambda: seen.append(sender.show(1, b"frame"))
         receiver.sleep()
         taken = receiver.take(1)
-        assert not (seen == [True] and taken is None)
+        assert len(seen) == 1
+        assert not (seen[0] and taken is None)
         assert taken in (b"frame", None)
 
-    @pytest.mark.parametrize("access", range(1, 6))
+    @pytest.mark.parametrize("access", range(1, 5))
     def test_no_half_of_one_is_taken(self, memory: memoryview, access: int) -> None:
         """The next is shown while one is read; its sender has sent that, too, so it may be missed."""
         sender, receiver = SharedFrame(memory), SharedFrame(memory)
@@ -134,6 +133,7 @@ class TestFrame:
         words = watched(receiver)
         words.after[access] = lambda: sender.show(2, b"new" * 200)  # type: ignore[dict-item, return-value]
         assert receiver.take(1) in (b"old" * 100, None)
+        assert not words.after
         assert receiver.take(2) in (b"new" * 200, None)
 
     @pytest.mark.parametrize("access", range(1, 4))
@@ -370,14 +370,13 @@ def test_ctrl_c_leaves_no_barrier_behind(memory: memoryview) -> None:
     frame = SharedFrame(memory)
     before = signal.getsignal(signal.SIGALRM)
     signal.signal(signal.SIGALRM, signal.default_int_handler)
-    signal.setitimer(signal.ITIMER_REAL, 1e-4, 2e-4)
     try:
         for _ in range(200):
             with suppress(KeyboardInterrupt):
+                # Once: none comes where nobody expects it.
+                signal.setitimer(signal.ITIMER_REAL, 2e-5)
                 while True:
                     frame.sleep()
     finally:
-        with suppress(KeyboardInterrupt):
-            signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert not _shared_frame._LOCK.locked()

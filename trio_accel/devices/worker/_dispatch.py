@@ -575,14 +575,13 @@ class WorkerDispatch:
         What does is told in the task of the worker: it would have the asker's context, and errors of others
         what the asker is just handling.
         """
-        if len(received) == 1 and self._is_answer(received[0][0], request):
-            self._on_done(link, received[0][0][1:], ())
-            return True
-        messages: list[Any] = [message for message, _ in received]
-        for message in messages:
-            if message[0] == "prepared" or (message[0] == "done" and link.was_heard(message[1])):
-                continue
-            if message is not messages[-1] or not self._is_answer(message, request):
+        message: Any
+        for message, _ in received:
+            if not (
+                self._is_answer(message, request)
+                or message[0] == "prepared"
+                or (message[0] == "done" and link.was_heard(message[1]))
+            ):
                 return False
         self._handle(link, received)
         return True

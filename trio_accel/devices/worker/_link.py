@@ -129,7 +129,7 @@ class WorkerLink:
         return True
 
     def was_heard(self, request: int) -> bool:
-        """Whether this was the last of which it did."""
+        """Whether the end of this request was the last that was heard of by `hear`, ahead of its answer."""
         vigil = self._channel.vigil
         return vigil is not None and vigil.known == ("done", request)
 

@@ -470,7 +470,8 @@ class WorkerSide:
     def _announce(self, serving: _Serving, herald: _Herald) -> None:
         """Say what will be answered; that all went well is then shown as soon as it is seen.
 
-        The application need not wait for the answer to be given, sent and read.
+        The application need not wait for the answer to be given, sent and read. Whatever it works on is
+        there: it is the only one that the application has asked for.
         """
         launch = serving.launch
         for block in launch.outputs:

@@ -21,12 +21,14 @@ class Vigil:
         window: The most seconds to stay awake for one message: half of them before it is due.
         asks: First items of the messages that something answers, or follows.
         answers: Of those that do. Others may come and go in between, and mean nothing.
+
+    Attributes:
+        known: First two items of the answer that was `heard` of last, and that means nothing when it comes.
     """
 
     def __init__(self, window: float, asks: frozenset[object], answers: frozenset[object]) -> None:
         self.asks: frozenset[object] = asks
         self.answers: frozenset[object] = answers
-        # What comes with the first items of such a message, but was known before.
         self.known: tuple[object, ...] = ()
         self._half = window / 2
         self._forecast = Forecast(time.perf_counter())
