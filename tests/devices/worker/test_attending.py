@@ -29,14 +29,18 @@ from trio_accel.devices import _completion
 from trio_accel.devices.worker import _channel
 from trio_accel.devices.worker._channel import Channel, EndOfChannel, Received
 from trio_accel.devices.worker._link import WorkerLink
+from trio_accel.devices.worker._page import SharedPage
 from trio_accel.devices.worker._vigil import Vigil
 
 
 class Peers:
     """Two ends, of which one is sure that an answer is due, and has a receiver."""
 
-    def __init__(self, nursery: trio.Nursery) -> None:
+    def __init__(self, nursery: trio.Nursery, page: SharedPage | None) -> None:
         self.ours, self.theirs = (Channel(sock) for sock in socket.socketpair())
+        if page is not None:
+            self.ours.share(*page.frames)
+            self.theirs.share(*reversed(page.frames))
         self.vigil = Vigil(20.0, frozenset({"ask"}), frozenset({"answer"}))
         self.ours.vigil = self.vigil
         for task in (self.ours.run, self.theirs.run, self.ours.listen, self.receive):
@@ -74,13 +78,16 @@ class Peers:
         assert not scope.cancel_called
 
 
-@pytest.fixture
-async def peers(nursery: trio.Nursery) -> AsyncGenerator[Peers, None]:
-    made = Peers(nursery)
+@pytest.fixture(params=["socket", "memory"])
+async def peers(request: pytest.FixtureRequest, nursery: trio.Nursery) -> AsyncGenerator[Peers, None]:
+    page = SharedPage.create() if request.param == "memory" else None
+    made = Peers(nursery, page)
     await trio.testing.wait_all_tasks_blocked()
     yield made
     made.ours.close()
     made.theirs.close()
+    if page is not None:
+        page.close()
     nursery.cancel_scope.cancel()
 
 
@@ -93,6 +100,10 @@ async def test_the_answer_comes_to_who_waits_for_it(peers: Peers) -> None:
         assert len(peers.attended) == count
     assert not peers.received
     assert not peers.ours.is_awaited
+    # What comes now wakes the receiver.
+    peers.theirs.post(("by the way",), now=True)
+    await until(lambda: peers.received)
+    assert peers.received == [("by the way",)]
 
 
 async def test_what_nobody_takes_is_the_receivers(peers: Peers) -> None:
@@ -514,9 +525,12 @@ async def test_who_observes_hears_the_reply_behind_what_was_done(
     assert seen
 
 
-async def test_a_failure_is_not_shown(device: ta.Device, attended: Attended) -> None:
+async def test_a_failure_is_not_shown_nor_what_was_injected(device: ta.Device, attended: Attended) -> None:
     await heard(device, attended)
     a, before = await device.put(np.eye(300)), attended.heard
+    for _ in range(5):
+        ta.testing.inject_fault(device, ta.linalg.Matmul, delay=0.001)
+        await ta.linalg.matmul(a, a)
     for _ in range(5):
         ta.testing.inject_fault(device, ta.linalg.Matmul, fail=ta.NotSupportedError("not today"))
         with pytest.raises(ta.NotSupportedError, match="today"):

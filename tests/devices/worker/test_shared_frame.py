@@ -58,6 +58,9 @@ class Watched:
         self.words[index] = value
         self._accessed()
 
+    def release(self) -> None:
+        self.words.release()
+
 
 def watched(frame: SharedFrame) -> Watched:
     made = Watched(frame._words)
@@ -250,6 +253,16 @@ class TestChannel:
         assert ends.received == [(("last words",), 0)]
         ends.take()
         assert len(ends.received) == 1
+
+    @pytest.mark.parametrize("access", [1, 2])
+    def test_one_that_is_shown_while_its_receiver_falls_asleep(self, ends: Ends, access: int) -> None:
+        ends.take()
+        seen = ends.right._inbox.seen
+        assert seen is not None
+        watched(seen).after[access] = lambda: ends.left.post(("shown",), now=True)
+        ends.doze()
+        ends.ring()
+        assert ends.received == [(("shown",), 0)]
 
     def test_nonsense_is_the_end(self, ends: Ends) -> None:
         ends.take()

@@ -610,8 +610,7 @@ class WorkerDispatch:
     def _on_prepared(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
         number, places = message
         request = self._requests.get(number)
-        # While somebody observes the actors, a reply comes behind what they did.
-        if isinstance(request, OperationRequest) and not self._device.system.observers:
+        if isinstance(request, OperationRequest):
             request.prepared = places
 
     def _on_ready(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
