@@ -100,7 +100,21 @@ async def test_the_answer_comes_to_who_waits_for_it(peers: Peers) -> None:
         assert len(peers.attended) == count
     assert not peers.received
     assert not peers.ours.is_awaited
-    # What comes now wakes the receiver.
+
+
+async def test_behind_the_answer_the_receiver_is_woken(peers: Peers) -> None:
+    peers.ask()
+    turns = iter(range(9))
+
+    def answer() -> bool:
+        if next(turns, None) == 4:
+            # To one that looks for it.
+            peers.theirs.post(("answer",), now=True)
+        return False
+
+    await peers.attend(answer)
+    assert peers.attended == [("answer",)]
+    await trio.testing.wait_all_tasks_blocked(0.01)
     peers.theirs.post(("by the way",), now=True)
     await until(lambda: peers.received)
     assert peers.received == [("by the way",)]
