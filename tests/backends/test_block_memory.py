@@ -84,26 +84,6 @@ class Blocks(RuleBasedStateMachine):
         else:
             self.memory.free(block)
 
-    @rule(target=there, block=there)
-    def replace(self, block: int) -> int:
-        new = next(self.ids)
-        if block not in self.sizes:
-            with pytest.raises(KeyError, match="does not exist"):
-                self.memory.replace(block, new)
-            return new
-        held = self.memory.block(block)[0]
-        self.memory.replace(block, new)
-        self.sizes[new] = self.sizes.pop(block)
-        assert self.memory.block(new)[0] is held
-        held[:] = new % 251
-        return new
-
-    @rule(block=there, other=there)
-    def replace_by_one_that_is_there(self, block: int, other: int) -> None:
-        if other in self.sizes:
-            with pytest.raises(KeyError, match="exists already"):
-                self.memory.replace(block, other)
-
     @rule()
     def clear(self) -> None:
         self.memory.clear()

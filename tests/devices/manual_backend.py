@@ -239,9 +239,8 @@ class ManualDevice:
         self.blocks.free(block)
         self.freed.append(block)
 
-    def replace(self, block: int, new: int) -> None:
-        self.blocks.replace(block, new)
-        self.freed.append(block)
+    def renew(self, block: int) -> None:
+        """Nothing is kept of what lies in a block."""
 
     def map_chunk(self, chunk: int, nbytes: int, descriptor: int) -> None:
         try:

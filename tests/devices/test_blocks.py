@@ -8,12 +8,14 @@ from collections.abc import Sequence
 
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 from isolations import inline
 from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.devices._availability import Availability
-from trio_accel.devices._blocks import BlockTable
+from trio_accel.devices._blocks import Block, BlockTable
 from trio_accel.devices._bridge import LoopWaker
 
 LARGE = 8 << 20
@@ -81,22 +83,68 @@ async def test_blocks_dropped_by_many_threads_are_all_freed(size: int, may_wait:
     freed: list[int] = []
     table = BlockTable("cpu:0", Availability())
     table.release = freed.extend
-    ids: set[int] = set()
-
-    def make_and_drop() -> None:
-        for _ in range(200):
-            ids.add(table.new(size).id)
-
+    blocks = [[table.new(size) for _ in range(200)] for _ in range(4)]
+    ids = {block.id for some in blocks for block in some}
+    assert len(ids) == 800
     async with trio.open_nursery() as nursery:
-        for _ in range(4):
-            nursery.start_soon(trio.to_thread.run_sync, make_and_drop)
+        for some in blocks:
+            nursery.start_soon(trio.to_thread.run_sync, some.clear)
     gc.collect()
     await wait_all_tasks_blocked()
-    assert len(ids) == 800
     assert len(freed) >= 800 - may_wait
     table.drain()
     assert len(freed) == 800
     assert set(freed) == ids
+
+
+async def test_the_next_block_of_the_size_of_one_that_was_dropped_is_that_one() -> None:
+    table = BlockTable("cpu:0", Availability())
+    first, other = table.new(8), table.new(16)
+    number, other_number = first.id, other.id
+    del first, other
+    again, new = table.new(8), table.new(8)
+    assert again.id == number
+    # There is no other of this size.
+    assert new.id not in (number, other_number)
+    assert [block for block, _ in table.dropped] == [other_number]
+    assert table.new(16).id == other_number
+
+
+async def test_what_an_operation_may_still_use_becomes_no_other_block() -> None:
+    table = BlockTable("cpu:0", Availability())
+    released, spoiled = table.new(8), table.new(8)
+    ids = {released.id, spoiled.id}
+    # What is in flight holds its blocks, but for those that the program releases by name.
+    released.release()
+    spoiled.spoil("linalg.Matmul", None)
+    del spoiled
+    assert table.new(8).id not in ids
+    assert ids <= set(table.take())
+
+
+@given(st.lists(st.tuples(st.sampled_from([8, 16, 24]), st.booleans(), st.booleans()), max_size=40))
+async def test_no_two_blocks_that_are_alive_have_one_id(steps: list[tuple[int, bool, bool]]) -> None:
+    table = BlockTable("cpu:0", Availability())
+    freed: list[int] = []
+    table.release = freed.extend
+    alive: list[Block] = []
+    sizes: dict[int, int] = {}
+    for size, drops, drains in steps:
+        block = table.new(size)
+        # One that was given back never comes again, and one that comes again is as large as it was.
+        assert block.id not in freed
+        assert sizes.setdefault(block.id, size) == size
+        alive.append(block)
+        if drops:
+            alive.pop(0)
+        del block
+        if drains:
+            table.drain()
+        assert len({block.id for block in alive}) == len(alive)
+        assert not {block.id for block in alive} & {number for number, _ in table.dropped}
+    alive.clear()
+    table.drain()
+    assert sorted(freed) == sorted(sizes)
 
 
 async def test_rings_before_the_callback_are_one() -> None:

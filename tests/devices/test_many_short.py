@@ -66,3 +66,26 @@ async def test_many_askers_share_and_a_few_do_not(
             nursery.start_soon(ask)
     assert least <= len(writes) / (askers * 20) <= most
     await asked.repeat(1)
+
+
+async def test_many_askers_of_a_worker(system: ta.System) -> None:
+    """There those share that came together, as nobody looks for their ends in between."""
+    async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation="process")) as device:
+        rng = np.random.default_rng(2)
+        b = rng.standard_normal((4, 4))
+        second = await device.put(b)
+
+        async def ask() -> None:
+            host = rng.standard_normal((4, 4))
+            first = await device.put(host)
+            for _ in range(5):
+                product = await ta.linalg.matmul(first, second)
+                # Of another length, on another stream, and beside it on the same.
+                tripled = await ta.linalg.scal(3.0, product)
+                np.testing.assert_allclose(await tripled.to_host(), 3 * (host @ b))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(40):
+                nursery.start_soon(ask)
+        statistics = await device.statistics()
+        assert (statistics.in_flight, statistics.launched) == (0, statistics.completed)

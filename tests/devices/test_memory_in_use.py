@@ -1,7 +1,8 @@
-"""Blocks that are freed and made in one step."""
+"""Blocks that are freed and made in one step, and those that become others."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ class Device:
     def __init__(self, limit: int = 1 << 30) -> None:
         self.there: dict[int, int] = {}
         self.limit: int = limit
+        self.renewed: list[int] = []
 
     def allocate(self, block: int, nbytes: int) -> None:
         assert block not in self.there
@@ -30,60 +32,77 @@ class Device:
     def free(self, block: int) -> None:
         del self.there[block]
 
-    def replace(self, block: int, new: int) -> None:
-        assert new not in self.there
-        self.there[new] = self.there.pop(block)
-
-
-def nothing() -> None:
-    """There is nothing else to give back."""
+    def renew(self, block: int) -> None:
+        assert block in self.there
+        self.renewed.append(block)
 
 
 def opened(sizes: dict[int, int], device: Device) -> MemoryInUse:
     of_device: Any = device
     memory = MemoryInUse(of_device)
-    memory.allocate(sizes.items(), nothing)
+    memory.exchange(let_go([]), tuple(sizes.items()))
     return memory
+
+
+class Table:
+    """Blocks that the program has let go."""
+
+    def __init__(self, blocks: Iterable[int] = ()) -> None:
+        self.dropped: list[int] = [*blocks]
+
+    def take(self) -> list[int]:
+        dropped, self.dropped = self.dropped, []
+        return dropped
+
+    def drain(self) -> None:
+        """There is nothing else to give back."""
+
+
+def let_go(blocks: Iterable[int]) -> Any:
+    return Table(blocks)
 
 
 @given(
     st.dictionaries(st.integers(0, 7), SIZES),
     st.lists(st.integers(0, 9), unique=True),
     st.sets(st.integers(0, 7)),
+    st.sets(st.integers(0, 7)),
     st.dictionaries(st.integers(10, 15), SIZES),
 )
 def test_what_is_there_afterwards(
-    sizes: dict[int, int], dropped: list[int], pinned: set[int], wanted: dict[int, int]
+    sizes: dict[int, int], dropped: list[int], pinned: set[int], again: set[int], new: dict[int, int]
 ) -> None:
     device = Device()
     memory = opened(sizes, device)
+    # What becomes another block was dropped before, and is not to be given back.
+    again = again & sizes.keys() - set(dropped)
     uses = [memory.pin(block) for block in sorted(pinned & sizes.keys())]
-    memory.exchange([(block, sizes.get(block, 8)) for block in dropped], tuple(wanted.items()), nothing)
+    wanted = {block: sizes[block] for block in again} | new
+    memory.exchange(let_go(dropped), tuple(wanted.items()))
     gone = set(dropped) - pinned
-    assert device.there == {block: size for block, size in sizes.items() if block not in gone} | wanted
+    assert device.there == {block: size for block, size in sizes.items() if block not in gone} | new
+    assert set(device.renewed) == again
     for use in uses:
         memory.unpin(use)
-    assert device.there == {block: size for block, size in sizes.items() if block not in dropped} | wanted
+    assert device.there == {block: size for block, size in sizes.items() if block not in dropped} | new
     memory.release_all(wanted)
-    assert device.there.keys() == sizes.keys() - set(dropped)
+    assert device.there.keys() == sizes.keys() - set(dropped) - again
 
 
-def test_one_that_follows_another_needs_no_memory_for_both() -> None:
+def test_what_is_given_back_makes_room_for_what_is_made() -> None:
     device = Device(limit=16)
     memory = opened({1: 16}, device)
-    memory.exchange([(1, 16)], ((2, 16),), nothing)
-    assert device.there == {2: 16}
-    memory.exchange([(2, 16)], ((3, 8), (4, 8)), nothing)
-    assert device.there == {3: 8, 4: 8}
+    memory.exchange(let_go([1]), ((2, 8), (3, 8)))
+    assert device.there == {2: 8, 3: 8}
     with pytest.raises(OutOfMemoryError):
-        memory.exchange([(3, 8)], ((5, 8), (6, 8)), nothing)
-    assert device.there == {4: 8, 5: 8}
+        memory.exchange(let_go([2]), ((4, 8), (5, 8)))
+    assert device.there == {3: 8, 4: 8}
     # As for any operation that fails, what it has made by then is released.
-    memory.release_all((5, 6))
-    assert device.there == {4: 8}
+    memory.release_all((4, 5))
+    assert device.there == {3: 8}
 
 
-def test_nothing_of_the_use_of_the_other_is_left() -> None:
+def test_nothing_of_the_use_of_a_block_is_left_once_it_is_another() -> None:
     device = Device()
     memory = opened({1: 8}, device)
     stream: Any = object()
@@ -92,8 +111,23 @@ def test_nothing_of_the_use_of_the_other_is_left() -> None:
     use.write(stream, event)
     use.read(stream, event)
     memory.unpin(use)
-    memory.exchange([(1, 8)], ((2, 8),), nothing)
-    made = memory.use(2)
-    assert (made.block, made.pins, made.last_write, made.reads, made.writer) == (2, 0, None, None, None)
+    memory.exchange(let_go([]), ((1, 8),))
+    made = memory.use(1)
+    assert (made.block, made.pins, made.last_write, made.reads, made.writer) == (1, 0, None, None, None)
     assert made.is_allocated
     assert not made.is_dropped
+
+
+def test_what_follows_on_something_in_flight_waits_for_it_and_is_not_freed_with_it() -> None:
+    """A copy for an operation that failed runs yet, into a block that was given back with it."""
+    device = Device()
+    memory = opened({1: 8}, device)
+    stream: Any = object()
+    event: Any = object()
+    use = memory.pin(1)
+    use.write(stream, event)
+    memory.release(1)
+    memory.exchange(let_go([]), ((1, 8),))
+    assert memory.use(1).last_write == (stream, event)
+    memory.unpin(use)
+    assert device.there == {1: 8}

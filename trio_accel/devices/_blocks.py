@@ -17,6 +17,10 @@ _ids = itertools.count(1)
 
 _LARGE = 8 << 20
 _MANY = 64
+# So many dropped blocks are looked at for one of the size that is wanted.
+_LOOKS = 4
+# The size of what is no place for another.
+_NONE = -1
 
 
 class Block:
@@ -46,8 +50,8 @@ class Block:
         "table",
     )
 
-    def __init__(self, table: BlockTable, nbytes: int, generation: int, number: int | None = None) -> None:
-        self.id: int = next(_ids) if number is None else number
+    def __init__(self, table: BlockTable, nbytes: int, generation: int, number: int) -> None:
+        self.id: int = number
         self.nbytes: int = nbytes
         self.generation: int = generation
         self.damaged_by: str | None = None
@@ -59,7 +63,8 @@ class Block:
         """Give the memory back; later use of any reference to it is refused."""
         if not self.is_released:
             self.is_released = True
-            self.table.drop(self.id, self.nbytes)
+            # Operations in flight may use it.
+            self.table.drop(self.id, self.nbytes, is_free=False)
 
     @property
     def is_lost(self) -> bool:
@@ -74,9 +79,9 @@ class Block:
 
     def __del__(self) -> None:
         if not self.is_released:
-            # As `release` does it; nearly every block ends here.
+            # Nearly every block ends here. What is in flight holds those that it uses.
             self.is_released = True
-            self.table.drop(self.id, self.nbytes)
+            self.table.drop(self.id, self.nbytes, is_free=self.damaged_by is None)
 
     @property
     def is_usable(self) -> bool:
@@ -117,7 +122,8 @@ class BlockTable:
     Attributes:
         device_name: Name of the device.
         availability: Which generation there is.
-        dropped: Ids and sizes of blocks that were let go, and are not given back yet.
+        dropped: Blocks that were let go, and are not given back yet: their ids, and the sizes of those that
+            nothing uses.
         is_watched: Whether somebody gives them back soon in any case.
         valid_since: First generation whose memory is still there.
         release: Gives the memory of blocks back.
@@ -156,14 +162,35 @@ class BlockTable:
             nbytes: Its size.
             number: Its id, if another process has named it.
         """
+        if number is None:
+            number = self.number(nbytes)
         return Block(self, nbytes, self.availability.generation, number)
 
-    def drop(self, block: int, nbytes: int) -> None:
+    def number(self, nbytes: int) -> int:
+        """The id of a block that is to be made: that of one of this size that was dropped, if there is one.
+
+        Then its memory is there, and stays. Trio thread only.
+        """
+        dropped = self.dropped
+        for _ in range(min(len(dropped), _LOOKS)):
+            # Others may be appended meanwhile.
+            last = dropped.pop()
+            if last[1] == nbytes:
+                return last[0]
+            dropped.appendleft(last)
+        return next(_ids)
+
+    def drop(self, block: int, nbytes: int, *, is_free: bool) -> None:
         """Give a block back: soon if it is large or one of many, else with the next operation.
 
         Any thread.
+
+        Args:
+            block: Its id.
+            nbytes: Its size.
+            is_free: Whether nothing uses it, so that it is a place for another.
         """
-        self.dropped.append((block, nbytes))
+        self.dropped.append((block, nbytes if is_free else _NONE))
         if len(self.dropped) < _MANY and (nbytes < _LARGE or self.is_watched):
             # To wake the loop costs as much as a third of a small operation, and the next one drains.
             return
@@ -177,16 +204,16 @@ class BlockTable:
         """Give all dropped blocks back now. Trio thread only."""
         dropped = self.take()
         if dropped:
-            self.release([block for block, _ in dropped])
+            self.release(dropped)
 
-    def take(self) -> list[tuple[int, int]]:
-        """Ids and sizes of all dropped blocks, for whoever gives them back. Trio thread only."""
+    def take(self) -> list[int]:
+        """Ids of all dropped blocks, for whoever gives them back. Trio thread only."""
         self._is_rung = False
         dropped = self.dropped
-        taken: list[tuple[int, int]] = []
+        taken: list[int] = []
         # Others may be appended meanwhile.
         while dropped:
-            taken.append(dropped.popleft())
+            taken.append(dropped.popleft()[0])
         return taken
 
     def lose(self) -> None:

@@ -111,9 +111,8 @@ class ContextOwner(Protocol):
         """Called whenever the engine looks after what is in flight; with 0 when nothing is any more."""
         ...
 
-    @property
-    def may_defer(self) -> bool:
-        """Whether several very short operations may be seen to be done together."""
+    def may_defer(self, in_flight: int) -> bool:
+        """Whether nobody looks for the end of the next operation at once, with so many in flight."""
         ...
 
     def is_alone(self) -> bool:

@@ -41,13 +41,15 @@ from ._statistics import QueueStatistics
 __all__ = ["Engine"]
 
 _WATCH_INTERVAL = 0.02
-# Where so many operations of a stream are in flight, those that follow may share events.
-_MANY = 8
 # Seconds to wait for a moment of rest, before what needs one is done all the same.
 _MOST_PATIENCE = 10.0
 # Its streams do nothing useful any more: the next context does not wait for them.
 _GRACE_OF_A_LOST_CONTEXT = 0.1
 _logger = logging.getLogger("trio_accel.devices")
+
+
+def _never(_: int) -> bool:
+    return False
 
 
 class Engine:
@@ -77,7 +79,7 @@ class Engine:
         on_launch: Callable[[Launch], None] | None = None,
         on_look: Callable[[int], None] | None = None,
         is_alone: Callable[[], bool] = bool,
-        may_defer: bool = False,
+        may_defer: Callable[[int], bool] = bool,
     ) -> None:
         self.device = device
         self.generation: int = generation
@@ -113,7 +115,7 @@ class Engine:
             self._watch_lease,
             self.lose_context,
         )
-        self._defers = may_defer and self.completion.flushes
+        self._may_defer: Callable[[int], bool] = may_defer if self.completion.flushes else _never
         self._holds: list[Hold] = []
         self._chores = Chores()
         # Made by the watch while there is nothing to watch.
@@ -211,8 +213,7 @@ class Engine:
             else:
                 self._begin(launch, lane, failure)
             # What the program has let go by now is there for this operation.
-            blocks = self._blocks
-            memory.exchange(blocks.take() if blocks.dropped else (), launch.allocations, blocks.drain)
+            memory.exchange(self._blocks, launch.allocations)
             memory.order(stream, launch.reads, launch.writes)
             for copy in launch.staged:
                 has_staged = True
@@ -272,9 +273,7 @@ class Engine:
     def _fly(self, lane: Lane, launch: Launch, *, is_whole: bool = True) -> InFlight:
         """Hold what was enqueued until it is done: the whole operation, or copies for it alone."""
         stream = lane.stream
-        # With so many there are others in flight while these wait for one another.
-        is_one_of_many = self._defers and len(lane.operations) >= _MANY
-        event = stream.record_deferred() if is_one_of_many else stream.record()
+        event = stream.record_deferred() if self._may_defer(len(lane.operations)) else stream.record()
         operation = InFlight(launch, event, self.launched)
         self._memory_in_use.occupy(operation, stream, is_whole=is_whole)
         lane.operations.append(operation)

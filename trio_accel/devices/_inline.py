@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["InlineDispatch"]
 
+# Where so many operations of a stream are in flight, those that follow may share events.
+_MANY = 8
+
 LibraryT = TypeVar("LibraryT")
 ReplyT = TypeVar("ReplyT")
 
@@ -118,10 +121,9 @@ class InlineDispatch:
         """Nobody watches over this loop."""
         return
 
-    @property
-    def may_defer(self) -> bool:
-        """What has launched some of them has launched them all before it looks for the end of any."""
-        return True
+    def may_defer(self, in_flight: int) -> bool:
+        """With so many, others are in flight while these wait for one another."""
+        return in_flight >= _MANY
 
     def is_alone(self) -> bool:
         """Whether only one task asks for anything."""

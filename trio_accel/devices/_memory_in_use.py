@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ..backends.base import AccelDevice, AccelEvent, AccelStream, OutOfMemoryError, PlacedBlock
+from ._blocks import BlockTable
 
 if TYPE_CHECKING:
     from ._lane import InFlight
@@ -101,50 +102,25 @@ class MemoryInUse:
             use = self._uses[block] = BlockUse(block)
         return use
 
-    def exchange(
-        self,
-        dropped: Iterable[tuple[int, int]],
-        wanted: Sequence[tuple[int, int]],
-        drain: Callable[[], None],
-    ) -> None:
-        """Free blocks, each as soon as nothing uses it, and make others.
-
-        The first that is wanted lies where one was that is freed, if that was as large: a program that makes
-        one result after the other has the same memory for all.
+    def exchange(self, table: BlockTable, wanted: Sequence[tuple[int, int]]) -> None:
+        """Free what the program has let go, each as soon as nothing uses it, and make other blocks.
 
         Args:
-            dropped: Ids and sizes of the former.
-            wanted: Ids and sizes of the latter.
-            drain: Gives back what the program has let go since.
+            table: Has what was let go.
+            wanted: Ids and sizes of the others.
 
         Raises:
             OutOfMemoryError: As for `allocate`.
         """
-        if not wanted:
-            self.release_all([block for block, _ in dropped])
-            return
-        uses, (first, size) = self._uses, wanted[0]
-        place: BlockUse | None = None
-        for block, nbytes in dropped:
-            use = uses.get(block)
-            if use is None or nbytes != size or use.pins or place is not None or not use.is_allocated:
-                self.release(block)
-            else:
-                place = use
-        if place is None or first in uses:
-            if place is not None:
-                self.release(place.block)
-            self.allocate(wanted, drain)
-            return
-        self._device.replace(place.block, first)
-        uses[first] = uses.pop(place.block)
-        # Nothing is left of the use of the other.
-        place.block, place.last_write, place.reads = first, None, None
-        if len(wanted) > 1:
-            self.allocate(wanted[1:], drain)
+        if table.dropped:
+            self.release_all(table.take())
+        if wanted:
+            self.allocate(wanted, table.drain)
 
     def allocate(self, blocks: Iterable[tuple[int, int]], drain: Callable[[], None]) -> None:
-        """Make blocks.
+        """Make blocks; one that is there is made anew where it lies.
+
+        A program that makes one result after the other has the same block for all.
 
         Args:
             blocks: Their ids and sizes.
@@ -155,6 +131,13 @@ class MemoryInUse:
         """
         uses = self._uses
         for block, nbytes in blocks:
+            use = uses.get(block)
+            if use is not None and use.is_allocated:
+                use.is_dropped = False
+                if not use.pins:
+                    use.last_write = use.reads = None
+                self._device.renew(block)
+                continue
             try:
                 self._device.allocate(block, nbytes)
             except OutOfMemoryError:

@@ -349,7 +349,8 @@ class Planner:
         if not nbytes and math.prod(extent or 1 for extent in shape) * dtype.itemsize > sys.maxsize:
             # Where there are elements, their memory is refused; here there are none.
             raise ValueError(f"{self.name}: shape {shape} of {dtype} is larger than any memory")
-        block = Block(self._table, nbytes, self._table.availability.generation)
+        table = self._table
+        block = Block(table, nbytes, table.availability.generation, table.number(nbytes))
         self._allocations += ((block.id, nbytes),)
         self._keep.append(block)
         return AccelRef(self._device, block, ArraySpec(block.id, 0, dtype, shape, strides))

@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse
 
 from trio_accel.backends.base import LibraryError, NotSupportedError
-from trio_accel.backends.base.ops import SpmvCsrSpec
+from trio_accel.backends.base.ops import ArraySpec, CopyFromHostSpec, SpmvCsrSpec
 
 cusparse = pytest.importorskip("nvmath.bindings.cusparse")
 
@@ -29,6 +29,10 @@ def product(
     arrays = [rig.put(np.array(values, index)) for values in (indptr, indices)]
     data, x = rig.put(np.ones(len(indices))), rig.put(np.arange(1.0, columns + 1))
     return SpmvCsrSpec(rows, columns, *arrays, data, x, rig.empty((rows,), "float64"))
+
+
+def write(rig: Any, array: ArraySpec, values: list[int]) -> None:
+    rig.apply("memory", CopyFromHostSpec(np.array(values, np.int32), array))
 
 
 def believed(rig: Any) -> list[bool]:
@@ -95,6 +99,32 @@ def test_another_array_is_another_structure(rig: Any) -> None:
     with pytest.raises(LibraryError, match="indices"):
         # As many columns are no more.
         rig.apply("sparse", attrs.evolve(right, columns=1, x=rig.put(np.ones(1))))
+
+
+@pytest.mark.parametrize("which", ["indptr", "indices"])
+def test_a_block_that_becomes_another_is_believed_no_more(rig: Any, which: str) -> None:
+    """A program that drops its arrays has the next ones of that size in the same blocks."""
+    spec = known_product(rig)
+    other = product(rig, [0, 1], [0])
+    rig.apply("sparse", other)
+    assert believed(rig) == [True, False]
+    array = getattr(spec, which)
+    rig.device.renew(array.block)
+    assert believed(rig) == [False]
+    write(rig, array, [7] * array.shape[0])
+    with pytest.raises(LibraryError, match=which):
+        rig.apply("sparse", spec)
+    write(rig, array, [0, 2, 3] if which == "indptr" else [0, 1, 1])
+    for _ in range(2):
+        rig.apply("sparse", spec)
+        np.testing.assert_array_equal(rig.get(spec.out), [3, 2])
+    assert believed(rig) == [False, True]
+
+
+def test_a_block_that_is_gone_is_forgotten(rig: Any) -> None:
+    spec = known_product(rig)
+    rig.free(spec.indices)
+    assert believed(rig) == []
 
 
 def test_the_verdict_comes_with_its_own_operation(rig: Any) -> None:

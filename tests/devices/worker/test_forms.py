@@ -92,9 +92,9 @@ class Worker:
         if found is None:
             return None
         form, blocks = pickle.loads(pickle.dumps(found, 5))
-        made = self.forms[form]
+        known = self.forms[form]
         blocks_by_id: Any = Blocks()
-        return made.launch(number, blocks, made.allocations(blocks), blocks_by_id, self._array_at)
+        return known.launch(number, blocks, known.on(blocks), blocks_by_id, self._array_at)
 
     def _array_at(self, arrivals: list[Any], *where: Any) -> Any:
         self.asked.append(where)
@@ -267,6 +267,20 @@ def test_when_there_are_too_many_all_are_forgotten(monkeypatch: pytest.MonkeyPat
         assert same(made, launch)
         assert len(worker.forms) <= 4
     assert ("forget_forms",) in worker.told
+
+
+def test_what_follows_from_the_blocks_is_kept_for_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_forms, "_MOST_MADE", 4)
+    worker = Worker()
+    worker.across(product(1, 2, 3))
+    for _ in range(2):
+        for out in range(3, 20):
+            launch = product(1, 2, out)
+            made = worker.across(launch)
+            assert made is not None
+            assert same(made, launch)
+            (form,) = worker.forms.values()
+            assert len(form._made) <= 4
 
 
 @pytest.fixture

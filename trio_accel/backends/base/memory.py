@@ -81,8 +81,8 @@ class BlockMemory(Generic[ChunkT, BlockT]):
     costs more than to find a place. The engine allocates in Trio's thread, a device is closed in another.
 
     Some places that were freed are kept as they are, with what the backend has of them, in chunks that hold
-    blocks: a program that makes one result after the other gets them again under the next ids. To the
-    allocator they are taken meanwhile; it has them back before a block of another size is placed.
+    blocks, for the next ids. To the allocator they are taken meanwhile; it has them back before a block of
+    another size is placed.
 
     Args:
         device: Name of the device.
@@ -176,20 +176,6 @@ class BlockMemory(Generic[ChunkT, BlockT]):
                 self._spare_count += 1
                 return
             self._allocator.free(place[0])
-
-    def replace(self, block: int, new: int) -> None:
-        """Give a block back, and make one of the same size in its place.
-
-        Raises:
-            KeyError: There is no such block, or the other id is taken.
-        """
-        with self._lock:
-            blocks = self.blocks
-            if new in blocks:
-                raise KeyError(f"block {new} exists already")
-            if block not in blocks:
-                raise no_such_block(block)
-            blocks[new] = blocks.pop(block)
 
     def _place(self, nbytes: int) -> _Place:
         """Have the allocator find a place for a block."""

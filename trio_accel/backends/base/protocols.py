@@ -321,16 +321,8 @@ class AccelDevice(Protocol):
     def free(self, block: int) -> None:
         """Give a memory block back. No work that uses it is enqueued."""
 
-    def replace(self, block: int, new: int) -> None:
-        """Give a memory block back, and make one of the same size in its place.
-
-        Args:
-            block: What is given back, as by `free`.
-            new: Id of the other.
-
-        Raises:
-            KeyError: There is no such block, or the other id is taken; nothing has happened.
-        """
+    def renew(self, block: int) -> None:
+        """Forget what lay in a memory block: from now on it is another one, in the same place."""
 
     def map_chunk(self, chunk: int, nbytes: int, descriptor: int) -> None:
         """Make a chunk of another process addressable, to adopt blocks in it later.

@@ -81,9 +81,8 @@ class CpuDevice:
         """Give a memory block back; see `CpuMemory.free`."""
         self._memory.free(block)
 
-    def replace(self, block: int, new: int) -> None:
-        """Make a block in the place of another; see `AccelDevice.replace`."""
-        self._memory.replace(block, new)
+    def renew(self, block: int) -> None:
+        """Nothing is known of what lay in a block; see `AccelDevice.renew`."""
 
     def map_chunk(self, chunk: int, nbytes: int, descriptor: int) -> None:
         """Make a chunk of another process addressable; see `AccelDevice.map_chunk`."""

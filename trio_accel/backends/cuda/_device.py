@@ -103,9 +103,9 @@ class CudaDevice:
         self._lending = Lending(self)
         # See `AccelDevice`; without a call in between.
         self.allocate: Callable[[int, int], None] = self._memory.allocate
-        self.free: Callable[[int], None] = self._memory.free
-        self.replace: Callable[[int, int], None] = self._memory.replace
         self.placement: Callable[[int], PlacedBlock] = self._memory.placement
+        # Those of whose contents somebody knows something, and who forgets it.
+        self._known: dict[int, set[Callable[[int], None]]] = {}
         self._is_closed = False
         self._has_ended = False
         self.context.before_loss(self._forget)
@@ -184,6 +184,22 @@ class CudaDevice:
 
     def _unsupported(self, text: str) -> NotSupportedError:
         return NotSupportedError(text, device=self._info.name, backend=self._info.backend)
+
+    def free(self, block: int) -> None:
+        """Give a memory block back; see `AccelDevice.free`."""
+        self._memory.free(block)
+        if block in self._known:
+            self.renew(block)
+
+    def renew(self, block: int) -> None:
+        """Nothing is known of what lies in a block; see `AccelDevice.renew`."""
+        if block in self._known:
+            for forget in self._known.pop(block):
+                forget(block)
+
+    def remember(self, block: int, forget: Callable[[int], None]) -> None:
+        """Have it called, on the Trio thread, when a block is no more what it is now. From any thread."""
+        self._known.setdefault(block, set()).add(forget)
 
     def ready_library(self, name: str) -> CudaLibrary | None:
         """The one that was made when the device was opened; None for whoever comes second."""

@@ -107,6 +107,11 @@ class ChunkTable:
         for place in places:
             self.blocks[place[0]] = place
 
+    def unplace(self, allocations: Iterable[tuple[int, int]]) -> None:
+        """These are being made, perhaps where they were: until that is told, nobody knows."""
+        for block, _ in allocations:
+            self.blocks.pop(block, None)
+
     def forget(self, blocks: Iterable[int]) -> float:
         """The program has no array in these blocks any more.
 

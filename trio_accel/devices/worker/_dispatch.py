@@ -388,7 +388,7 @@ class WorkerDispatch:
         blocks = self._device.blocks
         if blocks.dropped:
             # It goes along.
-            self._note_released([block for block, _ in blocks.take()])
+            self._note_released(blocks.take())
         if self._first_sent.task is not None:
             self._first_sent.wake()
         word = link.words.get(library)
@@ -406,12 +406,14 @@ class WorkerDispatch:
         if self._released:
             self._released, self._released_bytes = [], 0.0
         is_alone = self._requests.sent == 1
-        if isinstance(request, OperationRequest) and request.hosts.is_used:
-            # It may be large.
-            link.send(message, now=is_alone)
-            self._copies.stage(request, self._filled)
-        else:
-            link.post(message, now=is_alone)
+        if isinstance(request, OperationRequest):
+            self._chunks.unplace(request.launch.allocations)
+            if request.hosts.is_used:
+                # It may be large.
+                link.send(message, now=is_alone)
+                self._copies.stage(request, self._filled)
+                return
+        link.post(message, now=is_alone)
 
     def _first_word(self, link: WorkerLink, library: str) -> int:
         """The word of a library that this worker was not asked for yet; of a lease it is none."""

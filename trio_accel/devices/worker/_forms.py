@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from operator import itemgetter
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import attrs
@@ -20,6 +19,8 @@ __all__ = ["Form", "FormTable"]
 
 # Then all are forgotten: a program whose shapes are always others gains nothing by them.
 _MOST = 1024
+# Of one form: a program that drops its results has the same blocks again and again.
+_MOST_MADE = 256
 
 _Key: TypeAlias = tuple[Any, ...]
 _Place: TypeAlias = Callable[[npt.NDArray[Any]], "Wire | None"]
@@ -124,6 +125,27 @@ def _encode(launch: Launch, places: Mapping[int, int], host: _Place) -> Message:
     )
 
 
+@attrs.define(eq=False, on_setattr=None)
+class Made:
+    """What launches of a form have in common that are on the same blocks.
+
+    Attributes:
+        spec: What the backend runs; None where host arrays belong to it.
+        reads: Blocks that it reads.
+        writes: Blocks that it changes.
+        allocations: Id and bytes of the blocks to make first.
+        outputs: Blocks that it writes.
+        uses: Arguments that exist already, and their blocks.
+    """
+
+    spec: OperationSpec | None
+    reads: frozenset[int]
+    writes: frozenset[int]
+    allocations: tuple[tuple[int, int], ...]
+    outputs: tuple[int, ...]
+    uses: tuple[tuple[str, int], ...]
+
+
 class Form:
     """Makes launches of one form; on the worker's side.
 
@@ -141,6 +163,7 @@ class Form:
         "_fields",
         "_hosts",
         "_library",
+        "_made",
         "_name",
         "_outputs",
         "_reads",
@@ -150,12 +173,13 @@ class Form:
 
     def __init__(self, data: Any) -> None:
         self._allocations: tuple[tuple[int, int], ...]
+        self._outputs: tuple[int, ...]
+        self._uses: tuple[tuple[str, int], ...]
         self._name, self._library, plain, self._allocations, self._outputs, self._uses = data
         place: Any = _HostPlace
         spec = decode_spec(plain, place)
         self._cls: Callable[..., OperationSpec] = type(spec)
-        self._reads, self._writes = map(_picker, spec.blocks())
-        # Of the last launch, once there was one.
+        self._reads, self._writes = spec.blocks()
         self._fields = spec_fields(spec)
         self._arrays = [
             (index, field.block, (field.offset, field.dtype, field.shape, field.strides))
@@ -167,16 +191,35 @@ class Form:
             for index, field in enumerate(self._fields)
             if isinstance(field, _HostPlace)
         ]
+        self._made: dict[tuple[int, ...], Made] = {}
 
-    def allocations(self, blocks: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-        """Id and bytes of the blocks that are made first."""
-        return tuple([(blocks[place], nbytes) for place, nbytes in self._allocations])
+    def on(self, blocks: tuple[int, ...]) -> Made:
+        """What follows from the blocks of a launch, in the order of their places."""
+        made = self._made.get(blocks)
+        if made is None:
+            if len(self._made) >= _MOST_MADE:
+                self._made.clear()
+            made = self._made[blocks] = self._make(blocks)
+        return made
+
+    def _make(self, blocks: tuple[int, ...]) -> Made:
+        fields = self._fields
+        for index, place, layout in self._arrays:
+            fields[index] = ArraySpec(blocks[place], *layout)
+        return Made(
+            None if self._hosts else self._cls(*fields),
+            frozenset([blocks[place] for place in self._reads]),
+            frozenset([blocks[place] for place in self._writes]),
+            tuple([(blocks[place], nbytes) for place, nbytes in self._allocations]),
+            tuple([blocks[place] for place in self._outputs]),
+            tuple([(argument, blocks[place]) for argument, place in self._uses]),
+        )
 
     def launch(
         self,
         number: int,
         blocks: tuple[int, ...],
-        allocations: tuple[tuple[int, int], ...],
+        made: Made,
         table: Mapping[int, Block],
         shared: Callable[..., npt.NDArray[Any]] = no_host,
     ) -> Launch:
@@ -185,32 +228,23 @@ class Form:
         Args:
             number: Number of the request.
             blocks: Its blocks, in the order of their places.
-            allocations: Those that are made first.
+            made: What follows from them.
             table: The blocks by their ids.
             shared: Makes an array over memory of the application's; see `decode_launch`.
         """
-        fields: list[Any] = self._fields
-        for index, place, layout in self._arrays:
-            block = blocks[place]
-            if fields[index].block != block:
-                # Most operands are those of the launch before.
-                fields[index] = ArraySpec(block, *layout)
         arrivals: list[Arrival] = []
-        for index, where in self._hosts:
-            fields[index] = shared(arrivals, *where)
-        spec = self._cls(*fields)
-        for index, _ in self._hosts:
-            # Whoever takes the memory back finds no array of this form in it.
-            fields[index] = None
+        spec = made.spec
+        if spec is None:
+            spec = self._with_hosts(blocks, arrivals, shared)
         return Launch(
             self._name,
             spec,
-            frozenset(self._reads(blocks)),
-            frozenset(self._writes(blocks)),
-            allocations,
+            made.reads,
+            made.writes,
+            made.allocations,
             (),
-            [table[blocks[place]] for place in self._outputs],
-            [(argument, table[blocks[place]]) for argument, place in self._uses],
+            [table[block] for block in made.outputs],
+            [(argument, table[block]) for argument, block in made.uses],
             [],
             self._library,
             None,
@@ -218,8 +252,19 @@ class Form:
             arrivals,
         )
 
-
-def _picker(places: Collection[int]) -> Callable[[tuple[int, ...]], Iterable[int]]:
-    """What picks the blocks at these places; some more than once."""
-    # At one place alone, it makes no tuple.
-    return itemgetter(*places, *places) if places else lambda blocks: ()
+    def _with_hosts(
+        self, blocks: tuple[int, ...], arrivals: list[Arrival], shared: Callable[..., npt.NDArray[Any]]
+    ) -> OperationSpec:
+        fields: list[Any] = self._fields
+        for index, place, layout in self._arrays:
+            block = blocks[place]
+            if fields[index].block != block:
+                # Most operands are those of the launch before.
+                fields[index] = ArraySpec(block, *layout)
+        for index, where in self._hosts:
+            fields[index] = shared(arrivals, *where)
+        spec = self._cls(*fields)
+        for index, _ in self._hosts:
+            # Whoever takes the memory back finds no array of this form in it.
+            fields[index] = None
+        return spec

@@ -84,7 +84,7 @@ class _Device:
         # What every operation uses.
         self.allocate = device.allocate
         self.free = device.free
-        self.replace = device.replace
+        self.renew = device.renew
         self.placement = device.placement
 
     def __getattr__(self, name: str) -> Any:

@@ -174,8 +174,9 @@ class WorkerSide:
         self._early: list[Message] | None = []
         self._is_closing = False
         self._is_lost = False
-        # How many messages came together, of which one is being handled.
+        # How many messages came together, of which one is being handled, and whether another is next.
         self._received = 0
+        self._is_followed = False
         self._nursery: trio.Nursery
         self._handlers: dict[str, Callable[..., None]] = {
             "start": self._on_start,
@@ -257,8 +258,9 @@ class WorkerSide:
             gc.freeze()
             self._channel.send(("ready", tuple(self._device.libraries)), now=True)
             while True:
-                self._received = len(received)
+                self._received = count = len(received)
                 for number, (message, descriptors) in enumerate(received, 1):
+                    self._is_followed = number < count and number % _IN_A_ROW > 0
                     if descriptors:
                         handlers[message[0]](*message[1:], *descriptors)
                     else:
@@ -393,14 +395,14 @@ class WorkerSide:
         try:
             if again is None:
                 again = self._forms[form] = Form(self._told_forms[form])
-            allocations = again.allocations(blocks)
-            self._name_blocks(allocations)
-            launch = again.launch(number, blocks, allocations, self._table, self._slabs.array)
+            made = again.on(blocks)
+            self._name_blocks(made.allocations)
+            launch = again.launch(number, blocks, made, self._table, self._slabs.array)
         except Exception as error:  # noqa: BLE001  # the same, or memory that is not here
-            made: tuple[tuple[int, int], ...]
+            allocations: tuple[tuple[int, int], ...]
             outputs: tuple[int, ...]
-            name, _, _, made, outputs, _ = self._told_forms[form]
-            self._name_blocks([(blocks[place], nbytes) for place, nbytes in made])
+            name, _, _, allocations, outputs, _ = self._told_forms[form]
+            self._name_blocks([(blocks[place], nbytes) for place, nbytes in allocations])
             self._cannot_read(number, name, [blocks[place] for place in outputs] if spoils else [], error)
             return
         self._serve(_Serving(launch, word, session, self._done, self._announce, spoils=spoils))
@@ -410,9 +412,12 @@ class WorkerSide:
         table, blocks = self._table, self.blocks
         generation = blocks.generation
         for block, nbytes in allocations:
-            if block in table:
-                # The request was made before, and there was no memory.
-                table[block].is_released = True
+            known = table.get(block)
+            if known is not None:
+                # The application gives it to one array after the other.
+                if known.damaged_by is None:
+                    continue
+                known.is_released = True
             table[block] = Block(blocks, nbytes, generation, block)
 
     def _serve(self, serving: _Serving, results: Sequence[npt.NDArray[Any]] = ()) -> None:
@@ -487,10 +492,9 @@ class WorkerSide:
         serving.is_launched = True
         self._start(serving.word, number)
 
-    @property
-    def may_defer(self) -> bool:
-        """The application goes on with one while the next is launched here."""
-        return False
+    def may_defer(self, in_flight: int) -> bool:
+        """Nobody looks for its end before the next is launched."""
+        return self._is_followed
 
     def is_alone(self) -> bool:
         """Whether the application has sent nothing else."""

@@ -61,11 +61,13 @@ class _Matrix:
     """A matrix whose structure is right.
 
     Attributes:
+        blocks: Where its structure lies.
         handle: cuSPARSE's descriptor; None before the first product by it.
         pointers: What the descriptor points to.
         size: Bytes of the buffer that a product needs.
     """
 
+    blocks: tuple[int, int]
     handle: int | None = None
     pointers: tuple[int, int, int] | None = None
     size: int = 0
@@ -77,7 +79,7 @@ class SparseLibrary(CudaLibrary):
     To check indices on the device costs nearly as much as a product, and nobody can wait for the outcome
     before the product is enqueued. So the first product with a structure is computed by a kernel that
     checks all that it reads, and when it has found nothing the next ones are cuSPARSE's. What tells a
-    structure are the blocks of its arrays, whose ids are never given again. A program that changes the
+    structure are the blocks of its arrays, as long as these are what they were. A program that changes the
     arrays in place keeps them right, as `CsrMatrix` says.
     """
 
@@ -205,10 +207,20 @@ class SparseLibrary(CudaLibrary):
     def _forget_some(self) -> None:
         """Keep no more descriptors than that: the rest is checked again."""
         while len(self._matrices) > _MOST_MATRICES:
-            _, matrix = self._matrices.popitem(last=False)
-            if matrix.handle is not None:
-                # It lies in host memory, and what runs has no need of it.
-                cusparse.destroy_sp_mat(matrix.handle)
+            self._forget(next(iter(self._matrices)))
+
+    def _forget_block(self, block: int) -> None:
+        """Other arrays may lie there from now on, that were not checked."""
+        # A thread of the device may add one meanwhile, of other blocks.
+        for structure, matrix in tuple(self._matrices.items()):
+            if block in matrix.blocks:
+                self._forget(structure)
+
+    def _forget(self, structure: _Structure) -> None:
+        matrix = self._matrices.pop(structure)
+        if matrix.handle is not None:
+            # It lies in host memory, and what runs has no need of it.
+            cusparse.destroy_sp_mat(matrix.handle)
 
     def _multiply_unchecked(
         self, spec: SpmvCsrSpec, structure: _Structure, stream: CudaStream, addresses: tuple[int, ...]
@@ -243,12 +255,14 @@ class SparseLibrary(CudaLibrary):
             )
         # To have more stored than is used is right, but nothing that cuSPARSE could be told.
         if not has_more:
-            self._matrices.setdefault(structure, _Matrix())
+            blocks = spec.indptr.block, spec.indices.block
+            self._matrices.setdefault(structure, _Matrix(blocks))
+            for block in blocks:
+                self._device.remember(block, self._forget_block)
 
     def _destroy(self) -> None:
-        for matrix in self._matrices.values():
-            if matrix.handle is not None:
-                cusparse.destroy_sp_mat(matrix.handle)
+        while self._matrices:
+            self._forget(next(iter(self._matrices)))
         for vector in self._vectors.values():
             cusparse.destroy_dn_vec(vector)
         cusparse.destroy(self._handle)

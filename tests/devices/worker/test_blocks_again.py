@@ -1,0 +1,146 @@
+"""Arrays in blocks that held others before: each has its own values, whatever ends in between."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import trio
+from chosen import BACKEND
+from isolated import options, wait_in_flight
+from processes import until
+
+import trio_accel as ta
+from trio_accel.backends.base import Isolation
+
+# Of the two that are as large, one is of integers: what is found out about an array does not go on with it.
+NO = ta.LibraryError("no", library="blas", code="no")
+SHAPES = [(4, 4), (4, 4), (2, 3)]
+
+
+async def test_a_program_that_drops_its_results_has_one_block_for_all(
+    system: ta.System, isolation: Isolation
+) -> None:
+    async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation)) as device:
+        host = np.arange(9.0).reshape(3, 3)
+        x, y = await device.put(host), await device.put(np.eye(3))
+        seen: set[int] = set()
+        for _ in range(5):
+            product = await ta.linalg.matmul(x, y)
+            np.testing.assert_array_equal(await product.to_host(), host)
+            seen.add(product.block.id)
+            del product
+        assert len(seen) == 1
+        assert (await device.statistics()).memory.blocks == 2
+
+
+@pytest.mark.parametrize("how", ["dropped", "released"])
+async def test_a_block_that_is_in_flight_becomes_no_other(
+    system: ta.System, isolation: Isolation, how: str
+) -> None:
+    changes = ta.DeviceOptions(isolation=isolation, cancel_grace=0.2)
+    async with system.open_device(BACKEND, options=changes) as device:
+        x = await device.put(np.ones(5))
+        # What is loaded only now would wait for the stream that is held.
+        await ta.linalg.scal(1.0, x)
+        number = x.block.id
+        ta.testing.inject_fault(device, ta.linalg.Scal, hang=True)
+        pending = device.submit(ta.linalg.Scal(2.0, x))
+        await wait_in_flight(device)
+        if how == "released":
+            x.release()
+        del x
+        other = await device.put(np.zeros(5))
+        assert other.block.id != number
+        assert not pending.is_done
+
+
+async def test_what_failed_leaves_no_place_behind(system: ta.System) -> None:
+    """The memory of its result is another's when the worker dies and the next one is told what lies where."""
+    async with system.open_device(BACKEND, options=options()) as device:
+        x = await device.put(np.eye(4))
+        first = await ta.linalg.matmul(x, x)
+        number = first.block.id
+        del first
+        ta.testing.inject_fault(device, ta.linalg.Matmul, fail=NO)
+        with pytest.raises(ta.LibraryError) as caught:
+            await ta.linalg.matmul(x, x)
+        assert number not in device.dispatch._chunks.blocks
+        others = [await device.put(np.full((4, 4), float(value))) for value in range(6)]
+        generation = device.generation
+        device.dispatch.process.kill()
+        await until(lambda: device.generation > generation)
+        for value, other in enumerate(others):
+            assert (await other.to_host() == value).all()
+        # It has lived until here, and with it what its frames hold.
+        del caught
+
+
+class Model:
+    """Arrays of the device, and what should stand in them."""
+
+    def __init__(self, device: ta.Device, seed: int, *actions: str) -> None:
+        self.device: ta.Device = device
+        self.actions: list[str] = ["put", "put", "product", "drop", "drop", "release", "submit", *actions]
+        self.random: random.Random = random.Random(seed)
+        self.arrays: list[tuple[ta.AccelRef, npt.NDArray[Any]]] = []
+
+    async def step(self) -> None:
+        action = self.random.choice(self.actions)
+        if action == "put" or not self.arrays:
+            shape = self.random.choice(SHAPES)
+            host = np.full(shape, self.random.randrange(1000), self.random.choice(["float64", "int64"]))
+            self.arrays.append((await self.device.put(host), host))
+            return
+        ref, host = self.arrays[self.random.randrange(len(self.arrays))]
+        if action in ("product", "submit") and host.shape == (4, 4) and host.dtype == np.float64:
+            product: Any
+            if action == "product":
+                product = await ta.linalg.matmul(ref, np.eye(4))
+            else:
+                product = self.device.submit(ta.linalg.Matmul(ref, np.eye(4))).value
+            self.arrays.append((product, host))
+        elif action == "spoil":
+            ta.testing.inject_fault(self.device, ta.linalg.Matmul, fail=NO)
+            with pytest.raises(ta.LibraryError):
+                await self.device.ask(ta.linalg.Matmul(np.eye(4), np.eye(4)))
+        elif action in ("drop", "release"):
+            self.arrays = [pair for pair in self.arrays if pair[0] is not ref]
+            if action == "release":
+                ref.release()
+
+    async def check(self) -> None:
+        assert len({ref.block.id for ref, _ in self.arrays}) == len(self.arrays)
+        for ref, host in self.arrays:
+            np.testing.assert_array_equal(await ref.to_host(), host)
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_programs_at_random_whose_workers_die(system: ta.System, seed: int) -> None:
+    async with system.open_device(BACKEND, options=options(spares=1, retry=100)) as device:
+        model = Model(device, seed, "spoil")
+        for number in range(90):
+            await model.step()
+            if number % 30 == 29:
+                await device.synchronize()
+                device.dispatch.process.kill()
+                await model.check()
+                assert device.generation > 1
+
+
+async def test_programs_at_random_side_by_side(system: ta.System, isolation: Isolation) -> None:
+    async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation)) as device:
+
+        async def program(seed: int) -> None:
+            model = Model(device, seed)
+            for number in range(60):
+                await model.step()
+                if number % 20 == 19:
+                    await model.check()
+
+        async with trio.open_nursery() as nursery:
+            for seed in range(5):
+                nursery.start_soon(program, seed)
