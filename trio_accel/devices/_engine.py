@@ -79,7 +79,7 @@ class Engine:
         on_launch: Callable[[Launch], None] | None = None,
         on_look: Callable[[int], None] | None = None,
         is_alone: Callable[[], bool] = bool,
-        may_defer: Callable[[int], bool] = bool,
+        may_defer: Callable[[int], bool] = _never,
     ) -> None:
         self.device = device
         self.generation: int = generation

@@ -409,8 +409,7 @@ class WorkerSide:
 
     def _name_blocks(self, allocations: Iterable[tuple[int, int]]) -> None:
         """Know the blocks that an operation is to make."""
-        table, blocks = self._table, self.blocks
-        generation = blocks.generation
+        table = self._table
         for block, nbytes in allocations:
             known = table.get(block)
             if known is not None:
@@ -418,7 +417,7 @@ class WorkerSide:
                 if known.damaged_by is None:
                     continue
                 known.is_released = True
-            table[block] = Block(blocks, nbytes, generation, block)
+            table[block] = self.blocks.new(nbytes, block)
 
     def _serve(self, serving: _Serving, results: Sequence[npt.NDArray[Any]] = ()) -> None:
         """Have an operation launched, now if nothing is before it."""
