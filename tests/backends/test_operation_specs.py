@@ -69,3 +69,20 @@ def test_all_libraries_are_there() -> None:
         "random",
         "sparse",
     }
+
+
+@pytest.mark.parametrize("cls", SPECS, ids=lambda cls: cls.__name__)
+def test_what_holds_nothing_but_arrays_is_told_by_them(cls: Any) -> None:
+    spec, at = filled(cls)
+    if len(at) < len(attrs.fields(cls)):
+        assert spec.identity() is None
+        return
+    assert attrs.evolve(spec).identity() == spec.identity()
+    for name, block in at.items():
+        # One that is equal is another one all the same.
+        assert attrs.evolve(spec, **{name: array(block)}).identity() != spec.identity()
+
+
+def test_of_which_class_it_is() -> None:
+    arrays = [array(number) for number in range(3)]
+    assert ops.MatmulSpec(*arrays).identity() != ops.DotSpec(*arrays).identity()

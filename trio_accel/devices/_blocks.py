@@ -6,12 +6,17 @@ import copy
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
 from ..backends.base import StaleRefError
+from ..backends.base.ops import ArraySpec, OperationSpec
 from ._availability import Availability
 from ._bridge import LoopWaker
 
-__all__ = ["Block", "BlockTable", "bare"]
+__all__ = ["Block", "BlockTable", "Lowered", "bare"]
+
+Lowered: TypeAlias = tuple[OperationSpec, frozenset[int], frozenset[int]]
+"""A specification, and the blocks that it reads and writes."""
 
 _ids = itertools.count(1)
 
@@ -36,6 +41,7 @@ class Block:
         damaged_by: The operation that was to write it and did not finish.
         failure: What that failed with.
         is_released: Whether its memory was given back.
+        spec: The array that it was made for, if that is known.
         table: Where it goes then: that of its device.
     """
 
@@ -47,16 +53,25 @@ class Block:
         "id",
         "is_released",
         "nbytes",
+        "spec",
         "table",
     )
 
-    def __init__(self, table: BlockTable, nbytes: int, generation: int, number: int) -> None:
+    def __init__(
+        self,
+        table: BlockTable,
+        nbytes: int,
+        generation: int,
+        number: int,
+        spec: ArraySpec | None = None,
+    ) -> None:
         self.id: int = number
         self.nbytes: int = nbytes
         self.generation: int = generation
         self.damaged_by: str | None = None
         self.failure: BaseException | None = None
         self.is_released: bool = False
+        self.spec: ArraySpec | None = spec
         self.table: BlockTable = table
 
     def release(self) -> None:
@@ -64,7 +79,7 @@ class Block:
         if not self.is_released:
             self.is_released = True
             # Operations in flight may use it.
-            self.table.drop(self.id, self.nbytes, is_free=False)
+            self.table.drop(self, is_free=False)
 
     @property
     def is_lost(self) -> bool:
@@ -81,7 +96,7 @@ class Block:
         if not self.is_released:
             # Nearly every block ends here. What is in flight holds those that it uses.
             self.is_released = True
-            self.table.drop(self.id, self.nbytes, is_free=self.damaged_by is None)
+            self.table.drop(self, is_free=self.damaged_by is None)
 
     @property
     def is_usable(self) -> bool:
@@ -122,8 +137,9 @@ class BlockTable:
     Attributes:
         device_name: Name of the device.
         availability: Which generation there is.
-        dropped: Blocks that were let go, and are not given back yet: their ids, and the sizes of those that
-            nothing uses.
+        dropped: Blocks that were let go, and are not given back yet: their ids, the sizes of those that are no
+            longer in use, and the arrays that they were made for.
+        lowered: Specifications of arrays alone by their identities, with the blocks that they read and write.
         is_watched: Whether somebody gives them back soon in any case.
         valid_since: First generation whose memory is still there.
         release: Gives the memory of blocks back.
@@ -136,6 +152,7 @@ class BlockTable:
         "device_name",
         "dropped",
         "is_watched",
+        "lowered",
         "release",
         "valid_since",
     )
@@ -144,7 +161,8 @@ class BlockTable:
         self.device_name: str = device_name
         self.valid_since: int = 0
         self.availability: Availability = availability
-        self.dropped: deque[tuple[int, int]] = deque()
+        self.dropped: deque[tuple[int, int, ArraySpec | None]] = deque()
+        self.lowered: dict[tuple[object, ...], Lowered] = {}
         self.is_watched: bool = False
         self._is_rung = False
         self._waker = LoopWaker(self.drain)
@@ -162,35 +180,39 @@ class BlockTable:
             nbytes: Its size.
             number: Its id, if another process has named it.
         """
+        spec: ArraySpec | None = None
         if number is None:
-            number = self.number(nbytes)
-        return Block(self, nbytes, self.availability.generation, number)
+            number, spec = self.next(nbytes)
+        return Block(self, nbytes, self.availability.generation, number, spec)
 
-    def number(self, nbytes: int) -> int:
+    def next(self, nbytes: int) -> tuple[int, ArraySpec | None]:
         """The id of a block that is to be made: that of one of this size that was dropped, if there is one.
 
         Then its memory is there, and stays. Trio thread only.
+
+        Returns:
+            The id, and the array that it was made for.
         """
         dropped = self.dropped
         for _ in range(min(len(dropped), _LOOKS)):
             # Others may be appended meanwhile.
             last = dropped.pop()
             if last[1] == nbytes:
-                return last[0]
+                return last[0], last[2]
             dropped.appendleft(last)
-        return next(_ids)
+        return next(_ids), None
 
-    def drop(self, block: int, nbytes: int, *, is_free: bool) -> None:
+    def drop(self, block: Block, *, is_free: bool) -> None:
         """Give a block back: soon if it is large or one of many, else with the next operation.
 
         Any thread.
 
         Args:
-            block: Its id.
-            nbytes: Its size.
+            block: The block, which is not kept.
             is_free: Whether nothing uses it, so that it is a place for another.
         """
-        self.dropped.append((block, nbytes if is_free else _NONE))
+        nbytes = block.nbytes
+        self.dropped.append((block.id, nbytes if is_free else _NONE, block.spec))
         if len(self.dropped) < _MANY and (nbytes < _LARGE or self.is_watched):
             # To wake the loop costs as much as a third of a small operation, and the next one drains.
             return

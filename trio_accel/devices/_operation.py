@@ -18,7 +18,7 @@ from ..actors import Request
 from ..backends.base import DType, InputFailedError, NotSupportedError
 from ..backends.base.ops import ArraySpec, CopyFromHostSpec, CopySpec, OperationSpec, contiguous_strides
 from ._arrival import Arrival
-from ._blocks import Block
+from ._blocks import Block, Lowered
 from ._faults import FaultHit
 from ._ref import AccelRef
 from ._views import overlaps
@@ -31,6 +31,9 @@ __all__ = ["Launch", "Operand", "Operation", "Planned", "Planner", "in_range", "
 
 # What NumPy can hold.
 _MAX_AXES = 64
+
+# Specifications that are kept. A program that drops its results has the same again and again.
+_MOST_LOWERED = 1024
 
 # The largest number of the smallest floating type.
 _ALWAYS_HELD = 448
@@ -311,7 +314,7 @@ class Planner:
 
     def launch(self, spec: OperationSpec) -> Launch:
         """Put what was planned together."""
-        reads, writes = spec.blocks()
+        spec, reads, writes = self._lowered(spec)
         for staged in self._staged:
             reads |= staged.blocks()[0]
         faults = self._device.faults
@@ -328,6 +331,20 @@ class Planner:
             self._library,
             faults.take(self.name) if faults.waiting else None,
         )
+
+    def _lowered(self, spec: OperationSpec) -> Lowered:
+        """The specification, or an equal one from before, and its blocks."""
+        identity = spec.identity()
+        if identity is None:
+            return spec, *spec.blocks()
+        known = self._table.lowered
+        lowered = known.get(identity)
+        if lowered is None:
+            if len(known) >= _MOST_LOWERED:
+                known.clear()
+            # It holds its arrays, so that none that is made later has their identity.
+            lowered = known[identity] = spec, *spec.blocks()
+        return lowered
 
     def _use(self, argument: str, ref: AccelRef) -> None:
         if type(ref) is not AccelRef and not isinstance(ref, AccelRef):
@@ -350,10 +367,13 @@ class Planner:
             # Where there are elements, their memory is refused; here there are none.
             raise ValueError(f"{self.name}: shape {shape} of {dtype} is larger than any memory")
         table = self._table
-        block = Block(table, nbytes, table.availability.generation, table.number(nbytes))
-        self._allocations += ((block.id, nbytes),)
+        number, spec = table.next(nbytes)
+        if spec is None or spec.shape != shape or spec.dtype is not dtype:
+            spec = ArraySpec(number, 0, dtype, shape, strides)
+        block = Block(table, nbytes, table.availability.generation, number, spec)
+        self._allocations += ((number, nbytes),)
         self._keep.append(block)
-        return AccelRef(self._device, block, ArraySpec(block.id, 0, dtype, shape, strides))
+        return AccelRef(self._device, block, spec)
 
 
 @lru_cache

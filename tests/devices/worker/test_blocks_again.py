@@ -16,9 +16,9 @@ from processes import until
 import trio_accel as ta
 from trio_accel.backends.base import Isolation
 
-# Of the two that are as large, one is of integers: what is found out about an array does not go on with it.
+# All but the last are as large as one another: what is known of an array does not go on to the next one.
 NO = ta.LibraryError("no", library="blas", code="no")
-SHAPES = [(4, 4), (4, 4), (2, 3)]
+SHAPES = [(4, 4), (4, 4), (2, 8), (16,), (2, 3)]
 
 
 async def test_a_program_that_drops_its_results_has_one_block_for_all(

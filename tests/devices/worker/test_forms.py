@@ -269,6 +269,25 @@ def test_when_there_are_too_many_all_are_forgotten(monkeypatch: pytest.MonkeyPat
     assert ("forget_forms",) in worker.told
 
 
+def test_a_specification_that_comes_again_with_something_else() -> None:
+    worker = Worker()
+    first = product(1, 2, 3)
+    for _ in range(3):
+        worker.across(first)
+    others = [
+        attrs.evolve(first, name="test.Other"),
+        attrs.evolve(first, allocations=((3, 32),)),
+        attrs.evolve(first, allocations=()),
+        attrs.evolve(first, outputs=[*first.outputs, *product(1, 2, 4).outputs]),
+        attrs.evolve(first, uses=first.uses[:1]),
+    ]
+    for other in (*others, first):
+        for _ in range(2):
+            made = worker.across(other)
+        assert made is not None
+        assert same(made, other)
+
+
 def test_what_follows_from_the_blocks_is_kept_for_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_forms, "_MOST_MADE", 4)
     worker = Worker()

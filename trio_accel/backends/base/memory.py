@@ -93,6 +93,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
     Attributes:
         blocks: By id what the backend has of each block, its size, and its place; not to be changed from
             outside.
+        freed: How often anything was freed: as long as that is the same, every block is where it was.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         self._used = 0
         self._peak = 0
         self.blocks: dict[int, tuple[BlockT, int, _Place]] = {}
+        self.freed: int = 0
         # A place outlives its block: its id is none of a block, and counts down.
         self._last_place = 0
         # By size, in whole alignments: what was a block.
@@ -160,6 +162,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
                 made = self.blocks.pop(block)
             except KeyError:
                 raise no_such_block(block) from None
+            self.freed += 1
             _, nbytes, place = made
             counts, spares, chunk = self._counts, self._spares, place[1]
             self._used -= nbytes
@@ -271,6 +274,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
                 self._mapped.clear()
                 self._spares, self._spare_count = {}, 0
             self.blocks.clear()
+            self.freed += 1
             self._used = 0
 
     def block(self, block: int) -> tuple[BlockT, int]:

@@ -72,6 +72,7 @@ class CudaDevice:
         kernels: Sources of the backend's own.
         transfers: Copies between host and device.
         graphs: What libraries launch again and again.
+        places: Where its blocks lie.
     """
 
     def __init__(
@@ -89,7 +90,8 @@ class CudaDevice:
         try:
             self._words = Words(self.context)
             self._bell = Bell(self.context, info.name)
-            self._memory = CudaMemory(self.context, info.name, memory_limit, keeper)
+            self.places: CudaMemory = CudaMemory(self.context, info.name, memory_limit, keeper)
+            self._memory = self.places
             self.kernels: Kernels = Kernels(self.context, architecture, info.compute_units)
             self.arrays: ArrayKernels = ArrayKernels(self.context, self.kernels)
             self._faults = CudaFaults(self.context, self.kernels, self._words)

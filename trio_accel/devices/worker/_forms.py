@@ -23,6 +23,8 @@ _MOST = 1024
 _MOST_MADE = 256
 
 _Key: TypeAlias = tuple[Any, ...]
+_Found: TypeAlias = tuple[int, tuple[int, ...]]
+_Rest: TypeAlias = tuple[object, ...]
 _Place: TypeAlias = Callable[[npt.NDArray[Any]], "Wire | None"]
 
 
@@ -47,12 +49,14 @@ class FormTable:
         post: Sends a message to the worker.
     """
 
-    __slots__ = ("_last", "_numbers", "_post")
+    __slots__ = ("_known", "_last", "_numbers", "_post")
 
     def __init__(self, post: Callable[[Message], None]) -> None:
         self._post = post
         # 0 stands for one that was seen once.
         self._numbers: dict[_Key, int] = {}
+        # By the identity of a specification, which is kept here: the rest of its launch, and what was found.
+        self._known: dict[int, tuple[OperationSpec, _Rest, _Found]] = {}
         self._last = 0
 
     def find(self, launch: Launch, host: _Place = _nowhere) -> tuple[int, tuple[int, ...]] | None:
@@ -71,6 +75,17 @@ class FormTable:
         """
         if launch.staged or launch.fault is not None:
             return None
+        known, rest = self._known.get(id(launch.spec)), _rest_of(launch)
+        if known is not None and known[0] is launch.spec and known[1] == rest:
+            return known[2]
+        found = self._find(launch, host)
+        if found is not None and launch.spec.identity() is not None:
+            if len(self._known) >= _MOST:
+                self._known.clear()
+            self._known[id(launch.spec)] = launch.spec, rest, found
+        return found
+
+    def _find(self, launch: Launch, host: _Place) -> _Found | None:
         found = spec_key(launch.spec, host)
         if found is None:
             return None
@@ -96,6 +111,7 @@ class FormTable:
         if number is None:
             if len(numbers) >= _MOST:
                 numbers.clear()
+                self._known.clear()
                 self._post(("forget_forms",))
             numbers[whole] = 0
             return None
@@ -105,6 +121,17 @@ class FormTable:
             number = numbers[whole] = self._last
             self._post(("form", number, plain))
         return number, tuple(places)
+
+
+def _rest_of(launch: Launch) -> _Rest:
+    """All of a launch of which nothing is staged, but its specification."""
+    return (
+        launch.name,
+        launch.library,
+        launch.allocations,
+        [output.id for output in launch.outputs],
+        [(argument, used.id) for argument, used in launch.uses],
+    )
 
 
 def _encode(launch: Launch, places: Mapping[int, int], host: _Place) -> Message:

@@ -525,7 +525,7 @@ class WorkerSide:
             if block is not None and not block.is_released:
                 # Without waking the loop, which is awake.
                 block.is_released = True
-                dropped.append((number, block.nbytes))
+                dropped.append((number, block.nbytes, None))
 
     def _on_lease(self, number: int, block: int, write: bool, released: tuple[int, ...]) -> None:
         if released:

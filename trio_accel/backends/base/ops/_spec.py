@@ -103,9 +103,18 @@ class OperationSpec:
         """Blocks that the operation reads, and blocks that it changes (updated ones are both)."""
         return _block_finder(type(self))(self)  # type: ignore[arg-type]  # the same
 
+    def identity(self) -> tuple[object, ...] | None:
+        """What tells it from others as long as its arrays are held: the class, and which `ArraySpec` each is.
+
+        None where it holds anything else.
+        """
+        find = _identity_finder(type(self))  # type: ignore[arg-type]  # the same
+        return None if find is None else find(self)
+
 
 _Getter = Callable[[OperationSpec], tuple[ArraySpec, ...]]
 _BlockFinder = Callable[[OperationSpec], tuple[frozenset[int], frozenset[int]]]
+_IdentityFinder = Callable[[OperationSpec], tuple[object, ...]]
 
 
 @functools.cache
@@ -122,6 +131,16 @@ def _block_finder(cls: type[OperationSpec]) -> _BlockFinder:
         for role in ("read", "write")
     )
     finder: _BlockFinder = eval(f"lambda spec: (frozenset(({reads})), frozenset(({writes})))")  # noqa: S307  # of names of attributes
+    return finder
+
+
+@functools.cache
+def _identity_finder(cls: type[OperationSpec]) -> _IdentityFinder | None:
+    fields = attrs.fields(cls)  # type: ignore[arg-type]  # every subclass is an attrs class
+    if any(_ROLE not in field.metadata for field in fields):
+        return None
+    arrays = "".join([f"id(spec.{field.name}), " for field in fields])
+    finder: _IdentityFinder = eval(f"lambda spec: (cls, {arrays})", {"cls": cls})  # noqa: S307  # of names of attributes
     return finder
 
 
