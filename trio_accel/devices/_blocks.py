@@ -137,8 +137,8 @@ class BlockTable:
     Attributes:
         device_name: Name of the device.
         availability: Which generation there is.
-        dropped: Blocks that were let go, and are not given back yet: their ids, the sizes of those that are no
-            longer in use, and the arrays that they were made for.
+        dropped: Blocks that were let go, and are not given back yet: ids, sizes of those that nothing uses,
+            and the arrays that they were made for.
         lowered: Specifications of arrays alone by their identities, with the blocks that they read and write.
         is_watched: Whether somebody gives them back soon in any case.
         valid_since: First generation whose memory is still there.
