@@ -40,6 +40,7 @@ T = TypeVar("T")
 # First item of every tuple that stands for a value; values of these types stand for themselves.
 _TUPLE, _ARRAY, _COMPLEX, _ENUM, _HOST = range(5)
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+_INT = {int}
 _SHORT = reprlib.Repr()
 _SHORT.maxother = _SHORT.maxstring = 100
 _DTYPES = {member.value: member for member in DType}
@@ -118,7 +119,7 @@ def spec_key(
 ) -> tuple[list[Any], list[int]] | None:
     """All of a specification but its blocks, and these: what is equal there is the same once it is encoded.
 
-    None where it holds anything else than arrays, numbers, strings, bytes and None.
+    None where it holds anything else than arrays, numbers, strings, bytes, None and tuples of integers.
 
     Args:
         spec: The specification.
@@ -141,7 +142,7 @@ def spec_key(
         elif kind is float:
             # As zeros of both signs are equal, and no number that is none equals itself.
             key += kind, repr(field)
-        elif kind in _PLAIN:
+        elif kind in _PLAIN or (kind is tuple and set(map(type, cast("tuple[object, ...]", field))) <= _INT):
             key += kind, field
         elif kind is np.ndarray:
             array = field

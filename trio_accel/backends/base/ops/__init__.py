@@ -1,6 +1,6 @@
 """Operation specifications: what crosses from an actor to a backend, or to a worker process."""
 
-from ._spec import ArraySpec, OperationSpec, contiguous_strides, reads, updates, writes
+from ._spec import ArraySpec, OperationSpec, contiguous_strides, exact, reads, updates, writes
 from .fft import FftDirection, FftKind, FftNorm, FftSpec
 from .linalg import AxpySpec, DotSpec, GemmSpec, MatmulSpec, Nrm2Spec, ScalSpec, Transpose
 from .memory import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec
@@ -29,6 +29,7 @@ __all__ = [
     "SpmvCsrSpec",
     "Transpose",
     "contiguous_strides",
+    "exact",
     "reads",
     "updates",
     "writes",

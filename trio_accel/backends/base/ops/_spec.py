@@ -6,14 +6,16 @@ import functools
 import math
 from collections.abc import Callable
 from operator import attrgetter
+from typing import Any
 
 import attrs
 
 from ..dtypes import DType
 
-__all__ = ["ArraySpec", "OperationSpec", "contiguous_strides", "reads", "updates", "writes"]
+__all__ = ["ArraySpec", "OperationSpec", "contiguous_strides", "exact", "reads", "updates", "writes"]
 
 _ROLE = "trio_accel.role"
+_EXACT = "exact"
 _MOST_LAYOUTS = 1024
 
 
@@ -82,11 +84,20 @@ def updates() -> ArraySpec:
     return field
 
 
+def exact() -> Any:
+    """Declare a field of an `OperationSpec` as a whole number, a name, or a tuple of these.
+
+    Of these, unlike the zeros of floating types, equal ones are the same.
+    """
+    return attrs.field(metadata={_ROLE: _EXACT})
+
+
 class OperationSpec:
     """Base of operation specifications: frozen attrs classes of codes, sizes and `ArraySpec` fields.
 
     A specification holds no actor and no reference, so it means the same in another process.
-    Its array fields are declared by `reads`, `writes` and `updates`; hazards follow from that.
+    Its array fields are declared by `reads`, `writes` and `updates`; hazards follow from that. If all others
+    are declared by `exact`, it is known again when it comes with the same arrays, which takes less time.
     """
 
     __slots__ = ()
@@ -104,9 +115,9 @@ class OperationSpec:
         return _block_finder(type(self))(self)  # type: ignore[arg-type]  # the same
 
     def identity(self) -> tuple[object, ...] | None:
-        """What tells it from others as long as its arrays are held: the class, and which `ArraySpec` each is.
+        """What tells it from others as long as its arrays are held: which `ArraySpec` each is, and the rest.
 
-        None where it holds anything else.
+        None where a field is not declared.
         """
         find = _identity_finder(type(self))  # type: ignore[arg-type]  # the same
         return None if find is None else find(self)
@@ -139,8 +150,13 @@ def _identity_finder(cls: type[OperationSpec]) -> _IdentityFinder | None:
     fields = attrs.fields(cls)  # type: ignore[arg-type]  # every subclass is an attrs class
     if any(_ROLE not in field.metadata for field in fields):
         return None
-    arrays = "".join([f"id(spec.{field.name}), " for field in fields])
-    finder: _IdentityFinder = eval(f"lambda spec: (cls, {arrays})", {"cls": cls})  # noqa: S307  # of names of attributes
+    values = "".join(
+        [
+            f"spec.{field.name}, " if field.metadata[_ROLE] == _EXACT else f"id(spec.{field.name}), "
+            for field in fields
+        ]
+    )
+    finder: _IdentityFinder = eval(f"lambda spec: (cls, {values})", {"cls": cls})  # noqa: S307  # of names of attributes
     return finder
 
 

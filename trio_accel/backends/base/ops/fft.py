@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 import attrs
 
-from ._spec import ArraySpec, OperationSpec, reads, writes
+from ._spec import ArraySpec, OperationSpec, exact, reads, writes
 
 __all__ = ["FftDirection", "FftKind", "FftNorm", "FftSpec"]
 
@@ -34,10 +34,10 @@ class FftSpec(OperationSpec):
         norm: Which direction is scaled, as in `numpy.fft`.
     """
 
-    kind: FftKind
-    direction: FftDirection
-    lengths: tuple[int, ...]
-    axes: tuple[int, ...]
-    norm: FftNorm
+    kind: FftKind = exact()
+    direction: FftDirection = exact()
+    lengths: tuple[int, ...] = exact()
+    axes: tuple[int, ...] = exact()
+    norm: FftNorm = exact()
     source: ArraySpec = reads()
     out: ArraySpec = writes()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from ._spec import ArraySpec, OperationSpec, reads, writes
+from ._spec import ArraySpec, OperationSpec, exact, reads, writes
 
 __all__ = ["SpmvCsrSpec"]
 
@@ -22,8 +22,8 @@ class SpmvCsrSpec(OperationSpec):
         columns: Columns of A, the length of ``x``.
     """
 
-    rows: int
-    columns: int
+    rows: int = exact()
+    columns: int = exact()
     indptr: ArraySpec = reads()
     indices: ArraySpec = reads()
     data: ArraySpec = reads()
