@@ -75,14 +75,14 @@ class FormTable:
         """
         if launch.staged or launch.fault is not None:
             return None
-        known, rest = self._known.get(id(launch.spec)), _rest_of(launch)
-        if known is not None and known[0] is launch.spec and known[1] == rest:
+        known = self._known.get(id(launch.spec))
+        if known is not None and known[0] is launch.spec and known[1] == _rest_of(launch):
             return known[2]
         found = self._find(launch, host)
         if found is not None and launch.spec.identity() is not None:
             if len(self._known) >= _MOST:
                 self._known.clear()
-            self._known[id(launch.spec)] = launch.spec, rest, found
+            self._known[id(launch.spec)] = launch.spec, _rest_of(launch), found
         return found
 
     def _find(self, launch: Launch, host: _Place) -> _Found | None:
