@@ -133,7 +133,7 @@ def test_memory_that_is_not_the_arrays_is_refused(
     if is_kept:
         keep(rig, spec)
     before = launches.count
-    _, nbytes, _ = rig.device._memory.blocks[array.block]
+    _, nbytes, _ = rig.device.places.blocks[array.block]
     for offset in (-4, nbytes - 4):
         with pytest.raises(
             ValueError, match=f"does not lie within its block of {nbytes} bytes.*{array.block}"
@@ -587,39 +587,3 @@ print("closed", device.close(5), len(device.graphs))
 
 def test_a_loss_that_shows_at_a_launch(run_on_stand_in: Callable[..., str]) -> None:
     assert run_on_stand_in(SUDDEN_LOSS).splitlines() == ["lost True", "closed True 0"]
-
-
-def test_a_specification_that_comes_again_when_its_blocks_are_elsewhere(rig: Any, launches: Calls) -> None:
-    """A block that was given back is made again under its id, and another lies where it was."""
-    spec = product(rig)
-    keep(rig, spec)
-    launches.count = 0
-    rig.apply("blas", spec)
-    assert launches.count == 1
-    nbytes = spec.out.size * spec.out.dtype.itemsize
-    rig.device.free(spec.out.block)
-    other = rig.put(np.full((5, 7), 3, np.float32))
-    rig.device.allocate(spec.out.block, nbytes)
-    for _ in range(5):
-        rig.apply("memory", CopyFromHostSpec(np.zeros((5, 7), np.float32), spec.out))
-        rig.apply("blas", spec)
-        check(rig, spec)
-    np.testing.assert_array_equal(rig.get(other), np.full((5, 7), 3, np.float32))
-
-
-def test_a_specification_that_comes_again_on_another_stream(rig: Any, launches: Calls) -> None:
-    spec = product(rig)
-    keep(rig, spec)
-    other = rig.device.open_stream("other")
-    for _ in range(5):
-        rig.apply("memory", CopyFromHostSpec(np.zeros((5, 7), np.float32), spec.out))
-        # On the other one it waits, and is not done because the first is.
-        hold = other.hold()
-        rig.enqueue("blas", spec, other)
-        event = other.record()
-        rig.finish(rig.stream)
-        assert not event.is_done
-        np.testing.assert_array_equal(rig.get(spec.out), np.zeros((5, 7)))
-        hold.release()
-        rig.finish(other)
-        check(rig, spec)

@@ -91,7 +91,6 @@ class CudaDevice:
             self._words = Words(self.context)
             self._bell = Bell(self.context, info.name)
             self.places: CudaMemory = CudaMemory(self.context, info.name, memory_limit, keeper)
-            self._memory = self.places
             self.kernels: Kernels = Kernels(self.context, architecture, info.compute_units)
             self.arrays: ArrayKernels = ArrayKernels(self.context, self.kernels)
             self._faults = CudaFaults(self.context, self.kernels, self._words)
@@ -104,8 +103,8 @@ class CudaDevice:
         self._streams: list[CudaStream] = []
         self._lending = Lending(self)
         # See `AccelDevice`; without a call in between.
-        self.allocate: Callable[[int, int], None] = self._memory.allocate
-        self.placement: Callable[[int], PlacedBlock] = self._memory.placement
+        self.allocate: Callable[[int, int], None] = self.places.allocate
+        self.placement: Callable[[int], PlacedBlock] = self.places.placement
         # Those of whose contents somebody knows something, and who forgets it.
         self._known: dict[int, set[Callable[[int], None]]] = {}
         self._is_closed = False
@@ -189,7 +188,7 @@ class CudaDevice:
 
     def free(self, block: int) -> None:
         """Give a memory block back; see `AccelDevice.free`."""
-        self._memory.free(block)
+        self.places.free(block)
         if block in self._known:
             self.renew(block)
 
@@ -225,7 +224,7 @@ class CudaDevice:
         first, last = span
         offset = array.offset
         try:
-            address, nbytes, _ = self._memory.blocks[array.block]
+            address, nbytes, _ = self.places.blocks[array.block]
         except KeyError:
             raise no_such_block(array.block) from None
         if offset < first or offset + last > nbytes:
@@ -248,18 +247,18 @@ class CudaDevice:
         """Make a chunk of another process addressable; see `AccelDevice.map_chunk`."""
         try:
             self._check_open()
-            self._memory.map_chunk(chunk, nbytes, descriptor)
+            self.places.map_chunk(chunk, nbytes, descriptor)
         finally:
             os.close(descriptor)
 
     def unmap_chunk(self, chunk: int) -> None:
         """Forget a mapped chunk; see `AccelDevice.unmap_chunk`."""
-        self._memory.unmap_chunk(chunk)
+        self.places.unmap_chunk(chunk)
 
     def adopt(self, blocks: Iterable[PlacedBlock]) -> None:
         """Take over the mapped chunks with their blocks; see `AccelDevice.adopt`."""
         self._check_open()
-        self._memory.adopt(blocks)
+        self.places.adopt(blocks)
 
     def register_host(self, array: npt.NDArray[np.uint8]) -> None:
         """Transfer from and to memory of the host without a copy; see `AccelDevice.register_host`."""
@@ -275,7 +274,7 @@ class CudaDevice:
         if not isinstance(stream, CudaStream):
             raise TypeError(f"stream: the CUDA backend has its own streams, not {stream!r}")
         stream.check()
-        return self._faults.spin(stream, (0, 0) if block is None else self._memory.block(block))
+        return self._faults.spin(stream, (0, 0) if block is None else self.places.block(block))
 
     def poison(self, reason: str, how: Poison = "illegal_address", stream: AccelStream | None = None) -> None:
         """Make the context unusable; see `AccelDevice.poison`.
@@ -304,7 +303,7 @@ class CudaDevice:
 
     def exhausted(self, requested: int) -> OutOfMemoryError:
         """Make the error for when there is no more memory."""
-        return self._memory.exhausted(requested)
+        return self.places.exhausted(requested)
 
     def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> CudaLoan:
         """Let other libraries of the process have an array; see `AccelDevice.lend`."""
@@ -316,7 +315,7 @@ class CudaDevice:
 
     def memory(self) -> MemoryStatistics:
         """Count the memory."""
-        return self._memory.statistics()
+        return self.places.statistics()
 
     def close(self, grace: float) -> bool:
         """Finish every stream and free everything; blocks for `grace` seconds at most.
@@ -353,7 +352,7 @@ class CudaDevice:
             for stream in self._streams:
                 stream.destroy()
             self._bell.close(is_idle=True)
-            self._memory.clear()
+            self.places.clear()
             if not self.context.is_dead:
                 self.kernels.close()
             self._words.close()
