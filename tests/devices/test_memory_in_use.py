@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trio_accel.backends.base import OutOfMemoryError
-from trio_accel.devices._memory_in_use import MemoryInUse
+from trio_accel.devices._memory_in_use import BlockUse, MemoryInUse
 
 SIZES = st.sampled_from([8, 16])
+STREAM: Any = object()
+EVENT: Any = object()
 
 
 class Device:
@@ -62,6 +64,13 @@ def let_go(blocks: Iterable[int]) -> Any:
     return Table(blocks)
 
 
+def written(memory: MemoryInUse, block: int) -> BlockUse:
+    """Something in flight writes a block."""
+    use = memory.pin(block)
+    use.write(STREAM, EVENT)
+    return use
+
+
 @given(
     st.dictionaries(st.integers(0, 7), SIZES),
     st.lists(st.integers(0, 9), unique=True),
@@ -105,11 +114,8 @@ def test_what_is_given_back_makes_room_for_what_is_made() -> None:
 def test_nothing_of_the_use_of_a_block_is_left_once_it_is_another() -> None:
     device = Device()
     memory = opened({1: 8}, device)
-    stream: Any = object()
-    event: Any = object()
-    use = memory.pin(1)
-    use.write(stream, event)
-    use.read(stream, event)
+    use = written(memory, 1)
+    use.read(STREAM, EVENT)
     memory.unpin(use)
     memory.exchange(let_go([]), ((1, 8),))
     made = memory.use(1)
@@ -122,12 +128,9 @@ def test_what_follows_on_something_in_flight_waits_for_it_and_is_not_freed_with_
     """A copy for an operation that failed runs yet, into a block that was given back with it."""
     device = Device()
     memory = opened({1: 8}, device)
-    stream: Any = object()
-    event: Any = object()
-    use = memory.pin(1)
-    use.write(stream, event)
+    use = written(memory, 1)
     memory.release(1)
     memory.exchange(let_go([]), ((1, 8),))
-    assert memory.use(1).last_write == (stream, event)
+    assert memory.use(1).last_write == (STREAM, EVENT)
     memory.unpin(use)
     assert device.there == {1: 8}

@@ -16,8 +16,8 @@ from processes import until
 import trio_accel as ta
 from trio_accel.backends.base import Isolation
 
-# All but the last are as large as one another: what is known of an array does not go on to the next one.
 NO = ta.LibraryError("no", library="blas", code="no")
+# All but the last are as large as one another: what is known of an array does not go on to the next one.
 SHAPES = [(4, 4), (4, 4), (2, 8), (16,), (2, 3)]
 
 

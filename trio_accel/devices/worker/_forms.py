@@ -230,11 +230,8 @@ class Form:
         return made
 
     def _make(self, blocks: tuple[int, ...]) -> Made:
-        fields = self._fields
-        for index, place, layout in self._arrays:
-            fields[index] = ArraySpec(blocks[place], *layout)
         return Made(
-            None if self._hosts else self._cls(*fields),
+            None if self._hosts else self._cls(*self._fields_on(blocks)),
             frozenset([blocks[place] for place in self._reads]),
             frozenset([blocks[place] for place in self._writes]),
             tuple([(blocks[place], nbytes) for place, nbytes in self._allocations]),
@@ -279,15 +276,20 @@ class Form:
             arrivals,
         )
 
-    def _with_hosts(
-        self, blocks: tuple[int, ...], arrivals: list[Arrival], shared: Callable[..., npt.NDArray[Any]]
-    ) -> OperationSpec:
+    def _fields_on(self, blocks: tuple[int, ...]) -> list[Any]:
+        """The fields of a specification, but for host arrays; the next call changes them."""
         fields: list[Any] = self._fields
         for index, place, layout in self._arrays:
             block = blocks[place]
             if fields[index].block != block:
                 # Most operands are those of the launch before.
                 fields[index] = ArraySpec(block, *layout)
+        return fields
+
+    def _with_hosts(
+        self, blocks: tuple[int, ...], arrivals: list[Arrival], shared: Callable[..., npt.NDArray[Any]]
+    ) -> OperationSpec:
+        fields = self._fields_on(blocks)
         for index, where in self._hosts:
             fields[index] = shared(arrivals, *where)
         spec = self._cls(*fields)
