@@ -77,6 +77,7 @@ async def test_a_poisoned_context_hangs_no_wait(
 
 async def test_the_next_launch_on_a_poisoned_context_is_refused_and_replaces_it(device: ta.Device) -> None:
     ref = await device.put(np.ones(3))
+    await ta.linalg.scal(1.0, ref)
     ta.testing.poison(device, "a stray write")
     with pytest.raises(ta.ContextPoisonedError) as caught:
         await for_ever(lambda: ta.linalg.scal(2.0, ref))

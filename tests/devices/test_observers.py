@@ -157,6 +157,7 @@ async def test_the_tree_shows_what_waits_and_what_is_in_flight(
 async def test_who_comes_late_hears_the_next_worker_too(system: ta.System, device: ta.Device) -> None:
     heard = Heard()
     x = await device.put(np.ones(4))
+    await ta.linalg.scal(1.0, x)
     with system.subscribe(heard):
         ta.testing.poison(device)
         with pytest.raises(ta.ContextPoisonedError):

@@ -366,6 +366,7 @@ async def _remove(fault: FaultInjection) -> None:
 
 async def test_poison_without_an_operation(device: ta.Device) -> None:
     x = await device.put(np.ones(3))
+    assert await norm(device) == 2.0
     ta.testing.poison(device, "for a reason")
     with pytest.raises(ta.ContextPoisonedError) as caught:
         await for_ever(lambda: norm(device))

@@ -167,7 +167,8 @@ class Device:
             NotSupportedError: The backend does not have the operation.
             LibraryError, OutOfMemoryError: The library refused it; the device stays usable.
             ActorFailedError: The library's actor crashed over it and was restarted.
-            ContextPoisonedError: The context was lost while it was in flight.
+            ContextPoisonedError: The context was lost while it was in flight, or while its library was
+                opened for it.
             DeviceLostError: The device is closed, or gave up.
             QueueFullError: Too many requests wait for the context.
         """

@@ -174,7 +174,7 @@ class InlineDispatch:
             path, engine = operation.library, session.engine
             library = session.libraries.get(path)
             if library is None:
-                library = await self._open_library(session, path)
+                library = await self._open_library(session, launch)
             if library is None or self.session is not session:
                 # Its blocks are those of a context that is gone: it is planned anew.
                 launch.forget()
@@ -325,22 +325,33 @@ class InlineDispatch:
             raise await self._device.lost()
         return self.session
 
-    async def _open_library(self, session: Session, path: str) -> Ref[LibraryActor] | None:
-        """Start the actor of a library on first use; None if the session ended meanwhile.
+    async def _open_library(self, session: Session, launch: Launch) -> Ref[LibraryActor] | None:
+        """Start the actor of an operation's library on first use; None if the session ended meanwhile.
 
-        A library that is started may belong to the next session already.
+        A library that is started may belong to the next session already. Without one the operation is over.
+
+        Raises:
+            ContextPoisonedError: The context was found to be lost over this.
         """
         assert self._context_ref is not None  # a session is a context's
+        library = None
         try:
-            return await self._context_ref.ask(OpenLibrary(path))
+            library = await self._context_ref.ask(OpenLibrary(launch.library))
         except ActorStoppedError:
             await self._end_of(session)
         except ActorFailedError as error:
-            if not isinstance(error.__cause__, ActorStoppedError):
+            cause = error.__cause__
+            if isinstance(cause, ContextPoisonedError):
+                # Not begun, but not to be tried again unasked: it may be the library that loses contexts.
+                raise session.engine.lost_to_library(launch, cause) from cause
+            if not isinstance(cause, (ActorStoppedError, DeviceLostError)):
                 raise
             # The context was ended while it served this, and not over it.
             await self._end_of(session)
-        return None
+        finally:
+            if library is None:
+                launch.forget()
+        return library
 
     async def _end_of(self, session: Session) -> None:
         while self.session is session:

@@ -10,7 +10,7 @@ import attrs
 import outcome
 
 from ..actors import ActorError, ActorFailedError, ActorStoppedError, Posted, Ref, Request
-from ..backends.base import ContextPoisonedError
+from ..backends.base import ContextPoisonedError, DeviceLostError
 from ._engine import Engine
 from ._library import LibraryActor
 from ._operation import Launch
@@ -113,6 +113,9 @@ class Submissions:
 
     def _opened(self, path: str, result: outcome.Outcome[Ref[LibraryActor]]) -> None:
         waiting = self._opening.pop(path)
+        if self._engine.is_lost and isinstance(result, outcome.Value):
+            # It was opened by the next context, which knows nothing of these.
+            result = outcome.Error(ActorStoppedError(f"{path} was not opened in time", path=path))
         if isinstance(result, outcome.Error):
             for submitted in waiting:
                 self._done(submitted, result.error)
@@ -151,8 +154,16 @@ class Submissions:
         self, library: Ref[LibraryActor] | None, launch: Launch, error: BaseException
     ) -> BaseException:
         """The error in a device's terms: an actor that ended did so with its context."""
-        if isinstance(error, ActorFailedError) and library is not None and library.is_terminated:
-            return self._engine.lost(launch, error) if launch.is_in_flight else error
+        if isinstance(error, ActorFailedError):
+            if library is None:
+                # The context's actor, which opens libraries.
+                cause = error.__cause__
+                if isinstance(cause, (ContextPoisonedError, DeviceLostError)):
+                    return self._engine.lost_to_library(launch, cause)
+                if isinstance(cause, ActorStoppedError):
+                    error = cause
+            elif library.is_terminated:
+                return self._engine.lost(launch, error) if launch.is_in_flight else error
         if not isinstance(error, ActorStoppedError):
             return error
         lost = ContextPoisonedError(

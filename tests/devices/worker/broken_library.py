@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import Any, ClassVar
 
-from trio_accel.devices import LibraryActor
+import attrs
+
+import trio_accel as ta
+from trio_accel.backends.base.ops import ScalSpec
+from trio_accel.devices import LibraryActor, Operation, Planned, Planner
 
 if "TRIO_ACCEL_TEST_BROKEN" in os.environ:
     raise ImportError("this module is broken on purpose")
@@ -21,3 +26,25 @@ class ExitingActor(LibraryActor):
 
     def __init__(self, engine: object) -> None:
         os._exit(3)
+
+
+class LosingActor(LibraryActor):
+    """Finds the first context lost when it is opened."""
+
+    library = "blas"
+
+    def __init__(self, engine: Any) -> None:
+        if engine.generation == 1:
+            raise ta.ContextPoisonedError("an illegal address")
+        super().__init__(engine)
+
+
+@attrs.frozen(eq=False)
+class Negate(Operation[LosingActor, ta.AccelRef]):
+    """``x = -x``."""
+
+    x: ta.AccelRef
+    library: ClassVar[str] = f"{__name__}:LosingActor"
+
+    def plan(self, planner: Planner) -> Planned[ta.AccelRef]:
+        return Planned(ScalSpec(-1.0, planner.update("x", self.x)), self.x)

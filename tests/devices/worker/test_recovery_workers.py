@@ -8,10 +8,11 @@ import sys
 from contextlib import aclosing
 from typing import Any
 
+import broken_library
 import numpy as np
 import pytest
 import trio
-from chosen import BACKEND
+from chosen import BACKEND, NAME
 from isolated import options, wait_in_flight
 from processes import descriptors, launcher, until, wait_dead, workers
 from recovery_load import AT_ONCE
@@ -285,6 +286,20 @@ async def test_a_library_that_ends_every_worker(system: ta.System) -> None:
     assert "exited with code 3" in f"{error} {error.__cause__}"
     assert workers(launcher()) == set()
     assert starts < 12
+
+
+async def test_a_library_that_finds_the_context_lost(system: ta.System) -> None:
+    """Its first asker hears of it; nothing was begun, so that nothing is spoiled."""
+    async with system.open_device(BACKEND, options=options()) as device:
+        x = await device.put(np.ones(3))
+        with pytest.raises(ta.ContextPoisonedError, match="waited for its library to be opened") as caught:
+            await device.ask(broken_library.Negate(x))
+        lost = caught.value
+        assert (lost.device, lost.operation, lost.generation) == (NAME, "broken_library.Negate", 1)
+        assert "an illegal address" in str(lost.__cause__)
+        assert await device.ask(broken_library.Negate(x)) is x
+        np.testing.assert_array_equal(await x.to_host(), -np.ones(3))
+        assert device.generation == 2
 
 
 async def test_an_interpreter_that_does_not_exist(system: ta.System, monkeypatch: pytest.MonkeyPatch) -> None:
