@@ -14,6 +14,7 @@ from ...base.checks import INEXACT
 from ...base.ops import AxpySpec, DotSpec, GemmSpec, MatmulSpec, Nrm2Spec, OperationSpec, ScalSpec
 from .._arrays import DeviceArray
 from .._graphs import Call, Key
+from .._known import Known
 from .._library import CudaLibrary
 from .._stream import CudaStream
 from ._checks import check_dtype, check_same_dtype, factor_of
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["BlasLibrary"]
 
 _MOST_PLANS = 1024
-# Products on certain blocks. A program that drops its results has the same again and again.
-_MOST_KNOWN = 256
 # Sums of products: those of float32 take an H200 some 14 us, where the loop takes 20 for each.
 _LIGHT = 1 << 27
 _INTEGERS = tuple(dtype for dtype in DType if dtype.kind in ("int", "uint"))
@@ -71,8 +70,8 @@ class BlasLibrary(CudaLibrary):
         # Of those that may become graphs, by the same keys: how they are called, whether they are light, and
         # how far their arrays reach.
         self._again: dict[object, tuple[Call, bool, _Span, _Span, _Span]] = {}
-        # By the identity of a specification, which is kept here, what it came to when so much had been freed.
-        self._known: dict[int, tuple[MatmulSpec, int, Key, bool]] = {}
+        # What graph they are, and whether they are light.
+        self._known: Known[tuple[Key, bool]] = Known(device.places)
         self._table = {
             MatmulSpec: self._matmul,
             GemmSpec: self._gemm,
@@ -116,23 +115,13 @@ class BlasLibrary(CudaLibrary):
         """Launch the graph of a product, if there is one: for that no context need be current."""
         if stream.is_closed or self._context.is_lost:
             return False
-        device = self._device
-        known = self._known.get(id(spec))
-        if (
-            known is not None
-            and known[0] is spec
-            and known[1] == device.places.freed
-            and known[2][1] is stream
-        ):
-            _, _, key, is_light = known
-        else:
-            found = self._find(spec, stream)
-            if found is None:
-                return False
-            key, is_light = found
+        known = self._known.find(spec, stream) or self._find(spec, stream)
+        if known is None:
+            return False
+        key, is_light = known
         if not is_light:
             stream.begin_heavy()
-        if not device.graphs.launch(key, stream):
+        if not self._device.graphs.launch(key, stream):
             return False
         stream.is_light = is_light
         return True
@@ -147,10 +136,9 @@ class BlasLibrary(CudaLibrary):
         call, is_light, of_a, of_b, of_out = again
         within = self._device.address_within
         key: Key = (call, stream, within(a, of_a), within(b, of_b), within(out, of_out))
-        if len(self._known) >= _MOST_KNOWN:
-            self._known.clear()
-        self._known[id(spec)] = spec, self._device.places.freed, key, is_light
-        return key, is_light
+        known = key, is_light
+        self._known.keep(spec, stream, known)
+        return known
 
     def _matmul(self, spec: MatmulSpec, stream: CudaStream) -> None:
         a, b, out = spec.a, spec.b, spec.out

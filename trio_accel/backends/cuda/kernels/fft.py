@@ -15,6 +15,7 @@ from nvmath.bindings import cufft
 from ...base import DType
 from ...base.checks import check_transform_axes
 from ...base.ops import FftSpec, OperationSpec
+from .._known import Known
 from .._library import CudaLibrary
 from .._stream import CudaStream
 from .._workspace import Workspace
@@ -52,7 +53,10 @@ class _Course:
     @property
     def is_planned(self) -> bool:
         """Whether all plans are made."""
-        return all(plan.handle is not None for plan in self.plans)
+        for plan in self.plans:  # noqa: SIM110  # before each transform: a generator takes three times as long
+            if plan.handle is None:
+                return False
+        return True
 
 
 class FftLibrary(CudaLibrary):
@@ -72,6 +76,8 @@ class FftLibrary(CudaLibrary):
         self._courses: OrderedDict[tuple[object, ...], _Course] = OrderedDict()
         # What was asked last: an operation is prepared, and then enqueued.
         self._last: tuple[OperationSpec | None, _Course | None] = (None, None)
+        # Where the source and the result lie.
+        self._known: Known[tuple[int, int]] = Known(device.places)
         self._area = Workspace(self._context)
         self._buffers = tuple(Workspace(self._context) for _ in TEMPORARIES)
         # Loads cuFFT, or says that it is missing.
@@ -79,9 +85,11 @@ class FftLibrary(CudaLibrary):
 
     def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
         """Name the plans that have to be made; see `KernelLibrary.prepare`."""
-        if not isinstance(spec, FftSpec):
+        if type(spec) is not FftSpec:
             return None
-        course = self._courses.get(_key(spec))
+        last, course = self._last
+        if last is not spec:
+            course = self._courses.get(_key(spec))
         if course is not None and course.is_planned:
             self._last = spec, course
             return None
@@ -91,12 +99,17 @@ class FftLibrary(CudaLibrary):
         last, course = self._last
         if last is not spec or course is None:
             course = self._plan(spec)
-        device, arrays = self._device, self._device.arrays
-        addresses = [device.at(spec.source).address, device.at(spec.out).address]
-        addresses += [
-            buffer.reserve(stream, size) if size else 0
-            for buffer, size in zip(self._buffers, course.sizes, strict=True)
-        ]
+        places = self._known.find(spec, stream)
+        if places is None:
+            places = self._device.address(spec.source), self._device.address(spec.out)
+            self._known.keep(spec, stream, places)
+        arrays = self._device.arrays
+        addresses = [*places]
+        if any(course.sizes):
+            addresses += [
+                buffer.reserve(stream, size) if size else 0
+                for buffer, size in zip(self._buffers, course.sizes, strict=True)
+            ]
         most = 0
         for plan in course.plans:
             most = max(most, plan.size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
@@ -16,6 +17,7 @@ from ...base import DType, LibraryError
 from ...base.checks import NATIVE
 from ...base.ops import ArraySpec, SpmvCsrSpec
 from .._arrays import DeviceArray
+from .._known import Known
 from .._library import CudaLibrary
 from .._stream import CudaStream
 from .._words import Word, Words
@@ -73,6 +75,14 @@ class _Matrix:
     size: int = 0
 
 
+@attrs.define(eq=False)
+class _Vector:
+    """cuSPARSE's descriptor of a vector, and where that lies."""
+
+    handle: int
+    address: int
+
+
 class SparseLibrary(CudaLibrary):
     """Products by cuSPARSE, which believes what a matrix says of itself, and reads wherever that leads.
 
@@ -96,7 +106,9 @@ class SparseLibrary(CudaLibrary):
         self._unchecked = device.kernels.function("sparse", "multiply_unchecked", _ARGUMENTS.size)
         self._matrices: OrderedDict[_Structure, _Matrix] = OrderedDict()
         # By length and type, for the argument and the result.
-        self._vectors: dict[tuple[str, int, int], int] = {}
+        self._vectors: dict[tuple[str, int, int], _Vector] = {}
+        # Products with matrices that are right, of arrays without gaps.
+        self._known: Known[Callable[[], None]] = Known(device.places)
         self._verdicts = Words(self._context)
         self._stream: CudaStream | None = None
         names = ("indptr", "indices", "data", "x", "out", "buffer")
@@ -104,6 +116,13 @@ class SparseLibrary(CudaLibrary):
         self._handle: int = cusparse.create()
 
     def _enqueue_product(self, spec: SpmvCsrSpec, stream: CudaStream) -> None:
+        multiply = self._known.find(spec, stream)
+        if multiply is None:
+            self._find_and_multiply(spec, stream)
+        else:
+            multiply()
+
+    def _find_and_multiply(self, spec: SpmvCsrSpec, stream: CudaStream) -> None:
         structure = _structure(spec)
         matrix = self._matrices.get(structure)
         if matrix is None:
@@ -130,8 +149,12 @@ class SparseLibrary(CudaLibrary):
         if matrix is None:
             self._multiply_unchecked(spec, structure, stream, (indptr, indices, data, x, result))
         else:
-            self._matrices.move_to_end(structure)
-            self._multiply(spec, matrix, stream, (indptr, indices, data), x, result)
+            multiply = partial(
+                self._multiply, spec, structure, matrix, stream, (indptr, indices, data), x, result
+            )
+            multiply()
+            if all(map(_has_no_gaps, (spec.indptr, spec.indices, spec.data, spec.x, spec.out))):
+                self._known.keep(spec, stream, multiply)
         if packed is not None:
             device.arrays.convert(stream, packed, device.at(spec.out))
 
@@ -147,12 +170,14 @@ class SparseLibrary(CudaLibrary):
     def _multiply(
         self,
         spec: SpmvCsrSpec,
+        structure: _Structure,
         matrix: _Matrix,
         stream: CudaStream,
         pointers: tuple[int, int, int],
         x: int,
         out: int,
     ) -> None:
+        self._matrices.move_to_end(structure)
         dtype = spec.data.dtype
         kind, one, zero = _TERMS[id(dtype)]
         vectors = self._vector("x", spec.columns, dtype, x), self._vector("out", spec.rows, dtype, out)
@@ -198,11 +223,13 @@ class SparseLibrary(CudaLibrary):
         if vector is None:
             if len(self._vectors) >= _MOST_MATRICES:
                 oldest = next(iter(self._vectors))
-                cusparse.destroy_dn_vec(self._vectors.pop(oldest))
-            self._vectors[key] = vector = cusparse.create_dn_vec(length, address, _VALUE_TYPES[dtype])
-        else:
-            cusparse.dn_vec_set_values(vector, address)
-        return vector
+                cusparse.destroy_dn_vec(self._vectors.pop(oldest).handle)
+            handle = cusparse.create_dn_vec(length, address, _VALUE_TYPES[dtype])
+            vector = self._vectors[key] = _Vector(handle, address)
+        elif vector.address != address:
+            cusparse.dn_vec_set_values(vector.handle, address)
+            vector.address = address
+        return vector.handle
 
     def _forget_some(self) -> None:
         """Keep no more descriptors than that: the rest is checked again."""
@@ -218,6 +245,7 @@ class SparseLibrary(CudaLibrary):
 
     def _forget(self, structure: _Structure) -> None:
         matrix = self._matrices.pop(structure)
+        self._known.clear()
         if matrix.handle is not None:
             # It lies in host memory, and what runs has no need of it.
             cusparse.destroy_sp_mat(matrix.handle)
@@ -264,7 +292,7 @@ class SparseLibrary(CudaLibrary):
         while self._matrices:
             self._forget(next(iter(self._matrices)))
         for vector in self._vectors.values():
-            cusparse.destroy_dn_vec(vector)
+            cusparse.destroy_dn_vec(vector.handle)
         cusparse.destroy(self._handle)
         self._verdicts.close()
         for area in self._areas.values():

@@ -1,0 +1,159 @@
+"""What is kept of an operation whose specification comes again holds no longer than it may."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import pytest
+import scipy.sparse
+
+from trio_accel.backends.base.ops import ArraySpec, CopyFromHostSpec, FftSpec, OperationSpec, SpmvCsrSpec
+
+Spec = FftSpec | SpmvCsrSpec
+
+
+@pytest.fixture(autouse=True)
+def _only_cuda(backend: Any) -> None:
+    if backend.name != "cuda":
+        pytest.skip("of a backend that keeps it")
+
+
+@attrs.frozen
+class Again:
+    """An operation that was done four times.
+
+    Attributes:
+        library: Whose it is.
+        spec: The same one each time.
+        expected: What it makes of its arrays, by the host.
+    """
+
+    library: str
+    spec: Spec
+    expected: Callable[[], npt.NDArray[Any]]
+
+
+def transform(rig: Any) -> Again:
+    source = rig.put(np.arange(12.0).reshape(3, 4).astype(np.complex64))
+    out = rig.empty((3, 4), "complex64")
+    spec = FftSpec("c2c", "forward", (4,), (1,), "backward", source, out)
+    return Again("fft", spec, lambda: np.fft.fft(rig.get(source).astype(np.complex128)))
+
+
+def product(rig: Any) -> Again:
+    matrix = scipy.sparse.csr_array(np.array([[1.0, 2, 0], [0, 0, 3]]))
+    parts = matrix.indptr.astype(np.int32), matrix.indices.astype(np.int32), matrix.data
+    indptr, indices, data = map(rig.put, parts)
+    x, out = rig.put(np.array([1.0, 10, 100])), rig.empty((2,), "float64")
+    spec = SpmvCsrSpec(2, 3, indptr, indices, data, x, out)
+
+    def expected() -> npt.NDArray[Any]:
+        values = scipy.sparse.csr_array((rig.get(data), parts[1], parts[0]), shape=(2, 3))
+        result: npt.NDArray[Any] = values @ rig.get(x)
+        return result
+
+    return Again("sparse", spec, expected)
+
+
+@pytest.fixture(params=[transform, product])
+def again(rig: Any, request: pytest.FixtureRequest) -> Again:
+    made: Again = request.param(rig)
+    for _ in range(4):
+        check(rig, made)
+    assert rig.library(made.library)._known.find(made.spec, rig.stream) is not None
+    return made
+
+
+def write(rig: Any, array: ArraySpec, values: npt.NDArray[Any]) -> None:
+    rig.apply("memory", CopyFromHostSpec(values.astype(array.dtype.dtype), array))
+
+
+def check(rig: Any, again: Again, stream: Any = None) -> None:
+    write(rig, again.spec.out, np.zeros(again.spec.out.shape))
+    rig.enqueue(again.library, again.spec, stream or rig.stream)
+    rig.finish(stream or rig.stream)
+    np.testing.assert_allclose(rig.get(again.spec.out), again.expected(), rtol=1e-6)
+
+
+def source_of(spec: OperationSpec) -> ArraySpec:
+    return spec.source if isinstance(spec, FftSpec) else spec.x  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.mark.parametrize("which", ["source", "out"])
+def test_when_a_block_is_elsewhere(rig: Any, again: Again, which: str) -> None:
+    """One that was given back is made again under its id, and another lies where it was."""
+    array = again.spec.out if which == "out" else source_of(again.spec)
+    rig.device.free(array.block)
+    other = rig.put(np.full(array.shape, 7, array.dtype.dtype))
+    rig.device.allocate(array.block, array.size * array.dtype.itemsize)
+    write(rig, array, np.arange(5.0, 5 + array.size).reshape(array.shape))
+    for _ in range(3):
+        check(rig, again)
+    np.testing.assert_array_equal(rig.get(other), np.full(array.shape, 7))
+
+
+def test_when_what_lies_there_has_changed(rig: Any, again: Again) -> None:
+    array = source_of(again.spec)
+    write(rig, array, np.arange(20.0, 20 + array.size).reshape(array.shape))
+    check(rig, again)
+
+
+def test_on_another_stream(rig: Any, again: Again) -> None:
+    other = rig.device.open_stream("other")
+    for _ in range(3):
+        write(rig, again.spec.out, np.zeros(again.spec.out.shape))
+        # There it waits, whatever the first stream does.
+        hold = other.hold()
+        rig.enqueue(again.library, again.spec, other)
+        event = other.record()
+        rig.finish(rig.stream)
+        assert not event.is_done
+        np.testing.assert_array_equal(rig.get(again.spec.out), np.zeros(again.spec.out.shape))
+        hold.release()
+        rig.finish(other)
+        np.testing.assert_allclose(rig.get(again.spec.out), again.expected(), rtol=1e-6)
+        check(rig, again)
+
+
+def test_with_so_many_others_that_all_are_found_anew(rig: Any, again: Again) -> None:
+    others = [attrs.evolve(again.spec, out=attrs.evolve(again.spec.out)) for _ in range(300)]
+    for other in others:
+        rig.enqueue(again.library, other)
+    rig.finish(rig.stream)
+    known = rig.library(again.library)._known
+    assert known.find(others[-1], rig.stream) is not None
+    assert sum(known.find(other, rig.stream) is not None for other in others) <= 256
+    check(rig, again)
+
+
+@pytest.mark.parametrize("name", ["data", "x", "out"])
+def test_what_has_to_be_packed_is_packed_each_time(rig: Any, name: str) -> None:
+    again = product(rig)
+    array = getattr(again.spec, name)
+    whole = rig.put(np.zeros(2 * array.size))
+    spec = attrs.evolve(again.spec, **{name: attrs.evolve(whole, shape=array.shape, strides=(16,))})
+    x, data, structure = np.zeros(3), np.zeros(3), ([0, 1, 2], [0, 2, 3])
+    for step in range(1, 5):
+        for changed, values in ((spec.x, x), (spec.data, data)):
+            values[:] = np.arange(step, step + 3)
+            write(rig, changed, values)
+        write(rig, spec.out, np.zeros(2))
+        rig.apply("sparse", spec)
+        expected = scipy.sparse.csr_array((data, *structure), shape=(2, 3)) @ x
+        np.testing.assert_array_equal(rig.get(spec.out), expected)
+
+
+def test_a_matrix_that_is_used_stays_before_others(rig: Any) -> None:
+    """Also where nobody looks it up: there are more than are kept."""
+    hot = product(rig)
+    check(rig, hot)
+    (matrix,) = rig.library("sparse")._matrices.values()
+    for other in [product(rig) for _ in range(300)]:
+        rig.apply("sparse", other.spec)
+        rig.apply("sparse", hot.spec)
+    assert matrix in rig.library("sparse")._matrices.values()
+    check(rig, hot)

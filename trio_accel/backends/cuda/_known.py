@@ -1,0 +1,50 @@
+"""What operations that come again came to."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from ..base.ops import OperationSpec
+from ._memory import CudaMemory
+from ._stream import CudaStream
+
+__all__ = ["Known"]
+
+_THING = TypeVar("_THING")
+_MOST = 256
+
+
+class Known(Generic[_THING]):
+    """By specification and stream, what was found out of an operation that depends on nothing else.
+
+    A program that drops its results asks for the same again and again, on the same blocks: then the
+    specification is the same one, too. All is found out anew when memory was freed, as blocks may lie
+    elsewhere then.
+
+    Args:
+        places: Where blocks lie.
+    """
+
+    __slots__ = ("_found", "_places")
+
+    def __init__(self, places: CudaMemory) -> None:
+        self._places = places
+        # The specification is kept, so that there is no other with its identity.
+        self._found: dict[int, tuple[OperationSpec, CudaStream, int, _THING]] = {}
+
+    def find(self, spec: OperationSpec, stream: CudaStream) -> _THING | None:
+        """What is kept of an operation; None if that is nothing, or may not hold any more."""
+        found = self._found.get(id(spec))
+        if found is None or found[1] is not stream or found[2] != self._places.freed:
+            return None
+        return found[3]
+
+    def keep(self, spec: OperationSpec, stream: CudaStream, thing: _THING) -> None:
+        """Keep what was found out of an operation just now."""
+        if len(self._found) >= _MOST:
+            self._found.clear()
+        self._found[id(spec)] = spec, stream, self._places.freed, thing
+
+    def clear(self) -> None:
+        """Something else has changed: keep nothing."""
+        self._found.clear()
