@@ -476,6 +476,8 @@ def repeatable() -> Iterator[None]:
 hypothesis.register_random(trio._core._run._r)
 
 
+# It computes for 12 s where nobody else does.
+@pytest.mark.timeout(60)
 @hypothesis.settings(
     max_examples=1000, derandomize=True, deadline=None, database=None, report_multiple_bugs=False
 )
