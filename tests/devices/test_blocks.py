@@ -22,20 +22,37 @@ LARGE = 8 << 20
 
 
 @inline
-async def test_small_blocks_wait_for_the_next_operation_unless_there_are_many(device: ta.Device) -> None:
-    kept = [await device.zeros(8) for _ in range(3)]
+async def test_what_was_dropped_waits_for_the_next_operation_unless_it_is_much(device: ta.Device) -> None:
+    size = 1 << 15
+    kept = [await device.zeros(size) for _ in range(3)]
     del kept
     await wait_all_tasks_blocked()
     assert device.dispatch.session is not None
     memory = device.dispatch.session.engine.device.memory
     assert memory().blocks == 3
-    result = await device.zeros(8)
+    result = await device.zeros(size)
     assert memory().blocks == 1
     many = [await device.zeros(8) for _ in range(100)]
     del many, result
     await wait_all_tasks_blocked()
     assert memory().blocks < 64
     assert (await device.statistics()).memory.blocks == 0
+
+
+@inline
+async def test_what_is_small_waits_longer_and_is_freed_when_the_engine_comes_to_rest(
+    device: ta.Device,
+) -> None:
+    kept = [await device.zeros(length) for length in range(1, 5)]
+    del kept
+    result = await device.zeros(8)
+    assert device.dispatch.session is not None
+    memory = device.dispatch.session.engine.device.memory
+    assert memory().blocks == 5
+    with trio.fail_after(5):
+        while memory().blocks > 1:  # noqa: ASYNC110  # nobody is told
+            await trio.sleep(0.005)
+    assert (await result.to_host()).shape == (8,)
 
 
 async def test_the_bell_is_rung_again_after_a_drain_by_hand() -> None:
@@ -122,14 +139,61 @@ async def test_what_an_operation_may_still_use_becomes_no_other_block() -> None:
     assert ids <= set(table.take())
 
 
-@given(st.lists(st.tuples(st.sampled_from([8, 16, 24]), st.booleans(), st.booleans()), max_size=40))
-async def test_no_two_blocks_that_are_alive_have_one_id(steps: list[tuple[int, bool, bool]]) -> None:
+async def test_one_of_each_size_is_kept_for_the_next_round() -> None:
+    """A program with several arrays in each round drops one and makes another of another size."""
+    table = BlockTable("cpu:0", Availability())
+    table.is_watched = True
+    rounds: list[list[int]] = []
+    for _ in range(4):
+        ids: list[int] = []
+        for size in (8, 16, 24):
+            block = table.new(size)
+            ids.append(block.id)
+            # As the operation that makes it does.
+            assert table.take_some() == []
+            del block
+        rounds.append(ids)
+    assert rounds == [rounds[0]] * 4
+    assert sorted(table.take()) == sorted(rounds[0])
+
+
+async def test_no_more_are_kept_than_are_of_no_account() -> None:
+    table = BlockTable("cpu:0", Availability(), limit=64 << 10)
+    table.is_watched = True
+    blocks = [table.new(size) for size in (64, 65, *range(1, 20))]
+    ids = [block.id for block in blocks]
+    while blocks:
+        del blocks[0]
+    taken = table.take_some()
+    # One is too large for what there is, and of the others only the last are kept.
+    assert set(taken) == set(ids[:-8])
+    large, again = table.new(65), table.new(19)
+    assert large.id not in ids
+    assert again.id == ids[-1]
+    # With nobody who gives them back soon, the next operation does.
+    table.is_watched = False
+    assert sorted(table.take_some()) == sorted(ids[-8:-1])
+
+
+async def test_what_was_released_by_name_is_not_kept() -> None:
+    table = BlockTable("cpu:0", Availability())
+    table.is_watched = True
+    block = table.new(8)
+    block.release()
+    assert table.take_some() == [block.id]
+
+
+@given(st.lists(st.tuples(st.sampled_from([8, 16, 24]), *[st.booleans()] * 4), max_size=40))
+async def test_no_two_blocks_that_are_alive_have_one_id(
+    steps: list[tuple[int, bool, bool, bool, bool]],
+) -> None:
     table = BlockTable("cpu:0", Availability())
     freed: list[int] = []
     table.release = freed.extend
     alive: list[Block] = []
     sizes: dict[int, int] = {}
-    for size, drops, drains in steps:
+    for size, drops, drains, launches, is_watched in steps:
+        table.is_watched = is_watched
         block = table.new(size)
         # One that was given back never comes again, and one that comes again is as large as it was.
         assert block.id not in freed
@@ -138,10 +202,12 @@ async def test_no_two_blocks_that_are_alive_have_one_id(steps: list[tuple[int, b
         if drops:
             alive.pop(0)
         del block
+        if launches:
+            freed += table.take_some()
         if drains:
             table.drain()
         assert len({block.id for block in alive}) == len(alive)
-        assert not {block.id for block in alive} & {number for number, *_ in table.dropped}
+        assert not {block.id for block in alive} & {number for number, *_ in (*table.dropped, *table.kept)}
     alive.clear()
     table.drain()
     assert sorted(freed) == sorted(sizes)

@@ -52,7 +52,7 @@ class Table:
     def __init__(self, blocks: Iterable[int] = ()) -> None:
         self.dropped: list[int] = [*blocks]
 
-    def take(self) -> list[int]:
+    def take_some(self) -> list[int]:
         dropped, self.dropped = self.dropped, []
         return dropped
 

@@ -24,6 +24,11 @@ _LARGE = 8 << 20
 _MANY = 64
 # So many dropped blocks are looked at for one of the size that is wanted.
 _LOOKS = 4
+# So many are kept for a while, each of so many bytes at most, and so small a part of what there may be:
+# together they are of no account.
+_KEPT = 8
+_SMALL = 128 << 10
+_PART = 1024
 # The size of what is no place for another.
 _NONE = -1
 
@@ -134,11 +139,18 @@ def bare(error: BaseException) -> BaseException:
 class BlockTable:
     """Where dropped blocks of one device go.
 
+    Args:
+        device_name: Name of the device.
+        availability: Which generation there is.
+        limit: Bytes that all blocks may take; None if nobody has said so.
+
     Attributes:
         device_name: Name of the device.
         availability: Which generation there is.
         dropped: Blocks that were let go, and are not given back yet: ids, sizes of those that nothing uses,
             and the arrays that they were made for.
+        kept: Those of them that were there at the last operation: a program with several arrays in each round
+            wants one of each size again.
         lowered: Specifications of arrays alone by their identities, with the blocks that they read and write.
         is_watched: Whether somebody gives them back soon in any case.
         valid_since: First generation whose memory is still there.
@@ -147,23 +159,27 @@ class BlockTable:
 
     __slots__ = (
         "_is_rung",
+        "_small",
         "_waker",
         "availability",
         "device_name",
         "dropped",
         "is_watched",
+        "kept",
         "lowered",
         "release",
         "valid_since",
     )
 
-    def __init__(self, device_name: str, availability: Availability) -> None:
+    def __init__(self, device_name: str, availability: Availability, limit: int | None = None) -> None:
         self.device_name: str = device_name
         self.valid_since: int = 0
         self.availability: Availability = availability
         self.dropped: deque[tuple[int, int, ArraySpec | None]] = deque()
+        self.kept: deque[tuple[int, int, ArraySpec | None]] = deque()
         self.lowered: dict[tuple[object, ...], Lowered] = {}
         self.is_watched: bool = False
+        self._small = _SMALL if limit is None else min(_SMALL, limit // _PART)
         self._is_rung = False
         self._waker = LoopWaker(self.drain)
         self.release: Callable[[Iterable[int]], None] = _nowhere
@@ -200,6 +216,10 @@ class BlockTable:
             if last[1] == nbytes:
                 return last[0], last[2]
             dropped.appendleft(last)
+        for place, entry in enumerate(self.kept):
+            if entry[1] == nbytes:
+                del self.kept[place]
+                return entry[0], entry[2]
         return next(_ids), None
 
     def drop(self, block: Block, *, is_free: bool) -> None:
@@ -231,11 +251,33 @@ class BlockTable:
     def take(self) -> list[int]:
         """Ids of all dropped blocks, for whoever gives them back. Trio thread only."""
         self._is_rung = False
-        dropped = self.dropped
+        dropped, kept = self.dropped, self.kept
         taken: list[int] = []
         # Others may be appended meanwhile.
         while dropped:
             taken.append(dropped.popleft()[0])
+        while kept:
+            taken.append(kept.popleft()[0])
+        return taken
+
+    def take_some(self) -> list[int]:
+        """Ids of dropped blocks, but for a few small ones that are given back soon in any case.
+
+        For whoever launches an operation: what that does not want, the next may. Trio thread only.
+        """
+        if not self.is_watched:
+            return self.take()
+        self._is_rung = False
+        dropped, kept = self.dropped, self.kept
+        taken: list[int] = []
+        while dropped:
+            entry = dropped.popleft()
+            if _NONE < entry[1] <= self._small:
+                kept.append(entry)
+                if len(kept) > _KEPT:
+                    taken.append(kept.popleft()[0])
+            else:
+                taken.append(entry[0])
         return taken
 
     def lose(self) -> None:

@@ -113,7 +113,7 @@ class MemoryInUse:
             OutOfMemoryError: As for `allocate`.
         """
         if table.dropped:
-            self.release_all(table.take())
+            self.release_all(table.take_some())
         if wanted:
             self.allocate(wanted, table.drain)
 

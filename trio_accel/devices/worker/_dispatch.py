@@ -388,7 +388,7 @@ class WorkerDispatch:
         blocks = self._device.blocks
         if blocks.dropped:
             # It goes along.
-            self._note_released(blocks.take())
+            self._note_released(blocks.take_some())
         if self._first_sent.task is not None:
             self._first_sent.wake()
         word = link.words.get(library)
