@@ -33,8 +33,8 @@ from trio_accel.backends.cpu._stream import CpuStream
 pytestmark = pytest.mark.alone
 
 LONGEST_STALL = 0.010
-# On a busy machine the thread that has the lock waits for a core, too, which no clock of the other one shows:
-# half of the tries fail then. An operation that holds the lock fails all of them.
+# On a busy machine the thread that has the lock waits for a core, too, which no clock of the other one shows,
+# and a try fails. An operation that holds the lock fails all of them.
 TRIES = 12
 # So long the main thread watches. An operation that holds the lock is seen if it takes over 10 ms itself.
 WATCH = 0.12
