@@ -329,6 +329,22 @@ async def test_work_in_flight_at_the_loss_is_said_to_be_lost(
     assert fates.count() == {"ContextPoisonedError": 1, "ActorFailedError": 4}
 
 
+async def test_who_closes_a_device_is_not_told_to_go_on(
+    system: ta.System, backend: ManualBackend, nursery: trio.Nursery
+) -> None:
+    async with system.open_device(options=ta.DeviceOptions(cancel_grace=0.01)) as device:
+        fates = Fates(device, nursery)
+        await device.ask(product())
+        backend.device.is_held = True
+        fates.ask(product())
+        await wait_all_tasks_blocked()
+    await wait_all_tasks_blocked()
+    (lost,) = fates.outcomes
+    assert isinstance(lost, ta.DeviceLostError)
+    assert lost.args[0] == "the device was closed while this operation was in flight"
+    backend.device.release()
+
+
 async def test_a_context_that_is_reported_lost_is_replaced(
     system: ta.System, manual: ta.Device, backend: ManualBackend, fates: Fates
 ) -> None:

@@ -625,7 +625,7 @@ class Engine:
             lane.notify()
         # Whoever waits to launch hears that it is too late.
         self.order.release_all()
-        self.leases.lose(lambda: self._lost("lease", "was waited for; make its outputs again", cause))
+        self.leases.lose(lambda: self._lost("lease", "was waited for", "make its outputs again", cause))
 
     def _fail_lost(self, operation: InFlight, cause: BaseException | None) -> None:
         launch, reply = operation.launch, operation.reply
@@ -639,16 +639,16 @@ class Engine:
 
     def lost(self, launch: Launch, cause: BaseException | None) -> ContextPoisonedError | DeviceLostError:
         """Make the error of an operation that was in flight when the context ended."""
-        return self._lost(launch.name, "was in flight; make its outputs again", cause)
+        return self._lost(launch.name, "was in flight", "make its outputs again", cause)
 
     def lost_to_library(
         self, launch: Launch, cause: BaseException | None
     ) -> ContextPoisonedError | DeviceLostError:
         """Make the error of an operation whose library was being opened when the context turned out lost."""
-        return self._lost(launch.name, "waited for its library to be opened; ask again", cause)
+        return self._lost(launch.name, "waited for its library to be opened", "ask again", cause)
 
     def _lost(
-        self, name: str, state: str, cause: BaseException | None
+        self, name: str, state: str, advice: str, cause: BaseException | None
     ) -> ContextPoisonedError | DeviceLostError:
         where: dict[str, Any] = {
             "device": self.device.info.name,
@@ -657,7 +657,9 @@ class Engine:
         }
         if self.is_closing:
             return DeviceLostError(f"the device was closed while this operation {state}", **where)
-        error = ContextPoisonedError(f"the device's context was lost while this operation {state}", **where)
+        error = ContextPoisonedError(
+            f"the device's context was lost while this operation {state}; {advice}", **where
+        )
         error.__cause__ = cause
         return error
 

@@ -332,6 +332,7 @@ class InlineDispatch:
 
         Raises:
             ContextPoisonedError: The context was found to be lost over this.
+            DeviceLostError: The same, while the device closes.
         """
         assert self._context_ref is not None  # a session is a context's
         library = None
