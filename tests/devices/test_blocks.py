@@ -8,12 +8,14 @@ from collections.abc import Sequence
 
 import pytest
 import trio
+from chosen import BACKEND
 from hypothesis import given
 from hypothesis import strategies as st
 from isolations import inline
 from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
+from trio_accel.backends.base import Isolation
 from trio_accel.devices._availability import Availability
 from trio_accel.devices._blocks import Block, BlockTable
 from trio_accel.devices._bridge import LoopWaker
@@ -158,21 +160,45 @@ async def test_one_of_each_size_is_kept_for_the_next_round() -> None:
 
 
 async def test_no_more_are_kept_than_are_of_no_account() -> None:
-    table = BlockTable("cpu:0", Availability(), limit=64 << 10)
+    table = BlockTable("cpu:0", Availability())
     table.is_watched = True
-    blocks = [table.new(size) for size in (64, 65, *range(1, 20))]
+    small = 128 << 10
+    blocks = [table.new(size) for size in (small, small + 1, *range(1, 20))]
     ids = [block.id for block in blocks]
     while blocks:
         del blocks[0]
     taken = table.take_some()
-    # One is too large for what there is, and of the others only the last are kept.
+    # One is too large, and of the others only the last are kept.
     assert set(taken) == set(ids[:-8])
-    large, again = table.new(65), table.new(19)
+    large, again = table.new(small + 1), table.new(19)
     assert large.id not in ids
     assert again.id == ids[-1]
     # With nobody who gives them back soon, the next operation does.
     table.is_watched = False
     assert sorted(table.take_some()) == sorted(ids[-8:-1])
+
+
+@pytest.mark.parametrize("size", [8, 128 << 10])
+async def test_nothing_is_kept_where_bytes_are_limited(size: int) -> None:
+    table = BlockTable("cpu:0", Availability(), keeps=False)
+    table.is_watched = True
+    block = table.new(size)
+    number = block.id
+    del block
+    assert table.take_some() == [number]
+
+
+async def test_all_that_was_dropped_is_there_where_bytes_are_limited(
+    system: ta.System, isolation: Isolation
+) -> None:
+    """Also in a worker, while its application looks after what was dropped only now and then."""
+    options = ta.DeviceOptions(isolation=isolation, memory_limit=1000)
+    async with system.open_device(BACKEND, options=options) as device:
+        for length in (100, 120, 124, 90, 125):
+            # One that is there already, so that somebody looks.
+            small, large = await device.zeros(1, "uint8"), await device.zeros(length - 1)
+            await large.fill(1.0)
+            del small, large
 
 
 async def test_what_was_released_by_name_is_not_kept() -> None:

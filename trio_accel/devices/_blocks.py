@@ -24,11 +24,9 @@ _LARGE = 8 << 20
 _MANY = 64
 # So many dropped blocks are looked at for one of the size that is wanted.
 _LOOKS = 4
-# So many are kept for a while, each of so many bytes at most, and so small a part of what there may be:
-# together they are of no account.
+# So many are kept for a while, each of so many bytes at most: together they are of no account.
 _KEPT = 8
 _SMALL = 128 << 10
-_PART = 1024
 # The size of what is no place for another.
 _NONE = -1
 
@@ -142,7 +140,8 @@ class BlockTable:
     Args:
         device_name: Name of the device.
         availability: Which generation there is.
-        limit: Bytes that all blocks may take; None if nobody has said so.
+        keeps: Whether a few small ones may wait for more than the next operation. Not where bytes are
+            limited: a worker that finds no memory cannot have them given back.
 
     Attributes:
         device_name: Name of the device.
@@ -159,7 +158,7 @@ class BlockTable:
 
     __slots__ = (
         "_is_rung",
-        "_small",
+        "_keeps",
         "_waker",
         "availability",
         "device_name",
@@ -171,7 +170,7 @@ class BlockTable:
         "valid_since",
     )
 
-    def __init__(self, device_name: str, availability: Availability, limit: int | None = None) -> None:
+    def __init__(self, device_name: str, availability: Availability, *, keeps: bool = True) -> None:
         self.device_name: str = device_name
         self.valid_since: int = 0
         self.availability: Availability = availability
@@ -179,7 +178,7 @@ class BlockTable:
         self.kept: deque[tuple[int, int, ArraySpec | None]] = deque()
         self.lowered: dict[tuple[object, ...], Lowered] = {}
         self.is_watched: bool = False
-        self._small = _SMALL if limit is None else min(_SMALL, limit // _PART)
+        self._keeps = keeps
         self._is_rung = False
         self._waker = LoopWaker(self.drain)
         self.release: Callable[[Iterable[int]], None] = _nowhere
@@ -265,14 +264,14 @@ class BlockTable:
 
         For whoever launches an operation: what that does not want, the next may. Trio thread only.
         """
-        if not self.is_watched:
+        if not (self._keeps and self.is_watched):
             return self.take()
         self._is_rung = False
         dropped, kept = self.dropped, self.kept
         taken: list[int] = []
         while dropped:
             entry = dropped.popleft()
-            if _NONE < entry[1] <= self._small:
+            if _NONE < entry[1] <= _SMALL:
                 kept.append(entry)
                 if len(kept) > _KEPT:
                     taken.append(kept.popleft()[0])

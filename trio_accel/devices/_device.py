@@ -70,7 +70,7 @@ class Device:
         self.options = options
         self.system = system
         self.availability: Availability = Availability()
-        self.blocks: BlockTable = BlockTable(info.name, self.availability, options.memory_limit)
+        self.blocks: BlockTable = BlockTable(info.name, self.availability, keeps=options.memory_limit is None)
         self.faults: Faults = Faults()
         self.hooks: list[EngineHook] = []
         self.window: SubmitWindow = SubmitWindow(info.name, options.in_flight)
