@@ -18,9 +18,9 @@ from sample_actors import Events, Puppet  # noqa: E402
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A hang is a failure of these tests, and hardly one of them needs long."""
+    """A hang is a failure of these tests, and none of them needs long."""
     for item in items:
-        if _FOLDER in item.path.parents and item.get_closest_marker("timeout") is None:
+        if _FOLDER in item.path.parents:
             item.add_marker(pytest.mark.timeout(20))
 
 
