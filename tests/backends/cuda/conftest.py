@@ -17,6 +17,13 @@ from chosen import SEARCHED
 from surroundings import LIBRARIES, Machine, load_builder, make_library
 
 
+@pytest.fixture
+def only_cuda(backend: Any) -> None:
+    """For tests that are given every backend, and look into this one."""
+    if backend.name != "cuda":
+        pytest.skip("of what only the CUDA backend has")
+
+
 @pytest.fixture(scope="session")
 def builder() -> ModuleType:
     return load_builder()

@@ -12,11 +12,7 @@ import pytest
 from trio_accel.backends.base import LibraryError, NotSupportedError, OutOfMemoryError
 from trio_accel.backends.base.ops import MatmulSpec, ScalSpec
 
-
-@pytest.fixture(autouse=True)
-def _only_cuda(backend: Any) -> None:
-    if backend.name != "cuda":
-        pytest.skip("of a library that only the CUDA backend has")
+pytestmark = pytest.mark.usefixtures("only_cuda")
 
 
 def product(rig: Any, n: int = 4, dtype: str = "float64") -> MatmulSpec:

@@ -11,15 +11,11 @@ import pytest
 from trio_accel.backends.base import LibraryError, NotSupportedError, OutOfMemoryError
 from trio_accel.backends.base.ops import FftSpec
 
+pytestmark = pytest.mark.usefixtures("only_cuda")
+
 cufft = pytest.importorskip("nvmath.bindings.cufft")
 
 _MOST = 64
-
-
-@pytest.fixture(autouse=True)
-def _only_cuda(backend: Any) -> None:
-    if backend.name != "cuda":
-        pytest.skip("of plans that only the CUDA backend makes")
 
 
 def transform(rig: Any, n: int, dtype: str = "complex64", axes: tuple[int, ...] = (0,)) -> FftSpec:

@@ -14,13 +14,9 @@ from chosen import IS_STAND_IN
 from trio_accel.backends.base import DType
 from trio_accel.backends.base.ops import CopyFromHostSpec, GemmSpec, MatmulSpec, Nrm2Spec, ScalSpec
 
+pytestmark = pytest.mark.usefixtures("only_cuda")
+
 Spy = Callable[[str], "Calls"]
-
-
-@pytest.fixture(autouse=True)
-def _only_cuda(backend: Any) -> None:
-    if backend.name != "cuda":
-        pytest.skip("of a backend that has graphs")
 
 
 @attrs.define(eq=False)

@@ -13,13 +13,9 @@ import scipy.sparse
 
 from trio_accel.backends.base.ops import ArraySpec, CopyFromHostSpec, FftSpec, OperationSpec, SpmvCsrSpec
 
+pytestmark = pytest.mark.usefixtures("only_cuda")
+
 Spec = FftSpec | SpmvCsrSpec
-
-
-@pytest.fixture(autouse=True)
-def _only_cuda(backend: Any) -> None:
-    if backend.name != "cuda":
-        pytest.skip("of a backend that keeps it")
 
 
 @attrs.frozen

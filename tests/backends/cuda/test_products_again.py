@@ -9,11 +9,7 @@ import pytest
 
 from trio_accel.backends.base.ops import CopyFromHostSpec, MatmulSpec
 
-
-@pytest.fixture(autouse=True)
-def _only_cuda(backend: Any) -> None:
-    if backend.name != "cuda":
-        pytest.skip("of a backend that has graphs")
+pytestmark = pytest.mark.usefixtures("only_cuda")
 
 
 @pytest.fixture

@@ -10,13 +10,9 @@ import pytest
 import trio_accel as ta
 from trio_accel.backends.base.ops import CopySpec, MatmulSpec
 
+pytestmark = pytest.mark.usefixtures("only_cuda")
+
 _SHARING = 8
-
-
-@pytest.fixture(autouse=True)
-def _only_cuda(backend: Any) -> None:
-    if backend.name != "cuda":
-        pytest.skip("of a backend whose events cost something")
 
 
 @pytest.fixture

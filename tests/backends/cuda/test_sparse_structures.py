@@ -12,13 +12,9 @@ import scipy.sparse
 from trio_accel.backends.base import LibraryError, NotSupportedError
 from trio_accel.backends.base.ops import ArraySpec, CopyFromHostSpec, SpmvCsrSpec
 
+pytestmark = pytest.mark.usefixtures("only_cuda")
+
 cusparse = pytest.importorskip("nvmath.bindings.cusparse")
-
-
-@pytest.fixture(autouse=True)
-def _only_cuda(backend: Any) -> None:
-    if backend.name != "cuda":
-        pytest.skip("of what only the CUDA backend checks")
 
 
 def product(

@@ -1,4 +1,4 @@
-"""A module that only the program can import: a worker fails over it."""
+"""Libraries that fail in a worker: when they are imported, where the program says so, or opened."""
 
 from __future__ import annotations
 
