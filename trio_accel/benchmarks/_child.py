@@ -23,6 +23,7 @@ import trio.testing
 import trio_accel as ta
 
 from ._peers import Channel
+from ._processors import process_tree
 from .actors import Add, Counter
 
 __all__ = ["MEASUREMENTS", "resident"]
@@ -105,14 +106,12 @@ async def operations(first: int, last: int, isolation: str) -> None:
 def _resident_of_all() -> int:
     """Bytes of this process, and of those that it has started, in physical memory."""
     gc.collect()
-    pids, total = [os.getpid()], 0
-    while pids:
-        folder = Path("/proc") / str(pids.pop())
-        total += int((folder / "statm").read_text(encoding="ascii").split()[1]) * _PAGE
-        for task in (folder / "task").iterdir():
-            # A thread may have ended since it was listed.
-            with suppress(FileNotFoundError, ProcessLookupError):
-                pids += map(int, (task / "children").read_text(encoding="ascii").split())
+    total = 0
+    for process in process_tree():
+        # One may have ended since it was listed.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            statm = Path(f"/proc/{process}/statm").read_text(encoding="ascii")
+            total += int(statm.split()[1]) * _PAGE
     return total
 
 

@@ -6,12 +6,13 @@ import enum
 import gc
 import time
 from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Literal, TypeAlias
 
 import attrs
 import trio
 
+from ._processors import Processors
 from ._statistics import Pairs, Summary
 
 __all__ = [
@@ -44,6 +45,8 @@ class Plan:
         warmups: Measurements of each before them, not counted.
         scale: Share of the full work per measurement.
         backend: The device to measure; None for the best one.
+        patience: Seconds at most that a comparison takes longer because pairs are taken once more, as a
+            processor was slow meanwhile (Linux); with 0 nobody looks whether one was.
         watch: Told how many of how many measurements are done; called between two of them only.
     """
 
@@ -51,6 +54,7 @@ class Plan:
     warmups: int = 2
     scale: float = 1.0
     backend: str | None = None
+    patience: float = 0.0
     watch: Callable[[int, int], None] = attrs.field(default=_say_nothing, eq=False, repr=False)
 
     @property
@@ -110,6 +114,7 @@ class Result:
         ratio: Ours over the peer, pair by pair.
         difference: Ours less the peer, pair by pair.
         goal: The bound, if there is one.
+        retaken: Pairs that do not count, because a processor was slow meanwhile.
         reason: Why it was not run.
     """
 
@@ -120,6 +125,7 @@ class Result:
     ratio: Summary | None = None
     difference: Summary | None = None
     goal: Goal | None = None
+    retaken: int = 0
     reason: str = ""
 
     @classmethod
@@ -133,6 +139,7 @@ class Result:
             ratio=pairs.ratio(),
             difference=pairs.difference(),
             goal=goal,
+            retaken=pairs.retaken,
         )
 
     @property
@@ -195,6 +202,9 @@ async def alternate(
 
     The garbage collector runs before each measurement and never during one, for both alike.
 
+    With `Plan.patience`, both compute on processors that nothing else slows down, as far as that can be seen,
+    and a pair is taken once more where one was slow by the end of it.
+
     Args:
         ours: Takes one measurement of this library.
         peer: Takes one of what it is compared with.
@@ -206,14 +216,32 @@ async def alternate(
         await peer()
     mine: list[float] = []
     theirs: list[float] = []
-    with _collector_off():
-        for number in range(plan.pairs):
-            plan.watch(number, plan.pairs)
-            gc.collect()
-            mine.append(await ours())
-            gc.collect()
-            theirs.append(await peer())
-    return Pairs(ours=tuple(mine), peer=tuple(theirs))
+    retaken, patience = 0, plan.patience
+    processors = Processors() if patience and Processors.are_told() else None
+    with _collector_off(), processors.chosen() if processors else nullcontext():
+        while len(mine) < plan.pairs:
+            plan.watch(len(mine), plan.pairs)
+            start = time.perf_counter()
+            of_ours, was_good = await _take(ours, "ours", processors)
+            of_peer, is_good = await _take(peer, "peer", processors)
+            if patience <= 0 or (was_good and is_good):
+                mine.append(of_ours)
+                theirs.append(of_peer)
+            else:
+                retaken += 1
+                patience -= time.perf_counter() - start
+    return Pairs(ours=tuple(mine), peer=tuple(theirs), retaken=retaken)
+
+
+async def _take(
+    measure: Callable[[], Awaitable[float]], name: str, processors: Processors | None
+) -> tuple[float, bool]:
+    """Take a measurement, and say whether the processors that it ran on had their full speed."""
+    gc.collect()
+    if processors is None:
+        return await measure(), True
+    processors.begin(name)
+    return await measure(), processors.were_good(name)
 
 
 async def per_call(function: Callable[[], Awaitable[object]], calls: int) -> float:

@@ -49,10 +49,12 @@ class Pairs:
     Attributes:
         ours: Of this library.
         peer: Of what it is compared with; each was taken right after the one of ours.
+        retaken: Pairs that do not count: a processor was slow meanwhile.
     """
 
     ours: tuple[float, ...]
     peer: tuple[float, ...]
+    retaken: int = 0
 
     def ratio(self) -> Summary:
         """Ours over the peer, pair by pair: what slows the machine for a while slows both of a pair."""

@@ -12,6 +12,11 @@ __all__ = ["HEADER", "cells", "describe_plan", "goal_text", "number", "table"]
 
 HEADER = ("name", "ours", "peer", "ratio", "goal", "verdict")
 
+_RETAKEN = (
+    "\nA pair during which something else slowed a processor down does not count and is taken once more, "
+    "for at most {:g} s of a comparison; +n behind a ratio: so many were."
+)
+
 
 def table(results: Sequence[Result]) -> str:
     """Draw one line per result: medians, with the quartiles of all measurements in brackets."""
@@ -28,15 +33,18 @@ def cells(result: Result, *, has_quartiles: bool = True) -> tuple[str, ...]:
     verdict = str(result.verdict)
     if result.reason:
         verdict += f": {result.reason}"
+    if result.goal is None or result.goal.figure is not Figure.DIFFERENCE:
+        compared = cell(result.ratio, "×")
+    else:
+        compared = cell(result.difference, f"{result.unit} more")
     return (
         result.name,
         cell(result.ours, result.unit),
         cell(result.peer, result.unit),
-        cell(result.ratio, "×") if result.goal is None or result.goal.figure is not Figure.DIFFERENCE
-        else cell(result.difference, f"{result.unit} more"),
+        compared + (f" +{result.retaken}" if result.retaken else ""),
         goal_text(result.goal, result.unit),
         verdict,
-    )  # fmt: skip
+    )
 
 
 def describe_plan(plan: Plan) -> str:
@@ -46,6 +54,7 @@ def describe_plan(plan: Plan) -> str:
     return (
         f"Medians of {plan.pairs} measurements of ours and of the peer each, taken in turns [quartiles]; "
         "a ratio is ours over the peer, pair by pair."
+        + (_RETAKEN.format(plan.patience) if plan.patience else "")
     )
 
 

@@ -149,8 +149,11 @@ async def _compare(work: Work, rival: Rival, stand: Stand) -> tuple[Result, ...]
         bare_firsts.append(times[0] * 1e6)
         return statistics.median(times) * 1e6
 
-    many = await alternate(rate, partial(rival.measure, "rate", **bare, calls=_IN_FLIGHT * work.each), plan)
+    bare_rate = partial(rival.measure, "rate", **bare, calls=_IN_FLIGHT * work.each)
+    # Where the device is busy all the time, no processor's speed matters.
+    many = await alternate(rate, bare_rate, attrs.evolve(plan, patience=0.0))
     one = await alternate(single, bare_single, plan)
+    # Of every measurement: a row without a goal.
     first = Pairs(ours=tuple(firsts[plan.warmups :]), peer=tuple(bare_firsts[plan.warmups :]))
     name = stand.name("cuda.bandwidth")
     least = Goal(figure=Figure.RATIO, least=0.97)

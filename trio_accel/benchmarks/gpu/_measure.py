@@ -16,6 +16,9 @@ from .. import Machine, Plan, Result, Verdict, describe_plan, select, table
 
 __all__ = ["main"]
 
+_PATIENCE = 12.0
+"""Seconds for pairs that are taken once more, for each comparison."""
+
 
 async def _measure(names: Sequence[str], plan: Plan, target: Path) -> list[Result]:
     machine, rows = Machine.here(), list[Result]()
@@ -35,7 +38,7 @@ async def _measure(names: Sequence[str], plan: Plan, target: Path) -> list[Resul
 def _document(machine: Machine, plan: Plan, rows: Sequence[Result]) -> dict[str, object]:
     return {
         "machine": attrs.asdict(machine),
-        "plan": {name: getattr(plan, name) for name in ("pairs", "warmups", "scale", "backend")},
+        "plan": {name: getattr(plan, name) for name in ("pairs", "warmups", "scale", "backend", "patience")},
         "results": [{**attrs.asdict(row), "verdict": row.verdict} for row in rows],
     }
 
@@ -50,6 +53,8 @@ def main() -> int:
     parser.add_argument("--backend", default="cuda")
     given = parser.parse_args()
     plan = Plan(pairs=given.pairs, scale=given.scale, backend=given.backend)
+    if not plan.is_quick:
+        plan = attrs.evolve(plan, patience=_PATIENCE)
     rows = trio.run(_measure, given.names, plan, given.json)
     return int(any(row.verdict is Verdict.MISSED for row in rows))
 
