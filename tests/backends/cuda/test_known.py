@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,14 @@ import numpy.typing as npt
 import pytest
 import scipy.sparse
 
-from trio_accel.backends.base.ops import ArraySpec, CopyFromHostSpec, FftSpec, OperationSpec, SpmvCsrSpec
+from trio_accel.backends.base.ops import (
+    ArraySpec,
+    CopyFromHostSpec,
+    CopyToHostSpec,
+    FftSpec,
+    OperationSpec,
+    SpmvCsrSpec,
+)
 
 pytestmark = pytest.mark.usefixtures("only_cuda")
 
@@ -153,3 +161,75 @@ def test_a_matrix_that_is_used_stays_before_others(rig: Any) -> None:
         rig.apply("sparse", hot.spec)
     assert matrix in rig.library("sparse")._matrices.values()
     check(rig, hot)
+
+
+@pytest.fixture
+def pinned(rig: Any) -> Any:
+    """Host memory that the device transfers from and to by itself."""
+    host = np.zeros(1 << 12, np.uint8)
+    rig.device.register_host(host)
+    yield host.view(np.float32)
+    rig.device.unregister_host(host)
+
+
+def test_a_copy_that_comes_again_has_the_numbers_of_its_time(rig: Any, pinned: Any) -> None:
+    device_array = rig.empty(pinned.shape, "float32")
+    up, down = CopyFromHostSpec(pinned, device_array), CopyToHostSpec(pinned, device_array)
+    for step in range(4):
+        pinned[:] = step + np.arange(pinned.size)
+        rig.apply("memory", up)
+        pinned[:] = -1
+        rig.apply("memory", down)
+        np.testing.assert_array_equal(pinned, step + np.arange(pinned.size))
+    known = rig.library("memory")._known
+    assert known.find(up, rig.stream) is not None
+    assert known.find(down, rig.stream) is not None
+
+
+def test_a_copy_to_a_block_that_is_elsewhere_now(rig: Any, pinned: Any) -> None:
+    array = rig.empty(pinned.shape, "float32")
+    up, down = CopyFromHostSpec(pinned, array), CopyToHostSpec(pinned, array)
+    for _ in range(2):
+        rig.apply("memory", up)
+        rig.apply("memory", down)
+    rig.device.free(array.block)
+    other = rig.put(np.full(pinned.shape, 7, np.float32))
+    rig.device.allocate(array.block, pinned.nbytes)
+    for step in range(2):
+        pinned[:] = step
+        rig.apply("memory", up)
+        pinned[:] = -1
+        rig.apply("memory", down)
+        assert (pinned == step).all()
+    np.testing.assert_array_equal(rig.get(other), np.full(pinned.shape, 7))
+
+
+def test_host_memory_that_the_device_does_not_know_is_copied_each_time(rig: Any) -> None:
+    host = np.arange(8.0)
+    array = rig.empty(host.shape, "float64")
+    up, down = CopyFromHostSpec(host, array), CopyToHostSpec(host, array)
+    for step in range(3):
+        host[:] = step
+        rig.apply("memory", up)
+        host[:] = -1
+        rig.apply("memory", down)
+        assert (host == step).all()
+    assert rig.library("memory")._known.find(up, rig.stream) is None
+
+
+def test_nothing_keeps_a_specification(rig: Any, pinned: Any) -> None:
+    known = rig.library("memory")._known
+    array = rig.empty((4,), "float32")
+    spec = CopyFromHostSpec(pinned[:4], array)
+    gone = weakref.ref(spec.host)
+    rig.apply("memory", spec)
+    (entry,) = known._found.values()
+    del spec
+    assert gone() is None
+    # Another with its identity is not it.
+    other = CopyFromHostSpec(pinned[4:8], array)
+    known._found = {id(other): entry}
+    assert known.find(other, rig.stream) is None
+    pinned[4:8] = 5
+    rig.apply("memory", other)
+    assert (rig.get(array) == 5).all()

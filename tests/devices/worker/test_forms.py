@@ -58,11 +58,13 @@ class Places:
 
     def __init__(self) -> None:
         self._known: list[tuple[Any, Any]] = []
+        self.looks = 0
 
     def add(self, host: Any, *where: Any) -> None:
         self._known.append((host, ("shared", *where)))
 
     def get_by_identity(self, host: Any) -> Any:
+        self.looks += 1
         return next((where for known, where in self._known if known is host), None)
 
 
@@ -76,6 +78,7 @@ class Worker:
         self.places: Places = Places()
         self.asked: list[Any] = []
         self.arrival: Any = object()
+        self.is_there = False
 
     def _take(self, message: Any) -> None:
         plain = pickle.loads(pickle.dumps(message, 5))
@@ -98,7 +101,8 @@ class Worker:
 
     def _array_at(self, arrivals: list[Any], *where: Any) -> Any:
         self.asked.append(where)
-        arrivals.append(self.arrival)
+        if not self.is_there:
+            arrivals.append(self.arrival)
         return np.ones(3, np.float32)
 
 
@@ -355,16 +359,125 @@ def test_a_host_array_is_part_of_it_by_its_place(kind: Any) -> None:
     assert [message[0] for message in worker.told] == ["form", "form"]
 
 
-def test_a_form_keeps_no_array_over_memory_of_the_application() -> None:
-    worker, host = Worker(), np.zeros(3, np.float32)
+def copy_of(host: Any, at: ArraySpec, kind: Any = CopyFromHostSpec, **changes: Any) -> Launch:
+    """A copy as it is planned: its specification is another one each time."""
+    return launch_of(kind(host, at), **{"outputs": (at.block,), **changes})
+
+
+def same_copy(made: Launch, launch: Launch) -> bool:
+    """Whether two copies are the same but for the host's array, which nothing compares."""
+    specs: list[Any] = [attrs.evolve(each.spec, host=None) for each in (made, launch)]
+    return same(*[attrs.evolve(each, spec=spec) for each, spec in zip((made, launch), specs, strict=True)])
+
+
+def test_what_waits_for_memory_of_the_application_is_made_anew_each_time() -> None:
+    worker, host, at = Worker(), np.zeros(3, np.float32), array(1, (3,))
     worker.places.add(host, 5, 64, "float32", (3,), None)
-    launch = launch_of(CopyFromHostSpec(host, array(1, (3,))), outputs=(1,))
-    worker.across(launch)
-    made = worker.across(launch)
+    worker.across(copy_of(host, at))
+    made = worker.across(copy_of(host, at))
     assert made is not None
+    assert made.arrivals == [worker.arrival]
     gone = weakref.ref(made.spec.host)  # type: ignore[attr-defined]
     del made
     assert gone() is None
+    # Once it is there, it need not be waited for; and what was made then comes again.
+    worker.is_there = True
+    first, second = worker.across(copy_of(host, at)), worker.across(copy_of(host, at))
+    assert first is not None
+    assert second is not None
+    assert first.spec is second.spec
+    assert [first.arrivals, second.arrivals] == [[], []]
+    assert len(worker.asked) == 2
+
+
+@pytest.mark.parametrize("kind", [CopyFromHostSpec, CopyToHostSpec])
+def test_a_copy_that_comes_again_is_known_by_its_arrays(kind: Any) -> None:
+    worker, host, at = Worker(), np.zeros(3, np.float32), array(1, (3,))
+    worker.places.add(host, 5, 64, "float32", (3,), None)
+    worker.across(copy_of(host, at, kind))
+    worker.across(copy_of(host, at, kind))
+    before = worker.places.looks
+    for _ in range(3):
+        made = worker.across(copy_of(host, at, kind))
+        assert made is not None
+        assert same_copy(made, copy_of(host, at, kind))
+    assert worker.places.looks == before
+    # Nothing of this keeps the array.
+    gone = weakref.ref(host)
+    del host
+    worker.places = Places()
+    assert gone() is None
+
+
+def test_copies_that_differ_from_a_known_one() -> None:
+    worker, host, at = Worker(), np.zeros(3, np.float32), array(1, (3,))
+    other, back = np.zeros(3, np.float32), array(1, (3,), offset=4)
+    worker.places.add(host, 5, 64, "float32", (3,), None)
+    worker.places.add(other, 5, 128, "float32", (3,), None)
+    launches = [
+        copy_of(host, at),
+        copy_of(host, at, CopyToHostSpec),
+        copy_of(other, at),
+        copy_of(host, back),
+        copy_of(host, at, made=((1, 12),)),
+        copy_of(host, at, name="test.Other"),
+        copy_of(host, at, outputs=()),
+        copy_of(host, array(2, (3,))),
+    ]
+    for launch in launches * 2:
+        worker.across(launch)
+    for launch in (*launches, *reversed(launches)):
+        made = worker.across(launch)
+        assert made is not None
+        offset = 128 if launch.spec.host is other else 64  # type: ignore[attr-defined]
+        worker.across(launch)
+        assert worker.table.find(launch, worker.places.get_by_identity) is not None
+        assert worker.asked[-1] == (5, offset, "float32", (3,), None)
+        assert same_copy(made, launch)
+
+
+@pytest.mark.filterwarnings("ignore:Setting the (strides|shape):DeprecationWarning")
+def test_a_host_array_that_was_changed_in_place_is_looked_up_anew() -> None:
+    worker, host, at = Worker(), np.zeros(6, np.float32)[:3], array(1, (3,))
+    worker.places.add(host, 5, 64, "float32", (3,), None)
+    for _ in range(3):
+        worker.across(copy_of(host, at))
+    before = worker.places.looks
+    host.strides = (8,)
+    worker.across(copy_of(host, at))
+    assert worker.places.looks == before + 1
+
+
+def test_another_array_with_the_identity_of_one_that_is_gone_is_not_it() -> None:
+    worker, host, at = Worker(), np.zeros(3, np.float32), array(1, (3,))
+    worker.places.add(host, 5, 64, "float32", (3,), None)
+    for _ in range(3):
+        worker.across(copy_of(host, at))
+    ((key, known),) = worker.table._copies.items()
+    other = np.zeros(3, np.float32)
+    worker.places.add(other, 5, 128, "float32", (3,), None)
+    worker.table._copies = {(id(other), *key[1:]): known}
+    found = [worker.table.find(copy_of(other, at), worker.places.get_by_identity) for _ in range(2)]
+    assert found[0] is None
+    assert found[1] is not None
+    assert found[1] != known.found
+
+
+def test_copies_are_forgotten_with_the_forms_and_when_there_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_forms, "_MOST", 4)
+    worker, host = Worker(), np.zeros(3, np.float32)
+    worker.places.add(host, 5, 64, "float32", (3,), None)
+    for block in range(20):
+        for _ in range(3):
+            made = worker.across(copy_of(host, array(block, (3,))))
+        assert made is not None
+        assert len(worker.table._copies) <= 4
+    for extent in range(1, 9):
+        worker.across(product(1, 2, 3, spec=MatmulSpec(array(1, (extent,)), array(2), array(3))))
+    assert ("forget_forms",) in worker.told
+    assert not worker.table._copies
 
 
 async def test_memory_that_the_worker_does_not_have_fails_the_operation_alone(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Generic, TypeVar
+from weakref import ref
 
 from ..base.ops import OperationSpec
 from ._memory import CudaMemory
@@ -19,7 +20,7 @@ class Known(Generic[_THING]):
 
     A program that drops its results asks for the same again and again, on the same blocks: then the
     specification is the same one, too. All is found out anew when memory was freed, as blocks may lie
-    elsewhere then.
+    elsewhere then. Nothing here keeps a specification, or host arrays that belong to it.
 
     Args:
         places: Where blocks lie.
@@ -29,21 +30,21 @@ class Known(Generic[_THING]):
 
     def __init__(self, places: CudaMemory) -> None:
         self._places = places
-        # The specification is kept, so that there is no other with its identity.
-        self._found: dict[int, tuple[OperationSpec, CudaStream, int, _THING]] = {}
+        self._found: dict[int, tuple[ref[OperationSpec], CudaStream, int, _THING]] = {}
 
     def find(self, spec: OperationSpec, stream: CudaStream) -> _THING | None:
         """What is kept of an operation; None if that is nothing, or may not hold any more."""
         found = self._found.get(id(spec))
-        if found is None or found[1] is not stream or found[2] != self._places.freed:
+        if found is None:
             return None
-        return found[3]
+        of, on, freed, thing = found
+        return thing if of() is spec and on is stream and freed == self._places.freed else None
 
     def keep(self, spec: OperationSpec, stream: CudaStream, thing: _THING) -> None:
         """Keep what was found out of an operation just now."""
         if len(self._found) >= _MOST:
             self._found.clear()
-        self._found[id(spec)] = spec, stream, self._places.freed, thing
+        self._found[id(spec)] = ref(spec), stream, self._places.freed, thing
 
     def clear(self) -> None:
         """Something else has changed: keep nothing."""

@@ -89,9 +89,10 @@ class Transfers:
             with self._context:
                 driver.cuMemHostUnregister(start)
 
-    def is_registered(self, host: HostArray) -> bool:
-        """Whether an array lies in memory that the device transfers by itself."""
-        return self._holds(address_of(host), host.nbytes)
+    def straight(self, host: HostArray) -> int | None:
+        """Where an array begins that the device transfers by itself; None of another."""
+        start = address_of(host)
+        return start if host.flags.c_contiguous and self._holds(start, host.nbytes) else None
 
     def _holds(self, start: int, nbytes: int) -> bool:
         with self._lock:
@@ -100,8 +101,8 @@ class Transfers:
 
     def to_device(self, stream: CudaStream, host: HostArray, address: int) -> None:
         """Enqueue the copy of a host array, in C order, to device memory. It is read until the next event."""
-        start, nbytes = address_of(host), host.nbytes
-        if host.flags.c_contiguous and self._holds(start, nbytes):
+        nbytes = host.nbytes
+        if (start := self.straight(host)) is not None:
             self._context.check(driver.cuMemcpyHtoDAsync(address, start, nbytes, stream.native))
         elif nbytes <= SMALL:
             slot = self._take_slot()
@@ -118,8 +119,8 @@ class Transfers:
 
     def to_host(self, stream: CudaStream, address: int, host: HostArray) -> None:
         """Enqueue the copy of device memory to a host array, in C order; it is there at the next event."""
-        start, nbytes = address_of(host), host.nbytes
-        if host.flags.c_contiguous and self._holds(start, nbytes):
+        nbytes = host.nbytes
+        if (start := self.straight(host)) is not None:
             self._context.check(driver.cuMemcpyDtoHAsync(start, address, nbytes, stream.native))
         elif nbytes <= SMALL:
             slot = self._take_slot()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
+from weakref import ref
 
 import attrs
 import numpy.typing as npt
 
-from ...backends.base.ops import ArraySpec, OperationSpec
+from ...backends.base.host import address_of
+from ...backends.base.ops import ArraySpec, CopyFromHostSpec, CopyToHostSpec, OperationSpec
 from .._arrival import Arrival
 from .._blocks import Block
 from .._operation import Launch
@@ -35,6 +37,25 @@ class _HostPlace:
     plain: Any
 
 
+@attrs.frozen
+class _Copy:
+    """What was found of a copy from or to a host array.
+
+    Attributes:
+        array: The host array; nothing here keeps its memory.
+        at: The array of the device, which is kept, so that there is no other with its identity.
+        address: Where the host array begins.
+        rest: The rest of the launch.
+        found: Its form and blocks.
+    """
+
+    array: ref[npt.NDArray[Any]]
+    at: ArraySpec
+    address: int
+    rest: _Rest
+    found: _Found
+
+
 def _nowhere(host: npt.NDArray[Any]) -> None:
     """No host array lies where a worker has it, too."""
 
@@ -49,7 +70,7 @@ class FormTable:
         post: Sends a message to the worker.
     """
 
-    __slots__ = ("_known", "_last", "_numbers", "_post")
+    __slots__ = ("_copies", "_known", "_last", "_numbers", "_post")
 
     def __init__(self, post: Callable[[Message], None]) -> None:
         self._post = post
@@ -57,6 +78,8 @@ class FormTable:
         self._numbers: dict[_Key, int] = {}
         # By the identity of a specification, which is kept here: the rest of its launch, and what was found.
         self._known: dict[int, tuple[OperationSpec, _Rest, _Found]] = {}
+        # Of copies, by their arrays' identities, as their specifications are others each time.
+        self._copies: dict[tuple[int, int, type[OperationSpec]], _Copy] = {}
         self._last = 0
 
     def find(self, launch: Launch, host: _Place = _nowhere) -> tuple[int, tuple[int, ...]] | None:
@@ -75,14 +98,42 @@ class FormTable:
         """
         if launch.staged or launch.fault is not None:
             return None
-        known = self._known.get(id(launch.spec))
-        if known is not None and known[0] is launch.spec and known[1] == _rest_of(launch):
+        spec = launch.spec
+        if type(spec) is CopyFromHostSpec:
+            return self._find_copy(launch, spec.host, spec.out, host)
+        if type(spec) is CopyToHostSpec:
+            return self._find_copy(launch, spec.host, spec.source, host)
+        known = self._known.get(id(spec))
+        if known is not None and known[0] is spec and known[1] == _rest_of(launch):
             return known[2]
         found = self._find(launch, host)
-        if found is not None and launch.spec.identity() is not None:
+        if found is not None and spec.identity() is not None:
             if len(self._known) >= _MOST:
                 self._known.clear()
-            self._known[id(launch.spec)] = launch.spec, _rest_of(launch), found
+            self._known[id(spec)] = spec, _rest_of(launch), found
+        return found
+
+    def _find_copy(
+        self, launch: Launch, array: npt.NDArray[Any], at: ArraySpec, host: _Place
+    ) -> _Found | None:
+        """Find the form of a copy between a host array and one of the device."""
+        key = id(array), id(at), type(launch.spec)
+        known = self._copies.get(key)
+        if (
+            known is not None
+            and known.array() is array
+            and known.at is at
+            # It has the shape and the dtype of the other, but NumPy lets it be changed otherwise.
+            and array.flags.c_contiguous
+            and known.address == address_of(array)
+            and known.rest == _rest_of(launch)
+        ):
+            return known.found
+        found = self._find(launch, host)
+        if found is not None:
+            if len(self._copies) >= _MOST:
+                self._copies.clear()
+            self._copies[key] = _Copy(ref(array), at, address_of(array), _rest_of(launch), found)
         return found
 
     def _find(self, launch: Launch, host: _Place) -> _Found | None:
@@ -112,6 +163,7 @@ class FormTable:
             if len(numbers) >= _MOST:
                 numbers.clear()
                 self._known.clear()
+                self._copies.clear()
                 self._post(("forget_forms",))
             numbers[whole] = 0
             return None
@@ -157,7 +209,7 @@ class Made:
     """What launches of a form have in common that are on the same blocks.
 
     Attributes:
-        spec: What the backend runs; None where host arrays belong to it.
+        spec: What the backend runs; None where host arrays belong to it, of which one was not there yet.
         reads: Blocks that it reads.
         writes: Blocks that it changes.
         allocations: Id and bytes of the blocks to make first.
@@ -260,6 +312,9 @@ class Form:
         spec = made.spec
         if spec is None:
             spec = self._with_hosts(blocks, arrivals, shared)
+            if not arrivals:
+                # Nothing has to be waited for, now or later.
+                made.spec = spec
         return Launch(
             self._name,
             spec,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cuda.bindings import driver
 
 from ...base import CopyFromForeignSpec, DriverError, LibraryError, NotSupportedError
-from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec
+from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, OperationSpec
 from .._arrays import DeviceArray
 from .._foreign import follow
+from .._known import Known
 from .._library import CudaLibrary
 from .._stream import CudaStream
 from .._workspace import Workspace
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from .._device import CudaDevice
 
 __all__ = ["MemoryLibrary"]
+
+_Copy: TypeAlias = Callable[[], tuple[Any]]
 
 _DEVICE = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
@@ -31,6 +36,7 @@ class MemoryLibrary(CudaLibrary):
     def __init__(self, device: CudaDevice) -> None:
         super().__init__(device)
         self._packed = Workspace(self._context)
+        self._known: Known[_Copy] = Known(device.places)
         self._table = {
             CopyFromHostSpec: self._copy_from_host,
             CopyToHostSpec: self._copy_to_host,
@@ -40,25 +46,58 @@ class MemoryLibrary(CudaLibrary):
         }
 
     def _copy_from_host(self, spec: CopyFromHostSpec, stream: CudaStream) -> None:
-        out = self._device.at(spec.out)
+        known = self._known.find(spec, stream)
+        if known is not None:
+            self._context.check(known())
+            return
+        out, transfers = self._device.at(spec.out), self._device.transfers
         if not out.size:
             return
         if out.is_contiguous:
-            self._device.transfers.to_device(stream, spec.host, out.address)
+            start = transfers.straight(spec.host)
+            if start is None:
+                transfers.to_device(stream, spec.host, out.address)
+            else:
+                self._copy_straight(
+                    spec, stream, driver.cuMemcpyHtoDAsync, driver.CUdeviceptr(out.address), start, out.nbytes
+                )
             return
         packed = self._pack(stream, out)
-        self._device.transfers.to_device(stream, spec.host, packed.address)
+        transfers.to_device(stream, spec.host, packed.address)
         self._device.arrays.convert(stream, packed, out)
 
     def _copy_to_host(self, spec: CopyToHostSpec, stream: CudaStream) -> None:
-        source = self._device.at(spec.source)
+        known = self._known.find(spec, stream)
+        if known is not None:
+            self._context.check(known())
+            return
+        source, transfers = self._device.at(spec.source), self._device.transfers
         if not source.size:
+            return
+        start = transfers.straight(spec.host)
+        if start is not None and source.is_contiguous:
+            self._copy_straight(
+                spec,
+                stream,
+                driver.cuMemcpyDtoHAsync,
+                start,
+                driver.CUdeviceptr(source.address),
+                source.nbytes,
+            )
             return
         if not source.is_contiguous:
             packed = self._pack(stream, source)
             self._device.arrays.convert(stream, source, packed)
             source = packed
-        self._device.transfers.to_host(stream, source.address, spec.host)
+        transfers.to_host(stream, source.address, spec.host)
+
+    def _copy_straight(
+        self, spec: OperationSpec, stream: CudaStream, copy: Callable[..., tuple[Any]], *places: object
+    ) -> None:
+        """Copy where the driver needs nobody's help, and know it for the next time."""
+        enqueue: _Copy = partial(copy, *places, stream.native)
+        self._context.check(enqueue())
+        self._known.keep(spec, stream, enqueue)
 
     def _copy(self, spec: CopySpec, stream: CudaStream) -> None:
         self._device.arrays.convert(stream, self._device.at(spec.source), self._device.at(spec.out))
