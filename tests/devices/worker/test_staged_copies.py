@@ -389,15 +389,7 @@ async def test_every_worker_has_the_slabs_and_gives_them_back(
         large = device.host_empty(300 << 20, "uint8")
         assert len(device.host_pool.slabs) == 2
         await until(lambda: all(maps(pid) >= count + 2 for pid, count in before.items()))
-        # As often as it takes for the worker to know the operation by heart.
-        part = large[: 1 << 16]
-        for number in range(5):
-            part[...] = number
-            ref = await device.put(part)
-            part[...] = 99
-            await ref.to_host(out=part)
-            assert (part == number).all()
-        del large, part
+        del large
         await device.synchronize()
         await until(lambda: len(device.host_pool.slabs) == 1)
         await until(lambda: all(maps(pid) == count + 1 for pid, count in before.items()))
@@ -409,6 +401,39 @@ async def test_every_worker_has_the_slabs_and_gives_them_back(
         ref = await device.put(kept)
         np.testing.assert_array_equal(await ref.to_host(), kept)
         assert copies(device) == 1
+
+
+async def test_a_worker_that_knows_a_copy_by_heart_gives_its_memory_back(
+    system: ta.System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of so little memory only 256 MiB are kept.
+    monkeypatch.setattr(_host_pool, "total_bytes", lambda: 1 << 30)
+    async with system.open_device(BACKEND, options=options()) as device:
+        ref = await device.put(HOST)
+        pid = device.dispatch.process.pid
+        # Its first slab stays.
+        small = device.host_empty(SIZE)
+        await (await device.put(small)).to_host(out=small)
+        before = maps(pid)
+        for _ in range(2):
+            large = device.host_empty(300 << 20, "uint8")
+            part = large[: HOST.nbytes].view(np.float64)
+            for number in range(5):
+                part[...] = number
+                ref = await device.put(part)
+                part[...] = 99.0
+                await ref.to_host(out=part)
+                assert (part == number).all()
+            assert maps(pid) == before + 1
+            del large, part
+            await device.synchronize()
+            await until(lambda: maps(pid) == before)
+        # What else it knows of goes on.
+        small[...] = 5.0
+        ref = await device.put(small)
+        small[...] = 6.0
+        await ref.to_host(out=small)
+        assert (small == 5.0).all()
 
 
 async def test_arrays_outlive_the_device(system: ta.System) -> None:
