@@ -172,64 +172,82 @@ def pinned(rig: Any) -> Any:
     rig.device.unregister_host(host)
 
 
+def round_trip(rig: Any, array: ArraySpec, host: Any, values: Any, back: Any = None) -> None:
+    """Copy some values there and back, with specifications that are others each time."""
+    host[...] = values
+    rig.apply("memory", CopyFromHostSpec(host, array))
+    host[...] = -1
+    back = host if back is None else back
+    rig.apply("memory", CopyToHostSpec(back, array))
+    np.testing.assert_array_equal(back, np.broadcast_to(values, back.shape))
+
+
+def are_known(rig: Any, array: ArraySpec) -> list[bool]:
+    library = rig.library("memory")
+    return [known.find(array, rig.stream) is not None for known in (library._up, library._down)]
+
+
 def test_a_copy_that_comes_again_has_the_numbers_of_its_time(rig: Any, pinned: Any) -> None:
-    device_array = rig.empty(pinned.shape, "float32")
-    up, down = CopyFromHostSpec(pinned, device_array), CopyToHostSpec(pinned, device_array)
+    array = rig.empty(pinned.shape, "float32")
     for step in range(4):
-        pinned[:] = step + np.arange(pinned.size)
-        rig.apply("memory", up)
-        pinned[:] = -1
-        rig.apply("memory", down)
-        np.testing.assert_array_equal(pinned, step + np.arange(pinned.size))
-    known = rig.library("memory")._known
-    assert known.find(up, rig.stream) is not None
-    assert known.find(down, rig.stream) is not None
+        round_trip(rig, array, pinned, step + np.arange(pinned.size))
+        assert are_known(rig, array) == [True, True]
 
 
 def test_a_copy_to_a_block_that_is_elsewhere_now(rig: Any, pinned: Any) -> None:
     array = rig.empty(pinned.shape, "float32")
-    up, down = CopyFromHostSpec(pinned, array), CopyToHostSpec(pinned, array)
-    for _ in range(2):
-        rig.apply("memory", up)
-        rig.apply("memory", down)
+    for step in range(2):
+        round_trip(rig, array, pinned, step)
     rig.device.free(array.block)
     other = rig.put(np.full(pinned.shape, 7, np.float32))
     rig.device.allocate(array.block, pinned.nbytes)
     for step in range(2):
-        pinned[:] = step
-        rig.apply("memory", up)
-        pinned[:] = -1
-        rig.apply("memory", down)
-        assert (pinned == step).all()
+        round_trip(rig, array, pinned, step)
     np.testing.assert_array_equal(rig.get(other), np.full(pinned.shape, 7))
+
+
+def test_copies_between_one_array_and_others_of_the_host(rig: Any, pinned: Any) -> None:
+    """Also one of an array that is gone, in whose place another is; and ordinary memory in between."""
+    array = rig.empty((16,), "float32")
+    parts = [pinned[start : start + 16] for start in range(0, 64, 16)]
+    ordinary = np.zeros(16, np.float32)
+    for step, host in enumerate([*parts, *parts[::-1], ordinary, *parts, ordinary]):
+        round_trip(rig, array, host, step, parts[step % 3])
+        round_trip(rig, array, pinned[16 * (step % 4) :][:16], 100 + step)
+
+
+@pytest.mark.filterwarnings("ignore:Setting the (strides|shape):DeprecationWarning")
+def test_a_host_array_that_was_changed_in_place(rig: Any, pinned: Any) -> None:
+    array = rig.empty((8,), "float32")
+    host = pinned[:15][:8]
+    for step in range(2):
+        round_trip(rig, array, host, step)
+    host.strides = (8,)
+    for step in range(2):
+        pinned[:16] = -5
+        round_trip(rig, array, host, np.arange(8) + step)
+        assert (pinned[1:15:2] == -5).all()
 
 
 def test_host_memory_that_the_device_does_not_know_is_copied_each_time(rig: Any) -> None:
     host = np.arange(8.0)
     array = rig.empty(host.shape, "float64")
-    up, down = CopyFromHostSpec(host, array), CopyToHostSpec(host, array)
     for step in range(3):
-        host[:] = step
-        rig.apply("memory", up)
-        host[:] = -1
-        rig.apply("memory", down)
-        assert (host == step).all()
-    assert rig.library("memory")._known.find(up, rig.stream) is None
+        round_trip(rig, array, host, step)
+    assert are_known(rig, array) == [False, False]
 
 
-def test_nothing_keeps_a_specification(rig: Any, pinned: Any) -> None:
-    known = rig.library("memory")._known
-    array = rig.empty((4,), "float32")
-    spec = CopyFromHostSpec(pinned[:4], array)
-    gone = weakref.ref(spec.host)
-    rig.apply("memory", spec)
-    (entry,) = known._found.values()
-    del spec
-    assert gone() is None
-    # Another with its identity is not it.
-    other = CopyFromHostSpec(pinned[4:8], array)
-    known._found = {id(other): entry}
-    assert known.find(other, rig.stream) is None
-    pinned[4:8] = 5
-    rig.apply("memory", other)
-    assert (rig.get(array) == 5).all()
+def test_what_is_known_keeps_neither_array(rig: Any, pinned: Any) -> None:
+    array, host = rig.empty((4,), "float32"), pinned[:4]
+    round_trip(rig, array, host, 3)
+    assert are_known(rig, array) == [True, True]
+    gone = weakref.ref(host), weakref.ref(array)
+    up = rig.library("memory")._up
+    (entry,) = up._found.values()
+    other = attrs.evolve(array)
+    del host, array
+    assert [each() for each in gone] == [None, None]
+    # Another with the identity of one that is gone is not it.
+    up._found = {id(other): entry}
+    assert up.find(other, rig.stream) is None
+    round_trip(rig, other, pinned[4:8], 5)

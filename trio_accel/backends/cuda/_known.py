@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 from weakref import ref
 
-from ..base.ops import OperationSpec
+from ..base.ops import ArraySpec, OperationSpec
 from ._memory import CudaMemory
 from ._stream import CudaStream
 
 __all__ = ["Known"]
 
 _THING = TypeVar("_THING")
+_Spec: TypeAlias = OperationSpec | ArraySpec
 _MOST = 256
 
 
 class Known(Generic[_THING]):
-    """By specification and stream, what was found out of an operation that depends on nothing else.
+    """By specification or array, and by stream, what was found out that depends on nothing else.
 
     A program that drops its results asks for the same again and again, on the same blocks: then the
-    specification is the same one, too. All is found out anew when memory was freed, as blocks may lie
-    elsewhere then. Nothing here keeps a specification, or host arrays that belong to it.
+    specification is the same one, too, or the array is. All is found out anew when memory was freed, as
+    blocks may lie elsewhere then. Nothing here keeps a specification or an array.
 
     Args:
         places: Where blocks lie.
@@ -30,18 +31,18 @@ class Known(Generic[_THING]):
 
     def __init__(self, places: CudaMemory) -> None:
         self._places = places
-        self._found: dict[int, tuple[ref[OperationSpec], CudaStream, int, _THING]] = {}
+        self._found: dict[int, tuple[ref[_Spec], CudaStream, int, _THING]] = {}
 
-    def find(self, spec: OperationSpec, stream: CudaStream) -> _THING | None:
-        """What is kept of an operation; None if that is nothing, or may not hold any more."""
+    def find(self, spec: _Spec, stream: CudaStream) -> _THING | None:
+        """What is kept; None if that is nothing, or may not hold any more."""
         found = self._found.get(id(spec))
         if found is None:
             return None
         of, on, freed, thing = found
         return thing if of() is spec and on is stream and freed == self._places.freed else None
 
-    def keep(self, spec: OperationSpec, stream: CudaStream, thing: _THING) -> None:
-        """Keep what was found out of an operation just now."""
+    def keep(self, spec: _Spec, stream: CudaStream, thing: _THING) -> None:
+        """Keep what was found out just now."""
         if len(self._found) >= _MOST:
             self._found.clear()
         self._found[id(spec)] = ref(spec), stream, self._places.freed, thing

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import ref
 
+import attrs
+import numpy.typing as npt
 from cuda.bindings import driver
 
 from ...base import CopyFromForeignSpec, DriverError, LibraryError, NotSupportedError
-from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, OperationSpec
+from ...base.host import address_of
+from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec
 from .._arrays import DeviceArray
 from .._foreign import follow
 from .._known import Known
@@ -25,6 +29,22 @@ __all__ = ["MemoryLibrary"]
 
 _Copy: TypeAlias = Callable[[], tuple[Any]]
 
+
+@attrs.frozen
+class _Straight:
+    """A copy for which the driver needs nobody's help.
+
+    Attributes:
+        host: The host's array; nothing here keeps it.
+        start: Where that begins.
+        copy: Enqueues the copy.
+    """
+
+    host: ref[npt.NDArray[Any]]
+    start: int
+    copy: _Copy
+
+
 _DEVICE = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 
@@ -36,7 +56,9 @@ class MemoryLibrary(CudaLibrary):
     def __init__(self, device: CudaDevice) -> None:
         super().__init__(device)
         self._packed = Workspace(self._context)
-        self._known: Known[_Copy] = Known(device.places)
+        # By the device's array, and the stream; of each one host array, the last.
+        self._up: Known[_Straight] = Known(device.places)
+        self._down: Known[_Straight] = Known(device.places)
         self._table = {
             CopyFromHostSpec: self._copy_from_host,
             CopyToHostSpec: self._copy_to_host,
@@ -46,58 +68,56 @@ class MemoryLibrary(CudaLibrary):
         }
 
     def _copy_from_host(self, spec: CopyFromHostSpec, stream: CudaStream) -> None:
-        known = self._known.find(spec, stream)
-        if known is not None:
-            self._context.check(known())
+        if self._copied_again(self._up.find(spec.out, stream), spec.host):
             return
         out, transfers = self._device.at(spec.out), self._device.transfers
         if not out.size:
             return
-        if out.is_contiguous:
-            start = transfers.straight(spec.host)
-            if start is None:
-                transfers.to_device(stream, spec.host, out.address)
-            else:
-                self._copy_straight(
-                    spec, stream, driver.cuMemcpyHtoDAsync, driver.CUdeviceptr(out.address), start, out.nbytes
-                )
+        if not out.is_contiguous:
+            packed = self._pack(stream, out)
+            transfers.to_device(stream, spec.host, packed.address)
+            self._device.arrays.convert(stream, packed, out)
             return
-        packed = self._pack(stream, out)
-        transfers.to_device(stream, spec.host, packed.address)
-        self._device.arrays.convert(stream, packed, out)
+        start = transfers.straight(spec.host)
+        if start is None:
+            transfers.to_device(stream, spec.host, out.address)
+            return
+        to = driver.CUdeviceptr(out.address)
+        copy: _Copy = partial(driver.cuMemcpyHtoDAsync, to, start, out.nbytes, stream.native)
+        self._context.check(copy())
+        self._up.keep(spec.out, stream, _Straight(ref(spec.host), start, copy))
 
     def _copy_to_host(self, spec: CopyToHostSpec, stream: CudaStream) -> None:
-        known = self._known.find(spec, stream)
-        if known is not None:
-            self._context.check(known())
+        if self._copied_again(self._down.find(spec.source, stream), spec.host):
             return
         source, transfers = self._device.at(spec.source), self._device.transfers
         if not source.size:
             return
-        start = transfers.straight(spec.host)
-        if start is not None and source.is_contiguous:
-            self._copy_straight(
-                spec,
-                stream,
-                driver.cuMemcpyDtoHAsync,
-                start,
-                driver.CUdeviceptr(source.address),
-                source.nbytes,
-            )
-            return
         if not source.is_contiguous:
             packed = self._pack(stream, source)
             self._device.arrays.convert(stream, source, packed)
-            source = packed
-        transfers.to_host(stream, source.address, spec.host)
+            transfers.to_host(stream, packed.address, spec.host)
+            return
+        start = transfers.straight(spec.host)
+        if start is None:
+            transfers.to_host(stream, source.address, spec.host)
+            return
+        source_of = driver.CUdeviceptr(source.address)
+        copy: _Copy = partial(driver.cuMemcpyDtoHAsync, start, source_of, source.nbytes, stream.native)
+        self._context.check(copy())
+        self._down.keep(spec.source, stream, _Straight(ref(spec.host), start, copy))
 
-    def _copy_straight(
-        self, spec: OperationSpec, stream: CudaStream, copy: Callable[..., tuple[Any]], *places: object
-    ) -> None:
-        """Copy where the driver needs nobody's help, and know it for the next time."""
-        enqueue: _Copy = partial(copy, *places, stream.native)
-        self._context.check(enqueue())
-        self._known.keep(spec, stream, enqueue)
+    def _copied_again(self, straight: _Straight | None, host: npt.NDArray[Any]) -> bool:
+        """Copy as before, if it was between the same arrays and the host's still lies as it did."""
+        if (
+            straight is None
+            or straight.host() is not host
+            or not host.flags.c_contiguous
+            or address_of(host) != straight.start
+        ):
+            return False
+        self._context.check(straight.copy())
+        return True
 
     def _copy(self, spec: CopySpec, stream: CudaStream) -> None:
         self._device.arrays.convert(stream, self._device.at(spec.source), self._device.at(spec.out))
