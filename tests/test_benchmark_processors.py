@@ -42,6 +42,7 @@ class _Scripted:
 
     def were_good(self, name: str) -> bool:
         assert self.calls[-1] == f"{name} measured"
+        self.calls.append("looked at")
         return next(self.are_good)
 
 
@@ -70,20 +71,23 @@ async def _alternate(
 async def test_a_pair_with_a_slow_processor_on_either_side_is_taken_once_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    processors = _Scripted(True, True, False, True, True, False, True, True, True, True)
+    processors = _Scripted(True, True, False, True, False, True, True, True, True)
     pairs = await _alternate(processors, monkeypatch, patience=60.0)
-    # The first measurement is the warm-up's; the third and the fourth were disturbed.
-    assert pairs == Pairs(ours=(2.0, 5.0, 6.0), peer=(2.0, 5.0, 6.0), retaken=2)
+    # The first measurement is the warm-up's. The third of ours was disturbed, and no peer follows it; and
+    # the peer of the fourth.
+    assert pairs == Pairs(ours=(2.0, 5.0, 6.0), peer=(2.0, 4.0, 5.0), retaken=2)
     assert processors.calls[2] == "chosen"
-    assert processors.calls[3:7] == ["ours", "ours measured", "peer", "peer measured"]
+    assert processors.calls[3:6] == ["ours", "ours measured", "looked at"]
+    assert processors.calls[6:9] == ["peer", "peer measured", "looked at"]
     assert processors.calls[-1] == "as before"
 
 
 async def test_patience_ends_and_then_every_pair_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = await _alternate(_Scripted(*[False] * 100), monkeypatch, patience=0.05, took=0.01)
-    assert 1 <= pairs.retaken <= 3
+    assert 1 <= pairs.retaken <= 5
     first = 2.0 + pairs.retaken
-    assert pairs.ours == pairs.peer == (first, first + 1, first + 2)
+    assert pairs.ours == (first, first + 1, first + 2)
+    assert pairs.peer == (2.0, 3.0, 4.0)
 
 
 async def test_without_patience_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:

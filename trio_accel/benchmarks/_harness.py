@@ -222,9 +222,11 @@ async def alternate(
         while len(mine) < plan.pairs:
             plan.watch(len(mine), plan.pairs)
             start = time.perf_counter()
-            of_ours, was_good = await _take(ours, "ours", processors)
-            of_peer, is_good = await _take(peer, "peer", processors)
-            if patience <= 0 or (was_good and is_good):
+            of_ours, is_good = await _take(ours, "ours", processors)
+            of_peer = 0.0
+            if is_good or patience <= 0:
+                of_peer, is_good = await _take(peer, "peer", processors)
+            if is_good or patience <= 0:
                 mine.append(of_ours)
                 theirs.append(of_peer)
             else:
