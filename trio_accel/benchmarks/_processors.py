@@ -18,12 +18,12 @@ __all__ = ["Processors", "process_tree"]
 _PROC = Path("/proc")
 _ADDITIONS, _TIMES = 30_000, 3
 _SLOW = 0.8
-"""Share of the best speed below which a processor is slow: beside a neighbour it has about half."""
+"""Share of the best one's speed below which a processor is slow: beside a neighbour it has about half."""
 
 _BUSY = 0.25
 """Share of a measurement's time from which on a thread's processor matters."""
 
-_FEWEST = 6
+_FEWEST = 4
 """With fewer processors to choose from, a program would wait in another way than it does in use."""
 
 
@@ -61,6 +61,8 @@ class Processors:
     def choose(self) -> None:
         """Have all threads of these processes compute where the processors are not slow just now."""
         speeds = {processor: self._speed(processor) for processor in sorted(self._allowed)}
+        # Not the best of all times: some are faster than ever again for a moment.
+        self._best = max(speeds.values())
         good = frozenset(processor for processor, speed in speeds.items() if speed >= _SLOW * self._best)
         self._move(good if len(good) >= _FEWEST else self._allowed)
 
@@ -86,17 +88,15 @@ class Processors:
         return all(self._speed(processor) >= _SLOW * self._best for processor in processors)
 
     def _speed(self, processor: int) -> float:
-        """Additions in a second of this thread's time on a processor; the best of all is noted."""
+        """Additions in a second of this thread's time on a processor."""
         before, home = _affinity(0), _last_processor(os.getpid(), threading.get_native_id())
         os.sched_setaffinity(0, {processor})
         try:
-            speed = _ADDITIONS / statistics.median(_time_of_additions() for _ in range(_TIMES))
+            return _ADDITIONS / statistics.median(_time_of_additions() for _ in range(_TIMES))
         finally:
             # Otherwise it would stay there, perhaps beside a thread of what is measured.
             os.sched_setaffinity(0, {home})
             os.sched_setaffinity(0, before)
-        self._best = max(self._best, speed)
-        return speed
 
     def _move(self, processors: frozenset[int]) -> None:
         for _, thread in self._names():
