@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import attrs
 import pytest
 import trio
 
@@ -19,7 +21,11 @@ from trio_accel.benchmarks._table import cells
 
 pytestmark = pytest.mark.skipif(not Processors.are_told(), reason="this system does not tell of processors")
 
-_SLEEPER = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+_SLEEPER = """
+import subprocess, sys
+with subprocess.Popen([sys.executable, "-c", "input()"]) as process:
+    print(process.pid, flush=True)
+"""
 
 
 class _Scripted:
@@ -47,7 +53,12 @@ class _Scripted:
 
 
 async def _alternate(
-    processors: _Scripted, monkeypatch: pytest.MonkeyPatch, *, patience: float, took: float = 0.0
+    processors: _Scripted,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    patience: float,
+    took: float = 0.0,
+    on_pair: Callable[[], None] = lambda: None,
 ) -> Pairs:
     class Factory:
         are_told = staticmethod(lambda: True)
@@ -65,7 +76,7 @@ async def _alternate(
         return float(processors.calls.count(f"{name} measured"))
 
     plan = Plan(pairs=3, warmups=1, patience=patience)
-    return await alternate(lambda: measure("ours"), lambda: measure("peer"), plan)
+    return await alternate(lambda: measure("ours"), lambda: measure("peer"), plan, on_pair=on_pair)
 
 
 async def test_a_pair_with_a_slow_processor_on_either_side_is_taken_once_more(
@@ -88,6 +99,18 @@ async def test_patience_ends_and_then_every_pair_counts(monkeypatch: pytest.Monk
     first = 2.0 + pairs.retaken
     assert pairs.ours == (first, first + 1, first + 2)
     assert pairs.peer == (2.0, 3.0, 4.0)
+    assert pairs.disturbed == 3
+
+
+async def test_who_takes_notes_is_told_of_pairs_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the row of the first single ones, too, whose measurements are noted on the way."""
+    noted: list[int] = []
+    processors = _Scripted(True, True, False, True, False, True, True, True, True)
+    await _alternate(
+        processors, monkeypatch, patience=60.0, on_pair=lambda: noted.append(len(processors.calls))
+    )
+    assert [processors.calls[index - 2] for index in noted] == ["peer measured"] * 3
+    assert len(noted) == 3
 
 
 async def test_without_patience_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,59 +120,88 @@ async def test_without_patience_nobody_looks(monkeypatch: pytest.MonkeyPatch) ->
     assert set(processors.calls) == {"ours measured", "peer measured"}
 
 
+class _Threads:
+    """Threads, what they have computed, and where; how fast the processors are."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.used = {(1, thread): 0 for thread in (11, 12, 13)}
+        self.speeds = dict.fromkeys(os.sched_getaffinity(0), 1.0)
+        self.looked_at: list[int] = []
+        self.of = {name: min(self.speeds) for name in self.used}
+        monkeypatch.setattr(Processors, "_threads", lambda _: iter(self.used.items()))
+        monkeypatch.setattr(_processors, "_last_processor", lambda *name: self.of[name])
+        monkeypatch.setattr(Processors, "_speed", self._speed)
+
+    def _speed(self, processor: int) -> float:
+        self.looked_at.append(processor)
+        return self.speeds[processor]
+
+    def compute(self, *names: tuple[int, int]) -> None:
+        """For longer than any measurement takes."""
+        for name in names:
+            self.used[name] += 10**18
+
+    def slow_down(self) -> None:
+        self.speeds = dict.fromkeys(self.speeds, 0.5)
+
+
 def test_only_processors_of_busy_threads_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked_at: list[int] = []
-
-    def slow(self: Processors, processor: int) -> float:
-        looked_at.append(processor)
-        return 1.0
-
-    monkeypatch.setattr(Processors, "_speed", slow)
-    processors = Processors(best=10.0)
+    threads, processors = _Threads(monkeypatch), Processors(best=1.0)
     processors.begin("idle")
-    time.sleep(0.05)
+    threads.slow_down()
     assert processors.were_good("idle")
-    assert looked_at == []
+    assert not threads.looked_at
     processors.begin("busy")
-    used = time.thread_time()
-    while time.thread_time() < used + 0.05:
-        pass
+    threads.compute((1, 12))
     assert not processors.were_good("busy")
-    assert set(looked_at) <= os.sched_getaffinity(0)
-    assert len(looked_at) == 1
-    assert Processors(best=1.1).were_good("busy")
+    assert threads.looked_at == [threads.of[1, 12]]
+    # Not so slow.
+    slower = Processors(best=0.6)
+    slower.begin("busy")
+    threads.compute((1, 11), (1, 12))
+    assert slower.were_good("busy")
+    # Both are on one.
+    assert len(threads.looked_at) == 2
 
 
 def test_a_measurement_begins_elsewhere_where_its_last_processors_are_slow_now(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    chosen: list[str] = []
+    threads, processors, chosen = _Threads(monkeypatch), Processors(best=1.0), list[str]()
     monkeypatch.setattr(Processors, "choose", lambda _: chosen.append("anew"))
-    monkeypatch.setattr(Processors, "_speed", lambda *_: 1.0)
-    processors = Processors(best=1.0)
     processors.begin("a")
-    used = time.thread_time()
-    while time.thread_time() < used + 0.05:
-        pass
+    threads.compute((1, 13))
     assert processors.were_good("a")
     processors.begin("a")
     assert chosen == []
-    monkeypatch.setattr(Processors, "_speed", lambda *_: 0.5)
+    threads.slow_down()
     processors.begin("b")
     assert chosen == []
     processors.begin("a")
     assert chosen == ["anew"]
 
 
+def test_a_thread_that_computes_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    # On a machine that is itself busy it gets less than a quarter.
+    monkeypatch.setattr(_processors, "_BUSY", 0.01)
+    processors = Processors(best=1.0)
+    processors.begin("this")
+    end = time.thread_time() + 0.05
+    while time.thread_time() < end:
+        pass
+    processors.were_good("this")
+    assert (os.getpid(), threading.get_native_id()) in processors._busy["this"]
+
+
 @pytest.fixture
 def sleepers() -> Iterator[list[int]]:
     """A process that this one has started, and one that that has started."""
-    with subprocess.Popen([sys.executable, "-c", _SLEEPER], stdin=subprocess.PIPE) as process:
+    command = [sys.executable, "-c", _SLEEPER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
-            ends = time.monotonic() + 10.0
-            while len(found := [pid for pid in process_tree() if pid != os.getpid()]) < 2:
-                assert time.monotonic() < ends
-                time.sleep(0.01)
+            assert process.stdout is not None
+            found = [process.pid, int(process.stdout.readline())]
+            assert set(found) < set(process_tree())
             yield found
         finally:
             # The second has its input from the first.
@@ -190,5 +242,6 @@ def test_a_row_tells_how_many_pairs_do_not_count() -> None:
     pairs = Pairs(ours=(2.0, 4.0), peer=(1.0, 2.0), retaken=3)
     row = Result.compare("some.row", pairs, unit="µs", goal=Goal(figure=Figure.RATIO, most=3.0))
     assert cells(row)[3] == "2.00 [2.00, 2.00] × +3"
-    assert "at most 12 s" in describe_plan(Plan(patience=12.0))
+    assert cells(attrs.evolve(row, disturbed=2))[3] == "2.00 [2.00, 2.00] × +3, 2 disturbed"
+    assert "12 s of a comparison" in describe_plan(Plan(patience=12.0))
     assert "once more" not in describe_plan(Plan())

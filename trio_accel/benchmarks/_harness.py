@@ -32,7 +32,7 @@ __all__ = [
 Isolation: TypeAlias = Literal["inline", "process"]
 
 
-def _say_nothing(done: int, total: int, /) -> None:
+def _say_nothing(*_: object) -> None:
     """Who does not watch."""
 
 
@@ -45,8 +45,8 @@ class Plan:
         warmups: Measurements of each before them, not counted.
         scale: Share of the full work per measurement.
         backend: The device to measure; None for the best one.
-        patience: Seconds at most that a comparison takes longer because pairs are taken once more, as a
-            processor was slow meanwhile (Linux); with 0 nobody looks whether one was.
+        patience: Seconds after which no pair of a comparison is taken once more because a processor was
+            slow meanwhile (Linux); with 0 nobody looks whether one was.
         watch: Told how many of how many measurements are done; called between two of them only.
     """
 
@@ -115,6 +115,7 @@ class Result:
         difference: Ours less the peer, pair by pair.
         goal: The bound, if there is one.
         retaken: Pairs that do not count, because a processor was slow meanwhile.
+        disturbed: Pairs that count although one was, as there was no patience left.
         reason: Why it was not run.
     """
 
@@ -126,6 +127,7 @@ class Result:
     difference: Summary | None = None
     goal: Goal | None = None
     retaken: int = 0
+    disturbed: int = 0
     reason: str = ""
 
     @classmethod
@@ -140,6 +142,7 @@ class Result:
             difference=pairs.difference(),
             goal=goal,
             retaken=pairs.retaken,
+            disturbed=pairs.disturbed,
         )
 
     @property
@@ -196,7 +199,11 @@ def first_paragraph(function: Callable[..., object]) -> str:
 
 
 async def alternate(
-    ours: Callable[[], Awaitable[float]], peer: Callable[[], Awaitable[float]], plan: Plan
+    ours: Callable[[], Awaitable[float]],
+    peer: Callable[[], Awaitable[float]],
+    plan: Plan,
+    *,
+    on_pair: Callable[[], None] = _say_nothing,
 ) -> Pairs:
     """Measure ours and a peer in turns: A B A B.
 
@@ -209,6 +216,7 @@ async def alternate(
         ours: Takes one measurement of this library.
         peer: Takes one of what it is compared with.
         plan: How many.
+        on_pair: Called after each pair that counts.
     """
     await trio.lowlevel.checkpoint()
     for _ in range(plan.warmups):
@@ -216,23 +224,25 @@ async def alternate(
         await peer()
     mine: list[float] = []
     theirs: list[float] = []
-    retaken, patience = 0, plan.patience
+    retaken, disturbed, patience = 0, 0, plan.patience
     processors = Processors() if patience and Processors.are_told() else None
     with _collector_off(), processors.chosen() if processors else nullcontext():
         while len(mine) < plan.pairs:
             plan.watch(len(mine), plan.pairs)
             start = time.perf_counter()
-            of_ours, is_good = await _take(ours, "ours", processors)
-            of_peer = 0.0
-            if is_good or patience <= 0:
+            of_ours, was_good = await _take(ours, "ours", processors)
+            of_peer, is_good = 0.0, False
+            if was_good or patience <= 0:
                 of_peer, is_good = await _take(peer, "peer", processors)
             if is_good or patience <= 0:
                 mine.append(of_ours)
                 theirs.append(of_peer)
+                disturbed += not (was_good and is_good)
+                on_pair()
             else:
                 retaken += 1
                 patience -= time.perf_counter() - start
-    return Pairs(ours=tuple(mine), peer=tuple(theirs), retaken=retaken)
+    return Pairs(ours=tuple(mine), peer=tuple(theirs), retaken=retaken, disturbed=disturbed)
 
 
 async def _take(

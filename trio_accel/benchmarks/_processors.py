@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -38,7 +37,7 @@ class Processors:
     """
 
     _allowed: frozenset[int] = attrs.field(factory=lambda: _affinity(0))
-    _chosen: frozenset[int] = frozenset()
+    _chosen: set[frozenset[int]] = attrs.field(factory=set[frozenset[int]])
     _best: float = 0.0
     _busy: dict[str, Sequence[tuple[int, int]]] = attrs.field(factory=dict[str, Sequence[tuple[int, int]]])
     _used: dict[tuple[int, int], int] = attrs.field(factory=dict[tuple[int, int], int])
@@ -47,7 +46,10 @@ class Processors:
     @classmethod
     def are_told(cls) -> bool:
         """Whether the system tells what is needed."""
-        return sys.platform == "linux" and (_PROC / "self/task").is_dir() and bool(_times(os.getpid()))
+        if sys.platform != "linux":
+            return False
+        children = _PROC / "self" / "task" / str(os.getpid()) / "children"
+        return children.exists() and bool(_times(os.getpid()))
 
     @contextmanager
     def chosen(self) -> Generator[None, None, None]:
@@ -64,6 +66,7 @@ class Processors:
         # Not the best of all times: some are faster than ever again for a moment.
         self._best = max(speeds.values())
         good = frozenset(processor for processor, speed in speeds.items() if speed >= _SLOW * self._best)
+        self._chosen |= {self._allowed, good}
         self._move(good if len(good) >= _FEWEST else self._allowed)
 
     def begin(self, name: str) -> None:
@@ -77,7 +80,10 @@ class Processors:
         self._used, self._began = dict(self._threads()), time.perf_counter_ns()
 
     def were_good(self, name: str) -> bool:
-        """End it, and say whether no thread that was busy since has computed on a slow processor at last."""
+        """End it, and say whether no thread that was busy since has computed on a slow processor at last.
+
+        One is busy that has computed for a quarter of the time; those that have ended by now are not seen.
+        """
         least = (time.perf_counter_ns() - self._began) * _BUSY
         busy = [thread for thread, used in self._threads() if used - self._used.get(thread, 0) >= least]
         self._busy[name] = busy
@@ -89,7 +95,7 @@ class Processors:
 
     def _speed(self, processor: int) -> float:
         """Additions in a second of this thread's time on a processor."""
-        before, home = _affinity(0), _last_processor(os.getpid(), threading.get_native_id())
+        before, home = _affinity(0), _processor_in(_PROC / "thread-self/stat")
         os.sched_setaffinity(0, {processor})
         try:
             return _ADDITIONS / statistics.median(_time_of_additions() for _ in range(_TIMES))
@@ -100,11 +106,11 @@ class Processors:
 
     def _move(self, processors: frozenset[int]) -> None:
         for _, thread in self._names():
-            # It may have ended; and one that has been told otherwise is left alone.
+            # It may have ended; and one that has been told otherwise is left alone. One that began just now
+            # may have what was chosen before.
             with suppress(ProcessLookupError, PermissionError):
-                if _affinity(thread) in (self._allowed, self._chosen):
+                if _affinity(thread) in self._chosen:
                     os.sched_setaffinity(thread, processors)
-        self._chosen = processors
 
     def _names(self) -> Iterator[tuple[int, int]]:
         for process in process_tree():
@@ -145,12 +151,16 @@ def _times(process: int, thread: int | None = None) -> tuple[int, ...]:
 
 
 def _last_processor(process: int, thread: int) -> int:
-    """Where a thread computes, or did last (proc(5), field 39 of stat); -1 if it has ended."""
+    """Where a thread computes, or did last; -1 if it has ended."""
     with suppress(FileNotFoundError, ProcessLookupError):
-        path = _PROC / str(process) / "task" / str(thread) / "stat"
-        # The name of the program stands in brackets, and may have spaces and brackets itself.
-        return int(path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[36])
+        return _processor_in(_PROC / str(process) / "task" / str(thread) / "stat")
     return -1
+
+
+def _processor_in(stat: Path) -> int:
+    """The processor in a thread's statistics (proc(5): field 39)."""
+    # The name of the program stands in brackets, and may have spaces and brackets itself.
+    return int(stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[36])
 
 
 def _affinity(thread: int) -> frozenset[int]:

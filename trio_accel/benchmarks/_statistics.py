@@ -50,11 +50,13 @@ class Pairs:
         ours: Of this library.
         peer: Of what it is compared with; each was taken right after the one of ours.
         retaken: Pairs that do not count: a processor was slow meanwhile.
+        disturbed: Pairs that count although one was.
     """
 
     ours: tuple[float, ...]
     peer: tuple[float, ...]
     retaken: int = 0
+    disturbed: int = 0
 
     def ratio(self) -> Summary:
         """Ours over the peer, pair by pair: what slows the machine for a while slows both of a pair."""

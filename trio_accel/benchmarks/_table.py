@@ -14,7 +14,8 @@ HEADER = ("name", "ours", "peer", "ratio", "goal", "verdict")
 
 _RETAKEN = (
     "\nA pair during which something else slowed a processor down does not count and is taken once more, "
-    "for at most {:g} s of a comparison; +n behind a ratio: so many were."
+    "until that has taken {:g} s of a comparison. Behind a ratio, +n: so many were; n disturbed: so many "
+    "count all the same."
 )
 
 
@@ -41,7 +42,7 @@ def cells(result: Result, *, has_quartiles: bool = True) -> tuple[str, ...]:
         result.name,
         cell(result.ours, result.unit),
         cell(result.peer, result.unit),
-        compared + (f" +{result.retaken}" if result.retaken else ""),
+        compared + _takes(result),
         goal_text(result.goal, result.unit),
         verdict,
     )
@@ -56,6 +57,12 @@ def describe_plan(plan: Plan) -> str:
         "a ratio is ours over the peer, pair by pair."
         + (_RETAKEN.format(plan.patience) if plan.patience else "")
     )
+
+
+def _takes(result: Result) -> str:
+    """Say how many pairs were taken once more, and how many should have been."""
+    retaken = f" +{result.retaken}" if result.retaken else ""
+    return f"{retaken}, {result.disturbed} disturbed" if result.disturbed else retaken
 
 
 def _cell(summary: Summary | None, unit: str, *, has_quartiles: bool) -> str:

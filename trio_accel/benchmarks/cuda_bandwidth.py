@@ -17,7 +17,7 @@ import trio
 import trio_accel as ta
 
 from ._cuda_stand import matrix, on_cuda
-from ._harness import Figure, Goal, Isolation, Pairs, Plan, Result, alternate, per_call
+from ._harness import Figure, Goal, Isolation, Plan, Result, alternate, per_call
 from ._stand import Stand
 from .rivals import Rival, banded, open_rival
 
@@ -132,36 +132,39 @@ async def _compare(work: Work, rival: Rival, stand: Stand) -> tuple[Result, ...]
                 nursery.start_soon(per_call, ask, work.each)
         return _IN_FLIGHT * work.each / (time.perf_counter() - start)
 
-    firsts: list[float] = []
-    bare_firsts: list[float] = []
+    first, bare_first = 0.0, 0.0
+    firsts: list[tuple[float, float]] = []
 
     async def single() -> float:
+        nonlocal first
         times: list[float] = []
         for _ in range(_SINGLES):
             start = time.perf_counter()
             await ask()
             times.append((time.perf_counter() - start) * 1e6)
-        firsts.append(times[0])
+        first = times[0]
         return statistics.median(times)
 
     async def bare_single() -> float:
+        nonlocal bare_first
         times = await rival.measure_each("singles", **bare, calls=_SINGLES)
-        bare_firsts.append(times[0] * 1e6)
+        bare_first = times[0] * 1e6
         return statistics.median(times) * 1e6
 
     bare_rate = partial(rival.measure, "rate", **bare, calls=_IN_FLIGHT * work.each)
     # Where the device is busy all the time, no processor's speed matters.
     many = await alternate(rate, bare_rate, attrs.evolve(plan, patience=0.0))
-    one = await alternate(single, bare_single, plan)
-    # Of every measurement: a row without a goal.
-    first = Pairs(ours=tuple(firsts[plan.warmups :]), peer=tuple(bare_firsts[plan.warmups :]))
+    one = await alternate(single, bare_single, plan, on_pair=lambda: firsts.append((first, bare_first)))
+    of_firsts = attrs.evolve(
+        one, ours=tuple([ours for ours, _ in firsts]), peer=tuple([peer for _, peer in firsts])
+    )
     name = stand.name("cuda.bandwidth")
     least = Goal(figure=Figure.RATIO, least=0.97)
     most = Goal(figure=Figure.DIFFERENCE, most=_MOST_MORE[stand.isolation])
     return (
         Result.compare(f"{name}-{work.name}", many, unit="/s", goal=least),
         Result.compare(f"{name}-{work.name}-single", one, unit="µs", goal=most),
-        Result.compare(f"{name}-{work.name}-first", first, unit="µs"),
+        Result.compare(f"{name}-{work.name}-first", of_firsts, unit="µs"),
     )
 
 

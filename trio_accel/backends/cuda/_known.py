@@ -21,7 +21,7 @@ class Known(Generic[_THING]):
 
     A program that drops its results asks for the same again and again, on the same blocks: then the
     specification is the same one, too, or the array is. All is found out anew when memory was freed, as
-    blocks may lie elsewhere then. Nothing here keeps a specification or an array.
+    blocks may lie elsewhere then. The table itself keeps no specification and no array.
 
     Args:
         places: Where blocks lie.

@@ -99,10 +99,17 @@ class Transfers:
             index = bisect.bisect_right(self._starts, start) - 1
             return index >= 0 and start + nbytes <= self._ends[index]
 
-    def to_device(self, stream: CudaStream, host: HostArray, address: int) -> None:
-        """Enqueue the copy of a host array, in C order, to device memory. It is read until the next event."""
+    def to_device(self, stream: CudaStream, host: HostArray, start: int | None, address: int) -> None:
+        """Enqueue the copy of a host array, in C order, to device memory. It is read until the next event.
+
+        Args:
+            stream: Where.
+            host: The array.
+            start: What `straight` says of it.
+            address: Where it is copied to.
+        """
         nbytes = host.nbytes
-        if (start := self.straight(host)) is not None:
+        if start is not None:
             self._context.check(driver.cuMemcpyHtoDAsync(address, start, nbytes, stream.native))
         elif nbytes <= SMALL:
             slot = self._take_slot()
@@ -117,10 +124,17 @@ class Transfers:
                 driver.cuMemcpyHtoDAsync(address, packed.ctypes.data, host.nbytes, stream.native)
             )
 
-    def to_host(self, stream: CudaStream, address: int, host: HostArray) -> None:
-        """Enqueue the copy of device memory to a host array, in C order; it is there at the next event."""
+    def to_host(self, stream: CudaStream, address: int, host: HostArray, start: int | None) -> None:
+        """Enqueue the copy of device memory to a host array, in C order; it is there at the next event.
+
+        Args:
+            stream: Where.
+            address: What is copied.
+            host: The array.
+            start: What `straight` says of it.
+        """
         nbytes = host.nbytes
-        if (start := self.straight(host)) is not None:
+        if start is not None:
             self._context.check(driver.cuMemcpyDtoHAsync(start, address, nbytes, stream.native))
         elif nbytes <= SMALL:
             slot = self._take_slot()

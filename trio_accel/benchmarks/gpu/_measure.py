@@ -13,6 +13,7 @@ import attrs
 import trio
 
 from .. import Machine, Plan, Result, Verdict, describe_plan, select, table
+from .._processors import Processors
 
 __all__ = ["main"]
 
@@ -53,7 +54,7 @@ def main() -> int:
     parser.add_argument("--backend", default="cuda")
     given = parser.parse_args()
     plan = Plan(pairs=given.pairs, scale=given.scale, backend=given.backend)
-    if not plan.is_quick:
+    if not plan.is_quick and Processors.are_told():
         plan = attrs.evolve(plan, patience=_PATIENCE)
     rows = trio.run(_measure, given.names, plan, given.json)
     return int(any(row.verdict is Verdict.MISSED for row in rows))

@@ -281,6 +281,11 @@ class Form:
             made = self._made[blocks] = self._make(blocks)
         return made
 
+    def forget_hosts(self) -> None:
+        """Keep nothing that was made with host arrays."""
+        if self._hosts:
+            self._made.clear()
+
     def _make(self, blocks: tuple[int, ...]) -> Made:
         return Made(
             None if self._hosts else self._cls(*self._fields_on(blocks)),

@@ -583,8 +583,9 @@ class WorkerSide:
             self._device.unmap_chunk(number)
 
     def _on_unslab(self, number: int) -> None:
-        # What was made of them may have arrays in it. They are read again with the next operation.
-        self._forms.clear()
+        # Specifications that were made of forms may have arrays in it.
+        for form in self._forms.values():
+            form.forget_hosts()
         self._slabs.remove(self._device, number, self._rest)
 
     async def _rest(self) -> None:

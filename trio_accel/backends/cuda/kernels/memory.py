@@ -73,14 +73,14 @@ class MemoryLibrary(CudaLibrary):
         out, transfers = self._device.at(spec.out), self._device.transfers
         if not out.size:
             return
+        start = transfers.straight(spec.host)
         if not out.is_contiguous:
             packed = self._pack(stream, out)
-            transfers.to_device(stream, spec.host, packed.address)
+            transfers.to_device(stream, spec.host, start, packed.address)
             self._device.arrays.convert(stream, packed, out)
             return
-        start = transfers.straight(spec.host)
         if start is None:
-            transfers.to_device(stream, spec.host, out.address)
+            transfers.to_device(stream, spec.host, start, out.address)
             return
         to = driver.CUdeviceptr(out.address)
         copy: _Copy = partial(driver.cuMemcpyHtoDAsync, to, start, out.nbytes, stream.native)
@@ -93,14 +93,14 @@ class MemoryLibrary(CudaLibrary):
         source, transfers = self._device.at(spec.source), self._device.transfers
         if not source.size:
             return
+        start = transfers.straight(spec.host)
         if not source.is_contiguous:
             packed = self._pack(stream, source)
             self._device.arrays.convert(stream, source, packed)
-            transfers.to_host(stream, packed.address, spec.host)
+            transfers.to_host(stream, packed.address, spec.host, start)
             return
-        start = transfers.straight(spec.host)
         if start is None:
-            transfers.to_host(stream, source.address, spec.host)
+            transfers.to_host(stream, source.address, spec.host, start)
             return
         source_of = driver.CUdeviceptr(source.address)
         copy: _Copy = partial(driver.cuMemcpyDtoHAsync, start, source_of, source.nbytes, stream.native)
