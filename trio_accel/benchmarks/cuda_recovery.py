@@ -19,6 +19,8 @@ __all__ = ["BENCHMARKS"]
 
 _ROUNDS = 20
 _STUCK_AFTER = 0.5
+# Bytes of 64 arrays that outlive every fault, powers of two in turn: 1 MiB to 1 GiB, 10.5 GiB together.
+_HELD = tuple(1 << (20 + number % 11) for number in range(64))
 # Until the next spare stands ready.
 _PAUSE = 1.5
 _OFTEN = ta.Intensity(10_000, 60.0)
@@ -57,7 +59,8 @@ async def recovery(stand: Stand) -> tuple[Result, ...]:
     """From the error of the request in flight to the right product of the next, float32 of 512; no peer.
 
     20 rounds of each fault: kernels that write to an illegal address, trap, fail an assertion or do not end,
-    and a worker that is killed while one writes; some with a spare.
+    and a worker that is killed while one writes; some with a spare. Meanwhile 64 arrays of 1 MiB to 1 GiB
+    live, which each new context has to map.
     """
     await trio.lowlevel.checkpoint()
     return tuple([await _rounds(fault, stand.name("cuda.recovery"), stand.plan) for fault in _FAULTS])
@@ -74,6 +77,7 @@ async def _rounds(fault: Fault, name: str, plan: Plan) -> Result:
     rounds, took = max(2, plan.count(_ROUNDS)), list[float]()
     host = np.random.default_rng(1).integers(-9, 9, (SIZE, SIZE)).astype(np.float32)
     async with opened(plan, options) as device:
+        held = [await device.empty((plan.count(nbytes),), np.uint8) for nbytes in _HELD]
         a, right = await device.put(host), host @ host
         for number in range(rounds):
             plan.watch(number, rounds)
@@ -81,6 +85,7 @@ async def _rounds(fault: Fault, name: str, plan: Plan) -> Result:
             if fault.spares:
                 await trio.sleep(_PAUSE)
             took.append(await _round(device, fault, a, right))
+        del held
     goal = Goal(figure=Figure.OURS, most=fault.most)
     return one_row(f"{name}-{fault.name}", took, "ms", goal)
 
