@@ -62,6 +62,7 @@ class Engine:
         order: What waits to be launched.
         is_lost: Whether the context is gone: nothing is launched any more, and replies are of no account.
         placed: Tells where a block of a chunk that is kept lies; None if it is freed.
+        fresh: Blocks that lie where they did not lie before; whoever takes note of where removes them.
         enter: Notes that an operation is handed over: later ones that touch its memory are launched after it.
         release_all: Frees blocks, each as soon as nothing in flight uses it.
     """
@@ -104,6 +105,7 @@ class Engine:
         self._memory_in_use = MemoryInUse(device)
         self.release_all: Callable[[Iterable[int]], None] = self._memory_in_use.release_all
         self.placed: Callable[[int], PlacedBlock | None] = self._memory_in_use.placed
+        self.fresh: set[int] = self._memory_in_use.fresh
         self.completion: CompletionPort = (options.completion or best_completion(device.info)).open(self.reap)
         # An operation's grace is dropped when it is done: the alarm holds on to its arrays.
         self.alarms: Alarms = Alarms()

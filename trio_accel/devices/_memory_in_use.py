@@ -82,12 +82,16 @@ class MemoryInUse:
 
     Args:
         device: Whose memory it is.
+
+    Attributes:
+        fresh: Blocks that were made where they were not before, unless somebody has taken note of where.
     """
 
-    __slots__ = ("_device", "_uses")
+    __slots__ = ("_device", "_uses", "fresh")
 
     def __init__(self, device: AccelDevice) -> None:
         self._device = device
+        self.fresh: set[int] = set()
         self._uses: dict[int, BlockUse] = {}
 
     def adopt(self, blocks: Iterable[int]) -> None:
@@ -145,6 +149,7 @@ class MemoryInUse:
                 gc.collect()
                 drain()
                 self._device.allocate(block, nbytes)
+            self.fresh.add(block)
             if block in uses:
                 uses[block].is_allocated = True
             else:
@@ -223,6 +228,7 @@ class MemoryInUse:
                 use.is_dropped = True
             else:
                 del uses[block]
+                self.fresh.discard(block)
                 self._device.free(block)
 
     def placed(self, block: int) -> PlacedBlock | None:

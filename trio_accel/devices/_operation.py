@@ -122,9 +122,9 @@ class Launch(Request["LibraryActor", None]):
     writes: frozenset[int]
     allocations: tuple[tuple[int, int], ...]
     staged: tuple[CopyFromHostSpec | CopySpec, ...]
-    outputs: list[Block]
-    uses: list[tuple[str, Block]]
-    keep: list[object]
+    outputs: Sequence[Block]
+    uses: Sequence[tuple[str, Block]]
+    keep: Sequence[object]
     library: str = ""
     fault: FaultHit | None = None
     number: int = 0
@@ -171,9 +171,8 @@ class Launch(Request["LibraryActor", None]):
         if self.is_forgotten:
             return
         self.is_forgotten = True
-        self.outputs.clear()
-        self.uses.clear()
-        self.keep.clear()
+        # Others may be launched with the same.
+        self.outputs = self.uses = self.keep = ()
         if self.fault is not None:
             self.fault.give_back()
 

@@ -79,6 +79,46 @@ async def test_what_failed_leaves_no_place_behind(system: ta.System) -> None:
         del caught
 
 
+async def test_what_is_made_where_another_was_outlives_the_worker(system: ta.System) -> None:
+    async with system.open_device(BACKEND, options=options()) as device:
+        x, y = await device.put(np.eye(4) * 3), await device.put(np.eye(4) * 2)
+        first = await ta.linalg.matmul(x, x)
+        number, place = first.block.id, device.dispatch._chunks.blocks[first.block.id]
+        del first
+        second = await ta.linalg.matmul(x, y)
+        # Its answer says nothing of the place.
+        assert second.block.id == number
+        assert device.dispatch._chunks.blocks[number] == place
+        generation = device.generation
+        device.dispatch.process.kill()
+        await until(lambda: device.generation > generation)
+        assert (await second.to_host() == np.eye(4) * 6).all()
+        assert device.dispatch._chunks.blocks[number] == place
+
+
+async def test_where_something_was_being_made_nothing_lies_for_the_next_worker(system: ta.System) -> None:
+    async with system.open_device(BACKEND, options=options()) as device:
+        x = await device.put(np.eye(4))
+        first = await ta.linalg.matmul(x, x)
+        number = first.block.id
+        del first
+        ta.testing.inject_fault(device, ta.linalg.Matmul, hang=True)
+        pending = device.submit(ta.linalg.Matmul(x, x))
+        assert pending.value.block.id == number
+        await wait_in_flight(device)
+        generation = device.generation
+        device.dispatch.process.kill()
+        with pytest.raises(ta.ContextPoisonedError):
+            await pending.wait()
+        await until(lambda: device.generation > generation)
+        assert number not in device.dispatch._chunks.blocks
+        others = [await device.put(np.full((4, 4), float(value))) for value in range(6)]
+        for value, other in enumerate(others):
+            assert (await other.to_host() == value).all()
+        with pytest.raises(ta.StaleRefError, match="spoiled"):
+            await pending.value.to_host()
+
+
 class Model:
     """Arrays of the device, and what should stand in them."""
 

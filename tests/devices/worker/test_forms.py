@@ -7,7 +7,7 @@ import pickle
 import weakref
 from collections import defaultdict
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import numpy as np
@@ -32,6 +32,7 @@ from trio_accel.devices._operation import Launch
 from trio_accel.devices.worker import _forms
 from trio_accel.devices.worker._forms import Form, FormTable
 from trio_accel.devices.worker._host_arrays import HostArrays
+from trio_accel.devices.worker._worker_blocks import WorkerBlocks
 
 FLOAT32 = DType.float32
 
@@ -41,6 +42,7 @@ class Named:
     """As much of a block as a form needs."""
 
     id: int
+    damaged_by: None = None
 
 
 @attrs.frozen
@@ -96,8 +98,10 @@ class Worker:
             return None
         form, blocks = pickle.loads(pickle.dumps(found, 5))
         known = self.forms[form]
-        blocks_by_id: Any = Blocks()
-        return known.launch(number, blocks, known.on(blocks), blocks_by_id, self._array_at)
+        made, blocks_by_id = known.on(blocks), cast("WorkerBlocks", Blocks())
+        if not made.is_found(blocks_by_id):
+            made.find(blocks_by_id)
+        return known.launch(number, blocks, made, self._array_at)
 
     def _array_at(self, arrivals: list[Any], *where: Any) -> Any:
         self.asked.append(where)
@@ -107,6 +111,8 @@ class Worker:
 
 
 class Blocks(defaultdict[int, Named]):
+    changes = 0
+
     def __missing__(self, number: int) -> Named:
         return Named(number)
 
@@ -125,8 +131,8 @@ def launch_of(
     uses: tuple[tuple[str, int], ...] = (),
     **more: Any,
 ) -> Launch:
-    of_outputs: Any = [Named(block) for block in outputs]
-    of_uses: Any = [(argument, Named(block)) for argument, block in uses]
+    of_outputs: Any = tuple([Named(block) for block in outputs])
+    of_uses: Any = tuple([(argument, Named(block)) for argument, block in uses])
     return Launch(
         name, spec, *spec.blocks(), made, more.get("staged", ()), of_outputs, of_uses, [], library,
         more.get("fault"),
@@ -284,7 +290,7 @@ def test_a_specification_that_comes_again_with_something_else() -> None:
         attrs.evolve(first, name="test.Other"),
         attrs.evolve(first, allocations=((3, 32),)),
         attrs.evolve(first, allocations=()),
-        attrs.evolve(first, outputs=[*first.outputs, *product(1, 2, 4).outputs]),
+        attrs.evolve(first, outputs=(*first.outputs, *product(1, 2, 4).outputs)),
         attrs.evolve(first, uses=first.uses[:1]),
     ]
     for other in (*others, first):

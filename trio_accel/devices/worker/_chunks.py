@@ -108,7 +108,7 @@ class ChunkTable:
             self.blocks[place[0]] = place
 
     def unplace(self, allocations: Iterable[tuple[int, int]]) -> None:
-        """These are being made, perhaps where they were: until that is told, nobody knows."""
+        """It is not known any more where these lie."""
         for block, _ in allocations:
             self.blocks.pop(block, None)
 

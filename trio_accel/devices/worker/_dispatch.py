@@ -363,6 +363,7 @@ class WorkerDispatch:
             self._keep_until_gone(link, had)
         for request in had:
             self._alarms.drop(request)
+            self._forget_places(request)
         self._requests.put_back(self._fates.sort(had, link, error, retry=self._options.retry))
         if self._context is not None and not self._fates.is_closing:
             self._context.crash(error)
@@ -406,13 +407,11 @@ class WorkerDispatch:
         if self._released:
             self._released, self._released_bytes = [], 0.0
         is_alone = self._requests.sent == 1
-        if isinstance(request, OperationRequest):
-            self._chunks.unplace(request.launch.allocations)
-            if request.hosts.is_used:
-                # It may be large.
-                link.send(message, now=is_alone)
-                self._copies.stage(request, self._filled)
-                return
+        if isinstance(request, OperationRequest) and request.hosts.is_used:
+            # It may be large.
+            link.send(message, now=is_alone)
+            self._copies.stage(request, self._filled)
+            return
         link.post(message, now=is_alone)
 
     def _first_word(self, link: WorkerLink, library: str) -> int:
@@ -642,6 +641,8 @@ class WorkerDispatch:
                 # No other has one.
                 self._alarms.drop(request)
             if isinstance(request, OperationRequest):
+                if trouble is not None:
+                    self._forget_places(request)
                 try:
                     placed, error = self._fates.done(request, places, results, trouble)
                 except TryAgainError:
@@ -649,6 +650,11 @@ class WorkerDispatch:
                 else:
                     self._chunks.place(placed)
                     self._mirror.done(request.library, error)
+
+    def _forget_places(self, request: RemoteRequest) -> None:
+        """Know no more where what a request was to make lies: it may have been made anew, or not at all."""
+        if isinstance(request, OperationRequest):
+            self._chunks.unplace(request.launch.allocations)
 
     def _collect(self, request: OperationRequest) -> None:
         """There is no memory for a request: arrays in reference cycles may hold some."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...backends.base import (
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Fates", "TryAgainError"]
 
+# What a worker would tell of an operation if there were anything to be told.
+_FINE: Any = "done", True, False, None, ()
 _PHASES = (Phase.ENQUEUE, Phase.COMPLETE, Phase.REPLY, Phase.RELEASE)
 
 
@@ -51,12 +53,12 @@ class Fates:
 
     def done(
         self, request: OperationRequest, places: tuple[Place, ...], results: tuple[Any, ...], trouble: Any
-    ) -> tuple[list[Place], BaseException | None]:
+    ) -> tuple[Sequence[Place], BaseException | None]:
         """The worker is done with an operation.
 
         Args:
             request: Whose it is.
-            places: Where its new blocks lie.
+            places: Where those of its new blocks lie of which this was not known.
             results: Host arrays by value.
             trouble: What the worker tells of it unless it was launched and all went well.
 
@@ -66,34 +68,34 @@ class Fates:
         Raises:
             TryAgainError: There was not enough memory, and garbage may hold some: nothing has become of it.
         """
-        device, launch = self._device, request.launch
-        is_launched, is_hit, plain, damaged = True, False, None, ()
-        if trouble is not None:
-            fate, is_launched, is_hit, plain, damaged = trouble
+        launch, device = request.launch, self._device
+        error: BaseException | None = None
+        is_launched, damaged = True, ()
+        if trouble is not None or request.failure is not None:
+            fate, is_launched, is_hit, plain, damaged = trouble or _FINE
             if fate == "withdrawn":
                 self._copies.cancel(request)
                 request.unwind_after_copies()
-                return [], None
-        error: BaseException | None = request.failure
-        if plain is not None or error is not None:
+                return (), None
             error = self._error_of(request, plain, is_launched=is_launched)
-        if is_hit:
-            _strike(launch)
+            if is_hit:
+                _strike(launch)
         if error is not None or request.hosts.is_used:
             self._copy(request, results, error)
-        # Of an asker that has gone, nobody has the arrays, and they are released already.
+        generation = device.generation
         made: list[int] = []
         for block in launch.keep:
+            # Of an asker that has gone, nobody has the arrays, and they are released already.
             if isinstance(block, Block) and not block.is_released:
                 # It may have been planned while there was no context.
-                block.generation = device.generation
+                block.generation = generation
                 made.append(block.id)
         if damaged or request.failure is not None:
             self._spoil(request, damaged, error)
         if is_launched and device.hooks:
             self._notify(launch)
         request.finish_after_copies(error)
-        return [place for place in places if place[0] in made], error
+        return [place for place in places if place[0] in made] if places else (), error
 
     def _copy(self, request: OperationRequest, results: Any, error: BaseException | None) -> None:
         """Fill the host arrays of an operation, unless it failed."""

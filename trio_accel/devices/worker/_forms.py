@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from operator import attrgetter, itemgetter
 from typing import Any, TypeAlias
 from weakref import ref
 
@@ -16,6 +17,7 @@ from .._blocks import Block
 from .._operation import Launch
 from ._channel import Message
 from ._wire import Wire, decode_spec, encode_spec, no_host, spec_fields, spec_key
+from ._worker_blocks import WorkerBlocks
 
 __all__ = ["Form", "FormTable"]
 
@@ -23,6 +25,8 @@ __all__ = ["Form", "FormTable"]
 _MOST = 1024
 # Of one form: a program that drops its results has the same blocks again and again.
 _MOST_MADE = 256
+
+_ID, _ARGUMENT, _BLOCK = attrgetter("id"), itemgetter(0), itemgetter(1)
 
 _Key: TypeAlias = tuple[Any, ...]
 _Found: TypeAlias = tuple[int, tuple[int, ...]]
@@ -99,13 +103,13 @@ class FormTable:
         if launch.staged or launch.fault is not None:
             return None
         spec = launch.spec
+        known = self._known.get(id(spec))
+        if known is not None and known[0] is spec and known[1] == _rest_of(launch):
+            return known[2]
         if type(spec) is CopyFromHostSpec:
             return self._find_copy(launch, spec.host, spec.out, host)
         if type(spec) is CopyToHostSpec:
             return self._find_copy(launch, spec.host, spec.source, host)
-        known = self._known.get(id(spec))
-        if known is not None and known[0] is spec and known[1] == _rest_of(launch):
-            return known[2]
         found = self._find(launch, host)
         if found is not None and spec.identity() is not None:
             if len(self._known) >= _MOST:
@@ -181,8 +185,9 @@ def _rest_of(launch: Launch) -> _Rest:
         launch.name,
         launch.library,
         launch.allocations,
-        [output.id for output in launch.outputs],
-        [(argument, used.id) for argument, used in launch.uses],
+        tuple(map(_ID, launch.outputs)),
+        tuple(map(_ARGUMENT, launch.uses)),
+        tuple(map(_ID, map(_BLOCK, launch.uses))),
     )
 
 
@@ -215,6 +220,8 @@ class Made:
         allocations: Id and bytes of the blocks to make first.
         outputs: Blocks that it writes.
         uses: Arguments that exist already, and their blocks.
+        written: The `outputs`, as they were found last.
+        used: The `uses`, likewise.
     """
 
     spec: OperationSpec | None
@@ -223,6 +230,24 @@ class Made:
     allocations: tuple[tuple[int, int], ...]
     outputs: tuple[int, ...]
     uses: tuple[tuple[str, int], ...]
+    written: tuple[Block, ...] = ()
+    used: tuple[tuple[str, Block], ...] = ()
+    _new: tuple[Block, ...] = ()
+    _changes: int = -1
+
+    def is_found(self, table: WorkerBlocks) -> bool:
+        """Whether all blocks are the ones that were found last, and none of those to be made is damaged."""
+        is_found = self._changes == table.changes
+        for block in self._new:
+            is_found = is_found and block.damaged_by is None
+        return is_found
+
+    def find(self, table: WorkerBlocks) -> None:
+        """Find the blocks."""
+        self.written = tuple([table[block] for block in self.outputs])
+        self.used = tuple([(argument, table[block]) for argument, block in self.uses])
+        self._new = tuple([table[block] for block, _ in self.allocations])
+        self._changes = table.changes
 
 
 class Form:
@@ -301,7 +326,6 @@ class Form:
         number: int,
         blocks: tuple[int, ...],
         made: Made,
-        table: Mapping[int, Block],
         shared: Callable[..., npt.NDArray[Any]] = no_host,
     ) -> Launch:
         """Make a launch of this form.
@@ -309,8 +333,7 @@ class Form:
         Args:
             number: Number of the request.
             blocks: Its blocks, in the order of their places.
-            made: What follows from them.
-            table: The blocks by their ids.
+            made: What follows from them; its blocks are found.
             shared: Makes an array over memory of the application's; see `decode_launch`.
         """
         arrivals: list[Arrival] = []
@@ -327,9 +350,9 @@ class Form:
             made.writes,
             made.allocations,
             (),
-            [table[block] for block in made.outputs],
-            [(argument, table[block]) for argument, block in made.uses],
-            [],
+            made.written,
+            made.used,
+            (),
             self._library,
             None,
             number,

@@ -31,7 +31,8 @@ ready       names of the libraries: the device is open
 started     the context serves
 done        number, blocks as in start, host arrays by value, and None if it was launched and all went well,
             otherwise "done" or "withdrawn", whether it was launched, whether its fault has struck, error,
-            ids of damaged blocks; exactly one for each request and lease
+            ids of damaged blocks; exactly one for each request and lease. Where all went well, blocks that
+            lie where they did before are not named; otherwise all are that it has made and that are there
 granted     number, block as in start
 copy        transfer, number of the request, index of the host array, chunk, offset, array
 chunk       id, bytes; with its descriptor: before anything that lies in it is named

@@ -112,11 +112,11 @@ class Mirror:
             actor_class = library.rpartition(":")[2]
             nodes = tuple([node for node in self._nodes.values() if node.actor_class == actor_class])
             self._of_library[library] = nodes
-        is_crash = error is not None and isinstance(error, ActorFailedError)
-        for node in nodes:
-            if is_crash:
+        if error is not None and isinstance(error, ActorFailedError):
+            for node in nodes:
                 node.failed += 1
-            else:
+        else:
+            for node in nodes:
                 node.handled += 1
 
     def snapshots(self, queues: dict[str, QueueStatistics]) -> tuple[ActorSnapshot, ...]:

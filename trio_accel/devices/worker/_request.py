@@ -128,9 +128,10 @@ class RemoteRequest:
         """Give the outcome when nothing uses the program's arrays any more; a copy may fail until then."""
         if self.copies:
             self._after_copies(lambda: self.finish(error or self.failure))
-        else:
-            error = error or self.failure
-            self._settle(None if error is None else outcome.Error(error), error)
+            return
+        if error is None:
+            error = self.failure
+        self._settle(None if error is None else outcome.Error(error), error)
 
     def unwind_after_copies(self) -> None:
         """Let a cancelled asker go when nothing uses the program's arrays any more, whatever the outcome."""
@@ -164,17 +165,15 @@ class RemoteRequest:
             return False
         self.is_over = True
         self._let_go()
-        task, self._task = self._task, None
-        on_done, self._on_done = self._on_done, None
-        if on_done is not None and task is None:
-            on_done(error)
-            return True
-        if result is None:
-            result = WOKEN
+        task, on_done = self._task, self._on_done
         if task is not None:
-            trio.lowlevel.reschedule(task, result)
+            self._task = None
+            trio.lowlevel.reschedule(task, WOKEN if result is None else result)
+        elif on_done is not None:
+            self._on_done = None
+            on_done(error)
         else:
-            self._result = result
+            self._result = WOKEN if result is None else result
         return True
 
 

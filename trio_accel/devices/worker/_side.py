@@ -18,7 +18,7 @@ from ...actors import ActorStarted, DirectReply, Event, MessageEvent, Ref, Resta
 from ...backends import resolve
 from ...backends.base import AccelDevice, AccelError, PlacedBlock
 from .._availability import Availability
-from .._blocks import Block, BlockTable
+from .._blocks import BlockTable
 from .._context import ContextActor, Session, context_policy, load_library
 from .._engine import Engine
 from .._errors import WithdrawnError
@@ -37,6 +37,7 @@ from ._remote_copies import RemoteCopies
 from ._slabs import WorkerSlabs
 from ._wire import encode_array
 from ._wire_errors import encode_error
+from ._worker_blocks import WorkerBlocks
 
 __all__ = ["WorkerSide"]
 
@@ -53,28 +54,27 @@ class _Serving(DirectReply):
         results: Host arrays that travel with the reply.
         spoils: Whether its outputs are spoiled also if it was never launched, because others count on it.
         session: The context that serves it.
-        tell: Tells the application what it failed with, or None.
-        announce: Tells it what it will hear if all goes well.
+        side: Tells the application what becomes of it.
         is_launched: Whether the library has begun.
-        places: Where its new blocks lie, if that was looked up by now.
+        places: Where those of its new blocks lie of which the application does not know it, if that was
+            looked up by now.
         payload: The answer as it travels if all goes well, if it was prepared by now.
     """
 
     __slots__ = (
-        "announce",
         "is_launched",
         "launch",
         "payload",
         "places",
         "results",
         "session",
+        "side",
         "spoils",
-        "tell",
         "word",
     )
 
     def __init__(
-        self, launch: Launch, word: int, session: Session, tell: _Tell, announce: _Announce, *, spoils: bool
+        self, launch: Launch, word: int, session: Session, side: WorkerSide, *, spoils: bool
     ) -> None:
         # Without the call of the base's, which takes longer than it does anything.
         self.message = launch
@@ -85,8 +85,7 @@ class _Serving(DirectReply):
         self.results: Sequence[npt.NDArray[Any]] = ()
         self.spoils: bool = spoils
         self.session: Session = session
-        self.tell: _Tell = tell
-        self.announce: _Announce = announce
+        self.side: WorkerSide = side
         self.is_launched: bool = False
         self.places: tuple[Place, ...] | None = None
         self.payload: bytes | None = None
@@ -100,11 +99,11 @@ class _Serving(DirectReply):
         """Prepare the answer while the device works; the task of the strategy looks for its end."""
         self._prepare()
         if self.payload is not None and self.launch.fault is None:
-            self.announce(self, herald)
+            self.side.announce(self, herald)
         return False
 
     def _prepare(self) -> None:
-        self.places = _places(self.launch, self.session.engine)
+        self.places = _new_places(self.launch, self.session.engine)
         if not self.results:
             self.payload = payload_of(self.answer(self.places, None))
 
@@ -117,23 +116,25 @@ class _Serving(DirectReply):
         if error is not None and self.spoils:
             for output in self.launch.outputs:
                 output.spoil(self.launch.name, error)
-        self.tell(self, error)
+        self.side.done(self, error)
 
 
-def _places(launch: Launch, engine: Engine) -> tuple[Place, ...]:
-    """Where the blocks lie that an operation has made, and that are not freed."""
-    places: list[Place] = []
-    placed = engine.placed
-    for block, _ in launch.allocations:
-        place = placed(block)
-        if place is not None:
-            places.append(place[:])
-    return tuple(places)
+def _new_places(launch: Launch, engine: Engine) -> tuple[Place, ...]:
+    """Where the blocks lie that an operation has made, unless they lie where they did before."""
+    fresh = engine.fresh
+    if not fresh:
+        return ()
+    blocks = [block for block, _ in launch.allocations if block in fresh]
+    fresh.difference_update(blocks)
+    return _places(blocks, engine)
+
+
+def _places(blocks: Iterable[int], engine: Engine) -> tuple[Place, ...]:
+    """Where blocks lie; nothing of those that are freed."""
+    return tuple([place[:] for block in blocks if (place := engine.placed(block)) is not None])
 
 
 _Herald: TypeAlias = Callable[[Callable[[], None]], None]
-_Tell: TypeAlias = Callable[[_Serving, "BaseException | None"], None]
-_Announce: TypeAlias = Callable[[_Serving, _Herald], None]
 
 
 class WorkerSide:
@@ -157,7 +158,7 @@ class WorkerSide:
         self._config = config
         self._availability = Availability()
         self.blocks: BlockTable = BlockTable(config.device, self._availability)
-        self._table = _Blocks(self.blocks)
+        self._table = WorkerBlocks(self.blocks)
         self._serving: dict[int, _Serving] = {}
         # Those that were used by now; and all, as they came.
         self._forms: dict[int, Form] = {}
@@ -341,7 +342,7 @@ class WorkerSide:
         self._device.adopt(blocks)
         self._availability.begin(generation)
         for block in blocks:
-            self._table[block.block] = self.blocks.new(block.nbytes, block.block)
+            self._table.adopt(block.block, block.nbytes)
         session.generation = generation
         session.engine.begin(generation, self._table)
         early, self._early = self._early, None
@@ -357,17 +358,19 @@ class WorkerSide:
     def _on_request(self, number: int, word: int, spoils: bool, data: Any, released: tuple[int, ...]) -> None:
         session = self._session
         if released:
-            self._let_go(released)
+            self._table.let_go(released)
         if session is None:
             return
-        self._name_blocks(data[ALLOCATIONS])
+        self._table.name(data[ALLOCATIONS])
         results: list[npt.NDArray[Any]] = []
         try:
             launch = decode_launch(data, number, self._table, self._slabs.array, results)
         except Exception as error:  # noqa: BLE001  # a module of the program's that this process does not have
             self._cannot_read(number, data[NAME], data[OUTPUTS] if spoils else (), error)
             return
-        self._serve(_Serving(launch, word, session, self._done, self._announce, spoils=spoils), results)
+        serving = _Serving(launch, word, session, self, spoils=spoils)
+        serving.results = results
+        self._serve(serving)
 
     def _on_form(self, form: int, data: Any) -> None:
         # It is read with the first operation, as whatever is wrong with it concerns that.
@@ -388,47 +391,36 @@ class WorkerSide:
     ) -> None:
         session = self._session
         if released:
-            self._let_go(released)
+            self._table.let_go(released)
         if session is None:
             return
-        again = self._forms.get(form)
+        again, table = self._forms.get(form), self._table
         try:
             if again is None:
                 again = self._forms[form] = Form(self._told_forms[form])
             made = again.on(blocks)
-            self._name_blocks(made.allocations)
-            launch = again.launch(number, blocks, made, self._table, self._slabs.array)
+            if not made.is_found(table):
+                table.name(made.allocations)
+                made.find(table)
+            launch = again.launch(number, blocks, made, self._slabs.array)
         except Exception as error:  # noqa: BLE001  # the same, or memory that is not here
             allocations: tuple[tuple[int, int], ...]
             outputs: tuple[int, ...]
             name, _, _, allocations, outputs, _ = self._told_forms[form]
-            self._name_blocks([(blocks[place], nbytes) for place, nbytes in allocations])
+            table.name([(blocks[place], nbytes) for place, nbytes in allocations])
             self._cannot_read(number, name, [blocks[place] for place in outputs] if spoils else [], error)
             return
-        self._serve(_Serving(launch, word, session, self._done, self._announce, spoils=spoils))
+        self._serve(_Serving(launch, word, session, self, spoils=spoils))
 
-    def _name_blocks(self, allocations: Iterable[tuple[int, int]]) -> None:
-        """Know the blocks that an operation is to make."""
-        table = self._table
-        for block, nbytes in allocations:
-            known = table.get(block)
-            if known is not None:
-                # The application gives it to one array after the other.
-                if known.damaged_by is None:
-                    continue
-                known.is_released = True
-            table[block] = self.blocks.new(nbytes, block)
-
-    def _serve(self, serving: _Serving, results: Sequence[npt.NDArray[Any]] = ()) -> None:
+    def _serve(self, serving: _Serving) -> None:
         """Have an operation launched, now if nothing is before it."""
         launch, session = serving.launch, serving.session
         self._serving[launch.number] = serving
-        serving.results = results
         library = session.libraries.get(launch.library)
         actor = None if library is None else at_rest(library)
         served = actor is not None and actor.launch_here(launch, serving)
         if served is False:
-            done = partial(self._done, serving)
+            done = partial(self.done, serving)
             session.submissions.submit(self._context, launch, done, spoils=serving.spoils)
         elif served is True:
             # It has failed.
@@ -444,7 +436,8 @@ class WorkerSide:
         trouble = "done", False, False, encode_error(error), tuple(damaged)
         self._channel.send(("done", number, (), (), trouble), now=True)
 
-    def _done(self, serving: _Serving, error: BaseException | None) -> None:
+    def done(self, serving: _Serving, error: BaseException | None) -> None:
+        """Answer what was served, or has failed."""
         launch, engine = serving.launch, serving.session.engine
         number = launch.number
         del self._serving[number]
@@ -454,7 +447,9 @@ class WorkerSide:
         if error is not None and isinstance(error, WithdrawnError):
             self._withdrawn(number)
             return
-        places = _places(launch, engine) if serving.places is None else serving.places
+        places = serving.places
+        if places is None:
+            places = _new_places(launch, engine)
         is_fine = error is None and launch.fault is None and serving.is_launched
         for block in launch.outputs:
             is_fine = is_fine and block.damaged_by is None
@@ -464,6 +459,8 @@ class WorkerSide:
             plain = None if error is None else encode_error(error)
             is_hit = launch.fault is not None and launch.fault.is_struck
             trouble = "done", serving.is_launched, is_hit, plain, tuple(damaged)
+            # The application knows of none any more.
+            places = _places([block for block, _ in launch.allocations], engine)
         if not serving.results:
             payload = serving.payload if is_fine else None
             self._channel.post(serving.answer(places, trouble), now=not self._serving, payload=payload)
@@ -471,7 +468,7 @@ class WorkerSide:
         results = tuple([encode_array(array) for array in serving.results]) if error is None else ()
         self._channel.send(("done", number, places, results, trouble), now=not self._serving)
 
-    def _announce(self, serving: _Serving, herald: _Herald) -> None:
+    def announce(self, serving: _Serving, herald: _Herald) -> None:
         """Say what will be answered; that all went well is then shown as soon as it is seen.
 
         The application need not wait for the answer to be given, sent and read. Whatever it works on is
@@ -514,18 +511,8 @@ class WorkerSide:
         self._channel.send(("done", number, (), (), ("withdrawn", False, False, None, ())), now=True)
 
     def _on_release(self, released: tuple[int, ...]) -> None:
-        self._let_go(released)
+        self._table.let_go(released)
         self.blocks.drain()
-
-    def _let_go(self, released: tuple[int, ...]) -> None:
-        """Note that the application has dropped blocks; the next operation gives them back, or `drain`."""
-        table, dropped = self._table, self.blocks.dropped
-        for number in released:
-            block = table.pop(number, None)
-            if block is not None and not block.is_released:
-                # Without waking the loop, which is awake.
-                block.is_released = True
-                dropped.append((number, block.nbytes, None))
 
     def _on_lease(self, number: int, block: int, write: bool, released: tuple[int, ...]) -> None:
         if released:
@@ -633,24 +620,6 @@ class WorkerSide:
         else:
             # The tree shows the actors of the worker that serves.
             self._early.append(message)
-
-
-class _Blocks(dict[int, Block]):
-    """Blocks by their ids; for one that the application has released, one that is gone.
-
-    Args:
-        blocks: Makes them.
-    """
-
-    __slots__ = ("_blocks",)
-
-    def __init__(self, blocks: BlockTable) -> None:
-        self._blocks = blocks
-
-    def __missing__(self, number: int) -> Block:
-        block = self._blocks.new(0, number)
-        block.is_released = True
-        return block
 
 
 _FOREVER = 1e9

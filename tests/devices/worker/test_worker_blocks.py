@@ -1,0 +1,86 @@
+"""What a worker knows of the blocks that the application has told it of."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from trio_accel.backends.base import DType, StaleRefError
+from trio_accel.backends.base.ops import ArraySpec, MatmulSpec
+from trio_accel.devices._availability import Availability
+from trio_accel.devices._blocks import BlockTable
+from trio_accel.devices.worker._forms import Form
+from trio_accel.devices.worker._wire import encode_spec, no_host
+from trio_accel.devices.worker._worker_blocks import WorkerBlocks
+
+
+@pytest.fixture
+async def blocks() -> WorkerBlocks:
+    table = BlockTable("cpu:0", Availability())
+    made = WorkerBlocks(table)
+    made.adopt(1, 16)
+    made.adopt(2, 16)
+    return made
+
+
+@pytest.fixture
+def form() -> Form:
+    a, b, out = (ArraySpec(place, 0, DType.float32, (2, 2), (8, 4)) for place in range(3))
+    spec = encode_spec(MatmulSpec(a, b, out), no_host)
+    return Form(("linalg.Matmul", "a:B", spec, ((2, 16),), (2,), (("a", 0), ("b", 1))))
+
+
+async def test_one_that_is_named_again_is_the_same_unless_it_is_damaged(blocks: WorkerBlocks) -> None:
+    blocks.name([(3, 16)])
+    first, changes = blocks[3], blocks.changes
+    blocks.name([(3, 16)])
+    assert blocks[3] is first
+    assert blocks.changes == changes
+    first.spoil("linalg.Matmul", None)
+    blocks.name([(3, 16)])
+    assert blocks[3] is not first
+    assert blocks[3].damaged_by is None
+    assert first.is_released
+    assert blocks.changes > changes
+
+
+async def test_one_that_was_let_go_is_gone_and_waits_to_be_given_back(blocks: WorkerBlocks) -> None:
+    blocks.let_go((2, 7))
+    assert 2 not in blocks
+    with pytest.raises(StaleRefError, match="released"):
+        blocks[2].check("b")
+    assert blocks._blocks.take() == [2]
+    # It is the application's; to let it go again, or one that nobody knows, is nothing.
+    changes = blocks.changes
+    blocks.let_go((2, 7))
+    assert (blocks._blocks.take(), blocks.changes) == ([], changes)
+
+
+@pytest.mark.parametrize("change", ["let go", "damaged", "let go and made again"])
+async def test_what_a_form_has_found_holds_until_something_changes(
+    blocks: WorkerBlocks, form: Form, change: str
+) -> None:
+    made = form.on((1, 2, 3))
+    assert not made.is_found(blocks)
+    blocks.name(made.allocations)
+    made.find(blocks)
+    launches = [form.launch(number, (1, 2, 3), made) for number in range(2)]
+    launches[0].forget()
+    assert made.is_found(blocks)
+    # One that is over takes nothing from those that follow.
+    assert launches[1].outputs == (blocks[3],)
+    assert launches[1].uses == (("a", blocks[1]), ("b", blocks[2]))
+    if change == "damaged":
+        blocks[3].spoil("linalg.Matmul", None)
+    else:
+        blocks.let_go((3 if "made" in change else 1,))
+    assert not made.is_found(blocks)
+    blocks.name(made.allocations)
+    made.find(blocks)
+    assert made.is_found(blocks)
+    again = form.launch(2, (1, 2, 3), made)
+    assert again.outputs == (blocks[3],)
+    assert not again.outputs[0].is_released
+    assert (again.outputs == launches[1].outputs) is (change == "let go")
+    assert again.uses[0][1].is_released is (change == "let go")
+    np.testing.assert_array_equal([launch.number for launch in (*launches, again)], [0, 1, 2])
