@@ -157,17 +157,15 @@ class MemoryInUse:
 
     def order(self, stream: AccelStream, reads: Iterable[int], writes: Iterable[int]) -> None:
         """Make a stream wait for everything that work on these blocks must follow."""
-        uses = self._uses
+        known = self._uses.get
         for block in reads:
-            if block in uses:
-                use = uses[block]
-                if use.last_write is not None and use.last_write[0] is not stream:
-                    use.order(stream, is_write=False)
+            use = known(block)
+            if use is not None and use.last_write is not None and use.last_write[0] is not stream:
+                use.order(stream, is_write=False)
         for block in writes:
-            if block in uses:
-                use = uses[block]
-                if use.last_write is not None or use.reads is not None:
-                    use.order(stream, is_write=True)
+            use = known(block)
+            if use is not None and (use.last_write is not None or use.reads is not None):
+                use.order(stream, is_write=True)
 
     def occupy(self, operation: InFlight, stream: AccelStream, *, is_whole: bool) -> None:
         """Pin what an operation in flight uses, until `vacate`, and remember its reads and writes.

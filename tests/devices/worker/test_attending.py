@@ -513,7 +513,7 @@ class Heard:
 
 async def heard(device: ta.Device, attended: Attended) -> Heard:
     # On a GPU the small ones end before anybody waits for them.
-    for width, most in (300, 100), (2400, 50):
+    for width, most in (300, 200), (2400, 50):
         found = Heard(await device.put(np.eye(width) * 2), [])
         before = attended.heard
         while len(found.made) < most:
