@@ -103,13 +103,11 @@ class _Serving(DirectReply):
         return False
 
     def _prepare(self) -> None:
-        self.places = _new_places(self.launch, self.session.engine)
+        engine = self.session.engine
+        self.places = _new_places(self.launch, engine) if engine.fresh else ()
         if not self.results:
-            self.payload = payload_of(self.answer(self.places, None))
-
-    def answer(self, places: tuple[Place, ...], trouble: Message | None) -> Message:
-        """What the application is told if no host arrays travel with it."""
-        return "done", self.launch.number, places, (), trouble
+            # As `WorkerSide.done` makes it.
+            self.payload = payload_of(("done", self.launch.number, self.places, (), None))
 
     def deliver(self, error: BaseException | None) -> None:
         """Take the outcome of what was launched without the library's mailbox."""
@@ -122,8 +120,6 @@ class _Serving(DirectReply):
 def _new_places(launch: Launch, engine: Engine) -> tuple[Place, ...]:
     """Where the blocks lie that an operation has made, unless they lie where they did before."""
     fresh = engine.fresh
-    if not fresh:
-        return ()
     blocks = [block for block, _ in launch.allocations if block in fresh]
     fresh.difference_update(blocks)
     return _places(blocks, engine)
@@ -449,7 +445,7 @@ class WorkerSide:
             return
         places = serving.places
         if places is None:
-            places = _new_places(launch, engine)
+            places = _new_places(launch, engine) if engine.fresh else ()
         is_fine = error is None and launch.fault is None and serving.is_launched
         for block in launch.outputs:
             is_fine = is_fine and block.damaged_by is None
@@ -463,7 +459,8 @@ class WorkerSide:
             places = _places([block for block, _ in launch.allocations], engine)
         if not serving.results:
             payload = serving.payload if is_fine else None
-            self._channel.post(serving.answer(places, trouble), now=not self._serving, payload=payload)
+            answer = "done", number, places, (), trouble
+            self._channel.post(answer, now=not self._serving, payload=payload)
             return
         results = tuple([encode_array(array) for array in serving.results]) if error is None else ()
         self._channel.send(("done", number, places, results, trouble), now=not self._serving)
