@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -10,8 +9,9 @@ import trio
 
 import trio_accel as ta
 
+from ._counted import Counted
 from ._cuda_stand import SIZE, matrix, on_cuda
-from ._harness import Figure, Goal, Isolation, Result, alternate, per_call
+from ._harness import Figure, Goal, Isolation, Result, alternate
 from ._stand import Stand
 from .cuda_latency import PEERS
 from .rivals import RivalMissingError, open_rival
@@ -32,12 +32,17 @@ async def throughput(stand: Stand) -> tuple[Result, ...]:
     name, calls = stand.name("cuda.throughput"), stand.plan.count(_CALLS)
     a = await stand.device.put(matrix(SIZE))
 
+    async def ask(counted: Counted) -> None:
+        while not counted.is_over:
+            await ta.linalg.matmul(a, a)
+            counted.count()
+
     async def ours() -> float:
-        start = time.perf_counter()
+        counted = Counted(_ASKERS, calls)
         async with trio.open_nursery() as nursery:
             for _ in range(_ASKERS):
-                nursery.start_soon(per_call, lambda: ta.linalg.matmul(a, a), calls)
-        return _ASKERS * calls / (time.perf_counter() - start)
+                nursery.start_soon(ask, counted)
+        return counted.rate
 
     async with open_rival("bare") as rival:
         peer = partial(rival.measure, "rate", work="gemm_f32", size=SIZE, calls=_ASKERS * calls)

@@ -177,8 +177,10 @@ class MemoryInUse:
         """
         uses, event, pinned = self._uses, operation.event, operation.uses
         written = stream, event
-        for block in operation.launch.reads:
-            use = uses[block] if block in uses else self.use(block)
+        launch = operation.launch
+        for block in launch.reads:
+            # Nearly all are known.
+            use = uses.get(block) or self.use(block)
             use.pins += 1
             pinned.append(use)
             reads = use.reads
@@ -192,8 +194,8 @@ class MemoryInUse:
                 if operation.after is None:
                     operation.after = []
                 operation.after.append(use.writer)
-        for block in operation.launch.writes:
-            use = uses[block] if block in uses else self.use(block)
+        for block in launch.writes:
+            use = uses.get(block) or self.use(block)
             use.pins += 1
             pinned.append(use)
             use.last_write, use.reads = written, None

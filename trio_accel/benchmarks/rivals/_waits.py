@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
+from .._counted import Counted
+
 __all__ = ["measure_latency", "measure_rate"]
 
 Call = Callable[[], Awaitable[object]]
@@ -25,16 +27,17 @@ def measure_latency(call: Call, calls: int) -> float:
 
 def measure_rate(call: Call, calls: int, tasks: int) -> float:
     """Calls per second of so many tasks."""
+    counted = Counted(tasks, calls)
 
     async def some() -> None:
-        for _ in range(calls):
+        while not counted.is_over:
             await call()
+            counted.count()
 
-    async def run() -> float:
-        start = time.perf_counter()
+    async def run() -> None:
         async with asyncio.TaskGroup() as group:
             for _ in range(tasks):
                 group.create_task(some())
-        return calls * tasks / (time.perf_counter() - start)
 
-    return asyncio.run(run())
+    asyncio.run(run())
+    return counted.rate

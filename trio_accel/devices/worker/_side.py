@@ -255,16 +255,19 @@ class WorkerSide:
             gc.freeze()
             self._channel.send(("ready", tuple(self._device.libraries)), now=True)
             while True:
-                self._received = count = len(received)
-                for number, (message, descriptors) in enumerate(received, 1):
-                    self._is_followed = number < count and number % _IN_A_ROW > 0
-                    if descriptors:
-                        handlers[message[0]](*message[1:], *descriptors)
-                    else:
-                        handlers[message[0]](*message[1:])
-                    if not number % _IN_A_ROW:
+                self._received = len(received)
+                for start in range(0, len(received), _IN_A_ROW):
+                    if start:
                         # What is launched by now may be done.
                         await trio.lowlevel.checkpoint()
+                    some = received[start : start + _IN_A_ROW]
+                    last = some.pop()
+                    self._is_followed = True
+                    for message, descriptors in some:
+                        handlers[message[0]](*message[1:], *descriptors)
+                    self._is_followed = False
+                    message, descriptors = last
+                    handlers[message[0]](*message[1:], *descriptors)
                 try:
                     received = await self._channel.receive()
                 except EndOfChannel:
