@@ -25,7 +25,7 @@ class MemoryActor(LibraryActor):
     library = "memory"
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False, on_setattr=None)
 class Put(Operation[MemoryActor, AccelRef]):
     """Copy an array to the device; replies when the original may be changed again."""
 
@@ -46,7 +46,7 @@ class Put(Operation[MemoryActor, AccelRef]):
         return Planned(CopyFromHostSpec(self.host, out.spec), out)
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False, on_setattr=None)
 class ToHost(Operation[MemoryActor, npt.NDArray[Any]]):
     """Copy an array to host memory: into `out`, or a new array."""
 
@@ -74,7 +74,7 @@ class ToHost(Operation[MemoryActor, npt.NDArray[Any]]):
         return Planned(CopyToHostSpec(host, source), host)
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False, on_setattr=None)
 class Copy(Operation[MemoryActor, AccelRef]):
     """Copy an array to new memory of its device, to another dtype if one is given."""
 
@@ -94,7 +94,7 @@ class Copy(Operation[MemoryActor, AccelRef]):
         return Planned(CopySpec(source, out.spec), out)
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False, on_setattr=None)
 class Fill(Operation[MemoryActor, AccelRef]):
     """Set every element of an array to one value; replies with the array."""
 
@@ -108,7 +108,7 @@ class Fill(Operation[MemoryActor, AccelRef]):
         return Planned(FillSpec(_fitting(planner.name, self.value, array.dtype), array), self.array)
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False, on_setattr=None)
 class Empty(Operation[MemoryActor, AccelRef]):
     """Make an array, filled with one value."""
 

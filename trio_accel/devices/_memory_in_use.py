@@ -207,10 +207,10 @@ class MemoryInUse:
         for use in operation.uses:
             if use.writer is operation:
                 use.writer = None
-            if use.pins == 1 and (use.is_dropped or not use.is_allocated):
-                self.unpin(use)
-            else:
+            if use.is_allocated and not use.is_dropped:
                 use.pins -= 1
+            else:
+                self.unpin(use)
 
     def release(self, block: int) -> None:
         """Free a block, as soon as nothing uses it."""

@@ -54,7 +54,10 @@ class Planned(Generic[ReplyT_co]):
 
 
 class Operation(Request[LibraryT_contra, ReplyT_co]):
-    """Base of the messages that devices serve: frozen attrs classes, asked of a `Device`.
+    """Base of the messages that devices serve: attrs classes, asked of a `Device`.
+
+    None is to be changed once it is made. Those of this package are not frozen, as that would take longer
+    than to make one.
 
     Attributes:
         library: Import path of the library actor, ``"package.module:Class"``.

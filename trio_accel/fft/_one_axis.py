@@ -17,7 +17,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False, on_setattr=None)
 class _OneAxis(Operation[FftActor, AccelRef]):
     """What the transforms along one axis share."""
 
@@ -42,42 +42,42 @@ class _OneAxis(Operation[FftActor, AccelRef]):
         return plan_transform(planner, self.transform, source, (axis,), (n,), self.norm, self.out)
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False, on_setattr=None)
 class Fft(_OneAxis):
     """Complex transform; see `fft`."""
 
     transform: ClassVar[Transform] = ("c2c", "forward")
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False, on_setattr=None)
 class Ifft(_OneAxis):
     """Inverse complex transform; see `ifft`."""
 
     transform: ClassVar[Transform] = ("c2c", "inverse")
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False, on_setattr=None)
 class Rfft(_OneAxis):
     """Transform of a real signal; see `rfft`."""
 
     transform: ClassVar[Transform] = ("r2c", "forward")
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False, on_setattr=None)
 class Irfft(_OneAxis):
     """Inverse transform to a real signal; see `irfft`."""
 
     transform: ClassVar[Transform] = ("c2r", "inverse")
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False, on_setattr=None)
 class Hfft(_OneAxis):
     """Transform to a real spectrum; see `hfft`."""
 
     transform: ClassVar[Transform] = ("c2r", "forward")
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False, on_setattr=None)
 class Ihfft(_OneAxis):
     """Inverse transform of a real spectrum; see `ihfft`."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import SupportsIndex, TypeAlias
 
 from ..backends.base import DType
@@ -55,17 +56,26 @@ def plan_transform(
     name = planner.name
     kind, direction = transform
     scaling = _norm(name, norm)
-    shape = list(source.shape)
-    for axis, length in zip(axes, lengths, strict=True):
-        shape[axis] = length
-    if kind == "r2c":
-        shape[axes[-1]] = lengths[-1] // 2 + 1
-    result = planner.output(tuple(shape), _result_dtype(name, transform, source.dtype), out)
-    planner.distinct("out", result.spec, a=source)
+    shape = _result_shape(kind, source.shape, axes, lengths)
+    result = planner.output(shape, _result_dtype(name, transform, source.dtype), out)
+    if out is not None:
+        planner.distinct("out", result.spec, a=source)
     if kind != "r2c" and source.dtype.kind == "float":
         # Libraries have these transforms for complex input alone.
         source = planner.convert(source, _COMPLEX[source.dtype])
     return Planned(FftSpec(kind, direction, lengths, axes, scaling, source, result.spec), result)
+
+
+@lru_cache
+def _result_shape(
+    kind: FftKind, shape: tuple[int, ...], axes: tuple[int, ...], lengths: tuple[int, ...]
+) -> tuple[int, ...]:
+    extents = list(shape)
+    for axis, length in zip(axes, lengths, strict=True):
+        extents[axis] = length
+    if kind == "r2c":
+        extents[axes[-1]] = lengths[-1] // 2 + 1
+    return tuple(extents)
 
 
 def default_length(name: str, argument: str, source: ArraySpec, axis: int, *, is_halved: bool) -> int:
@@ -92,9 +102,10 @@ def default_length(name: str, argument: str, source: ArraySpec, axis: int, *, is
 
 def check_axis(name: str, argument: str, axis: int, source: ArraySpec) -> int:
     """Take an axis counted from either end to one counted from the first."""
-    if not -source.ndim <= axis < source.ndim:
+    ndim = len(source.shape)
+    if not -ndim <= axis < ndim:
         raise ValueError(f"{name}: {argument} {axis} is not there in an array of shape {source.shape}")
-    return axis % source.ndim
+    return axis % ndim
 
 
 def check_lengths(name: str, argument: str, given: object, lengths: Iterable[int]) -> None:

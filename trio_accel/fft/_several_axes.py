@@ -15,7 +15,7 @@ from ._plan import Transform, check_axis, check_lengths, default_length, plan_tr
 __all__ = ["Fftn", "Hfftn", "Ifftn", "Ihfftn", "Irfftn", "Rfftn"]
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False, on_setattr=None)
 class _SeveralAxes(Operation[FftActor, AccelRef]):
     """What the transforms along several axes share."""
 
@@ -67,42 +67,42 @@ def _axes(
     return checked
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False, on_setattr=None)
 class Fftn(_SeveralAxes):
     """Complex transform; see `fftn` and `fft2`."""
 
     transform: ClassVar[Transform] = ("c2c", "forward")
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False, on_setattr=None)
 class Ifftn(_SeveralAxes):
     """Inverse complex transform; see `ifftn` and `ifft2`."""
 
     transform: ClassVar[Transform] = ("c2c", "inverse")
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False, on_setattr=None)
 class Rfftn(_SeveralAxes):
     """Transform of a real array; see `rfftn` and `rfft2`."""
 
     transform: ClassVar[Transform] = ("r2c", "forward")
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False, on_setattr=None)
 class Irfftn(_SeveralAxes):
     """Inverse transform to a real array; see `irfftn` and `irfft2`."""
 
     transform: ClassVar[Transform] = ("c2r", "inverse")
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False, on_setattr=None)
 class Hfftn(_SeveralAxes):
     """Transform to a real spectrum; see `hfftn` and `hfft2`."""
 
     transform: ClassVar[Transform] = ("c2r", "forward")
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False, on_setattr=None)
 class Ihfftn(_SeveralAxes):
     """Inverse transform of a real spectrum; see `ihfftn` and `ihfft2`."""
 

@@ -14,7 +14,7 @@ from ._checks import factor, same_dtype
 __all__ = ["Gemm", "gemm"]
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False, on_setattr=None)
 class Gemm(Operation[BlasActor, AccelRef]):
     """``alpha * op(a) @ op(b) + beta * c``; see `gemm`."""
 

@@ -15,10 +15,9 @@ from ._checks import same_dtype
 __all__ = ["Matmul", "matmul"]
 
 
-# As with its specification: to enforce that it is not changed would take longer than to make it.
 @attrs.define(eq=False, on_setattr=None)
 class Matmul(Operation[BlasActor, AccelRef]):
-    """The product of two arrays by the rules of `numpy.matmul`; see `matmul`. Not to be changed."""
+    """The product of two arrays by the rules of `numpy.matmul`; see `matmul`."""
 
     a: Operand
     b: Operand

@@ -16,7 +16,7 @@ __all__ = ["Axpy", "Dot", "Nrm2", "Scal", "axpy", "dot", "nrm2", "scal"]
 _PATH = "trio_accel.linalg:BlasActor"
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False, on_setattr=None)
 class Axpy(Operation[BlasActor, AccelRef]):
     """``y = alpha * x + y`` in place; see `axpy`."""
 
@@ -35,7 +35,7 @@ class Axpy(Operation[BlasActor, AccelRef]):
         return Planned(AxpySpec(alpha, x, y), self.y)
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False, on_setattr=None)
 class Scal(Operation[BlasActor, AccelRef]):
     """``x = alpha * x`` in place; see `scal`."""
 
@@ -49,7 +49,7 @@ class Scal(Operation[BlasActor, AccelRef]):
         return Planned(ScalSpec(factor(planner.name, "alpha", self.alpha, x.dtype), x), self.x)
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False, on_setattr=None)
 class Dot(Operation[BlasActor, AccelRef]):
     """The sum of the products of two vectors; see `dot`."""
 
@@ -69,7 +69,7 @@ class Dot(Operation[BlasActor, AccelRef]):
         return Planned(DotSpec(x, y, out.spec), out)
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False, on_setattr=None)
 class Nrm2(Operation[BlasActor, AccelRef]):
     """The Euclidean norm of a vector; see `nrm2`."""
 

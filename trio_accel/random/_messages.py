@@ -22,7 +22,7 @@ def rows_of(size: int) -> int:
     return 2 * -(-size // (4 * PHILOX_ROW))
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False, on_setattr=None)
 class Bits(Operation[RngActor, AccelRef]):
     """Words of a Philox sequence as they are; see `Generator.bits`."""
 
@@ -37,7 +37,7 @@ class Bits(Operation[RngActor, AccelRef]):
         return _plan(planner, self, "bits", DType.uint32, 0.0, 1.0)
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False, on_setattr=None)
 class Uniform(Operation[RngActor, AccelRef]):
     """Uniform numbers of a Philox sequence; see `Generator.uniform`."""
 
@@ -59,7 +59,7 @@ class Uniform(Operation[RngActor, AccelRef]):
         return _plan(planner, self, "uniform", self.dtype, self.low, self.high - self.low)
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False, on_setattr=None)
 class Normal(Operation[RngActor, AccelRef]):
     """Normal numbers of a Philox sequence; see `Generator.normal`."""
 

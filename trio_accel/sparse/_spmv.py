@@ -15,7 +15,7 @@ from ._csr import CsrMatrix
 __all__ = ["Spmv", "spmv"]
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False, on_setattr=None)
 class Spmv(Operation[SparseActor, AccelRef]):
     """The product of a sparse matrix and a vector; see `spmv`."""
 
@@ -46,7 +46,8 @@ class Spmv(Operation[SparseActor, AccelRef]):
                 f"{name}: matrix and x must have one dtype, got {data.dtype} and {x.dtype}; use cast()"
             )
         out = planner.output((rows,), data.dtype, self.out)
-        planner.distinct("out", out.spec, x=x, data=data, indices=indices, indptr=indptr)
+        if self.out is not None:
+            planner.distinct("out", out.spec, x=x, data=data, indices=indices, indptr=indptr)
         return Planned(SpmvCsrSpec(rows, columns, indptr, indices, data, x, out.spec), out)
 
 
@@ -54,7 +55,7 @@ def _check_structure(name: str, rows: int, indptr: ArraySpec, indices: ArraySpec
     """Check what can be told without the elements, for matrices that were put together by hand."""
     if indptr.shape != (rows + 1,):
         raise ValueError(f"{name}: matrix.indptr must have shape ({rows + 1},), got {indptr.shape}")
-    if data.ndim != 1 or indices.shape != data.shape:
+    if len(data.shape) != 1 or indices.shape != data.shape:
         raise ValueError(
             f"{name}: matrix.indices and matrix.data must have one axis and one length, "
             f"got {indices.shape} and {data.shape}"

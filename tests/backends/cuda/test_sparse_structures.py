@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import attrs
@@ -115,6 +116,19 @@ def test_a_block_that_becomes_another_is_believed_no_more(rig: Any, which: str) 
         rig.apply("sparse", spec)
         np.testing.assert_array_equal(rig.get(spec.out), [3, 2])
     assert believed(rig) == [False, True]
+
+
+def test_vectors_that_make_way_take_none_that_is_used(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[type(rig.library("sparse")).__module__], "_MOST_MATRICES", 2)
+    specs = [product(rig, [0, 2, 3], [0, 1, 1]), product(rig, [0, 1, 2, 3], [0, 1, 1])]
+    results = [3, 2], [1, 2, 2]
+    # Three lengths of vectors, of which one is in both products.
+    for _ in range(4):
+        for spec, expected in zip(specs, results, strict=True):
+            rig.apply("sparse", spec)
+            np.testing.assert_array_equal(rig.get(spec.out), expected)
+    assert believed(rig) == [True, True]
+    assert len(rig.library("sparse")._vectors) == 2
 
 
 def test_a_block_that_is_gone_is_forgotten(rig: Any) -> None:

@@ -93,7 +93,10 @@ def exact() -> Any:
 
 
 class OperationSpec:
-    """Base of operation specifications: frozen attrs classes of codes, sizes and `ArraySpec` fields.
+    """Base of operation specifications: attrs classes of codes, sizes and `ArraySpec` fields.
+
+    Nothing of one is changed once it is made. Those here are not frozen: for each operation one is made, and
+    to have that enforced would take twice as long as to make it.
 
     A specification holds no actor and no reference, so it means the same in another process.
     Its array fields are declared by `reads`, `writes` and `updates`; hazards follow from that. If all others

@@ -15,7 +15,7 @@ FftDirection: TypeAlias = Literal["forward", "inverse"]
 FftNorm: TypeAlias = Literal["backward", "ortho", "forward"]
 
 
-@attrs.frozen
+@attrs.define(on_setattr=None, unsafe_hash=True)
 class FftSpec(OperationSpec):
     """A transform along one axis or several, batched over the others.
 

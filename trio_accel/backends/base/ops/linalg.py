@@ -14,12 +14,11 @@ Transpose = Literal["N", "T", "C"]
 """As it is, transposed, or transposed and conjugated: the BLAS's letters."""
 
 
-# As with `ArraySpec`: to enforce that it is not changed would take longer than to make it.
 @attrs.define(on_setattr=None, unsafe_hash=True)
 class MatmulSpec(OperationSpec):
     """``out = a @ b`` with the shape rules of `numpy.matmul` for operands of one or more axes.
 
-    All three have one dtype. ``out`` is C-contiguous and overlaps neither operand. Not to be changed.
+    All three have one dtype. ``out`` is C-contiguous and overlaps neither operand.
     """
 
     a: ArraySpec = reads()
@@ -27,7 +26,7 @@ class MatmulSpec(OperationSpec):
     out: ArraySpec = writes()
 
 
-@attrs.frozen
+@attrs.define(on_setattr=None, unsafe_hash=True)
 class GemmSpec(OperationSpec):
     """``c = alpha * op(a) @ op(b) + beta * c`` for matrices of one dtype (BLAS ``gemm``).
 
@@ -43,7 +42,7 @@ class GemmSpec(OperationSpec):
     c: ArraySpec = updates()
 
 
-@attrs.frozen
+@attrs.define(on_setattr=None, unsafe_hash=True)
 class AxpySpec(OperationSpec):
     """``y = alpha * x + y`` for arrays of one shape and dtype (BLAS ``axpy``)."""
 
@@ -52,7 +51,7 @@ class AxpySpec(OperationSpec):
     y: ArraySpec = updates()
 
 
-@attrs.frozen
+@attrs.define(on_setattr=None, unsafe_hash=True)
 class ScalSpec(OperationSpec):
     """``x = alpha * x`` (BLAS ``scal``)."""
 
@@ -60,7 +59,7 @@ class ScalSpec(OperationSpec):
     x: ArraySpec = updates()
 
 
-@attrs.frozen
+@attrs.define(on_setattr=None, unsafe_hash=True)
 class DotSpec(OperationSpec):
     """``out = sum(x * y)`` of two vectors, unconjugated (BLAS ``dot``, ``dotu``); ``out`` has no axes."""
 
@@ -69,7 +68,7 @@ class DotSpec(OperationSpec):
     out: ArraySpec = writes()
 
 
-@attrs.frozen
+@attrs.define(on_setattr=None, unsafe_hash=True)
 class Nrm2Spec(OperationSpec):
     """``out = sqrt(sum(abs(x)**2))`` without needless overflow (BLAS ``nrm2``); ``out`` is real, no axes."""
 

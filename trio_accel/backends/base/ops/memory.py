@@ -12,7 +12,7 @@ from ._spec import ArraySpec, OperationSpec, reads, writes
 __all__ = ["CopyFromHostSpec", "CopySpec", "CopyToHostSpec", "FillSpec"]
 
 
-@attrs.frozen
+@attrs.define(on_setattr=None, unsafe_hash=True)
 class CopyFromHostSpec(OperationSpec):
     """Copy a host array of the same shape and dtype into device memory."""
 
@@ -20,7 +20,7 @@ class CopyFromHostSpec(OperationSpec):
     out: ArraySpec = writes()
 
 
-@attrs.frozen
+@attrs.define(on_setattr=None, unsafe_hash=True)
 class CopyToHostSpec(OperationSpec):
     """Copy device memory into a writable host array of the same shape and dtype."""
 
@@ -28,7 +28,7 @@ class CopyToHostSpec(OperationSpec):
     source: ArraySpec = reads()
 
 
-@attrs.frozen
+@attrs.define(on_setattr=None, unsafe_hash=True)
 class CopySpec(OperationSpec):
     """Copy between device arrays of one shape, converting the dtype where they differ."""
 
@@ -36,7 +36,7 @@ class CopySpec(OperationSpec):
     out: ArraySpec = writes()
 
 
-@attrs.frozen
+@attrs.define(on_setattr=None, unsafe_hash=True)
 class FillSpec(OperationSpec):
     """Set every element to one value, which the dtype can hold.
 

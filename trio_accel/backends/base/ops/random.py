@@ -14,7 +14,7 @@ PHILOX_ROW = 1 << 16
 """Subsequences of the Philox sequence: so many counters make a row."""
 
 
-@attrs.frozen
+@attrs.define(on_setattr=None, unsafe_hash=True)
 class PhiloxSpec(OperationSpec):
     """Numbers of a Philox-4x32-10 sequence (Salmon et al., SC 2011), in the order of cuRAND.
 

@@ -9,7 +9,7 @@ from ._spec import ArraySpec, OperationSpec, exact, reads, writes
 __all__ = ["SpmvCsrSpec"]
 
 
-@attrs.frozen
+@attrs.define(on_setattr=None, unsafe_hash=True)
 class SpmvCsrSpec(OperationSpec):
     """``out = A @ x`` for a matrix of compressed sparse rows.
 

@@ -108,6 +108,11 @@ class Plan:
         offsets: tuple[tuple[int, int], ...],
     ) -> None:
         """Enqueue the transform, once for each pair of offsets."""
+        for source_offset, out_offset in offsets:
+            self.run(stream, area, source + source_offset, out + out_offset, is_forward=is_forward)
+
+    def run(self, stream: CudaStream, area: int, source: int, out: int, *, is_forward: bool) -> None:
+        """Enqueue the transform once."""
         handle = self.handle
         assert handle is not None
         if stream is not self._stream:
@@ -117,9 +122,7 @@ class Plan:
             cufft.set_work_area(handle, area)
             self._area = area
         self._runs[stream] = stream.word.sequence + 1
-        function, sign = self._function, self._signs[is_forward]
-        for source_offset, out_offset in offsets:
-            function(handle, source + source_offset, out + out_offset, *sign)
+        self._function(handle, source, out, *self._signs[is_forward])
 
     def destroy(self) -> None:
         """Give it back to cuFFT, which may wait for the device."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections import OrderedDict
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
@@ -67,20 +65,42 @@ class _Matrix:
         handle: cuSPARSE's descriptor; None before the first product by it.
         pointers: What the descriptor points to.
         size: Bytes of the buffer that a product needs.
+        used: How many products there were before the last one by it.
     """
 
     blocks: tuple[int, int]
     handle: int | None = None
     pointers: tuple[int, int, int] | None = None
     size: int = 0
+    used: int = 0
 
 
 @attrs.define(eq=False)
 class _Vector:
-    """cuSPARSE's descriptor of a vector, and where that lies."""
+    """cuSPARSE's descriptor of a vector, or 0 once it is gone, and where that lies."""
 
     handle: int
     address: int
+
+    def at(self, address: int) -> int:
+        """The descriptor of one that lies there."""
+        if address != self.address and self.handle:
+            cusparse.dn_vec_set_values(self.handle, address)
+            self.address = address
+        return self.handle
+
+
+@attrs.frozen(eq=False)
+class _Product:
+    """A product with a matrix that is right, of arrays without gaps, and where these lie."""
+
+    matrix: _Matrix
+    pointers: tuple[int, int, int]
+    x: _Vector
+    x_address: int
+    out: _Vector
+    out_address: int
+    terms: tuple[int, int, int]
 
 
 class SparseLibrary(CudaLibrary):
@@ -104,11 +124,11 @@ class SparseLibrary(CudaLibrary):
         super().__init__(device)
         self._table = {SpmvCsrSpec: self._enqueue_product}
         self._unchecked = device.kernels.function("sparse", "multiply_unchecked", _ARGUMENTS.size)
-        self._matrices: OrderedDict[_Structure, _Matrix] = OrderedDict()
+        self._matrices: dict[_Structure, _Matrix] = {}
+        self._products = 0
         # By length and type, for the argument and the result.
         self._vectors: dict[tuple[str, int, int], _Vector] = {}
-        # Products with matrices that are right, of arrays without gaps.
-        self._known: Known[Callable[[], None]] = Known(device.places)
+        self._known: Known[_Product] = Known(device.places)
         self._verdicts = Words(self._context)
         self._stream: CudaStream | None = None
         names = ("indptr", "indices", "data", "x", "out", "buffer")
@@ -116,11 +136,9 @@ class SparseLibrary(CudaLibrary):
         self._handle: int = cusparse.create()
 
     def _enqueue_product(self, spec: SpmvCsrSpec, stream: CudaStream) -> None:
-        multiply = self._known.find(spec, stream)
-        if multiply is None:
+        product = self._known.find(spec, stream)
+        if product is None or not self._multiply(product, stream):
             self._find_and_multiply(spec, stream)
-        else:
-            multiply()
 
     def _find_and_multiply(self, spec: SpmvCsrSpec, stream: CudaStream) -> None:
         structure = _structure(spec)
@@ -149,12 +167,11 @@ class SparseLibrary(CudaLibrary):
         if matrix is None:
             self._multiply_unchecked(spec, structure, stream, (indptr, indices, data, x, result))
         else:
-            multiply = partial(
-                self._multiply, spec, structure, matrix, stream, (indptr, indices, data), x, result
-            )
-            multiply()
+            product = self._product(spec, matrix, (indptr, indices, data), x, result)
+            is_whole = self._multiply(product, stream)
+            assert is_whole
             if all(map(_has_no_gaps, (spec.indptr, spec.indices, spec.data, spec.x, spec.out))):
-                self._known.keep(spec, stream, multiply)
+                self._known.keep(spec, stream, product)
         if packed is not None:
             device.arrays.convert(stream, packed, device.at(spec.out))
 
@@ -167,38 +184,40 @@ class SparseLibrary(CudaLibrary):
         self._device.arrays.convert(stream, array, packed)
         return packed.address
 
-    def _multiply(
-        self,
-        spec: SpmvCsrSpec,
-        structure: _Structure,
-        matrix: _Matrix,
-        stream: CudaStream,
-        pointers: tuple[int, int, int],
-        x: int,
-        out: int,
-    ) -> None:
-        self._matrices.move_to_end(structure)
+    def _product(
+        self, spec: SpmvCsrSpec, matrix: _Matrix, pointers: tuple[int, int, int], x: int, out: int
+    ) -> _Product:
         dtype = spec.data.dtype
-        kind, one, zero = _TERMS[id(dtype)]
-        vectors = self._vector("x", spec.columns, dtype, x), self._vector("out", spec.rows, dtype, out)
+        of_x, of_out = (
+            self._vector("x", spec.columns, dtype, x),
+            self._vector("out", spec.rows, dtype, out),
+        )
+        if matrix.handle is None:
+            self._describe(spec, matrix, pointers, (of_x.at(x), of_out.at(out)))
+        return _Product(matrix, pointers, of_x, x, of_out, out, _TERMS[id(dtype)])
+
+    def _multiply(self, product: _Product, stream: CudaStream) -> bool:
+        """Enqueue a product; returns False if a descriptor of it is gone."""
+        matrix, pointers = product.matrix, product.pointers
+        x, out = product.x.at(product.x_address), product.out.at(product.out_address)
         handle = matrix.handle
-        if handle is None:
-            handle = self._describe(spec, matrix, pointers, vectors)
-        elif matrix.pointers != pointers:
+        if handle is None or not x or not out:
+            return False
+        matrix.used = self._products = self._products + 1
+        if matrix.pointers != pointers:
             cusparse.csr_set_pointers(handle, *pointers)
             matrix.pointers = pointers
         buffer = self._areas["buffer"].reserve(stream, matrix.size) if matrix.size else 0
         if stream is not self._stream:
             cusparse.set_stream(self._handle, stream.handle)
             self._stream = stream
-        cusparse.sp_mv(
-            *(self._handle, _AS_IT_IS, one, handle, vectors[0], zero, vectors[1], kind, _ALGORITHM),
-            buffer,
-        )
+        kind, one, zero = product.terms
+        cusparse.sp_mv(self._handle, _AS_IT_IS, one, handle, x, zero, out, kind, _ALGORITHM, buffer)
+        return True
 
     def _describe(
         self, spec: SpmvCsrSpec, matrix: _Matrix, pointers: tuple[int, int, int], vectors: tuple[int, int]
-    ) -> int:
+    ) -> None:
         """Make the descriptor of a matrix, and find what a product with it needs."""
         kind, one, zero = _TERMS[id(spec.data.dtype)]
         index = _INDEX_TYPES[spec.indptr.dtype]
@@ -214,27 +233,28 @@ class SparseLibrary(CudaLibrary):
             cusparse.destroy_sp_mat(handle)
             raise
         matrix.handle, matrix.pointers = handle, pointers
-        return handle
 
-    def _vector(self, role: str, length: int, dtype: DType, address: int) -> int:
-        """The descriptor of a vector, which points to it."""
+    def _vector(self, role: str, length: int, dtype: DType, address: int) -> _Vector:
+        """The descriptor of a vector, made for this address if it is new."""
         key = role, length, id(dtype)
-        vector = self._vectors.get(key)
+        vector = self._vectors.pop(key, None)
         if vector is None:
             if len(self._vectors) >= _MOST_MATRICES:
-                oldest = next(iter(self._vectors))
-                cusparse.destroy_dn_vec(self._vectors.pop(oldest).handle)
+                oldest = self._vectors.pop(next(iter(self._vectors)))
+                handle, oldest.handle = oldest.handle, 0
+                cusparse.destroy_dn_vec(handle)
             handle = cusparse.create_dn_vec(length, address, _VALUE_TYPES[dtype])
-            vector = self._vectors[key] = _Vector(handle, address)
-        elif vector.address != address:
-            cusparse.dn_vec_set_values(vector.handle, address)
-            vector.address = address
-        return vector.handle
+            vector = _Vector(handle, address)
+        # As the last one: the other vector of this product must not make it go.
+        self._vectors[key] = vector
+        return vector
 
     def _forget_some(self) -> None:
         """Keep no more descriptors than that: the rest is checked again."""
         while len(self._matrices) > _MOST_MATRICES:
-            self._forget(next(iter(self._matrices)))
+            # A thread of the device may add one meanwhile.
+            matrices = tuple(self._matrices.items())
+            self._forget(min(matrices, key=lambda item: item[1].used)[0])
 
     def _forget_block(self, block: int) -> None:
         """Other arrays may lie there from now on, that were not checked."""
@@ -248,7 +268,8 @@ class SparseLibrary(CudaLibrary):
         self._known.clear()
         if matrix.handle is not None:
             # It lies in host memory, and what runs has no need of it.
-            cusparse.destroy_sp_mat(matrix.handle)
+            handle, matrix.handle = matrix.handle, None
+            cusparse.destroy_sp_mat(handle)
 
     def _multiply_unchecked(
         self, spec: SpmvCsrSpec, structure: _Structure, stream: CudaStream, addresses: tuple[int, ...]
@@ -284,7 +305,7 @@ class SparseLibrary(CudaLibrary):
         # To have more stored than is used is right, but nothing that cuSPARSE could be told.
         if not has_more:
             blocks = spec.indptr.block, spec.indices.block
-            self._matrices.setdefault(structure, _Matrix(blocks))
+            self._matrices.setdefault(structure, _Matrix(blocks, used=self._products))
             for block in blocks:
                 self._device.remember(block, self._forget_block)
 
