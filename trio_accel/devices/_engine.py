@@ -61,7 +61,7 @@ class Engine:
     Attributes:
         order: What waits to be launched.
         is_lost: Whether the context is gone: nothing is launched any more, and replies are of no account.
-        placed: Tells where a block of a chunk that is kept lies; None if it is freed.
+        placed: Tells where a block of a chunk that is kept lies; None if it is freed, or is to be.
         fresh: Blocks that lie where they did not lie before; whoever takes note of where removes them.
         enter: Notes that an operation is handed over: later ones that touch its memory are launched after it.
         release_all: Frees blocks, each as soon as nothing in flight uses it.

@@ -232,9 +232,11 @@ class MemoryInUse:
                 self._device.free(block)
 
     def placed(self, block: int) -> PlacedBlock | None:
-        """Where a block of a chunk that is kept lies; None if it is freed."""
+        """Where a block of a chunk that is kept lies; None if it is freed, or will be as soon as it may."""
         use = self._uses.get(block)
-        return self._device.placement(block) if use is not None and use.is_allocated else None
+        if use is None or not use.is_allocated or use.is_dropped:
+            return None
+        return self._device.placement(block)
 
     def pin(self, block: int) -> BlockUse:
         """It is used."""

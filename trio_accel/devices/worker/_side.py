@@ -130,6 +130,16 @@ def _places(blocks: Iterable[int], engine: Engine) -> tuple[Place, ...]:
     return tuple([place[:] for block in blocks if (place := engine.placed(block)) is not None])
 
 
+def _all_places(allocations: Iterable[tuple[int, int]], engine: Engine) -> tuple[Place, ...]:
+    """Where the blocks lie that an operation was to make, of which the application forgets it.
+
+    It takes no note of what it does not keep. So these are told again with whatever makes them next.
+    """
+    places = _places([block for block, _ in allocations], engine)
+    engine.fresh.update([block for block, *_ in places])
+    return places
+
+
 _Herald: TypeAlias = Callable[[Callable[[], None]], None]
 
 
@@ -365,6 +375,7 @@ class WorkerSide:
         try:
             launch = decode_launch(data, number, self._table, self._slabs.array, results)
         except Exception as error:  # noqa: BLE001  # a module of the program's that this process does not have
+            _all_places(data[ALLOCATIONS], session.engine)
             self._cannot_read(number, data[NAME], data[OUTPUTS] if spoils else (), error)
             return
         serving = _Serving(launch, word, session, self, spoils=spoils)
@@ -406,7 +417,9 @@ class WorkerSide:
             allocations: tuple[tuple[int, int], ...]
             outputs: tuple[int, ...]
             name, _, _, allocations, outputs, _ = self._told_forms[form]
-            table.name([(blocks[place], nbytes) for place, nbytes in allocations])
+            wanted = [(blocks[place], nbytes) for place, nbytes in allocations]
+            table.name(wanted)
+            _all_places(wanted, session.engine)
             self._cannot_read(number, name, [blocks[place] for place in outputs] if spoils else [], error)
             return
         self._serve(_Serving(launch, word, session, self, spoils=spoils))
@@ -444,7 +457,7 @@ class WorkerSide:
             # The application decides what becomes of it.
             return
         if error is not None and isinstance(error, WithdrawnError):
-            self._withdrawn(number)
+            self._withdrawn(launch, engine)
             return
         places = serving.places
         if places is None:
@@ -458,8 +471,7 @@ class WorkerSide:
             plain = None if error is None else encode_error(error)
             is_hit = launch.fault is not None and launch.fault.is_struck
             trouble = "done", serving.is_launched, is_hit, plain, tuple(damaged)
-            # The application knows of none any more.
-            places = _places([block for block, _ in launch.allocations], engine)
+            places = _all_places(launch.allocations, engine)
         if not serving.results:
             payload = serving.payload if is_fine else None
             answer = "done", number, places, (), trouble
@@ -505,10 +517,11 @@ class WorkerSide:
         if serving is None or session is None or not session.submissions.withdraw(serving.launch):
             return
         del self._serving[number]
-        self._withdrawn(number)
+        self._withdrawn(serving.launch, session.engine)
 
-    def _withdrawn(self, number: int) -> None:
-        self._channel.send(("done", number, (), (), ("withdrawn", False, False, None, ())), now=True)
+    def _withdrawn(self, launch: Launch, engine: Engine) -> None:
+        _all_places(launch.allocations, engine)
+        self._channel.send(("done", launch.number, (), (), ("withdrawn", False, False, None, ())), now=True)
 
     def _on_release(self, released: tuple[int, ...]) -> None:
         self._table.let_go(released)
