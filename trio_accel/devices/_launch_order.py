@@ -56,7 +56,7 @@ class LaunchOrder:
         turns = self._turns
         turn = turns.pop(launch, None)
         if turn is not None:
-            self._order.leave(turn)
+            self._order.leave(turn, [block for block, _ in launch.allocations])
         if not turns:
             self.is_clear = self._order.is_empty
 

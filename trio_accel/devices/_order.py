@@ -8,6 +8,8 @@ on streams and events keep the order.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import trio
 
 __all__ = ["SubmissionOrder", "Turn"]
@@ -130,14 +132,22 @@ class SubmissionOrder:
             writers[block] = turn
         return turn
 
-    def leave(self, turn: Turn) -> None:
+    def leave(self, turn: Turn, made: Iterable[int] = ()) -> None:
         """An operation was launched, or never will be: those that wait for it go on.
 
         One that was taken back while it waited keeps its place until its turn: whoever came behind it
         knows of those before it by that alone.
+
+        Args:
+            turn: Its place.
+            made: Blocks that it was to make. None before it has to do with these, so whoever makes something
+                else there, once it is taken back, does not come behind it.
         """
         turn.is_leaving = True
         if turn.waits_for or turn.is_over:
+            for block in made:
+                if self._writers.get(block) is turn:
+                    del self._writers[block]
             return
         self._forget(turn)
         if turn.followers is None:

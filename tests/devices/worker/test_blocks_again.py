@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from typing import Any
 
@@ -12,6 +13,7 @@ import trio
 from chosen import BACKEND
 from isolated import options, wait_in_flight
 from processes import until
+from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.backends.base import Isolation
@@ -56,6 +58,29 @@ async def test_a_block_that_is_in_flight_becomes_no_other(
         other = await device.put(np.zeros(5))
         assert other.block.id != number
         assert not pending.is_done
+
+
+async def test_what_was_withdrawn_holds_up_nothing_in_its_block(
+    system: ta.System, isolation: Isolation
+) -> None:
+    async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation)) as device:
+        if not (isolation == "inline" or device.backend.shares_memory_with_host):
+            pytest.skip("its memory cannot be leased from a worker")
+        x, host = await device.put(np.arange(5.0)), np.full(5, 2.0)
+        first = await device.put(host)
+        number = first.block.id
+        async with x.lease(write=True):
+            del first
+            with trio.move_on_after(0.03) as scope:
+                await x.copy()
+            assert scope.cancelled_caught
+            await wait_all_tasks_blocked()
+            gc.collect()
+            # It has nothing to do with the array that is leased, nor has what it is written to.
+            with trio.fail_after(5):
+                other = await device.put(host)
+            assert other.block.id == number
+            assert (await other.to_host() == host).all()
 
 
 async def test_what_failed_leaves_no_place_behind(system: ta.System) -> None:
