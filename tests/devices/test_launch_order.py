@@ -11,10 +11,18 @@ from trio_accel.devices._order import Turn
 class Waiting:
     """What the order needs of a launch."""
 
-    def __init__(self, library: str, *, reads: tuple[int, ...] = (), writes: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        library: str,
+        *,
+        reads: tuple[int, ...] = (),
+        writes: tuple[int, ...] = (),
+        makes: tuple[int, ...] = (),
+    ) -> None:
         self.library = library
         self.reads = frozenset(reads)
-        self.writes = frozenset(writes)
+        self.writes = frozenset((*writes, *makes))
+        self.allocations = tuple((block, 8) for block in makes)
 
 
 def entered(order: LaunchOrder, *launches: Any) -> list[bool]:
@@ -42,6 +50,23 @@ def test_operations_of_one_library_have_no_turns() -> None:
     for launch in launches:
         order.leave(launch)
     assert not list(order)
+
+
+def test_one_that_is_withdrawn_leaves_what_it_was_to_make_and_keeps_the_rest_of_its_place() -> None:
+    order = LaunchOrder()
+    first: Any = Waiting("blas", writes=(1,))
+    withdrawn: Any = Waiting("fft", reads=(1,), writes=(2,), makes=(3,))
+    assert entered(order, first, withdrawn) == [True, False]
+    order.leave(withdrawn)
+    in_its_block: Any = Waiting("memory", makes=(3,))
+    behind: Any = Waiting("memory", reads=(2,))
+    # What it was to change is behind those before it, as far as anybody knows.
+    assert entered(order, in_its_block, behind) == [True, False]
+    order.leave(in_its_block)
+    order.leave(first)
+    assert is_ready(order, behind)
+    order.leave(behind)
+    assert order.is_clear
 
 
 def test_another_library_gives_turns_to_those_that_wait_already() -> None:
