@@ -34,6 +34,10 @@ class Device:
     def free(self, block: int) -> None:
         del self.there[block]
 
+    def placement(self, block: int) -> str:
+        assert block in self.there
+        return f"where {block} lies"
+
     def renew(self, block: int) -> None:
         assert block in self.there
         self.renewed.append(block)
@@ -134,3 +138,28 @@ def test_what_follows_on_something_in_flight_waits_for_it_and_is_not_freed_with_
     assert memory.use(1).last_write == (STREAM, EVENT)
     memory.unpin(use)
     assert device.there == {1: 8}
+
+
+def test_what_is_to_be_freed_lies_nowhere_any_more() -> None:
+    """Another block may lie there by the time that somebody goes by it."""
+    device = Device()
+    memory = opened({1: 8, 2: 8}, device)
+    use = memory.pin(1)
+    assert memory.placed(1) == "where 1 lies"
+    memory.release(1)
+    assert 1 in device.there
+    assert (memory.placed(1), memory.placed(2), memory.placed(3)) == (None, "where 2 lies", None)
+    memory.unpin(use)
+    assert 1 not in device.there
+    assert memory.placed(1) is None
+
+
+def test_what_was_made_is_fresh_until_somebody_knows_where_it_lies() -> None:
+    memory = opened({1: 8, 2: 8}, Device())
+    assert memory.fresh == {1, 2}
+    memory.fresh.clear()
+    memory.exchange(let_go([]), ((1, 8), (3, 8)))
+    # The first lies where it did.
+    assert memory.fresh == {3}
+    memory.release(3)
+    assert not memory.fresh

@@ -11,7 +11,7 @@ from recovery_load import AT_ONCE, MANY
 import trio_accel as ta
 from trio_accel.devices.worker._dispatch import WorkerDispatch
 
-__all__ = ["BLAS", "options", "outcome", "wait_at_worker", "wait_in_flight"]
+__all__ = ["BLAS", "options", "outcome", "replace_worker", "wait_at_worker", "wait_in_flight"]
 
 BLAS = "trio_accel.linalg:BlasActor"
 
@@ -35,6 +35,13 @@ async def wait_at_worker(device: ta.Device, count: int = 1) -> None:
     assert isinstance(dispatch, WorkerDispatch)
     await until(lambda: dispatch._requests.sent >= count)
     await device.statistics()
+
+
+async def replace_worker(device: ta.Device) -> None:
+    """Kill the worker, and wait until the next one serves."""
+    generation, process = device.generation, device.dispatch.process  # type: ignore[attr-defined]
+    process.kill()
+    await until(lambda: device.generation > generation)
 
 
 async def wait_in_flight(device: ta.Device, count: int = 1, library: str = BLAS) -> None:

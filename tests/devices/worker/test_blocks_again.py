@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 import trio
 from chosen import BACKEND
-from isolated import options, wait_in_flight
+from isolated import options, replace_worker, wait_in_flight
 from processes import until
 from trio.testing import wait_all_tasks_blocked
 
@@ -60,10 +60,10 @@ async def test_a_block_that_is_in_flight_becomes_no_other(
         assert not pending.is_done
 
 
-async def test_what_was_withdrawn_holds_up_nothing_in_its_block(
+async def test_what_was_withdrawn_holds_up_nothing_in_its_block_which_is_known_as_any_other(
     system: ta.System, isolation: Isolation
 ) -> None:
-    async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation)) as device:
+    async with system.open_device(BACKEND, options=options(isolation=isolation)) as device:
         if not (isolation == "inline" or device.backend.shares_memory_with_host):
             pytest.skip("its memory cannot be leased from a worker")
         x, host = await device.put(np.arange(5.0)), np.full(5, 2.0)
@@ -81,6 +81,10 @@ async def test_what_was_withdrawn_holds_up_nothing_in_its_block(
                 other = await device.put(host)
             assert other.block.id == number
             assert (await other.to_host() == host).all()
+        if isolation == "process":
+            # A withdrawn one is answered without a place.
+            await replace_worker(device)
+            assert (await other.to_host() == host).all()
 
 
 async def test_what_failed_leaves_no_place_behind(system: ta.System) -> None:
@@ -95,9 +99,7 @@ async def test_what_failed_leaves_no_place_behind(system: ta.System) -> None:
             await ta.linalg.matmul(x, x)
         assert number not in device.dispatch._chunks.blocks
         others = [await device.put(np.full((4, 4), float(value))) for value in range(6)]
-        generation = device.generation
-        device.dispatch.process.kill()
-        await until(lambda: device.generation > generation)
+        await replace_worker(device)
         for value, other in enumerate(others):
             assert (await other.to_host() == value).all()
         # It has lived until here, and with it what its frames hold.
@@ -114,9 +116,7 @@ async def test_what_is_made_where_another_was_outlives_the_worker(system: ta.Sys
         # Its answer says nothing of the place.
         assert second.block.id == number
         assert device.dispatch._chunks.blocks[number] == place
-        generation = device.generation
-        device.dispatch.process.kill()
-        await until(lambda: device.generation > generation)
+        await replace_worker(device)
         assert (await second.to_host() == np.eye(4) * 6).all()
         assert device.dispatch._chunks.blocks[number] == place
 

@@ -19,7 +19,7 @@ from processes import launcher, until
 from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
-from trio_accel.devices import Put, ToHost
+from trio_accel.devices import ToHost
 
 
 @asynccontextmanager
@@ -124,31 +124,6 @@ async def test_a_request_that_waits_in_the_worker_is_withdrawn(system: ta.System
         assert (await x.to_host()).tolist() == [3.0] * 3
         assert device.generation == 1
         await balanced(device, 1)
-
-
-@mapped
-async def test_where_something_withdrawn_was_to_be_another_outlives_the_worker(
-    system: ta.System,
-) -> None:
-    async with system.open_device(BACKEND, options=options()) as device:
-        x, host = await device.put(np.ones(1000)), np.full(1000, 2.0)
-        ref = await device.put(host)
-        number = ref.block.id
-        async with x.lease(write=True):
-            del ref
-            with trio.move_on_after(0.03) as scope:
-                await x.copy()
-            assert scope.cancelled_caught
-            # Nothing holds the block of the copy any more, so it is the next one's.
-            await wait_all_tasks_blocked()
-            gc.collect()
-            pending = device.submit(Put(host))
-            assert pending.value.block.id == number
-        await pending.wait()
-        assert number in device.dispatch._chunks.blocks  # type: ignore[attr-defined]
-        device.dispatch.process.kill()  # type: ignore[attr-defined]
-        await until(lambda: device.generation == 2)
-        assert (await pending.value.to_host() == host).all()
 
 
 async def test_a_running_operation_is_awaited(system: ta.System) -> None:

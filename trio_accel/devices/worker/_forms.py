@@ -230,10 +230,11 @@ class Made:
     allocations: tuple[tuple[int, int], ...]
     outputs: tuple[int, ...]
     uses: tuple[tuple[str, int], ...]
-    written: tuple[Block, ...] = ()
-    used: tuple[tuple[str, Block], ...] = ()
-    _new: tuple[Block, ...] = ()
-    _changes: int = -1
+    written: tuple[Block, ...] = attrs.field(default=(), init=False)
+    used: tuple[tuple[str, Block], ...] = attrs.field(default=(), init=False)
+    _new: tuple[Block, ...] = attrs.field(default=(), init=False)
+    # What the table's `changes` was then.
+    _changes: int = attrs.field(default=-1, init=False)
 
     def is_found(self, table: WorkerBlocks) -> bool:
         """Whether all blocks are the ones that were found last, and none of those to be made is damaged."""

@@ -375,8 +375,8 @@ class WorkerSide:
         try:
             launch = decode_launch(data, number, self._table, self._slabs.array, results)
         except Exception as error:  # noqa: BLE001  # a module of the program's that this process does not have
-            _all_places(data[ALLOCATIONS], session.engine)
-            self._cannot_read(number, data[NAME], data[OUTPUTS] if spoils else (), error)
+            damaged = data[OUTPUTS] if spoils else ()
+            self._cannot_read(number, data[NAME], data[ALLOCATIONS], damaged, error, session.engine)
             return
         serving = _Serving(launch, word, session, self, spoils=spoils)
         serving.results = results
@@ -419,8 +419,8 @@ class WorkerSide:
             name, _, _, allocations, outputs, _ = self._told_forms[form]
             wanted = [(blocks[place], nbytes) for place, nbytes in allocations]
             table.name(wanted)
-            _all_places(wanted, session.engine)
-            self._cannot_read(number, name, [blocks[place] for place in outputs] if spoils else [], error)
+            damaged = [blocks[place] for place in outputs] if spoils else []
+            self._cannot_read(number, name, wanted, damaged, error, session.engine)
             return
         self._serve(_Serving(launch, word, session, self, spoils=spoils))
 
@@ -441,8 +441,17 @@ class WorkerSide:
             # It was not launched here and now, which gives them back.
             self.blocks.drain()
 
-    def _cannot_read(self, number: int, name: str, damaged: Sequence[int], error: Exception) -> None:
+    def _cannot_read(
+        self,
+        number: int,
+        name: str,
+        allocations: Iterable[tuple[int, int]],
+        damaged: Sequence[int],
+        error: Exception,
+        engine: Engine,
+    ) -> None:
         """Refuse a request that means nothing here."""
+        _all_places(allocations, engine)
         for block in damaged:
             self._table[block].spoil(name, error)
         trouble = "done", False, False, encode_error(error), tuple(damaged)
