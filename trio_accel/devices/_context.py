@@ -164,9 +164,8 @@ class ContextActor(Actor):
         cause: BaseException | None = None
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(engine.alarms.run)
-                nursery.start_soon(engine.watch)
-                nursery.start_soon(engine.completion.run)
+                for task in engine.tasks:
+                    nursery.start_soon(task)
                 for path in owner.options.libraries:
                     await self.open_library(OpenLibrary(path))
                 owner.attach(self._session)
