@@ -27,7 +27,6 @@ __all__ = [
     "PolledCompletion",
     "SyncCompletion",
     "best_completion",
-    "uses_huge_pages",
     "window_of",
 ]
 
@@ -91,12 +90,6 @@ def window_of(completion: CompletionStrategy | None, info: DeviceInfo) -> float:
     return chosen.window if _processors() >= _ROOMY else 0.0
 
 
-def uses_huge_pages(completion: CompletionStrategy | None, info: DeviceInfo) -> bool:
-    """Whether what requests run through is to be moved to huge pages."""
-    chosen = completion or best_completion(info)
-    return isinstance(chosen, AdaptiveCompletion) and chosen.huge_pages
-
-
 def _processors() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
@@ -136,11 +129,6 @@ def _positive(instance: object, attribute: attrs.Attribute[float], value: float)
 def _not_negative(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
         raise ValueError(f"{type(instance).__name__}: {attribute.name} must be seconds from 0, got {value!r}")
-
-
-def _yes_or_no(instance: object, attribute: attrs.Attribute[bool], value: bool) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{type(instance).__name__}: {attribute.name} must be True or False, got {value!r}")
 
 
 @attrs.frozen(kw_only=True)
@@ -187,15 +175,10 @@ class AdaptiveCompletion:
         budget: The most seconds to look before the stream is asked to ring.
         window: The most seconds to look around the time when an operation is due: half of them before.
             Less saves processor time; with 0 its ring is waited for.
-        huge_pages: Whether the objects that a request runs through, of this package, Trio and the
-            bindings, are moved to huge pages of memory a second after the device is opened or a library is
-            loaded, in this process and in workers (Linux 6.1 or later, 24 MiB or so). Behind a wait,
-            a processor finds its way to them sooner. Not where transparent huge pages are set to "never".
     """
 
     budget: float = attrs.field(default=50e-6, validator=_positive)
     window: float = attrs.field(default=50e-3, validator=_not_negative)
-    huge_pages: bool = attrs.field(default=True, validator=_yes_or_no)
 
     def open(self, reap: Callable[[], None]) -> CompletionPort:
         """Start for one engine."""

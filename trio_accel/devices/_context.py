@@ -164,8 +164,9 @@ class ContextActor(Actor):
         cause: BaseException | None = None
         try:
             async with trio.open_nursery() as nursery:
-                for task in engine.tasks:
-                    nursery.start_soon(task)
+                nursery.start_soon(engine.alarms.run)
+                nursery.start_soon(engine.watch)
+                nursery.start_soon(engine.completion.run)
                 for path in owner.options.libraries:
                     await self.open_library(OpenLibrary(path))
                 owner.attach(self._session)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -27,10 +27,9 @@ from ..backends.base import (
 from ._alarms import Alarms
 from ._blocks import BlockTable
 from ._bridge import Chores
-from ._completion import CompletionPort, best_completion, uses_huge_pages
+from ._completion import CompletionPort, best_completion
 from ._errors import FailureClass, WithdrawnError, classify, locate
 from ._hooks import EngineHook, Phase, enter, notify
-from ._huge_pages import HugePages
 from ._lane import InFlight, Lane, Reply, StreamLoad
 from ._launch_order import LaunchOrder
 from ._leases import Leases
@@ -108,7 +107,6 @@ class Engine:
         self.placed: Callable[[int], PlacedBlock | None] = self._memory_in_use.placed
         self.fresh: set[int] = self._memory_in_use.fresh
         self.completion: CompletionPort = (options.completion or best_completion(device.info)).open(self.reap)
-        self._huge_pages = HugePages() if uses_huge_pages(options.completion, device.info) else None
         # An operation's grace is dropped when it is done: the alarm holds on to its arrays.
         self.alarms: Alarms = Alarms()
         self.leases: Leases = Leases(
@@ -148,8 +146,6 @@ class Engine:
         load = next((other.load for other in self._lanes if other.stream is stream), StreamLoad())
         lane = Lane(stream, load, self._options.in_flight, owner)
         self._lanes.append(lane)
-        if self._huge_pages is not None:
-            self._huge_pages.loaded()
         return lane
 
     def retire_lane(self, lane: Lane, on_idle: Callable[[], None]) -> None:
@@ -506,14 +502,8 @@ class Engine:
         if self._hooks:
             notify(self._hooks, phase, launch)
 
-    @property
-    def tasks(self) -> tuple[Callable[[], Awaitable[None]], ...]:
-        """What goes on beside the operations, until it is cancelled."""
-        more = () if self._huge_pages is None else (self._huge_pages.run,)
-        return self.alarms.run, self._watch, self.completion.run, *more
-
     @enable_ki_protection
-    async def _watch(self) -> None:
+    async def watch(self) -> None:
         """See what no completion tells: a context that is lost, and operations that do not end."""
         number, blocks = 0, self._blocks
         try:

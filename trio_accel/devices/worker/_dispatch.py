@@ -18,11 +18,10 @@ from trio.lowlevel import enable_ki_protection
 from ...actors import ActorContext, ActorSnapshot, MessageEvent
 from ...backends.base import DeviceLostError, MemoryStatistics, NotSupportedError
 from .._alarms import Alarms
-from .._completion import SyncCompletion, uses_huge_pages
+from .._completion import SyncCompletion
 from .._context import context_policy
 from .._copying import SMALL
 from .._errors import locate
-from .._huge_pages import HugePages
 from .._nudge import Nudge
 from .._operation import Operation, Planner
 from .._pending import Pending
@@ -146,8 +145,6 @@ class WorkerDispatch:
                 self._nursery.start_soon(self._alarms.run)
                 self._nursery.start_soon(self._send_released_soon)
                 self._nursery.start_soon(self._drain_meanwhile)
-                if uses_huge_pages(self._options.completion, self._device.info):
-                    self._nursery.start_soon(HugePages().run)
                 self._copies.open(self._nursery)
                 self._pool.open(self._launcher, self._nursery)
                 observers.on_change(self, self._observe)
