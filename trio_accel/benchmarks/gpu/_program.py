@@ -140,16 +140,17 @@ def _call(section: Section, settings: Settings, file: Any, seconds: float) -> in
 
 def _summary(section: Section, settings: Settings, log: Path) -> str:
     """The gist of a log."""
-    text = log.read_text(encoding="utf-8", errors="replace")
+    said = log.read_text(encoding="utf-8", errors="replace")
     if section.measures:
         return _goals(settings.out / f"{section.name}.json")
     if section.tests:
-        ends = [match[1] for line in text.splitlines() if (match := _PYTEST_END.fullmatch(line.strip()))]
-        return ends[-1] if ends else "pytest did not come to its end"
+        ends = [match[1] for line in said.splitlines() if (match := _PYTEST_END.fullmatch(line.strip()))]
+        text = ends[-1] if ends else "pytest did not come to its end"
+        return f"{text}; soak of {settings.soak:.0f} s" if section.name == "soak" else text
     try:
-        document = json.loads(text)
+        document = json.loads(said)
     except ValueError:
-        return (text.strip().splitlines() or ["no output"])[-1]
+        return (said.strip().splitlines() or ["no output"])[-1]
     return "; ".join(step["summary"] for step in document.get("steps", ()))
 
 
