@@ -127,7 +127,7 @@ async def run_by_hand(program: list[Step], order: random.Random) -> None:
         backend.device.is_held = False
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr("trio_accel.devices._system.resolve", lambda spec: (backend, backend.info))
+        monkeypatch.setattr("trio_accel.devices._system.candidates", lambda spec: ((backend, backend.info),))
         monkeypatch.setattr(trio.to_thread, "run_sync", backend.run_sync)
         # No grace: a program that fails must not wait for streams that are held.
         options = ta.DeviceOptions(cancel_grace=0.0)

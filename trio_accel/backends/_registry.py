@@ -10,7 +10,7 @@ from typing import cast
 
 from .base import AccelBackend, BackendReport, DeviceInfo, NotSupportedError
 
-__all__ = ["describe", "list_devices", "resolve"]
+__all__ = ["candidates", "describe", "list_devices", "resolve"]
 
 _VARIABLE = "TRIO_ACCEL_BACKEND"
 
@@ -33,6 +33,17 @@ def describe() -> tuple[BackendReport, ...]:
     return tuple(_load(name).describe() for name in _BACKENDS)
 
 
+def candidates(spec: str | None) -> tuple[tuple[AccelBackend, DeviceInfo], ...]:
+    """The devices that may be opened for a name, the best first: one, or all where none is named. Blocks.
+
+    Raises:
+        ValueError, NotSupportedError: As for `resolve`.
+    """
+    if spec is None and not os.environ.get(_VARIABLE):
+        return tuple((_load(info.backend), info) for info in list_devices())
+    return (resolve(spec),)
+
+
 def resolve(spec: str | None, *, is_worker: bool = False) -> tuple[AccelBackend, DeviceInfo]:
     """Find the device that a name means. Blocks.
 
@@ -51,8 +62,7 @@ def resolve(spec: str | None, *, is_worker: bool = False) -> tuple[AccelBackend,
     named = os.environ.get(_VARIABLE)
     if named:
         return _find(named, f"{named!r} (from the environment variable {_VARIABLE})")
-    best = list_devices()[0]  # the CPU backend always has one
-    return _load(best.backend), best
+    return candidates(None)[0]  # the CPU backend always has one
 
 
 def _find(spec: str, given: str, is_worker: bool = False) -> tuple[AccelBackend, DeviceInfo]:

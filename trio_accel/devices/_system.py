@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -13,12 +14,14 @@ from trio.lowlevel import enable_ki_protection
 
 from .. import actors
 from ..actors import SystemOptions
-from ..backends import resolve
-from ..backends.base import NotSupportedError
+from ..backends import candidates
+from ..backends.base import AccelBackend, DeviceInfo, NotSupportedError
 from ._device import Device
 from ._options import DeviceOptions
 
 __all__ = ["DeviceOpening", "System", "open_system"]
+
+_logger = logging.getLogger("trio_accel.devices")
 
 
 class DeviceOpening:
@@ -67,7 +70,7 @@ class System(actors.System):
 
         Args:
             spec: Name of a backend or device, such as ``"cpu"`` or ``"cuda:1"``. None takes what the
-                environment variable ``TRIO_ACCEL_BACKEND`` names, else the best device there is.
+                environment variable ``TRIO_ACCEL_BACKEND`` names, else the best device that can be opened.
             options: How it is opened and supervised.
 
         Raises:
@@ -102,7 +105,19 @@ async def open_system(name: str, *, options: SystemOptions | None = None) -> Asy
 
 @enable_ki_protection
 async def _open(system: System, spec: str | None, options: DeviceOptions) -> Device:
-    backend, info = await trio.to_thread.run_sync(resolve, spec)
+    *others, last = await trio.to_thread.run_sync(candidates, spec)
+    for backend, info in others:
+        # Nobody has named it.
+        try:
+            return await _open_one(system, backend, info, options)
+        except NotSupportedError as error:
+            _logger.warning("%s was found, but cannot be opened: %s", info.name, error.message)
+    return await _open_one(system, *last, options)
+
+
+async def _open_one(
+    system: System, backend: AccelBackend, info: DeviceInfo, options: DeviceOptions
+) -> Device:
     if options.isolation is not None and options.isolation not in info.isolations:
         allowed = ", ".join(repr(isolation) for isolation in info.isolations)
         raise NotSupportedError(

@@ -368,6 +368,29 @@ print(device.info.name)
         assert "is in compute mode 'exclusive process', and another process has it" in refused
         assert opened == "cuda:0"
 
+    def test_whoever_named_none_goes_on_with_another(
+        self, equipped: Machine, variables: Callable[..., dict[str, str]], isolation: str
+    ) -> None:
+        _link_stand_ins(equipped, "libnvrtc.so.13")
+        text = _run(
+            f"""
+import logging, os, subprocess, sys
+logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(message)s")
+os.environ.pop("TRIO_ACCEL_BACKEND", None)
+assert [info.name for info in ta.list_devices()] == ["cuda:0", "cpu:0"]
+with subprocess.Popen([sys.executable, "-c", {_HOLDER!r}], stdin=-1, stdout=-1) as holder:
+    holder.stdout.readline()
+    device = await system.open_device(options=ta.DeviceOptions(isolation={isolation!r}))
+    print(device.info.name, await (await device.put(np.arange(3.0))).to_host())
+    holder.stdin.close()
+""",
+            variables(STAND_IN_COMPUTE_MODE="3", STAND_IN_DEVICES="1"),
+        )
+        said, opened = text.splitlines()
+        assert said.startswith("WARNING cuda:0 was found, but cannot be opened: ")
+        assert "another process has it" in said
+        assert opened == "cpu:0 [0. 1. 2.]"
+
 
 def test_bindings_of_libraries_that_cannot_be_imported_are_named(
     equipped: Machine, variables: Callable[..., dict[str, str]]
