@@ -46,7 +46,7 @@ def test_help_of_the_demo_names_its_steps_in_order(cli: Cli) -> None:
         ("demo matmul", ["--sizes", "--clients", "--dtype", "--backend", "--isolation", "--json"]),
         ("demo spectrum", ["--audio", "--output", "--backend", "--isolation", "--json"]),
         ("demo solve", ["--matrix", "--rtol", "--max-iterations", "--backend", "--isolation", "--json"]),
-        ("demo recover", ["--backend", "--isolation", "--json"]),
+        ("demo recover", ["--rounds", "--backend", "--isolation", "--json"]),
     ],
 )
 def test_every_option_is_described(cli: Cli, command: str, options: list[str]) -> None:

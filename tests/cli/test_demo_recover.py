@@ -23,16 +23,18 @@ INLINE = "inline"
 PROCESS = pytest.param(
     "process", marks=pytest.mark.skipif(not IS_ISOLATED, reason="the device has no worker processes")
 )
-TRAPS = [] if BACKEND == "cpu" else ["trap"]
-FAULTS = {"inline": ["crash", "poison"], "process": ["crash", "poison", *TRAPS, "kill", "hang"]}
+KERNELS = [] if BACKEND == "cpu" else ["trap", "assert"]
+FAULTS = {"inline": ["crash", "poison"], "process": ["crash", "poison", *KERNELS, "kill", "hang"]}
 CHECKS = {
     "inline": "arrays that differ, those put again included",
     "process": "arrays lost or changed",
 }
 
 
-def recover(cli: Cli, isolation: str = "inline", code: int = 0) -> dict[str, Any]:
-    done = cli("demo", "recover", "--isolation", isolation, "--json")
+def recover(
+    cli: Cli, isolation: str = "inline", code: int = 0, options: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    done = cli("demo", "recover", "--isolation", isolation, *options, "--json")
     assert (done.code, done.err) == (code, "")
     document = json.loads(done.out)
     assert document["isolation"] == isolation
@@ -86,6 +88,25 @@ def test_each_fault_is_felt_and_recovered_from(cli: Cli, isolation: str) -> None
     assert {fate["after"] for fate in fates if fate["outcome"] == "completed"} == {None, *names}
     assert all(fate["outcome"] == "completed" for fate in fates if fate["after"] is None)
     assert {fate["generation"] for fate in fates} == set(range(1, generation + 1))
+
+
+def test_each_fault_comes_in_every_round(cli: Cli) -> None:
+    step = recover(cli, INLINE, options=("--rounds", "3"))
+    names = FAULTS[INLINE]
+    faults = step["data"]["faults"]
+    assert step["data"]["rounds"] == 3
+    assert [fault["fault"] for fault in faults] == 3 * names
+    assert [fault["generation_after"] for fault in faults] == [1, 2, 2, 3, 3, 4]
+    text = cli("demo", "recover", "--isolation", INLINE, "--rounds", "3").out
+    rows = {
+        line.split()[0]: line.split() for line in text.splitlines() if " of the " in line and "ms" in line
+    }
+    assert set(rows) == set(names)
+    for name in names:
+        times, failed, median, _, most, _ = rows[name][-6:]
+        assert times == "3"
+        assert int(failed) >= 3
+        assert 0 < float(median) <= float(most)
 
 
 def test_a_crash_costs_the_requests_that_it_hits_and_no_array(cli: Cli) -> None:

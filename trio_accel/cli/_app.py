@@ -226,21 +226,25 @@ def solve(
 
 
 @demo.command(sort_key=3)
-def recover(*, backend: _Backend = None, isolation: _Isolation = None, json: _Json = False) -> int:
+def recover(
+    *, rounds: _Count = 1, backend: _Backend = None, isolation: _Isolation = None, json: _Json = False
+) -> int:
     """Crash and poison under load, and show the fate of every request.
 
     Four clients ask for products while the BLAS actor is crashed, the context is poisoned and, where it
-    has one, its worker process is killed or hangs. Prints the tree of actors and the hashes of arrays
-    before and after, and how long each fault was felt; every result is compared with NumPy in float64.
+    has one, its worker process is killed or hangs; on a GPU kernels trap and fail an assertion, too. Prints
+    the tree of actors and the hashes of arrays before and after, and how long each fault was felt; every
+    result is compared with NumPy in float64.
 
     Args:
+        rounds: How often each fault is injected.
         backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
         isolation: Where the device's context lives. Default: the backend's.
         json: Print one JSON document and nothing else.
     """
     from trio_accel.cli._recover import RecoverStep
 
-    return _run_steps([RecoverStep()], backend, isolation, json)
+    return _run_steps([RecoverStep(rounds=rounds)], backend, isolation, json)
 
 
 def run(arguments: Sequence[str]) -> int:

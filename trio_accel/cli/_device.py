@@ -15,6 +15,8 @@ Isolation: TypeAlias = Literal["inline", "process"]
 _CANCEL_GRACE = 0.2
 # The demo loses contexts and actors on purpose; a device that does so all the time would be given up.
 _INTENSITY = ta.Intensity(100, 60.0)
+# It tells how soon the next one serves, and not how long a supervisor waits after several in a row.
+_BACKOFF = ta.Backoff(initial=0.0, base=0.0, jitter=0.0)
 
 
 async def open_device(
@@ -36,7 +38,11 @@ async def open_device(
         InputError: There is no such device, or it does not have the isolation.
     """
     options = ta.DeviceOptions(
-        isolation=isolation, cancel_grace=_CANCEL_GRACE, intensity=_INTENSITY, stuck_after=stuck_after
+        isolation=isolation,
+        cancel_grace=_CANCEL_GRACE,
+        intensity=_INTENSITY,
+        backoff=_BACKOFF,
+        stuck_after=stuck_after,
     )
     try:
         return await system.open_device(backend, options=options)

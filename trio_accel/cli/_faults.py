@@ -75,6 +75,10 @@ def _trap(device: ta.Device) -> None:
     ta.testing.inject_fault(device, ta.linalg.Matmul, poison=True, how="trap")
 
 
+def _assert(device: ta.Device) -> None:
+    ta.testing.inject_fault(device, ta.linalg.Matmul, poison=True, how="assert")
+
+
 def _kill(device: ta.Device) -> None:
     ta.testing.inject_fault(device, ta.linalg.Matmul, kill=True, how="writing")
 
@@ -91,13 +95,14 @@ def faults_of(device: ta.Device, isolation: Isolation) -> Sequence[Fault]:
         # There the worker is this process.
         return crash, poison
     trap = Fault(name="trap", text="trap in a kernel", losses=1, inject=_trap)
+    failed = Fault(name="assert", text="failed assertion in a kernel", losses=1, inject=_assert)
     kill = Fault(name="kill", text="kill of the worker process", losses=1, inject=_kill)
     limit = device.options.stuck_after
     hang = Fault(name="hang", text=f"hang, given up after {limit or 0:g} s", losses=1, inject=_hang)
-    # Without kernels it is the same as the poison.
-    traps = () if device.info.backend == "cpu" else (trap,)
+    # Without kernels they are the same as the poison.
+    of_kernels = () if device.info.backend == "cpu" else (trap, failed)
     # Without a limit a hung operation is waited for.
-    return crash, poison, *traps, kill, *(() if limit is None else (hang,))
+    return crash, poison, *of_kernels, kill, *(() if limit is None else (hang,))
 
 
 async def inject(fault: Fault, load: Load) -> FaultReport:

@@ -41,7 +41,8 @@ class RecoverData:
         requests: Requests of all clients.
         completed: Requests that got a result.
         failed: Requests that got an error, counted by its class.
-        faults: The faults, in their order.
+        rounds: How often each fault was injected.
+        faults: What came of each, in their order.
         arrays: Arrays that were on the device all the time.
         tree_before: The actors before the first fault.
         tree_after: The actors after the last request.
@@ -54,6 +55,7 @@ class RecoverData:
     requests: int
     completed: int
     failed: dict[str, int]
+    rounds: int
     faults: Sequence[FaultReport]
     arrays: Sequence[ArrayReport]
     tree_before: str
@@ -70,6 +72,7 @@ class RecoverStep:
         in_flight: Requests that a client has under way at once.
         between: Requests with fates before the first fault, between two, and after the last one.
         size: Rows and columns of the operands.
+        rounds: How often all faults are injected, one round after the other.
     """
 
     name: str = attrs.field(default="recover", init=False)
@@ -77,6 +80,7 @@ class RecoverStep:
     in_flight: int = 4
     between: int = 25
     size: int = 64
+    rounds: int = 1
 
     async def prepare(self) -> None:
         """Nothing to read."""
@@ -85,7 +89,7 @@ class RecoverStep:
     async def run(self, bench: Bench) -> StepResult:
         """Ask, break, ask on; then count."""
         isolation = isolation_of(bench.device)
-        faults = faults_of(bench.device, isolation)
+        faults = self.rounds * tuple(faults_of(bench.device, isolation))
         parts = len(faults) + 2
         bench.progress.update(0, parts, "putting arrays")
         witnesses = Witnesses(device=bench.device)
@@ -105,6 +109,7 @@ class RecoverStep:
             requests=load.asked,
             completed=sum(fate.is_completed for fate in load.fates),
             failed=dict(failed),
+            rounds=self.rounds,
             faults=reports,
             arrays=arrays,
             tree_before=before,

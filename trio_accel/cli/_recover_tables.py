@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,7 @@ def render_recovery(data: RecoverData) -> RenderableType:
         Padding(Text(data.tree_before), (0, 0, 0, 2)),
         Text(faults, style="dim"),
         Padding(Text(data.tree_after), (0, 0, 0, 2)),
-        _faults(data.faults),
+        _faults(data.faults) if data.rounds == 1 else _rounds(data.faults),
         _fates(data.fates),
         _arrays(data.arrays),
     ]
@@ -64,9 +65,29 @@ def _faults(faults: Sequence[FaultReport]) -> Table:
     return table
 
 
+def _rounds(faults: Sequence[FaultReport]) -> Table:
+    """The same of several rounds: each fault in all of them, with medians and the longest times."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("fault")
+    for heading in ("times", "failed", "right after", "at most"):
+        table.add_column(heading, justify="right")
+    for text in dict.fromkeys(report.text for report in faults):
+        ours = [report for report in faults if report.text == text]
+        times = [report.recovery_ms for report in ours if report.recovery_ms is not None]
+        took = (statistics.median(times), max(times)) if len(times) == len(ours) else ()
+        table.add_row(
+            text,
+            str(len(ours)),
+            str(sum(report.failed for report in ours)),
+            *([f"{milliseconds:.1f} ms" for milliseconds in took] or ("never", "never")),
+        )
+    return table
+
+
 def _fates(fates: Sequence[Fate]) -> Table:
     """How many requests ended how, by the fault injected last at that time."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    # With all faults of a GPU it is just as wide as a terminal.
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("requests by last fault", no_wrap=True)
     phases = list(dict.fromkeys(fate.after for fate in fates))
     for phase in phases:

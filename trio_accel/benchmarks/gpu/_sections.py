@@ -45,6 +45,7 @@ class Section:
         marks: Which of those tests.
         measures: Benchmarks to measure.
         command: Arguments of the command line.
+        in_full: Those that are left out where little is run.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Section:
     marks: str = ""
     measures: Sequence[str] = ()
     command: Sequence[str] = ()
+    in_full: Sequence[str] = ()
 
     @property
     def needs_tests(self) -> bool:
@@ -72,7 +74,8 @@ class Section:
             target = str(settings.out / f"{self.name}.json")
             module = "trio_accel.benchmarks.gpu._measure"
             return [sys.executable, "-m", module, *self.measures, "--json", target, *options]
-        return [sys.executable, "-m", "trio_accel.cli", *self.command]
+        in_full = () if settings.is_small else self.in_full
+        return [sys.executable, "-m", "trio_accel.cli", *self.command, *in_full]
 
     def environment(self, settings: Settings) -> Mapping[str, str]:
         """Variables that are added."""
@@ -104,6 +107,7 @@ SECTIONS = (
         name="recover",
         text="the demo of faults under load",
         command=("demo", "recover", "--json"),
+        in_full=("--rounds", "20"),
     ),
     Section(
         name="rounds",
@@ -111,7 +115,12 @@ SECTIONS = (
         tests=("gpu/test_rounds.py",),
         marks="gpu",
     ),
-    Section(name="leaks", text="what operations and losses leave", tests=("gpu/test_leaks.py",), marks="gpu"),
+    Section(
+        name="leaks",
+        text="what operations and losses leave; copies beside kernels; losses inline",
+        tests=("gpu/test_leaks.py", "gpu/test_copies.py", "gpu/test_inline_loss.py"),
+        marks="gpu",
+    ),
     Section(name="latency", text="one small product", measures=("cuda.latency", "cuda.latency-process")),
     Section(name="throughput", text="64 askers", measures=("cuda.throughput", "cuda.throughput-process")),
     Section(name="engine", text="words and callbacks", measures=("cuda.engine",)),
