@@ -75,6 +75,33 @@ async def test_a_poisoned_context_hangs_no_wait(
             assert await (await ta.linalg.dot(again, again)).item() == 5.0
 
 
+@pytest.mark.parametrize("after", [0.0, 0.013, 1.0])
+@pytest.mark.parametrize("completion", STRATEGIES, ids=NAMES)
+async def test_a_lost_context_is_seen_within_50_ms_although_nothing_rings(
+    autojump_clock: trio.testing.MockClock,
+    system: ta.System,
+    backend: ManualBackend,
+    completion: Any,
+    after: float,
+) -> None:
+    options = ta.DeviceOptions(completion=completion, intensity=MANY, backoff=AT_ONCE)
+    async with system.open_device(options=options) as device:
+        ref = await device.put(np.ones(3))
+        opened = backend.device
+        opened.is_held = True
+        pending = device.submit(ta.linalg.Scal(2.0, ref))
+        await wait_all_tasks_blocked()
+        await trio.sleep(after)
+        start = trio.current_time()
+        opened.failure = ta.ContextPoisonedError("a stray write")
+        with pytest.raises(ta.ContextPoisonedError) as caught:
+            await pending.wait()
+        assert trio.current_time() - start <= 0.05
+        assert "a stray write" in str(caught.value.__cause__)
+        # It has not moved.
+        assert opened.stream("blas").items
+
+
 async def test_the_next_launch_on_a_poisoned_context_is_refused_and_replaces_it(device: ta.Device) -> None:
     ref = await device.put(np.ones(3))
     await ta.linalg.scal(1.0, ref)
