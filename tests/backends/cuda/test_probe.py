@@ -392,6 +392,34 @@ with subprocess.Popen([sys.executable, "-c", {_HOLDER!r}], stdin=-1, stdout=-1) 
         assert opened == "cpu:0 [0. 1. 2.]"
 
 
+@pytest.mark.parametrize("fault", ["poison=True", "kill=True"])
+def test_in_exclusive_mode_there_are_no_spares_and_workers_follow_one_another(
+    equipped: Machine, variables: Callable[..., dict[str, str]], fault: str
+) -> None:
+    _link_stand_ins(equipped, "libnvrtc.so.13")
+    text = _run(
+        f"""
+from trio_accel.devices import Copy
+try:
+    await system.open_device("cuda", options=ta.DeviceOptions(spares=1))
+except ta.NotSupportedError as error:
+    print(error.message)
+device = await system.open_device("cuda")
+x = await device.put(np.arange(3.0))
+for _ in range(3):
+    ta.testing.inject_fault(device, Copy, {fault})
+    try:
+        await x.copy()
+    except ta.ContextPoisonedError as error:
+        print("lost with", error.generation, await x.to_host())
+""",
+        variables(STAND_IN_COMPUTE_MODE="3", STAND_IN_DEVICES="1"),
+    )
+    refused, *lost = text.splitlines()
+    assert "spares=1: cuda:0 is in exclusive compute mode and takes one process at a time" in refused
+    assert lost == [f"lost with {generation} [0. 1. 2.]" for generation in (1, 2, 3)]
+
+
 def test_bindings_of_libraries_that_cannot_be_imported_are_named(
     equipped: Machine, variables: Callable[..., dict[str, str]]
 ) -> None:
