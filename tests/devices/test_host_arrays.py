@@ -16,6 +16,7 @@ from trio_accel.backends.base import Isolation
 from trio_accel.backends.cpu import CpuBackend
 from trio_accel.backends.cpu._device import CpuDevice
 from trio_accel.devices import _host_pool
+from trio_accel.devices._copying import Copying
 
 SHAPES: list[Any] = [0, 5, (), (3, 0, 2), (200, 150)]
 DTYPES: list[Any] = [ta.DType.float64, "complex64", ta.DType.bfloat16, np.int8]
@@ -225,3 +226,32 @@ async def test_the_same_arrays_again_and_again_with_other_numbers(device: ta.Dev
         host = device.host_empty((60, 50), "int16")
         host[...] = number
         assert ((await (await device.put(host)).to_host()) == number).all()
+
+
+@pytest.mark.skipif(BACKEND == "cpu", reason="the memory of the device is the host's")
+async def test_inline_the_host_copies_an_array_once_and_one_of_the_pool_never(
+    system: ta.System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[Copying] = []
+    run = Copying.run
+
+    def count(copying: Copying) -> None:
+        runs.append(copying)
+        run(copying)
+
+    monkeypatch.setattr(Copying, "run", count)
+    options = ta.DeviceOptions(isolation="inline")
+    async with system.open_device(BACKEND, options=options) as device:
+        wanted = np.arange(150_000.0).reshape(300, 500)
+        for host, out, copies in (
+            (device.host_empty(wanted.shape), device.host_empty(wanted.shape), 0),
+            (np.empty_like(wanted), np.empty_like(wanted), 1),
+            (np.empty_like(wanted), np.empty(wanted.shape[::-1]).T, 1),
+        ):
+            host[...] = wanted
+            runs.clear()
+            ref = await device.put(host)
+            assert len(runs) == copies
+            assert await ref.to_host(out=out) is out
+            assert len(runs) == 2 * copies
+            np.testing.assert_array_equal(out, wanted)
