@@ -10,7 +10,7 @@ from typing import cast
 
 from .base import AccelBackend, BackendReport, DeviceInfo, NotSupportedError
 
-__all__ = ["candidates", "describe", "list_devices", "resolve"]
+__all__ = ["candidates", "describe", "list_devices", "resolve", "resolve_for_worker"]
 
 _VARIABLE = "TRIO_ACCEL_BACKEND"
 
@@ -34,38 +34,39 @@ def describe() -> tuple[BackendReport, ...]:
 
 
 def candidates(spec: str | None) -> tuple[tuple[AccelBackend, DeviceInfo], ...]:
-    """The devices that may be opened for a name, the best first: one, or all where none is named. Blocks.
-
-    Raises:
-        ValueError, NotSupportedError: As for `resolve`.
-    """
-    if spec is None and not os.environ.get(_VARIABLE):
-        return tuple((_load(info.backend), info) for info in list_devices())
-    return (resolve(spec),)
-
-
-def resolve(spec: str | None, *, is_worker: bool = False) -> tuple[AccelBackend, DeviceInfo]:
-    """Find the device that a name means. Blocks.
+    """Find the devices that may be opened for a name, the best first. Blocks.
 
     Args:
         spec: ``"cpu"``, ``"cpu:0"``, ``"cuda"``, ``"cuda:1"``, ...; None for what the environment
-            variable ``TRIO_ACCEL_BACKEND`` says or, where that is not set or empty, for the best
-            device there is.
-        is_worker: This process serves that device and nothing else; needs a name.
+            variable ``TRIO_ACCEL_BACKEND`` says.
+
+    Returns:
+        The one that is named; where none is, and the variable is not set or empty, all that there are, and
+        one of the CPU always.
 
     Raises:
         ValueError: The name is none, or there is no such device.
         NotSupportedError: The backend cannot run on this machine.
     """
     if spec is not None:
-        return _find(spec, f"{spec!r}", is_worker)
+        return (_find(spec, f"{spec!r}"),)
     named = os.environ.get(_VARIABLE)
     if named:
-        return _find(named, f"{named!r} (from the environment variable {_VARIABLE})")
-    return candidates(None)[0]  # the CPU backend always has one
+        return (_find(named, f"{named!r} (from the environment variable {_VARIABLE})"),)
+    return tuple([(_load(info.backend), info) for info in list_devices()])
 
 
-def _find(spec: str, given: str, is_worker: bool = False) -> tuple[AccelBackend, DeviceInfo]:
+def resolve(spec: str | None) -> tuple[AccelBackend, DeviceInfo]:
+    """Find the best of `candidates`, which raises. Blocks."""
+    return candidates(spec)[0]
+
+
+def resolve_for_worker(spec: str) -> tuple[AccelBackend, DeviceInfo]:
+    """Find the device of that name, in a process that serves it and nothing else; see `candidates`."""
+    return _find(spec, f"{spec!r}", is_worker=True)
+
+
+def _find(spec: str, given: str, *, is_worker: bool = False) -> tuple[AccelBackend, DeviceInfo]:
     match = _SPEC.fullmatch(spec)
     if match is None or match["backend"] not in _BACKENDS:
         names = [name for backend in _BACKENDS for name in (backend, f"{backend}:<number>")]

@@ -107,17 +107,23 @@ async def open_system(name: str, *, options: SystemOptions | None = None) -> Asy
 async def _open(system: System, spec: str | None, options: DeviceOptions) -> Device:
     *others, last = await trio.to_thread.run_sync(candidates, spec)
     for backend, info in others:
-        # Nobody has named it.
+        device, name = _make(system, backend, info, options)
+        # Nobody has named it: another will do. What is wrong with the options was told by now.
         try:
-            return await _open_one(system, backend, info, options)
+            return await _start(system, device, name)
         except NotSupportedError as error:
             _logger.warning("%s was found, but cannot be opened: %s", info.name, error.message)
-    return await _open_one(system, *last, options)
+    return await _start(system, *_make(system, *last, options))
 
 
-async def _open_one(
+def _make(
     system: System, backend: AccelBackend, info: DeviceInfo, options: DeviceOptions
-) -> Device:
+) -> tuple[Device, str]:
+    """A device that is not started yet, and the name of its actor.
+
+    Raises:
+        NotSupportedError: It does not have an option.
+    """
     if options.isolation is not None and options.isolation not in info.isolations:
         allowed = ", ".join(repr(isolation) for isolation in info.isolations)
         raise NotSupportedError(
@@ -129,9 +135,12 @@ async def _open_one(
     taken = {child.name for child in system.tree().children} | system.opening
     names = itertools.chain([info.name], (f"{info.name}#{number}" for number in itertools.count(2)))
     name = next(name for name in names if name not in taken)
+    return Device(backend, info, options, f"{system.name}/{name}", system), name
+
+
+async def _start(system: System, device: Device, name: str) -> Device:
     system.opening.add(name)
     try:
-        device = Device(backend, info, options, f"{system.name}/{name}", system)
         await device.start(name)
     finally:
         system.opening.discard(name)

@@ -115,12 +115,7 @@ SECTIONS = (
         tests=("gpu/test_rounds.py",),
         marks="gpu",
     ),
-    Section(
-        name="leaks",
-        text="what operations and losses leave; copies beside kernels; losses inline",
-        tests=("gpu/test_leaks.py", "gpu/test_copies.py", "gpu/test_inline_loss.py"),
-        marks="gpu",
-    ),
+    Section(name="leaks", text="what operations and losses leave", tests=("gpu/test_leaks.py",), marks="gpu"),
     Section(name="latency", text="one small product", measures=("cuda.latency", "cuda.latency-process")),
     Section(name="throughput", text="64 askers", measures=("cuda.throughput", "cuda.throughput-process")),
     Section(name="engine", text="words and callbacks", measures=("cuda.engine",)),

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import trio
 
 from ...actors import ActorStarted, DirectReply, Event, MessageEvent, Ref, Restart, Subscription, at_rest
-from ...backends import resolve
+from ...backends import resolve_for_worker
 from ...backends.base import AccelDevice, AccelError, PlacedBlock
 from .._availability import Availability
 from .._blocks import BlockTable
@@ -285,7 +285,7 @@ class WorkerSide:
                     os._exit(0)
 
     def _open(self) -> AccelDevice:
-        backend, info = resolve(self._config.device, is_worker=True)
+        backend, info = resolve_for_worker(self._config.device)
         limit = self.options.memory_limit
         device = backend.open_device(info.index, memory_limit=limit, keeper=self)
         self._ready_libraries = ReadyLibraries(device)
