@@ -266,11 +266,14 @@ def check_sticky_errors() -> None:
         (driver.cuStreamDestroy, stream),
         (driver.cuEventDestroy, before),
         (driver.cuDevicePrimaryCtxReset, 0),
-        (driver.cuDevicePrimaryCtxRetain, 0),
         (driver.cuMemAlloc, 16),
     ]
     assert [code_of(*each) for each in failing] == [700] * len(failing)
     assert LIBRARY.stand_in_check() == 700
+    call(driver.cuDevicePrimaryCtxRetain, 0)  # who has it gets it again
+    for _ in range(2):
+        call(driver.cuDevicePrimaryCtxRelease, 0)
+    assert code_of(driver.cuDevicePrimaryCtxRetain, 0) == 700  # but it is not made anew
     call(driver.cuStreamSynchronize, other)  # the other device is none the worse
     open_device(1)
     assert LIBRARY.stand_in_check() == 0

@@ -281,13 +281,16 @@ static void yield_device(struct context *context) {
     context->exclusive = -1;
 }
 
+/* As on the hardware, a lost context is handed out again while somebody has it, and never made anew. */
 CUDA(cuDevicePrimaryCtxRetain, 7000, cuDevicePrimaryCtxRetain, void **handle, CUdevice device) {
     struct context *context;
     ENTER(cuDevicePrimaryCtxRetain);
     CHECK(get_device(device, &context));
-    CHECK(sticky_error(context));
+    CUresult sticky = sticky_error(context);
     pthread_mutex_lock(&stand_in_lock);
-    CUresult code = context->references ? CUDA_SUCCESS : claim_device(context);
+    CUresult code = CUDA_SUCCESS;
+    if (context->references == 0)
+        code = sticky == CUDA_SUCCESS ? claim_device(context) : sticky;
     if (code == CUDA_SUCCESS) {
         context->references++;
         *handle = context;

@@ -16,6 +16,7 @@ __all__ = ["CudaContext"]
 
 # Whatever 0 means to the bindings.
 _DEFAULT_STREAM = int(driver.CU_STREAM_LEGACY)
+_NOT_READY = driver.CUresult.CUDA_ERROR_NOT_READY
 
 
 class _Pushed(threading.local):
@@ -61,21 +62,27 @@ class CudaContext:
         self._is_alone = is_alone
         check(driver.cuInit(0))
         self._number = check(driver.cuDeviceGet(index))
-        try:
-            self._handle = check(driver.cuDevicePrimaryCtxRetain(self._number))
-        except ContextPoisonedError as error:
-            raise DeviceLostError(
-                "an earlier fault has ended CUDA in this process, and only a new process has it again; with"
-                " isolation='process' the device is rebuilt by itself",
-                device=device,
-            ) from error
-        self._address = int(self._handle)
         self._pushed = _Pushed()
         self._lock = threading.Lock()
         self._loss: str | None = None
         self._before_loss: list[Callable[[], None]] = []
         self.is_lost: bool = False
         self.is_dead: bool = False
+        try:
+            self._handle = check(driver.cuDevicePrimaryCtxRetain(self._number))
+            self._address = int(self._handle)
+            # A lost one is handed out again, as if it were none, while anybody in the process still has it.
+            try:
+                self.query()
+            except BaseException:
+                self.release()
+                raise
+        except ContextPoisonedError as error:
+            raise DeviceLostError(
+                "an earlier fault has ended CUDA in this process, and only a new process has it again; with"
+                " isolation='process' the device is rebuilt by itself",
+                device=device,
+            ) from error
 
     def make_current(self) -> bool:
         """Make it current in this thread; returns whether `restore` must follow."""
@@ -118,6 +125,18 @@ class CudaContext:
                 self.lose_to(code)
             raise self.failure() or error_of(code, self._device)
         return result[1] if len(result) == 2 else result[1:]
+
+    def query(self) -> None:
+        """Ask the driver whether the context is lost.
+
+        Raises:
+            ContextPoisonedError: It is.
+        """
+        with self:
+            # NVIDIA: may also return error codes from previous, asynchronous launches.
+            code = driver.cuStreamQuery(_DEFAULT_STREAM)[0]
+            if code != _NOT_READY:
+                self.check((code,))
 
     def settle(self) -> None:
         """Wait for the default stream. Blocks; the context is current.

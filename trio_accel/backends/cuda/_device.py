@@ -295,11 +295,8 @@ class CudaDevice:
 
     def look(self) -> None:
         """Ask the driver whether the context is lost."""
-        with suppress(ContextPoisonedError), self.context:
-            # NVIDIA: may also return error codes from previous, asynchronous launches.
-            code = driver.cuStreamQuery(0)[0]
-            if code and int(code) != int(driver.CUresult.CUDA_ERROR_NOT_READY):
-                self.context.check((code,))
+        with suppress(ContextPoisonedError):
+            self.context.query()
 
     def exhausted(self, requested: int) -> OutOfMemoryError:
         """Make the error for when there is no more memory."""
