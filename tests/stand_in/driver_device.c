@@ -291,6 +291,9 @@ CUDA(cuDevicePrimaryCtxRetain, 7000, cuDevicePrimaryCtxRetain, void **handle, CU
     CUresult code = CUDA_SUCCESS;
     if (context->references == 0)
         code = sticky == CUDA_SUCCESS ? claim_device(context) : sticky;
+    const char *lost = getenv("STAND_IN_LOST"); /* a file: the next context that is made is lost, and it is gone */
+    if (code == CUDA_SUCCESS && context->references == 0 && lost && unlink(lost) == 0)
+        poison(context, CUDA_ERROR_UNKNOWN);
     if (code == CUDA_SUCCESS) {
         context->references++;
         *handle = context;

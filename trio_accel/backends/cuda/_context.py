@@ -38,6 +38,10 @@ class CudaContext:
         device: Its name, for errors.
         is_alone: Whether nothing else in the process uses CUDA.
 
+    Raises:
+        DeviceLostError: An earlier fault has ended CUDA in this process.
+        ContextPoisonedError: The same, where nothing else uses it.
+
     Attributes:
         is_lost: Whether it counts as lost: nothing is enqueued any more.
         is_dead: Whether the driver says so: it takes nothing back any more.
@@ -78,6 +82,9 @@ class CudaContext:
                 self.release()
                 raise
         except ContextPoisonedError as error:
+            if is_alone:
+                # A worker: the next one is the new process.
+                raise
             raise DeviceLostError(
                 "an earlier fault has ended CUDA in this process, and only a new process has it again; with"
                 " isolation='process' the device is rebuilt by itself",
