@@ -17,6 +17,7 @@ extensions = [
     "sphinx.ext.napoleon",
 ]
 exclude_patterns = ["_build"]
+suppress_warnings = ["toc.not_included"]  # pages of single decisions: their index links them
 default_role = "py:obj"  # `name` in a docstring is a link where the name is ours, and code where it is not
 nitpicky = False  # references to other projects' names are plain code: no inventory is fetched at build time
 
