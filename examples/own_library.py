@@ -1,4 +1,4 @@
-"""An operation and a library actor of one's own: the Gram matrix of what was measured, counts or numbers.
+"""An operation and a library actor of one's own: the Gram matrix of what was measured, real or complex.
 
 Run it with: python own_library.py --rows 1000 --columns 8 --isolation process
 """
@@ -14,10 +14,8 @@ import numpy as np
 import trio
 
 import trio_accel as ta
-from trio_accel.backends.base.ops import GemmSpec
+from trio_accel.backends.base.ops import GemmSpec, Transpose
 from trio_accel.devices import LibraryActor, Operand, Operation, Planned, Planner
-
-FLOATS = (ta.DType.float32, ta.DType.float64)
 
 
 class StatisticsActor(LibraryActor):
@@ -28,7 +26,7 @@ class StatisticsActor(LibraryActor):
 
 @attrs.frozen(eq=False)
 class Gram(Operation[StatisticsActor, ta.AccelRef]):
-    """``a.T @ a``; replies with a new array of the columns' products."""
+    """``a.conj().T @ a``; replies with a new array of the columns' inner products."""
 
     a: Operand
     library: ClassVar[str] = "own_library:StatisticsActor"
@@ -38,23 +36,26 @@ class Gram(Operation[StatisticsActor, ta.AccelRef]):
         a = planner.read("a", self.a)
         if a.ndim != 2:
             raise ValueError(f"{planner.name}: a must have two axes, got shape {a.shape}")
-        if a.dtype not in FLOATS:
+        if not a.dtype.is_inexact:
             a = planner.convert(a, ta.DType.float64)
         columns = a.shape[1]
         out = planner.output((columns, columns), a.dtype)
-        return Planned(GemmSpec(1.0, 0.0, "T", "N", a, a, out.spec), out)
+        transpose: Transpose = "C" if a.dtype.kind == "complex" else "T"
+        return Planned(GemmSpec(1.0, 0.0, transpose, "N", a, a, out.spec), out)
 
 
 async def run(rows: int, columns: int, isolation: Literal["inline", "process"], backend: str | None) -> float:
     """Returns the largest relative error."""
-    counts = np.random.default_rng(0).integers(0, 100, (rows, columns))
+    rng, errors = np.random.default_rng(0), list[float]()
+    counts, real, imaginary = rng.integers(0, 100, (rows, columns)), *rng.normal(size=(2, rows, columns))
     options = ta.DeviceOptions(isolation=isolation)
     async with ta.open_system("own") as system, system.open_device(backend, options=options) as device:
-        gram = await device.ask(Gram(await device.put(counts)))
-        result = await gram.to_host()
+        for a in (counts, real, real + 1j * imaginary):
+            gram = await device.ask(Gram(await device.put(a)))
+            reference = a.conj().T @ a
+            errors.append(float(np.abs(await gram.to_host() - reference).max() / np.abs(reference).max()))
         print(next(node for node in system.tree().walk() if node.actor_class == "StatisticsActor"))
-    reference = counts.T.astype(np.float64) @ counts.astype(np.float64)
-    return float(np.abs(result - reference).max() / reference.max())
+    return max(errors)
 
 
 def main() -> int:

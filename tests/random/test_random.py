@@ -181,3 +181,24 @@ async def test_wrong_arguments_are_refused_before_anything_is_launched(device: t
         await generator.bits(3, out=await device.zeros(4, "uint32"))
     launched = (await device.statistics()).launched
     assert launched == 1  # the zeros
+
+
+async def test_parameters_that_the_dtype_cannot_hold(device: ta.Device) -> None:
+    generator = ta.random.Generator(device, seed=1)
+    with pytest.raises(ValueError, match=r"Uniform: high 1e\+39 is outside the range of float32"):
+        await generator.uniform(3, high=1e39)
+    with pytest.raises(ValueError, match="Uniform: high - low is outside the range of float64"):
+        await generator.uniform(3, "float64", low=-1e308, high=1.7e308)
+    with pytest.raises(ValueError, match=r"Uniform: high - low 6e\+38 is outside the range of float32"):
+        await generator.uniform(3, low=-3e38, high=3e38)
+    with pytest.raises(ValueError, match=r"Normal: loc -1e\+39 is outside the range of float32"):
+        await generator.normal(3, loc=-1e39)
+    with pytest.raises(TypeError, match="Normal: scale must be a number, got str"):
+        await generator.normal(3, scale="1")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Uniform: low 1j is complex, the arrays are float32"):
+        await generator.uniform(3, low=1j)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Generator: seed must be a whole number or None, got '7'"):
+        ta.random.Generator(device, seed="7")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Generator: device must be an open Device, got str"):
+        ta.random.Generator("cpu", seed=7)  # type: ignore[arg-type]
+    assert np.isfinite(await (await generator.uniform(9, low=-1e38, high=2e38)).to_host()).all()

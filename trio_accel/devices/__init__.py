@@ -15,7 +15,7 @@ from ._faults import Fault, FaultHow, FaultKind, FaultPlan, anew
 from ._hooks import EngineHook, Phase
 from ._library import LibraryActor
 from ._memory import Copy, Empty, Fill, MemoryActor, Put, ToHost
-from ._operation import Launch, Operand, Operation, Planned, Planner, in_range, operation_name
+from ._operation import Launch, Operand, Operation, Planned, Planner, operation_name
 from ._options import DeviceOptions
 from ._pending import Pending
 from ._ref import AccelRef
@@ -29,6 +29,7 @@ from ._streams import (
     StreamStrategy,
 )
 from ._system import DeviceOpening, System, open_system
+from ._values import in_range
 
 __all__ = [
     "AccelRef",

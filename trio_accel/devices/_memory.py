@@ -11,8 +11,9 @@ import numpy.typing as npt
 from ..backends.base import CopyFromForeignSpec, DType, ForeignArray
 from ..backends.base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec
 from ._library import LibraryActor
-from ._operation import Operation, Planned, Planner, in_range
+from ._operation import Operation, Planned, Planner
 from ._ref import AccelRef
+from ._values import check_conversion, element
 
 __all__ = ["Copy", "Empty", "Fill", "MemoryActor", "Put", "ToHost"]
 
@@ -86,10 +87,7 @@ class Copy(Operation[MemoryActor, AccelRef]):
         """Refuse a cast that would drop imaginary parts."""
         source = planner.read("source", self.source)
         dtype = self.dtype or source.dtype
-        if source.dtype.kind == "complex" and dtype.kind not in ("complex", "bool"):
-            raise TypeError(
-                f"{planner.name}: dtype: {source.dtype} to {dtype} would drop the imaginary parts"
-            )
+        check_conversion(planner.name, "dtype", source.dtype, dtype)
         out = planner.output(source.shape, dtype)
         return Planned(CopySpec(source, out.spec), out)
 
@@ -105,7 +103,7 @@ class Fill(Operation[MemoryActor, AccelRef]):
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Refuse a value that the dtype cannot hold."""
         array = planner.update("array", self.array)
-        return Planned(FillSpec(_fitting(planner.name, self.value, array.dtype), array), self.array)
+        return Planned(FillSpec(element(planner.name, "value", self.value, array.dtype), array), self.array)
 
 
 @attrs.define(eq=False, on_setattr=None)
@@ -124,33 +122,4 @@ class Empty(Operation[MemoryActor, AccelRef]):
                 raise ValueError(f"{planner.name}: shape must hold sizes of at least 0, got {self.shape}")
         shape = tuple(int(extent) for extent in self.shape)
         out = planner.output(shape, self.dtype)
-        return Planned(FillSpec(_fitting(planner.name, self.value, self.dtype), out.spec), out)
-
-
-def _fitting(name: str, value: object, dtype: DType) -> complex:
-    """The value as a Python number, refused where the dtype cannot hold it."""
-    number = _plain(value)
-    if not isinstance(number, (bool, int, float, complex)):
-        raise TypeError(f"{name}: value must be a number, got {value!r}")
-    if isinstance(number, complex) and dtype.kind != "complex":
-        raise TypeError(f"{name}: value {value!r} is complex, the array is {dtype}")
-    if dtype.is_inexact:
-        in_range(name, "value", number, dtype)
-        return number
-    if isinstance(number, complex):
-        raise TypeError(f"{name}: value {value!r} is complex, the array is {dtype}")
-    if dtype.kind in ("int", "uint"):
-        if isinstance(number, float) and not number.is_integer():
-            raise ValueError(f"{name}: value {value!r} is no whole number, the array is {dtype}")
-        limits = np.iinfo(dtype.dtype)
-        if not limits.min <= number <= limits.max:
-            raise ValueError(
-                f"{name}: value {value!r} is outside {limits.min} to {limits.max}, the array is {dtype}"
-            )
-        return int(number)
-    return number
-
-
-def _plain(value: object) -> object:
-    """A NumPy scalar as a Python one."""
-    return np.asarray(value).item() if issubclass(type(value), np.generic) else value
+        return Planned(FillSpec(element(planner.name, "value", self.value, self.dtype), out.spec), out)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import cmath
 import math
-import reprlib
 import sys
 from collections.abc import Sequence
 from functools import cache, lru_cache
@@ -21,22 +19,20 @@ from ._arrival import Arrival
 from ._blocks import Block, Lowered
 from ._faults import FaultHit
 from ._ref import AccelRef
+from ._values import check_conversion, check_spec, factor
 from ._views import overlaps
 
 if TYPE_CHECKING:
     from ._device import Device
     from ._library import LibraryActor  # noqa: F401  # named in the bases of Launch
 
-__all__ = ["Launch", "Operand", "Operation", "Planned", "Planner", "in_range", "operation_name"]
+__all__ = ["Launch", "Operand", "Operation", "Planned", "Planner", "operation_name"]
 
 # What NumPy can hold.
 _MAX_AXES = 64
 
 # Specifications that are kept. A program that drops its results has the same again and again.
 _MOST_LOWERED = 1024
-
-# The largest number of the smallest floating type.
-_ALWAYS_HELD = 448
 
 LibraryT_contra = TypeVar("LibraryT_contra", contravariant=True)
 ReplyT_co = TypeVar("ReplyT_co", covariant=True)
@@ -185,29 +181,13 @@ class Launch(Request["LibraryActor", None]):
         return self.name
 
 
-def in_range(name: str, argument: str, value: complex, dtype: DType) -> None:
-    """Require that a finite value stays finite as a floating or complex dtype.
-
-    Raises:
-        ValueError: It is too large.
-    """
-    if abs(value) <= _ALWAYS_HELD:
-        return
-    with np.errstate(all="ignore"):
-        try:
-            is_held = bool(np.isfinite(np.array(value, dtype.dtype))) or not cmath.isfinite(value)
-        except OverflowError:
-            is_held = False
-    if not is_held:
-        raise ValueError(f"{name}: {argument} {reprlib.repr(value)} is outside the range of {dtype}")
-
-
 class Planner:
     """Checks operands and names outputs while an operation is planned."""
 
     __slots__ = (
         "_allocations",
         "_device",
+        "_hosts",
         "_keep",
         "_library",
         "_outputs",
@@ -228,6 +208,8 @@ class Planner:
         self._outputs: list[Block] = []
         self._uses: list[tuple[str, Block]] = []
         self._keep: list[object] = []
+        # By its block on the device: which argument a host array is.
+        self._hosts: dict[int, str] | None = None
 
     def read(self, argument: str, operand: Operand) -> ArraySpec:
         """Take an operand that is read; a NumPy array is copied to the device first."""
@@ -252,10 +234,18 @@ class Planner:
         staged = self._new(operand.shape, self.dtype(argument, operand.dtype))
         self._staged += (CopyFromHostSpec(operand, staged.spec),)
         self._keep.append(operand)
+        self._hosts = {**(self._hosts or {}), staged.spec.block: argument}
         return staged.spec
 
     def convert(self, source: ArraySpec, dtype: DType) -> ArraySpec:
-        """Convert an operand on the device before the operation, to memory that is freed after it."""
+        """Convert an operand on the device before the operation, to memory that is freed after it.
+
+        Values are converted as `AccelRef.cast` converts them.
+
+        Raises:
+            TypeError: Complex to real, which would drop the imaginary parts.
+        """
+        check_conversion(self.name, self._argument(source), source.dtype, dtype)
         converted = self._new(source.shape, dtype)
         self._staged += (CopySpec(source, converted.spec),)
         return converted.spec
@@ -293,6 +283,15 @@ class Planner:
         if type(host) is not np.ndarray and isinstance(host, np.ma.MaskedArray):
             raise TypeError(f"{self.name}: {argument} is a masked array; fill it first: array.filled(value)")
 
+    def factor(self, argument: str, value: object, dtype: DType) -> complex:
+        """Require a number by which arrays of a dtype can be multiplied; returns it as a Python number.
+
+        Raises:
+            TypeError: No number; or a complex one for real arrays; or the dtype is one of whole numbers.
+            ValueError: It is outside the range of the dtype.
+        """
+        return factor(self.name, argument, value, dtype)
+
     def keep(self, item: object) -> None:
         """Keep something alive until the operation is complete."""
         self._keep.append(item)
@@ -315,7 +314,11 @@ class Planner:
                 )
 
     def launch(self, spec: OperationSpec) -> Launch:
-        """Put what was planned together."""
+        """Put what was planned together.
+
+        Raises:
+            TypeError, ValueError: A field of the specification that no library can work with.
+        """
         spec, reads, writes = self._lowered(spec)
         for staged in self._staged:
             reads |= staged.blocks()[0]
@@ -338,10 +341,12 @@ class Planner:
         """The specification, or an equal one from before, and its blocks."""
         identity = spec.identity()
         if identity is None:
+            check_spec(self.name, spec)
             return spec, *spec.blocks()
         known = self._table.lowered
         lowered = known.get(identity)
         if lowered is None:
+            check_spec(self.name, spec)
             if len(known) >= _MOST_LOWERED:
                 known.clear()
             # It holds its arrays, so that none that is made later has their identity.
@@ -360,6 +365,13 @@ class Planner:
         if not block.is_usable:
             block.check(f"{self.name}: {argument}")
         self._uses.append((argument, block))
+
+    def _argument(self, source: ArraySpec) -> str:
+        """Name of the operand that lies there."""
+        for argument, block in self._uses:
+            if block.id == source.block:
+                return argument
+        return (self._hosts or {}).get(source.block, "an operand")
 
     def _new(self, shape: tuple[int, ...], dtype: DType) -> AccelRef:
         if len(shape) > _MAX_AXES:

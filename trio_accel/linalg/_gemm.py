@@ -9,7 +9,7 @@ import attrs
 from ..backends.base.ops import ArraySpec, GemmSpec, Transpose
 from ..devices import AccelRef, Operand, Operation, Planned, Planner, device_of
 from ._actor import BlasActor
-from ._checks import factor, same_dtype
+from ._checks import same_dtype
 
 __all__ = ["Gemm", "gemm"]
 
@@ -40,8 +40,8 @@ class Gemm(Operation[BlasActor, AccelRef]):
                 f"{name}: op(a) must have as many columns as op(b) rows, got {inner_a} and {inner_b} "
                 f"(a of shape {a.shape} {self.trans_a}, b of shape {b.shape} {self.trans_b})"
             )
-        alpha = factor(name, "alpha", self.alpha, dtype)
-        beta = factor(name, "beta", self.beta, dtype)
+        alpha = planner.factor("alpha", self.alpha, dtype)
+        beta = planner.factor("beta", self.beta, dtype)
         if self.c is None and beta != 0:
             raise ValueError(f"{name}: beta must be 0 without c, got {self.beta!r}")
         c = planner.output((rows, columns), dtype, self.c, argument="c")

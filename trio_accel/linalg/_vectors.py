@@ -9,7 +9,7 @@ import attrs
 from ..backends.base.ops import AxpySpec, DotSpec, Nrm2Spec, ScalSpec
 from ..devices import AccelRef, Operand, Operation, Planned, Planner, device_of
 from ._actor import BlasActor
-from ._checks import factor, real_of, same_dtype, same_length, vector
+from ._checks import real_of, same_dtype, same_length, vector
 
 __all__ = ["Axpy", "Dot", "Nrm2", "Scal", "axpy", "dot", "nrm2", "scal"]
 
@@ -29,7 +29,7 @@ class Axpy(Operation[BlasActor, AccelRef]):
         """Check shapes, dtypes and that x and y are apart."""
         x = planner.read("x", self.x)
         y = planner.update("y", self.y)
-        alpha = factor(planner.name, "alpha", self.alpha, same_dtype(planner.name, x=x, y=y))
+        alpha = planner.factor("alpha", self.alpha, same_dtype(planner.name, x=x, y=y))
         same_length(planner.name, x, y)
         planner.distinct("y", y, x=x)
         return Planned(AxpySpec(alpha, x, y), self.y)
@@ -46,7 +46,7 @@ class Scal(Operation[BlasActor, AccelRef]):
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Check the dtype."""
         x = planner.update("x", self.x)
-        return Planned(ScalSpec(factor(planner.name, "alpha", self.alpha, x.dtype), x), self.x)
+        return Planned(ScalSpec(planner.factor("alpha", self.alpha, x.dtype), x), self.x)
 
 
 @attrs.define(eq=False, on_setattr=None)

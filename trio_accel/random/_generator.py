@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import secrets
 from collections.abc import Sequence
+from types import NoneType
 from typing import Literal
 
 import numpy as np
@@ -35,6 +36,7 @@ class Generator:
     Raises:
         NotSupportedError: There is no such generator.
         ValueError: The seed does not fit into 64 bits.
+        TypeError: The seed is no whole number, or the device is none.
     """
 
     def __init__(
@@ -42,8 +44,12 @@ class Generator:
     ) -> None:
         if kind != "philox4x32_10":
             raise NotSupportedError(f"Generator: kind {kind!r} is not there; it has 'philox4x32_10'")
+        if not isinstance(device, Device):
+            raise TypeError(f"Generator: device must be an open Device, got {type(device).__name__}")
         self._device = device
-        self._seed = secrets.randbits(64) if seed is None else operator.index(seed)
+        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer, NoneType)):
+            raise TypeError(f"Generator: seed must be a whole number or None, got {seed!r}")
+        self._seed = secrets.randbits(64) if seed is None else int(seed)
         self._row = 0
         if not 0 <= self._seed < 1 << 64:
             raise ValueError(f"Generator: seed must be from 0 to 2**64 - 1, got {seed}")
@@ -98,13 +104,15 @@ class Generator:
             out: Array of this shape and dtype to write to; by default a new one.
 
         Raises:
-            ValueError: A negative size, bounds in the wrong order, or a wrong `out`.
+            ValueError: A negative size, bounds in the wrong order or outside the range of the dtype, or a
+                wrong `out`.
+            TypeError: A bound that is no real number.
             NotSupportedError: Another dtype.
 
         See `Device.ask` for cancellation and the errors that any operation can end with.
         """
         extents, row = self._take(shape)
-        message = Uniform(self._seed, row, extents, DType.of(dtype), float(low), float(high), out)
+        message = Uniform(self._seed, row, extents, DType.of(dtype), low, high, out)
         return await self._device.ask(message)
 
     async def normal(
@@ -126,13 +134,15 @@ class Generator:
             out: Array of this shape and dtype to write to; by default a new one.
 
         Raises:
-            ValueError: A negative size, a negative scale, or a wrong `out`.
+            ValueError: A negative size, a negative scale, one outside the range of the dtype, or a wrong
+                `out`.
+            TypeError: A parameter that is no real number.
             NotSupportedError: Another dtype.
 
         See `Device.ask` for cancellation and the errors that any operation can end with.
         """
         extents, row = self._take(shape)
-        message = Normal(self._seed, row, extents, DType.of(dtype), float(loc), float(scale), out)
+        message = Normal(self._seed, row, extents, DType.of(dtype), loc, scale, out)
         return await self._device.ask(message)
 
     def _take(self, shape: int | Sequence[int]) -> tuple[tuple[int, ...], int]:

@@ -52,11 +52,19 @@ class Uniform(Operation[RngActor, AccelRef]):
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Check the bounds and the dtype, and name the array."""
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low <= self.high):
+        _check_dtype(planner, self.dtype)
+        low = _real(planner, "low", self.low, self.dtype)
+        high = _real(planner, "high", self.high, self.dtype)
+        if not (math.isfinite(low) and math.isfinite(high) and low <= high):
             raise ValueError(
                 f"{planner.name}: low must not be above high, and both finite, got {self.low} and {self.high}"
             )
-        return _plan(planner, self, "uniform", self.dtype, self.low, self.high - self.low)
+        width = high - low
+        if math.isinf(width):
+            raise ValueError(f"{planner.name}: high - low is outside the range of {self.dtype}")
+        return _plan(
+            planner, self, "uniform", self.dtype, low, _real(planner, "high - low", width, self.dtype)
+        )
 
 
 @attrs.define(eq=False, on_setattr=None)
@@ -74,12 +82,15 @@ class Normal(Operation[RngActor, AccelRef]):
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Check the parameters and the dtype, and name the array."""
-        if not (math.isfinite(self.loc) and math.isfinite(self.scale) and self.scale >= 0):
+        _check_dtype(planner, self.dtype)
+        loc = _real(planner, "loc", self.loc, self.dtype)
+        scale = _real(planner, "scale", self.scale, self.dtype)
+        if not (math.isfinite(loc) and math.isfinite(scale) and scale >= 0):
             raise ValueError(
                 f"{planner.name}: scale must be at least 0, and both finite, got loc {self.loc} and "
                 f"scale {self.scale}"
             )
-        return _plan(planner, self, "normal", self.dtype, self.loc, self.scale)
+        return _plan(planner, self, "normal", self.dtype, loc, scale)
 
 
 def _plan(
@@ -90,7 +101,15 @@ def _plan(
     low: float,
     width: float,
 ) -> Planned[AccelRef]:
-    if distribution != "bits" and dtype not in (DType.float32, DType.float64):
-        raise NotSupportedError(f"{planner.name} makes float32 or float64, not {dtype}; use cast()")
     out = planner.output(message.shape, dtype, message.out)
     return Planned(PhiloxSpec(distribution, message.seed, message.row, low, width, out.spec), out)
+
+
+def _check_dtype(planner: Planner, dtype: DType) -> None:
+    if dtype not in (DType.float32, DType.float64):
+        raise NotSupportedError(f"{planner.name} makes float32 or float64, not {dtype}; use cast()")
+
+
+def _real(planner: Planner, argument: str, value: float, dtype: DType) -> float:
+    """A number that the dtype can hold; a complex one is refused, because the dtype is real."""
+    return planner.factor(argument, value, dtype).real

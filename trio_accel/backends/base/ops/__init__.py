@@ -1,6 +1,18 @@
 """Operation specifications: what crosses from an actor to a backend, or to a worker process."""
 
-from ._spec import ArraySpec, OperationSpec, contiguous_strides, exact, reads, updates, writes
+from ._spec import (
+    ArraySpec,
+    NumberRole,
+    OperationSpec,
+    array_fields,
+    contiguous_strides,
+    exact,
+    number,
+    number_fields,
+    reads,
+    updates,
+    writes,
+)
 from .fft import FftDirection, FftKind, FftNorm, FftSpec
 from .linalg import AxpySpec, DotSpec, GemmSpec, MatmulSpec, Nrm2Spec, ScalSpec, Transpose
 from .memory import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec
@@ -23,13 +35,17 @@ __all__ = [
     "GemmSpec",
     "MatmulSpec",
     "Nrm2Spec",
+    "NumberRole",
     "OperationSpec",
     "PhiloxSpec",
     "ScalSpec",
     "SpmvCsrSpec",
     "Transpose",
+    "array_fields",
     "contiguous_strides",
     "exact",
+    "number",
+    "number_fields",
     "reads",
     "updates",
     "writes",

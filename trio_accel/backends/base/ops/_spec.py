@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -12,9 +13,22 @@ import attrs
 
 from ..dtypes import DType
 
-__all__ = ["ArraySpec", "OperationSpec", "contiguous_strides", "exact", "reads", "updates", "writes"]
+__all__ = [
+    "ArraySpec",
+    "NumberRole",
+    "OperationSpec",
+    "array_fields",
+    "contiguous_strides",
+    "exact",
+    "number",
+    "number_fields",
+    "reads",
+    "updates",
+    "writes",
+]
 
 _ROLE = "trio_accel.role"
+_NUMBER = "trio_accel.number"
 _EXACT = "exact"
 _MOST_LAYOUTS = 1024
 
@@ -92,6 +106,25 @@ def exact() -> Any:
     return attrs.field(metadata={_ROLE: _EXACT})
 
 
+class NumberRole(enum.Enum):
+    """What a number of an `OperationSpec` is to an array of it."""
+
+    FACTOR = "factor"
+    """Its elements are multiplied by it: they are of a floating or complex dtype."""
+    ELEMENT = "element"
+    """Its elements become this: it has to be a value of their dtype."""
+
+
+def number(role: NumberRole, of: str) -> Any:
+    """Declare a field of an `OperationSpec` as a number, which is checked before it is launched.
+
+    Args:
+        role: What the number is to that array.
+        of: Name of the array field.
+    """
+    return attrs.field(metadata={_NUMBER: (role, of)})
+
+
 class OperationSpec:
     """Base of operation specifications: attrs classes of codes, sizes and `ArraySpec` fields.
 
@@ -99,8 +132,9 @@ class OperationSpec:
     to have that enforced would take twice as long as to make it.
 
     A specification holds no actor and no reference, so it means the same in another process.
-    Its array fields are declared by `reads`, `writes` and `updates`; hazards follow from that. If all others
-    are declared by `exact`, it is known again when it comes with the same arrays, which takes less time.
+    Its array fields are declared by `reads`, `writes` and `updates`; hazards follow from that. Numbers that
+    the arrays have to be able to hold are declared by `number`. If all other fields are declared by `exact`,
+    it is known again when it comes with the same arrays, which takes less time.
     """
 
     __slots__ = ()
@@ -161,6 +195,17 @@ def _identity_finder(cls: type[OperationSpec]) -> _IdentityFinder | None:
     )
     finder: _IdentityFinder = eval(f"lambda spec: (cls, {values})", {"cls": cls})  # noqa: S307  # of names of attributes
     return finder
+
+
+def array_fields(cls: type[OperationSpec]) -> tuple[str, ...]:
+    """Names of the fields that are arrays."""
+    return tuple(_names(cls, "read", "write", "update"))
+
+
+def number_fields(cls: type[OperationSpec]) -> Mapping[str, tuple[NumberRole, str]]:
+    """What was declared by `number`: by the name of the field, the role and the array."""
+    fields = attrs.fields(cls)  # type: ignore[arg-type]  # every subclass is an attrs class
+    return {field.name: field.metadata[_NUMBER] for field in fields if _NUMBER in field.metadata}
 
 
 def _names(cls: type[OperationSpec], *roles: str) -> list[str]:

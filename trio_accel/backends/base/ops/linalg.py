@@ -6,7 +6,7 @@ from typing import Literal
 
 import attrs
 
-from ._spec import ArraySpec, OperationSpec, reads, updates, writes
+from ._spec import ArraySpec, NumberRole, OperationSpec, exact, number, reads, updates, writes
 
 __all__ = ["AxpySpec", "DotSpec", "GemmSpec", "MatmulSpec", "Nrm2Spec", "ScalSpec", "Transpose"]
 
@@ -33,10 +33,10 @@ class GemmSpec(OperationSpec):
     Where beta is 0, c is not read: it may hold anything. It overlaps neither a nor b.
     """
 
-    alpha: complex
-    beta: complex
-    transpose_a: Transpose
-    transpose_b: Transpose
+    alpha: complex = number(NumberRole.FACTOR, "c")
+    beta: complex = number(NumberRole.FACTOR, "c")
+    transpose_a: Transpose = exact()
+    transpose_b: Transpose = exact()
     a: ArraySpec = reads()
     b: ArraySpec = reads()
     c: ArraySpec = updates()
@@ -46,7 +46,7 @@ class GemmSpec(OperationSpec):
 class AxpySpec(OperationSpec):
     """``y = alpha * x + y`` for arrays of one shape and dtype (BLAS ``axpy``)."""
 
-    alpha: complex
+    alpha: complex = number(NumberRole.FACTOR, "y")
     x: ArraySpec = reads()
     y: ArraySpec = updates()
 
@@ -55,7 +55,7 @@ class AxpySpec(OperationSpec):
 class ScalSpec(OperationSpec):
     """``x = alpha * x`` (BLAS ``scal``)."""
 
-    alpha: complex
+    alpha: complex = number(NumberRole.FACTOR, "x")
     x: ArraySpec = updates()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import numpy.typing as npt
 
-from ._spec import ArraySpec, OperationSpec, reads, writes
+from ._spec import ArraySpec, NumberRole, OperationSpec, number, reads, writes
 
 __all__ = ["CopyFromHostSpec", "CopySpec", "CopyToHostSpec", "FillSpec"]
 
@@ -43,5 +43,5 @@ class FillSpec(OperationSpec):
     A Python integer stays exact: an `int64` beyond 2**53 is no `complex`.
     """
 
-    value: int | float | complex | bool
+    value: int | float | complex | bool = number(NumberRole.ELEMENT, "out")
     out: ArraySpec = writes()
