@@ -1,0 +1,387 @@
+"""Write the generated parts of docs/reference: `python docs/make_reference.py`, with `--check` only compare.
+
+A page is written by hand but for what stands between two comments, which this program replaces:
+
+    <!-- reference: package.module Name OtherName -->
+    <!-- end of reference -->
+
+The result is plain Markdown: it reads the same on a repository page and in the built documentation.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import reference_source as source
+from reference_source import Class, Definition, Function
+
+PAGES = Path(__file__).parent / "reference"
+_BLOCK = re.compile(r"(<!-- reference: (\S+)\s+(.*?)\s*-->\n)(.*?)(<!-- end of reference -->)", re.DOTALL)
+_COLUMNS = 116
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# What the layers above use and a program does not: names of a module, or of members of a class.
+INTERNAL: Mapping[str, frozenset[str]] = {
+    "trio_accel.actors": _names(
+        "DirectReply NOT_NOW Posted WOKEN actor_path_of at_rest check_name message_target quick"
+    ),
+    "trio_accel.devices": _names(
+        "CompletionPort ContextActor DeviceActor DeviceOpening EngineHook Fault FaultHow FaultKind FaultPlan "
+        "Launch MemoryActor Phase anew"
+    ),
+    "trio_accel.backends.base": _names(
+        "BackendReport BlockMemory ChunkAllocator ChunkSource CopyFromForeignSpec DeviceReport ForeignArray "
+        "Hold Loan PlacedBlock Placement Poison SharesCudaMemory Software as_bits checks ops scalar"
+    ),
+    "ActorContext": _names("served show"),
+    "AdaptiveCompletion": _names("open"),
+    "CompletionStrategy": _names("open"),
+    "DeferredReply": _names("fail_as_crash look_last"),
+    "Device": _names("check_ask check_pending descriptors end lost start validated"),
+    "HostCallbackCompletion": _names("open"),
+    "LibraryActor": _names("launch launch_here launch_now lifespan start_grace"),
+    "ManualCompletion": _names("open"),
+    "OperationSpec": _names("blocks identity"),
+    "Pending": _names("settle"),
+    "PerActorStreams": _names("open"),
+    "PerLibraryStreams": _names("open"),
+    "Planner": _names("launch"),
+    "PolledCompletion": _names("open"),
+    "Probe": _names("answer"),
+    "Ref": _names("post"),
+    "SingleStream": _names("open"),
+    "StreamPool": _names("open"),
+    "Subscription": _names("deliver"),
+    "SyncCompletion": _names("open"),
+    "System": _names("alive observers open opening sender token"),
+}
+# Classes that a program gets and does not make: their constructors are no part of the reference.
+GIVEN = _names(
+    "AccelRef ActorContext ActorSnapshot BlasActor DeferredReply Device DeviceInfo FaultInjection FftActor "
+    "Leak LeakError LibraryActor Pending Planner Probe Ref RngActor SparseActor SupervisorScope Subscription "
+    "System Terminated"
+)
+_PROPERTIES = frozenset({"property", "cached_property", "functools.cached_property"})
+
+
+@dataclass
+class Page:
+    """A page and the entries that it has.
+
+    Attributes:
+        path: The file.
+        text: Its text.
+        anchors: The address of each entry within the page, by the text of its heading. Fixtures have none, as
+            their names are common words.
+    """
+
+    path: Path
+    text: str
+    anchors: dict[str, str] = field(default_factory=dict)
+
+
+class Links:
+    """Where each name has its entry."""
+
+    def __init__(self, pages: Sequence[Page]) -> None:
+        self.pages = pages
+
+    def to(self, name: str, page: Page, owner: str) -> str | None:
+        """The address of a name's entry, seen from a page; None if there is none."""
+        short = name.removesuffix("()").removeprefix("ta.")
+        short = re.sub(r"^trio_accel(\.[a-z_.]+)?\.(?=\w)", "", short)
+        if short == owner:
+            return None
+        for candidate in (f"{owner.partition('.')[0]}.{short}", short):
+            for other in (page, *self.pages):
+                anchor = other.anchors.get(candidate)
+                if anchor is not None and f"{owner.partition('.')[0]}" != candidate:
+                    return f"#{anchor}" if other is page else f"{other.path.name}#{anchor}"
+        return None
+
+
+def slug(heading: str) -> str:
+    """The anchor that repository pages and MyST make of a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def anchors_of(text: str) -> dict[str, str]:
+    """The anchors of a page by their headings; of two of one name the second gets a number."""
+    seen: dict[str, int] = {}
+    result: dict[str, str] = {}
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    for heading in re.findall(r"^#{1,6} (.+)$", prose, re.MULTILINE):
+        plain = heading.replace("`", "")
+        anchor = slug(plain)
+        number = seen[anchor] = seen.get(anchor, -1) + 1
+        result[plain] = f"{anchor}-{number}" if number else anchor
+    return result
+
+
+class Writer:
+    """Writes the entries of one page."""
+
+    def __init__(self, page: Page, links: Links, documented: frozenset[str]) -> None:
+        self.page = page
+        self.links = links
+        self.documented = documented
+        self.owner = ""
+
+    def entry(self, module: str, name: str) -> Iterator[str]:
+        """The entry of a name, paragraph by paragraph."""
+        definition = source.find(module, name)
+        if definition is None:
+            raise SystemExit(f"{self.page.path.name}: {module} has no {name}")
+        self.owner = name
+        yield f"### {name}"
+        if isinstance(definition.node, ast.ClassDef):
+            yield from self._class(Class(definition))
+        elif isinstance(definition.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from self._function(definition.node, definition.name, is_method=False)
+        else:
+            yield from self._value(definition)
+
+    # What entries are made of
+
+    def _inline(self, text: str) -> str:
+        text = re.sub(r"``(.+?)``", "\x00\\1\x00", text)  # code that is no reference
+        text = re.sub(r"`([^`\x00]+)`", self._reference, text)
+        return text.replace("\x00", "`")
+
+    def _reference(self, match: re.Match[str]) -> str:
+        address = self.links.to(match[1], self.page, self.owner)
+        return f"`{match[1]}`" if address is None else f"[`{match[1]}`]({address})"
+
+    def _prose(self, text: str) -> Iterator[str]:
+        for paragraph in re.split(r"\n\s*\n", text.strip()):
+            if paragraph.startswith(">>> "):
+                yield f"```pycon\n{paragraph}\n```"
+            elif re.match(r"[*-] ", paragraph):
+                items = re.split(r"\n(?=[*-] )", paragraph)
+                yield "\n".join(_item(self._inline(" ".join(item[2:].split()))) for item in items)
+            elif paragraph:
+                yield wrapped(self._inline(" ".join(paragraph.split())))
+
+    def _sections(self, docstring: source.Docstring) -> Iterator[str]:
+        for title, name in (("Arguments", "Args"), ("Returns", "Returns"), ("Yields", "Yields")):
+            entries = docstring.sections.get(name, [])
+            if name != "Args" and entries:
+                yield wrapped(f"**{title}**: {self._inline(entries[0][1])}")
+            elif entries:
+                yield f"**{title}**"
+                yield "\n".join(_item(f"`{key}`: {self._inline(text)}") for key, text in entries)
+        if raised := docstring.sections.get("Raises"):
+            yield "**Raises**"
+            yield "\n".join(_item(f"{self._errors(key)}: {self._inline(text)}") for key, text in raised)
+
+    def _errors(self, names: str) -> str:
+        return ", ".join(self._inline(f"`{name.strip()}`") for name in names.split(","))
+
+    def _function(self, node: Function, name: str, *, is_method: bool) -> Iterator[str]:
+        made_by = source.decorators(node)
+        if "pytest.fixture" in made_by or "pytest_trio.trio_fixture" in made_by:
+            yield "A fixture."
+        else:
+            yield f"```python\n{self._signature(node, name, is_method=is_method)}\n```"
+        docstring = source.parse(ast.get_docstring(node) or "")
+        yield from self._prose(docstring.text)
+        yield from self._sections(docstring)
+
+    def _signature(self, node: Function, name: str, *, is_method: bool) -> str:
+        made_by = source.decorators(node)
+        head = "".join(
+            f"@{decorator}\n" for decorator in made_by if decorator in {"classmethod", "staticmethod"}
+        )
+        head += "@asynccontextmanager\n" if "asynccontextmanager" in made_by else ""
+        head += "async def " if isinstance(node, ast.AsyncFunctionDef) else "def "
+        returns = f" -> {source.unquoted(node.returns)}" if node.returns else ""
+        skip = is_method and "staticmethod" not in made_by
+        return source.laid_out(head + name, source.arguments_of(node, skip_first=skip), returns)
+
+    def _value(self, definition: Definition) -> Iterator[str]:
+        node = definition.node
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+            value = source.unquoted(node.value)
+            if len(value) > _COLUMNS - len(definition.name):
+                value = "(\n    " + value.replace(" | ", "\n    | ") + "\n)"
+            yield f"```python\n{definition.name} = {value}\n```"
+        yield from self._prose(definition.text)
+
+    # Classes
+
+    def _class(self, cls: Class) -> Iterator[str]:
+        yield f"```python\n{self._constructor(cls)}\n```"
+        docstring = source.parse(cls.definition.text)
+        yield from self._prose(docstring.text)
+        yield from self._sections(docstring)
+        yield from self._members(cls) if cls.is_enum else self._attributes(cls)
+        for node in self._methods(cls):
+            if not _PROPERTIES.intersection(source.decorators(node)):
+                yield f"#### {cls.definition.name}.{node.name}"
+                yield from self._function(node, node.name, is_method=True)
+
+    def _constructor(self, cls: Class) -> str:
+        name = cls.definition.name
+        bases = [base.definition.name for base in cls.bases()]
+        bases = [base for base in bases if base in self.documented and base != name]
+        others = {"Exception", "Protocol"} & {ast.unparse(base) for base in cls.node.bases}
+        bases += sorted(others)
+        if cls.is_enum:
+            return f"class {name}(enum.Enum)"
+        if name in GIVEN or "Protocol" in cls.base_names() or "Exception" in cls.base_names():
+            return f"class {name}({', '.join(bases)})" if bases else f"class {name}"
+        if cls.is_attrs:
+            star = ["*"] if cls.is_keyword_only else []
+            fields = [text for text, _ in _init_fields(cls)]
+            return source.laid_out(f"class {name}", star + fields if fields else [], "")
+        init = cls.init()
+        if init is None or not source.arguments_of(init, skip_first=True):
+            return f"class {name}({', '.join(bases)})" if bases else f"class {name}()"
+        return source.laid_out(f"class {name}", source.arguments_of(init, skip_first=True), "")
+
+    def _methods(self, cls: Class) -> list[Function]:
+        found = {node.name: node for node in cls.methods()}
+        for base in cls.bases():
+            inherited = self._methods(base)
+            if base.definition.name in self.documented and base.definition.name != cls.definition.name:
+                for node in inherited:  # what a documented base has, and does the same here
+                    found.pop(node.name, None)
+            else:
+                found = {**{node.name: node for node in inherited}, **found}
+        hidden = INTERNAL.get(cls.definition.name, frozenset())
+        return [node for name, node in found.items() if name not in hidden]
+
+    def _members(self, cls: Class) -> Iterator[str]:
+        members = [(name, text) for name, _, text in cls.fields()]
+        if any(text for _, text in members):
+            rows = [f"| `{name}` | {self._cell(text)} |" for name, text in members]
+            yield "\n".join(["| member | meaning |", "|---|---|", *rows])
+        elif members:
+            yield wrapped("Members: " + ", ".join(f"`{name}`" for name, _ in members) + ".")
+        yield from self._attributes(cls)
+
+    def _attributes(self, cls: Class) -> Iterator[str]:
+        rows = [f"| `{name}` | {_code(kind)} | {self._cell(text)} |" for name, kind, text in self._rows(cls)]
+        if rows:
+            yield "\n".join(["| attribute | type | meaning |", "|---|---|---|", *rows])
+
+    def _rows(self, cls: Class) -> list[tuple[str, str, str]]:
+        hidden = INTERNAL.get(cls.definition.name, frozenset())
+        rows: dict[str, tuple[str, str]] = {}
+        for base in cls.bases():
+            if base.definition.name not in self.documented or base.definition.name == cls.definition.name:
+                rows |= {name: (kind, text) for name, kind, text in self._rows(base)}
+        for name, text in source.parse(cls.definition.text).sections.get("Attributes", []):
+            rows[name] = (cls.annotation(name), text)
+        if not cls.is_enum:
+            rows |= {
+                name: (cls.annotation(name), text)
+                for name, _, text in cls.fields()
+                if text and name not in rows
+            }
+        for node in self._methods(cls):
+            if _PROPERTIES.intersection(source.decorators(node)):
+                rows[node.name] = (source.unquoted(node.returns) if node.returns else "", _in_short(node))
+        return [(name, *row) for name, row in rows.items() if name not in hidden]
+
+    def _cell(self, text: str) -> str:
+        return self._inline(" ".join(text.split())).replace("|", "\\|")
+
+
+def _init_fields(cls: Class) -> Iterator[tuple[str, str]]:
+    for base in cls.bases():
+        if base.is_attrs:
+            yield from _init_fields(base)
+    for name, node, _ in cls.fields():
+        if isinstance(node, ast.AnnAssign) and "ClassVar" not in (kind := source.unquoted(node.annotation)):
+            default = source.default_of(node)
+            if "init=False" not in ast.unparse(node):
+                yield f"{name}: {kind}" + ("" if default is None else f" = {default}"), name
+
+
+def _in_short(node: Function) -> str:
+    """A docstring as one paragraph, for a cell of a table."""
+    docstring = source.parse(ast.get_docstring(node) or "")
+    raised = [f"Raises `{name}`: {text}" for name, text in docstring.sections.get("Raises", [])]
+    return " ".join([" ".join(docstring.text.split()), *raised])
+
+
+def _code(text: str) -> str:
+    return "`" + text.replace("|", "\\|") + "`" if text else ""
+
+
+def _item(text: str) -> str:
+    return wrapped(text, first="* ", others="  ")
+
+
+def wrapped(text: str, first: str = "", others: str = "") -> str:
+    """A paragraph in lines that fit."""
+    return textwrap.fill(
+        text,
+        _COLUMNS,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def entries_of(text: str) -> list[tuple[str, str]]:
+    """Module and name of each entry that a page asks for."""
+    return [(block[2], name) for block in _BLOCK.finditer(text) for name in block[3].split()]
+
+
+def generated() -> dict[Path, str]:
+    """Every page as it ought to be."""
+    pages = [Page(path, path.read_text(encoding="utf-8")) for path in sorted(PAGES.glob("*.md"))]
+    documented = frozenset(name for page in pages for _, name in entries_of(page.text))
+    for _ in range(2):  # the second time with links
+        links = Links(pages)
+        texts = [_filled(page, links, documented) for page in pages]
+        for page, text in zip(pages, texts, strict=True):
+            page.text = text
+            names = {name for module, name in entries_of(text) if not module.endswith(".fixtures")}
+            page.anchors = {
+                heading: anchor
+                for heading, anchor in anchors_of(text).items()
+                if heading.partition(".")[0] in names
+            }
+    return {page.path: page.text for page in pages}
+
+
+def _filled(page: Page, links: Links, documented: frozenset[str]) -> str:
+    writer = Writer(page, links, documented)
+
+    def fill(match: re.Match[str]) -> str:
+        paragraphs = [text for name in match[3].split() for text in writer.entry(match[2], name)]
+        return match[1] + "\n" + "\n\n".join(paragraphs) + "\n\n" + match[5]
+
+    return _BLOCK.sub(fill, page.text)
+
+
+def main() -> None:
+    """Write the pages, or with ``--check`` end with an error if one is not current."""
+    differing: list[str] = []
+    for path, text in generated().items():
+        before = path.read_text(encoding="utf-8")
+        if text != before:
+            differing += difflib.unified_diff(before.splitlines(), text.splitlines(), path.name, path.name)
+            if "--check" not in sys.argv[1:]:
+                path.write_text(text, encoding="utf-8")
+    if differing and "--check" in sys.argv[1:]:
+        raise SystemExit("\n".join(["run `python docs/make_reference.py`", *differing[:60]]))
+
+
+if __name__ == "__main__":
+    main()

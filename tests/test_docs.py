@@ -1,0 +1,66 @@
+"""The documentation reads well as it is: on a repository page, which renders plain Markdown."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pages import PAGES, ROOT, anchors, lines, name_of, prose
+
+COLUMNS = 120
+
+# What Sphinx and MyST would take for more than text.
+_MARKUP = re.compile(r"^\s*(`{3,}|:{3,})\{|\{[\w:.+-]+\}`|^\s*:: |^\.\. \w")
+_LINK = re.compile(r"(?<!!)\[((?:[^\[\]`]|`[^`]*`|\[[^\]]*\])*)\]\(([^)\s]*)\)")
+_IMAGE = re.compile(r"!\[([^\]]*)\]\(([^)\s]*)\)")
+
+def text_of(page: Path) -> str:
+    """A page without its code: links may go over two lines."""
+    kept = [line.text for line in lines(page) if line.fence is None]
+    return re.sub(r"<!--.*?-->", "", "\n".join(kept), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_lines_of_prose_fit(page: Path) -> None:
+    long = [line.number for line in prose(page) if len(line.text) > COLUMNS]
+    assert long == [], f"more than {COLUMNS} columns"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_nothing_shows_as_markup(page: Path) -> None:
+    shown = [
+        line.number
+        for line in lines(page)
+        if (line.fence is None or line.is_fence) and _MARKUP.search(line.text)
+    ]
+    assert shown == [], "directives and roles are for Sphinx alone"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_has_a_text_and_leads_somewhere(page: Path) -> None:
+    wrong: list[str] = []
+    for text, target in [*_LINK.findall(text_of(page)), *_IMAGE.findall(text_of(page))]:
+        path, _, anchor = target.partition("#")
+        if "://" in target or target.startswith("mailto:"):
+            found = True
+        else:
+            file = page if not path else (page.parent / path).resolve()
+            found = file.exists() and file.is_relative_to(ROOT) and (not anchor or anchor in anchors(file))
+        if not text.strip() or not found:
+            wrong.append(f"[{text}]({target})")
+    assert wrong == []
+
+
+def test_every_page_can_be_reached() -> None:
+    """From the README, by links alone."""
+    reached, waiting = set[Path](), [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        reached.add(page)
+        for _, target in _LINK.findall(text_of(page)):
+            file = (page.parent / target.partition("#")[0]).resolve()
+            if file.suffix == ".md" and file.is_file() and file not in reached:
+                waiting.append(file)
+    missing = [name_of(page) for page in PAGES if page not in reached]
+    assert missing == []
