@@ -203,7 +203,8 @@ def docs(session: nox.Session) -> None:
     _python(session, "-m", "sphinx", "-qW", "--keep-going", "-b", "html", "docs", "docs/_build/html")
     session.log(f"the pages begin at {ROOT / 'docs' / '_build' / 'html' / 'index.html'}")
     _python(session, "-m", "pytest", "--doctest-modules", "trio_accel")
-    _python(session, "-m", "pytest", "tests/test_docs.py", "tests/test_docs_examples.py", "tests/test_reference.py")
+    tests = [f"tests/{name}.py" for name in ("test_docs", "test_docs_examples", "test_reference")]
+    _python(session, "-m", "pytest", *tests)
 
 
 @nox.session(venv_backend="none", requires=["env"])

@@ -15,6 +15,7 @@ _MARKUP = re.compile(r"^\s*(`{3,}|:{3,})\{|\{[\w:.+-]+\}`|^\s*:: |^\.\. \w")
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]`]|`[^`]*`|\[[^\]]*\])*)\]\(([^)\s]*)\)")
 _IMAGE = re.compile(r"!\[([^\]]*)\]\(([^)\s]*)\)")
 
+
 def text_of(page: Path) -> str:
     """A page without its code: links may go over two lines."""
     kept = [line.text for line in lines(page) if line.fence is None]

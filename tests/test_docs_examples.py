@@ -42,7 +42,9 @@ def expected(page: Path) -> Iterator[tuple[Block, str]]:
             yield block, following.text if is_output else ""
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES_WITH_PROGRAMS if any(True for _ in expected(page))], ids=name_of)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES_WITH_PROGRAMS if any(True for _ in expected(page))], ids=name_of
+)
 def test_the_programs_of_a_page_print_what_it_says(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if sys.platform != "linux" and 'isolation="process"' in page.read_text(encoding="utf-8"):
         pytest.skip("there are worker processes on Linux only")
@@ -60,7 +62,12 @@ def test_the_programs_of_a_page_print_what_it_says(page: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("page", "block"),
-    [(page, block) for page in PAGES_WITH_PROGRAMS for block in python_blocks(page) if block.mark == "run by pytest"],
+    [
+        (page, block)
+        for page in PAGES_WITH_PROGRAMS
+        for block in python_blocks(page)
+        if block.mark == "run by pytest"
+    ],
     ids=lambda value: name_of(value) if isinstance(value, Path) else str(value.number),
 )
 def test_the_tests_of_a_page_pass(page: Path, block: Block, tmp_path: Path) -> None:
@@ -97,7 +104,9 @@ def test_every_mark_is_one_that_is_known() -> None:
 
 
 def test_what_is_said_to_be_from_a_file_is_in_it() -> None:
-    shown = [(page, block) for page in PAGES_WITH_PROGRAMS for block in blocks(page) if block.mark.startswith(FROM)]
+    shown = [
+        (page, block) for page in PAGES_WITH_PROGRAMS for block in blocks(page) if block.mark.startswith(FROM)
+    ]
     assert shown != []
     for page, block in shown:
         source = (ROOT / block.mark.removeprefix(FROM)).read_text(encoding="utf-8")
