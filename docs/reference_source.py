@@ -238,9 +238,12 @@ class Class:
 def unquoted(node: ast.expr) -> str:
     """An annotation as text, without quotes around the names of types that come later."""
     text = ast.unparse(node)
-    if "Literal[" in text:
-        return text
-    return re.sub(r"'([\w.\[\], |]+)'", r"\1", text)
+    return as_written(text) if "Literal[" in text else re.sub(r"'([\w.\[\], |]+)'", r"\1", text)
+
+
+def as_written(text: str) -> str:
+    """Source text with the quotes that the formatter takes."""
+    return re.sub(r"'([^'\"\\]*)'", r'"\1"', text)
 
 
 def default_of(node: ast.AnnAssign | ast.Assign) -> str | None:
@@ -251,11 +254,11 @@ def default_of(node: ast.AnnAssign | ast.Assign) -> str | None:
     if isinstance(value, ast.Call) and ast.unparse(value.func) in {"attrs.field", "attr.field"}:
         options = {keyword.arg: keyword.value for keyword in value.keywords}
         if "default" in options:
-            return ast.unparse(options["default"])
+            return as_written(ast.unparse(options["default"]))
         return f"{ast.unparse(options['factory'])}()" if "factory" in options else None
     if isinstance(value, ast.Call) and ast.unparse(value.func) in {"reads", "writes", "updates", "exact"}:
         return None
-    return ast.unparse(value)
+    return as_written(ast.unparse(value))
 
 
 def arguments_of(node: Function, *, skip_first: bool) -> list[str]:
@@ -279,9 +282,9 @@ def arguments_of(node: Function, *, skip_first: bool) -> list[str]:
 
 def _argument(argument: ast.arg, default: ast.expr | None) -> str:
     if argument.annotation is None:
-        return argument.arg if default is None else f"{argument.arg}={ast.unparse(default)}"
+        return argument.arg if default is None else f"{argument.arg}={as_written(ast.unparse(default))}"
     text = f"{argument.arg}: {unquoted(argument.annotation)}"
-    return text if default is None else f"{text} = {ast.unparse(default)}"
+    return text if default is None else f"{text} = {as_written(ast.unparse(default))}"
 
 
 def laid_out(head: str, arguments: list[str], tail: str) -> str:
