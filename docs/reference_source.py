@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[1]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 _SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Yields")
+# What declares a field of an operation specification.
+_ROLES = {"exact", "number", "reads", "updates", "writes"}
 _WIDTH = 88
 
 
@@ -256,7 +258,7 @@ def default_of(node: ast.AnnAssign | ast.Assign) -> str | None:
         if "default" in options:
             return as_written(ast.unparse(options["default"]))
         return f"{ast.unparse(options['factory'])}()" if "factory" in options else None
-    if isinstance(value, ast.Call) and ast.unparse(value.func) in {"reads", "writes", "updates", "exact"}:
+    if isinstance(value, ast.Call) and ast.unparse(value.func) in _ROLES:
         return None
     return as_written(ast.unparse(value))
 
