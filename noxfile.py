@@ -16,7 +16,7 @@ from pathlib import Path
 import nox
 
 nox.needs_version = ">=2025.10.16"  # `download_python` of a session
-nox.options.sessions = ["lint", "types", "tests", "stand_in", "docs", "examples"]
+nox.options.sessions = ["lint", "types", "tests", "machines", "stand_in", "docs", "examples"]
 nox.options.error_on_missing_interpreters = True
 
 ROOT = Path(__file__).parent
@@ -32,6 +32,14 @@ NO_DEVICE = (
 )
 # Tests mostly wait for workers that start. Those marked `alone` measure times, and run behind all others.
 TWO_AT_A_TIME = ("-n", "2", "--dist", "worksteal")
+# Machines that tests/machines can make of this one, and the tests of what tells of the machine.
+MACHINES = ("small", "large")
+OF_THE_MACHINE = (
+    "tests/cli",
+    "tests/backends/cpu",
+    "tests/test_benchmarks.py",
+    "tests/test_benchmark_processors.py",
+)
 FOLDERS = ("trio_accel", "tests", "examples")
 # Calls that block on a device or on a vendor library's planning: in async code they hold up the Trio loop.
 # The left side is a pattern for the call as it is written; the right side must not contain a comma.
@@ -145,6 +153,15 @@ def tests(session: nox.Session, backend: str) -> None:
         return
     _python(session, *pytest, "not gpu and not alone", *TWO_AT_A_TIME, env=env)
     _python(session, *pytest, "not gpu and alone", env=env)
+
+
+@nox.session(venv_backend="none", requires=["env"])
+@nox.parametrize("machine", MACHINES)
+def machines(session: nox.Session, machine: str) -> None:
+    """Run tests that could see the machine on another one, faked; what follows `--` goes to pytest."""
+    env = {"TRIO_ACCEL_BACKEND": "cpu", "TRIO_ACCEL_TEST_MACHINE": machine}
+    chosen = session.posargs or [*TWO_AT_A_TIME, *OF_THE_MACHINE]
+    _python(session, "-m", "pytest", "-m", "not gpu and not alone", *chosen, env=env)
 
 
 @nox.session(venv_backend="none", requires=["env"])

@@ -14,17 +14,18 @@ from typing import Any
 import attrs
 import pytest
 
+# Test folders are no packages: what several modules share is imported by its own name.
+sys.path.insert(0, str(Path(__file__).parent))
+
+import machines  # noqa: F401  before anything looks at this machine
+from chosen import BACKEND, IS_STAND_IN
+
 import trio_accel as ta
 from trio_accel.actors._cell import Cell
 from trio_accel.backends.base import AccelDevice, Isolation
 from trio_accel.backends.cpu import CpuBackend
 from trio_accel.backends.cuda import CudaBackend
 from trio_accel.devices.worker._launcher import Launcher, WorkerProcess
-
-# Test folders are no packages: what several modules share is imported by its own name.
-sys.path.insert(0, str(Path(__file__).parent))
-
-from chosen import BACKEND, IS_STAND_IN
 
 # Trio keeps the threads of `to_thread.run_sync` for a while, to use them again.
 _CACHED = "Trio thread "

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import attrs
 import pytest
+from chosen import SEARCHED
 
 # Test folders are no packages: what several modules of this one share is imported by its own name.
 sys.path.insert(0, str(Path(__file__).parent))
 
-ROOT = Path(__file__).parents[2]
 PROGRAM = "import sys; from trio_accel.cli import main; sys.exit(main())"
 
 
@@ -66,7 +66,7 @@ def refused(cli: Cli) -> Callable[..., str]:
 
 @pytest.fixture
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", "OPENBLAS_NUM_THREADS": "1"}
+    return {**os.environ, "PYTHONPATH": SEARCHED, "PYTHONWARNINGS": "error", "OPENBLAS_NUM_THREADS": "1"}
 
 
 @pytest.fixture

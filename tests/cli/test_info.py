@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 import pytest
+from machines.sitecustomize import MACHINES
 
 import trio_accel as ta
 from trio_accel.backends.base import BackendReport, DeviceReport, Software
@@ -15,6 +16,8 @@ from trio_accel.cli import _info
 
 if TYPE_CHECKING:
     from conftest import Cli
+
+NAMES = [machine.processor for machine in MACHINES.values()]
 
 
 @pytest.fixture
@@ -85,7 +88,10 @@ def test_every_backend_is_there_with_what_it_lacks(report: dict[str, object]) ->
     assert (cuda["problem"] is None) == any(info.backend == "cuda" for info in ta.list_devices())
 
 
-def test_the_text_has_the_same_facts(cli: Cli, report: dict[str, object]) -> None:
+def test_the_text_has_the_same_facts(
+    cli: Cli, report: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "500")  # no name is folded
     done = cli("info")
     assert (done.code, done.err) == (0, "")
     text = " ".join(done.out.split())
@@ -132,8 +138,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
             Software(name="cuFFT", needed_by=("fft",), problem="is not installed: pip install 'x[y]'"),
         ),
     )
-    cpu = BackendReport(name="cpu", devices=(DeviceReport(info=_cpu(), libraries=("blas",)),))
-    monkeypatch.setattr(_info, "describe", lambda: (backend, cpu))
+    monkeypatch.setattr(_info, "describe", lambda: (backend, _cpu("AMD EPYC")))
     return attrs.asdict(backend)
 
 
@@ -168,5 +173,30 @@ def test_its_text_fits_the_terminal(
     assert "cuda:1 cannot be used: it is in compute mode 'prohibited'" in lines
 
 
-def _cpu() -> ta.DeviceInfo:
-    return next(info for info in ta.list_devices() if info.backend == "cpu")
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("name", [*NAMES, "".join(NAMES).replace(" ", "")])
+def test_the_name_of_a_processor_fits_the_terminal(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, name: str, width: int
+) -> None:
+    monkeypatch.setattr(_info, "describe", lambda: (_cpu(name),))
+    monkeypatch.setenv("COLUMNS", str(width))
+    done = cli("info")
+    assert (done.code, done.err) == (0, "")
+    assert max(map(len, done.out.splitlines())) <= width
+    # A name that is too long goes on in the rows below, with nothing of it left out.
+    head, *rows = done.out.split("\n\n")[1].splitlines()
+    begin, end = head.index("product"), head.index("units")
+    assert "".join(row[begin:end] for row in rows).replace(" ", "") == name.replace(" ", "")
+    assert rows[0][end:].split()[:3] == ["8", "16.0", "GiB"]
+
+
+def _cpu(name: str) -> BackendReport:
+    info = ta.DeviceInfo(
+        backend="cpu",
+        index=0,
+        description=name,
+        total_memory=16 << 30,
+        compute_units=8,
+        isolations=("inline", "process"),
+    )
+    return BackendReport(name="cpu", devices=(DeviceReport(info=info, libraries=("blas",)),))

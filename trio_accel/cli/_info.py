@@ -192,7 +192,8 @@ def _print(console: Console, report: InfoReport) -> None:
     console.print()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("device", "product", "units", "memory", "libraries"):
-        table.add_column(heading)
+        is_folded = heading in {"product", "libraries"}
+        table.add_column(heading, no_wrap=not is_folded, overflow="fold")
     for device in report.devices:
         memory = f"{device.total_memory / 2**30:.1f} GiB"
         libraries = ", ".join(device.libraries)
