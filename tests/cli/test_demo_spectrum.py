@@ -193,9 +193,19 @@ def test_a_pipe_is_read_to_its_end(cli: Cli, tmp_path: Path) -> None:
     os.close(reader)
 
 
-def test_an_absurd_rate_makes_no_absurd_window(cli: Cli, tmp_path: Path) -> None:
-    wavfile.write(tmp_path / "x.wav", 2_000_000_000, np.arange(100, dtype=np.int8).astype(np.uint8))
-    assert run(cli, "--audio", tmp_path / "x.wav")["data"]["window"] == 65536
+@pytest.mark.parametrize(("rate", "window"), [(1, 16), (192_000, 8192), (1_000_000, 8192)])
+def test_no_rate_makes_an_absurd_window(cli: Cli, tmp_path: Path, rate: int, window: int) -> None:
+    wavfile.write(tmp_path / "x.wav", rate, np.arange(100, dtype=np.int8).astype(np.uint8))
+    assert run(cli, "--audio", tmp_path / "x.wav")["data"]["window"] == window
+
+
+def test_a_large_file_is_refused_before_the_rest_is_read(
+    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wavfile.write(tmp_path / "x.wav", 8000, np.zeros((2 << 20), np.uint8))
+    monkeypatch.setattr("trio_accel.cli._inputs.MOST_BYTES", 1 << 20)
+    line = refused("demo", "spectrum", "--audio", tmp_path / "x.wav")
+    assert line == f"{tmp_path / 'x.wav'} is too large: files of at most 1 MiB are read"
 
 
 def test_a_directory_is_no_recording(refused: Refused, tmp_path: Path) -> None:

@@ -65,6 +65,19 @@ def test_channels_are_mixed_down() -> None:
     assert recording.samples.tolist() == [np.float32(2000 / 32768)] * 10
 
 
+def test_many_samples_are_decoded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    stereo = np.stack([np.arange(1000), 3 * np.arange(1000)], axis=1).astype(np.int16)
+    for samples in (1, 7, 250, 2000):
+        monkeypatch.setattr("trio_accel.cli._wav._DECODED", samples)
+        assert parse_wav("x.wav", wav(stereo)).samples.tolist() == (np.arange(1000) / 2**14).tolist()
+
+
+def test_a_recording_has_a_longest_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trio_accel.cli._wav.MOST_FRAMES", 99)
+    with pytest.raises(InputError, match=r"^x\.wav is too long: 100 samples per channel, at most 99$"):
+        parse_wav("x.wav", wav(SINE.astype(np.float32)))
+
+
 @pytest.mark.skipif(not SCIPY_FILES.is_dir(), reason="this SciPy came without its tests")
 @pytest.mark.parametrize(
     ("name", "channels"),
@@ -133,6 +146,8 @@ NOT_WAV = "is not a WAV file"
         (chunks(data=b""), "holds no samples"),
         (chunks(channels=0, bits=16), "0 channels"),
         (chunks(rate=0), "0 samples per second"),
+        (chunks(rate=1_000_001), "claims 1000001 samples per second; at most 1000000 are read"),
+        (chunks(channels=257, bits=8, data=bytes(257)), "claims 257 channels; at most 256 are read"),
         (chunks(code=0x55), "holds MP3"),
         (chunks(code=0x1234), "holds encoding 0x1234"),
         (chunks(code=3, bits=16), "holds 16-bit float in 2 bytes"),

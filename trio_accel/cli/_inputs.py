@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["check_output", "describe_os_error", "read_matrix", "read_recording"]
 
+MOST_BYTES = 256 << 20
+"""Size of the largest file that is read."""
+
 # As much of a file as is read before it is clear that the rest is worth reading.
 _HEAD_BYTES = 64
 
@@ -28,7 +31,7 @@ def read_recording(path: Path | None) -> Recording:
     """The user's recording, or the carried one for ``None``. Blocking.
 
     Raises:
-        InputError: The file is missing, unreadable or not a WAV file.
+        InputError: The file is missing, unreadable, not a WAV file or beyond a limit.
     """
     from trio_accel.cli._wav import is_wav, parse_wav
 
@@ -39,7 +42,7 @@ def read_matrix(path: Path | None) -> Matrix:
     """The user's matrix, or the carried one for ``None``. Blocking.
 
     Raises:
-        InputError: The file is missing, unreadable or not a Matrix Market file.
+        InputError: The file is missing, unreadable, not a Matrix Market file or beyond a limit.
     """
     from trio_accel.cli._matrix_market import is_matrix, parse_matrix
 
@@ -84,11 +87,13 @@ def _content(path: Path | None, carried: str, is_plausible: Callable[[bytes], bo
             # A pipe may give fewer bytes at once, but these in the end.
             content = file.read(_HEAD_BYTES)
             if is_plausible(content):
-                content += file.read()
+                content += file.read(MOST_BYTES)
     except OSError as error:
         raise InputError(f"cannot read {source}: {describe_os_error(error)}") from error
     except MemoryError:
         raise InputError(f"cannot read {source}: it does not fit into memory") from None
     if not content:
         raise InputError(f"{source} is empty")
+    if len(content) > MOST_BYTES:
+        raise InputError(f"{source} is too large: files of at most {MOST_BYTES >> 20} MiB are read")
     return content

@@ -1,33 +1,43 @@
-"""Matrix Market files: read by SciPy, with every way in which a file can be wrong said in one line.
+"""Matrix Market files, plain or compressed, read by blocks of lines and within limits.
+
+``scipy.io.mmread`` is not used here: its native parser reads beyond the end of a file that is cut in the
+middle of a number, and crashes the program. A file of a few bytes can have it ask for any memory.
 
 Format: Boisvert, Pozo, Remington, "The Matrix Market Exchange Formats", NISTIR 5935 (1996).
 """
 
 from __future__ import annotations
 
-import gzip
-import io
-import zlib
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
 from trio_accel.cli._errors import InputError
+from trio_accel.cli._text import BLOCK, GZIP, blocks_of_lines
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from numpy.typing import NDArray
     from scipy.sparse import csr_array
 
-__all__ = ["Matrix", "is_matrix", "parse_matrix"]
+__all__ = ["MOST_ENTRIES", "MOST_ROWS", "Matrix", "is_matrix", "parse_matrix"]
+
+MOST_ROWS = 5_000_000
+"""Rows, and columns, of the largest matrix that is read."""
+
+MOST_ENTRIES = 5_000_000
+"""Entries of the largest file that is read; symmetric storage stands for nearly twice as many."""
 
 _LAYOUTS = ("coordinate", "array")
 _FIELDS = ("real", "integer", "unsigned-integer", "pattern", "complex", "double")
 _SYMMETRIES = ("general", "symmetric", "skew-symmetric", "hermitian")
-_LARGEST = 2**31 - 1
-# So many rows without an entry may be there: what is wrong with them is said better later.
-_FREE_ROWS = 1_000_000
-_GZIP = b"\x1f\x8b"
 _BANNER = b"%%matrixmarket"
+# A number with more digits is beyond every limit, and slow to convert.
+_MOST_DIGITS = 18
+_SHOWN = 60
 
 
 @attrs.frozen(kw_only=True)
@@ -47,52 +57,112 @@ class Matrix:
     csr: csr_array[np.float64] = attrs.field(eq=False, repr=False)
 
 
+@attrs.frozen(kw_only=True)
+class _Header:
+    """What a file says of its matrix before the first entry.
+
+    Attributes:
+        lines: Lines that it takes.
+        layout: ``"coordinate"``, or ``"array"`` for all entries column by column, without indices.
+        field: What the entries are.
+        symmetry: ``"general"``, or ``"symmetric"`` for one triangle.
+        title: What the comments call the matrix.
+        shape: Rows and columns.
+        entries: Entries that follow, one to a line.
+    """
+
+    lines: int
+    layout: str
+    field: str
+    symmetry: str
+    title: str
+    shape: tuple[int, int]
+    entries: int
+
+    @property
+    def types(self) -> Sequence[Callable[[bytes], float]]:
+        """What the words of an entry are."""
+        indices = [int, int] if self.layout == "coordinate" else []
+        values = [] if self.field == "pattern" else [int if "integer" in self.field else float]
+        return [*indices, *values]
+
+    @property
+    def entry(self) -> str:
+        """What a line must hold, in words."""
+        rows, columns = self.shape
+        value = "a whole number" if "integer" in self.field else "a number"
+        if self.layout == "array":
+            return value
+        row, column = f"a row from 1 to {rows}", f"a column from 1 to {columns}"
+        return f"{row} and {column}" if self.field == "pattern" else f"{row}, {column} and {value}"
+
+
 def is_matrix(head: bytes) -> bool:
     """Whether a file that begins like this can be a Matrix Market file, plain or compressed."""
-    return head.startswith(_GZIP) or head.lower().startswith(_BANNER)
+    return head.startswith(GZIP) or head.lower().startswith(_BANNER)
 
 
 def parse_matrix(name: str, content: bytes) -> Matrix:
-    """The real matrix in the content of a Matrix Market file, plain or gzip-compressed.
+    """The real matrix in the content of a Matrix Market file, plain or gzip-compressed. Blocking.
 
     Args:
         name: What to call the file in messages.
         content: The whole file.
 
     Raises:
-        InputError: It is not a Matrix Market file, truncated, inconsistent, complex, empty or not finite.
+        InputError: It is not a Matrix Market file, truncated, inconsistent, complex, empty, not finite or
+            beyond a limit; the message says what the limit is.
     """
-    text = _decompressed(name, content)
-    kind, title = _header(name, text)
-    csr = _read(name, kind, text)
+    try:
+        blocks = blocks_of_lines(name, content)
+        head = next(blocks, [])
+        header = _header(name, head)
+        csr = _csr(header, _entries(name, header, chain([head[header.lines :]], blocks)))
+    except MemoryError:
+        raise InputError(f"{name} does not fit into memory") from None
     if not np.isfinite(csr.data).all():
         raise InputError(f"{name} holds entries that are not finite numbers")
-    return Matrix(name=name, kind=kind, title=title, csr=csr)
+    kind = f"{header.layout} {header.field} {header.symmetry}"
+    return Matrix(name=name, kind=kind, title=header.title, csr=csr)
 
 
-def _decompressed(name: str, content: bytes) -> bytes:
-    if not content.startswith(_GZIP):
-        if name.endswith(".gz"):
-            raise InputError(f"{name} is not gzip-compressed, though its name ends in .gz")
-        return content
-    try:
-        return gzip.decompress(content)
-    except EOFError:
-        raise InputError(f"{name} is truncated: the gzip stream ends early") from None
-    except (OSError, zlib.error) as error:
-        raise InputError(f"{name} is damaged: {error}") from error
+def _header(name: str, lines: Sequence[bytes]) -> _Header:
+    """Everything up to the line with the sizes; what cannot be solved is refused before any entry is read."""
+    layout, field, symmetry = _kind(name, lines[0] if lines else b"")
+    number = next(
+        (number for number, line in enumerate(lines) if line.strip() and not line.startswith(b"%")), None
+    )
+    if number is None:
+        raise _invalid(name, f"there is no line with the size of the matrix in the first {BLOCK >> 20} MiB")
+    words = lines[number].split()
+    sizes_of = "rows, columns and entries" if layout == "coordinate" else "rows and columns"
+    if len(words) != len(sizes_of.replace(" and", "").split()) or not all(word.isdigit() for word in words):
+        raise _invalid(name, _wrong_line(number + 1, f"the numbers of {sizes_of}", lines[number]))
+    sizes = [int(word[:_MOST_DIGITS]) for word in words]
+    shape = (sizes[0], sizes[1])
+    entries = sizes[2] if layout == "coordinate" else _stored(shape, symmetry)
+    _check_size(name, shape, symmetry, entries)
+    return _Header(
+        lines=number + 1,
+        layout=layout,
+        field=field,
+        symmetry=symmetry,
+        title=_title(lines[1:number]),
+        shape=shape,
+        entries=entries,
+    )
 
 
-def _header(name: str, text: bytes) -> tuple[str, str]:
-    """Kind and title; a complex or skew-symmetric matrix is refused before its body is read."""
-    line, _, rest = text.partition(b"\n")
+def _kind(name: str, line: bytes) -> tuple[str, str, str]:
+    """Layout, field and storage; a complex or skew-symmetric matrix is refused."""
     words = line.decode("latin-1").lower().split()
     if not words or words[0] != _BANNER.decode():
         raise InputError(
             f"{name} is not a Matrix Market file: its first line does not begin with %%MatrixMarket"
         )
     allowed = (("matrix",), _LAYOUTS, _FIELDS, _SYMMETRIES)
-    if len(words) != 5 or any(word not in names for word, names in zip(words[1:], allowed, strict=True)):
+    is_known = len(words) == 5 and all(word in known for word, known in zip(words[1:], allowed, strict=True))
+    if not is_known or words[2:4] == ["array", "pattern"]:
         raise InputError(f"{name} has a wrong Matrix Market header: {line.decode('latin-1').strip()[:100]!r}")
     _, _, layout, field, symmetry = words
     if field == "complex" or symmetry == "hermitian":
@@ -101,61 +171,115 @@ def _header(name: str, text: bytes) -> tuple[str, str]:
         raise InputError(
             f"{name} is skew-symmetric, so not positive definite: conjugate gradients cannot solve it"
         )
-    return f"{layout} {field} {symmetry}", _title(rest)
+    return layout, field, symmetry
 
 
-def _title(rest: bytes) -> str:
+def _title(comments: Sequence[bytes]) -> str:
     """The comment that names the matrix as in the SuiteSparse collection, else the first with a letter."""
-    first = ""
-    for line in rest[:4000].decode("utf-8", "replace").splitlines():
-        if not line.startswith("%"):
-            break
-        text = line.strip("% \t-")
-        if text.startswith("name:"):
-            return text.removeprefix("name:").strip()
-        first = first or (text if any(char.isalpha() for char in text) else "")
-    return first
+    texts = [line[:1000].decode("utf-8", "replace").strip("% \t\r-") for line in comments[:100]]
+    named = (text.removeprefix("name:").strip() for text in texts if text.startswith("name:"))
+    lettered = (text for text in texts if any(char.isalpha() for char in text))
+    return next(chain(named, lettered), "")
 
 
-def _read(name: str, kind: str, text: bytes) -> csr_array[np.float64]:
-    from scipy.io import mminfo, mmread
-    from scipy.sparse import coo_array, csr_array
+def _stored(shape: tuple[int, int], symmetry: str) -> int:
+    """Entries of a dense matrix in a file."""
+    rows, columns = shape
+    return rows * (rows + 1) // 2 if symmetry == "symmetric" else rows * columns
 
-    banner = f"%%MatrixMarket matrix {kind}\n".encode()
-    if not text.startswith(banner):
-        # SciPy knows the banner in one spelling only; the format leaves the case open.
-        text = banner + text.partition(b"\n")[2]
-    try:
-        rows, columns, entries = mminfo(io.BytesIO(text))[:3]
-        _check_size(name, rows, columns, entries, len(text))
-        coo = coo_array(mmread(io.BytesIO(text), spmatrix=False)).astype(np.float64)
-        # Rows take memory as well as entries, and a few bytes can declare any number of them.
-        if coo.nnz < max(rows, columns) > _FREE_ROWS:
-            raise InputError(
-                f"{name} holds {coo.nnz} entries, too few for a positive definite matrix of "
-                f"{rows} × {columns}: conjugate gradients cannot solve it"
-            )
-        csr = csr_array(coo)
-    except MemoryError:
-        raise InputError(f"{name} does not fit into memory") from None
-    except (ValueError, OverflowError, TypeError, IndexError) as error:
-        reason = str(error).rstrip(".")
+
+def _check_size(name: str, shape: tuple[int, int], symmetry: str, entries: int) -> None:
+    """Hold what a header declares against the limits."""
+    rows, columns = shape
+    if 0 in shape:
+        raise InputError(f"{name} holds an empty matrix, {rows} × {columns}")
+    if max(shape) > MOST_ROWS:
+        raise InputError(f"{name} is too large: {rows} × {columns}, at most {MOST_ROWS} rows and columns")
+    if entries > MOST_ENTRIES:
+        raise InputError(f"{name} is too large: {entries} entries, at most {MOST_ENTRIES}")
+    if symmetry == "symmetric" and rows != columns:
+        raise InputError(f"{name} is not square ({rows} × {columns}), though its header says symmetric")
+
+
+def _entries(name: str, header: _Header, blocks: Iterable[Sequence[bytes]]) -> NDArray[np.float64]:
+    """All entries: as many rows, and as many columns as an entry has words."""
+    parts: list[NDArray[np.float64]] = []
+    number, count = header.lines + 1, 0
+    for block in blocks:
+        part = _numbers(header, block)
+        if part is None:
+            raise _wrong_entry(name, header, number, block)
+        parts.append(part)
+        number, count = number + len(block), count + len(part)
+        if count > header.entries:
+            raise _invalid(name, f"it holds more entries than the {header.entries} that its header promises")
+    if count < header.entries:
         raise InputError(
-            f"{name} is not a valid Matrix Market file: {reason[:1].lower() + reason[1:]}"
-        ) from error
+            f"{name} is truncated: its header promises {header.entries} entries, it holds {count}"
+        )
+    return np.concatenate(parts)
+
+
+def _numbers(header: _Header, lines: Sequence[bytes]) -> NDArray[np.float64] | None:
+    """The entries in some lines, ``None`` if one of these is wrong."""
+    entries = [words for line in lines if (words := line.split())]
+    if not entries:
+        return np.empty((0, len(header.types)))
+    try:
+        columns = list(zip(*entries, strict=True))
+        values = [list(map(convert, column)) for convert, column in zip(header.types, columns, strict=True)]
+        table = np.array(values, np.float64).T
+    except (ValueError, OverflowError):
+        return None
+    # Python's numbers may have underscores, those of a file may not.
+    is_right = not any(b"_" in line for line in lines)
+    if header.layout == "coordinate":
+        is_right = is_right and bool(((table[:, :2] >= 1) & (table[:, :2] <= header.shape)).all())
+    return table if is_right else None
+
+
+def _wrong_entry(name: str, header: _Header, first: int, lines: Sequence[bytes]) -> InputError:
+    """What is wrong with the first wrong one of some lines."""
+    wrong = ((number, line) for number, line in enumerate(lines, first) if _numbers(header, [line]) is None)
+    number, line = next(wrong)
+    return _invalid(name, _wrong_line(number, header.entry, line))
+
+
+def _wrong_line(number: int, wanted: str, line: bytes) -> str:
+    return f"line {number} must hold {wanted}, not {line.decode('latin-1').strip()[:_SHOWN]!r}"
+
+
+def _invalid(name: str, reason: str) -> InputError:
+    return InputError(f"{name} is not a valid Matrix Market file: {reason}")
+
+
+def _csr(header: _Header, entries: NDArray[np.float64]) -> csr_array[np.float64]:
+    from scipy.sparse import csr_array
+
+    rows, columns, values = _coordinates(header, entries)
+    if header.symmetry == "symmetric":
+        # The other triangle.
+        other = rows != columns
+        rows, columns = np.append(rows, columns[other]), np.append(columns, rows[other])
+        values = np.append(values, values[other])
+    csr = csr_array((values, (rows, columns)), shape=header.shape)
     csr.sum_duplicates()
     csr.sort_indices()
     return csr
 
 
-def _check_size(name: str, rows: int, columns: int, entries: int, length: int) -> None:
-    """Hold what a header declares against the file, before memory is asked for."""
-    if max(rows, columns) > _LARGEST:
-        raise InputError(f"{name} is too large: {rows} × {columns}, at most {_LARGEST} rows and columns")
-    if 0 in (rows, columns):
-        raise InputError(f"{name} holds an empty matrix, {rows} × {columns}")
-    # An entry takes two bytes at least: a digit and the end of its line.
-    if 2 * entries > length:
-        raise InputError(
-            f"{name} is truncated: its header promises {entries} entries, it has {length} bytes in all"
-        )
+def _coordinates(
+    header: _Header, entries: NDArray[np.float64]
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64]]:
+    """Row, column and value of each entry."""
+    if header.layout == "coordinate":
+        values = entries[:, 2] if entries.shape[1] == 3 else np.ones(len(entries))
+        indices = entries[:, :2].astype(np.int32) - np.int32(1)
+        return indices[:, 0], indices[:, 1], values
+    if header.symmetry == "symmetric":
+        # The lower triangle by columns is the upper one by rows.
+        columns, rows = np.triu_indices(header.shape[0])
+    else:
+        columns, rows = np.divmod(np.arange(header.entries), header.shape[0])
+    there = entries[:, 0] != 0.0
+    return rows[there].astype(np.int32), columns[there].astype(np.int32), entries[there, 0]

@@ -29,7 +29,8 @@ __all__ = ["SolveData", "SolveStep", "require_solvable"]
 _SYMMETRY_TOLERANCE = 1e-12
 # The recursive residual of CG drifts from b - Ax by rounding; more than this much is a wrong answer.
 _DRIFT = 1.1
-_DIRECT_LIMIT = 10_000
+# Rows of a matrix that is factorised to compare with. The factors may fill up: 0.4 GB at most.
+_DIRECT_LIMIT = 5_000
 _LEAST_ITERATIONS = 1000
 
 

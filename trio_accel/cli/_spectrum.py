@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["SpectrumData", "SpectrumStep", "Stft"]
 
 _WINDOW_SECONDS = 0.032
-_SMALLEST_WINDOW, _LARGEST_WINDOW = 16, 65536
+# The largest bounds the picture: 2000 columns of 4097 levels.
+_SMALLEST_WINDOW, _LARGEST_WINDOW = 16, 8192
 _LARGEST_COLUMNS = 2000
-_BATCH_FRAMES = 512
+# Of all frames that are transformed at once: 512 of the usual 512 samples.
+_BATCH_SAMPLES = 1 << 18
 _TOLERANCE = 1e-5
 _FLOOR_DB = -200.0
 
@@ -146,7 +148,7 @@ class SpectrumStep:
         stft = Stft.for_recording(recording)
         forward, backward = _Tally(), _Tally()
         columns: list[NDArray[np.float64]] = []
-        batch = stft.mean_of * max(1, _BATCH_FRAMES // stft.mean_of)
+        batch = stft.mean_of * max(1, _BATCH_SAMPLES // (stft.window * stft.mean_of))
         for first in range(0, stft.frames, batch):
             bench.progress.update(first, stft.frames, f"frame {first} of {stft.frames}")
             frames = await in_thread(_frames, recording, stft, first, min(first + batch, stft.frames))

@@ -20,7 +20,16 @@ from trio_accel.cli._errors import InputError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Recording", "is_wav", "parse_wav"]
+__all__ = ["MOST_CHANNELS", "MOST_FRAMES", "MOST_RATE", "Recording", "is_wav", "parse_wav"]
+
+MOST_RATE = 1_000_000
+"""Samples per second of the fastest recording that is read."""
+
+MOST_CHANNELS = 256
+"""Channels of the widest recording that is read."""
+
+MOST_FRAMES = 1 << 26
+"""Samples per channel of the longest recording that is read: 25 minutes at 44.1 kHz."""
 
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _ENCODINGS = {
@@ -32,6 +41,8 @@ _ENCODINGS = {
     0x55: "MP3",
     0xFF: "AAC",
 }
+# Samples of all channels that are decoded at once: float64 takes more memory than the file itself.
+_DECODED = 1 << 20
 _FORMS = {b"RIFF": "<", b"RIFX": ">", b"RF64": "<"}
 
 
@@ -90,7 +101,8 @@ def parse_wav(name: str, content: bytes) -> Recording:
         content: The whole file.
 
     Raises:
-        InputError: It is no WAV file, truncated, empty, or holds an encoding other than PCM and float.
+        InputError: It is no WAV file, truncated, empty, beyond a limit, or holds an encoding other than PCM
+            and float.
     """
     order = _FORMS.get(content[:4])
     if order is None or (len(content) >= 12 and content[8:12] != b"WAVE"):
@@ -99,16 +111,26 @@ def parse_wav(name: str, content: bytes) -> Recording:
     count = len(data) // form.block
     if count == 0:
         raise InputError(f"{name} holds no samples")
-    frames = data[: count * form.block]
-    samples = _decode(frames, form, order).reshape(count, form.channels)
+    if count > MOST_FRAMES:
+        raise InputError(f"{name} is too long: {count} samples per channel, at most {MOST_FRAMES}")
+    mixed = np.empty(count, np.float32)
+    step = max(1, _DECODED // form.channels)
+    for first in range(0, count, step):
+        part = data[first * form.block : min(first + step, count) * form.block]
+        mixed[first : first + step] = _mixed(name, _decode(part, form, order).reshape(-1, form.channels))
+    mixed.setflags(write=False)
+    return Recording(name=name, rate=form.rate, channels=form.channels, encoding=form.encoding, samples=mixed)
+
+
+def _mixed(name: str, samples: NDArray[np.float64]) -> NDArray[np.float32]:
+    """The mean of the channels."""
     if not np.isfinite(samples).all():
         raise InputError(f"{name} holds samples that are not finite numbers")
     with np.errstate(over="ignore"):
-        mixed = samples.mean(axis=1).astype(np.float32)
+        mixed: NDArray[np.float32] = samples.mean(axis=1).astype(np.float32)
     if not np.isfinite(mixed).all():
         raise InputError(f"{name} holds samples too large for float32")
-    mixed.setflags(write=False)
-    return Recording(name=name, rate=form.rate, channels=form.channels, encoding=form.encoding, samples=mixed)
+    return mixed
 
 
 def _chunks(name: str, content: bytes, order: str) -> tuple[_Format, memoryview]:
@@ -158,6 +180,10 @@ def _parse_format(name: str, body: bytes, order: str) -> _Format:
             f"{name} is not a usable WAV file: {channels} channels, {rate} samples per second, "
             f"blocks of {block} bytes"
         )
+    if rate > MOST_RATE:
+        raise InputError(f"{name} claims {rate} samples per second; at most {MOST_RATE} are read")
+    if channels > MOST_CHANNELS:
+        raise InputError(f"{name} claims {channels} channels; at most {MOST_CHANNELS} are read")
     form = _Format(code=code, channels=channels, rate=rate, block=block, bits=bits)
     is_known = bits in (32, 64) if code == _FLOAT else 1 <= bits <= 64
     if not is_known or form.width > 8 or bits > 8 * form.width or (code == _FLOAT and bits != 8 * form.width):
