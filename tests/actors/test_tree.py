@@ -22,8 +22,13 @@ from sample_actors import (
 )
 
 from trio_accel.actors import (
+    ActorEvent,
+    ActorRestarted,
     ActorSnapshot,
+    ActorStarted,
+    ActorTerminated,
     Backoff,
+    Event,
     MailboxOptions,
     Policy,
     Ref,
@@ -167,6 +172,41 @@ async def test_an_error_of_several_lines_stays_in_its_line(system: System) -> No
             "└─ puppet (Puppet) running, 1 handled, 1 failed, 1 restart, "
             "last error: BoomError: first line second line"
         ),
+    ]
+
+
+async def test_a_long_error_is_cut_off_where_it_is_printed(system: System) -> None:
+    ref = await system.spawn(Puppet, name="puppet", policy=AT_ONCE)
+    for length, printed in ((89, "x" * 89), (90, "x" * 88 + "…"), (2000, "x" * 88 + "…")):
+        await crash(ref, BoomError("x" * length))
+        await ref.ask(Echo("a"))
+        snapshot = system.tree().find("s/puppet")
+        assert snapshot.last_error == "BoomError: " + "x" * length
+        assert snapshot.summary.endswith(f", last error: BoomError: {printed}")
+
+
+async def test_the_process_in_which_an_incarnation_works(system: System) -> None:
+    events: list[Event] = []
+
+    async def show(actor: Puppet) -> None:
+        actor.context.show_process(4711)
+
+    with system.subscribe(events.append, messages=False):
+        ref = await system.spawn(Puppet, name="puppet", policy=AT_ONCE)
+        assert system.tree().find("s/puppet").pid is None
+        await ref.ask(Do(show))
+        assert system.tree().find("s/puppet").pid == 4711
+        assert str(system.tree()).endswith("puppet (Puppet) running, process 4711, 1 handled")
+        await crash(ref)
+        await ref.ask(Echo("a"))
+        # The next incarnation says so itself, or is in this process.
+        assert system.tree().find("s/puppet").pid is None
+        await ref.stop()
+    assert [(type(event), event.pid) for event in events if isinstance(event, ActorEvent)] == [
+        (ActorStarted, None),
+        (ActorRestarted, 4711),
+        (ActorStarted, None),
+        (ActorTerminated, None),
     ]
 
 

@@ -102,6 +102,7 @@ class Cell:
         "mailbox_options",
         "number",
         "path",
+        "pid",
         "policy",
         "quiet_since",
         "restart",
@@ -137,6 +138,8 @@ class Cell:
         self.state: CellState = CellState.STARTING
         self.incarnation: Incarnation | None = None
         self.number: int = -1
+        # Of the process in which the last incarnation does its work, if that is another one.
+        self.pid: int | None = None
         self.handled: int = 0
         self.failed: int = 0
         self.expired: int = 0
@@ -355,6 +358,7 @@ class Cell:
     async def _live(self) -> BaseException | None:
         """Run one incarnation to its end; returns what it failed with."""
         self.number += 1
+        self.pid = None
         self.incarnation = Incarnation(self, self.number)
         error: BaseException | None = None
         try:
@@ -368,7 +372,8 @@ class Cell:
         if error is not None:
             self.last_error = error
             if self._is_started:
-                _logger.warning("actor %s crashed: %r", self.path, error, exc_info=error)
+                where = "" if self.pid is None else f" in process {self.pid}"
+                _logger.warning("actor %s%s crashed: %r", self.path, where, error, exc_info=error)
         if self._is_started and self.stop_reason is None:
             self.state = CellState.RESTARTING
             self.mailbox.suspend()
@@ -380,7 +385,9 @@ class Cell:
             self.state = CellState.RUNNING if self.stop_reason is None else CellState.STOPPING
         self.mailbox.resume()
         if self.system.observers.is_anyone:
-            self.system.observers.emit_life(ActorStarted(path=self.path, incarnation=self.number))
+            self.system.observers.emit_life(
+                ActorStarted(path=self.path, pid=self.pid, incarnation=self.number)
+            )
         self._has_begun = True
         self._set_begun()
 
@@ -409,7 +416,9 @@ class Cell:
         for notify in tuple((watchers or {}).values()):
             notify(terminated)
         if self.system.observers.is_anyone:
-            self.system.observers.emit_life(ActorTerminated(path=self.path, reason=reason, error=error))
+            self.system.observers.emit_life(
+                ActorTerminated(path=self.path, pid=self.pid, reason=reason, error=error)
+            )
 
     def settle(self, envelope: Envelope | DirectReply) -> None:
         """A deferred request has its reply, or does not wait for one any more."""

@@ -226,6 +226,15 @@ class ActorContext:
         self._incarnation.shown = actors
 
     @enable_ki_protection
+    def show_process(self, pid: int) -> None:
+        """Show in the tree and in events that this incarnation does its work in another process.
+
+        Args:
+            pid: Number of the process.
+        """
+        self._cell.pid = pid
+
+    @enable_ki_protection
     def stop(self) -> None:
         """End this actor after the message being served. A permanent actor is not restarted either."""
         self._cell.request_stop("it stopped itself")

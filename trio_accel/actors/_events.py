@@ -36,9 +36,11 @@ class ActorEvent:
 
     Attributes:
         path: Path of the actor.
+        pid: Number of the process in which it does its work, or did; None where that is this one.
     """
 
     path: str
+    pid: int | None = None
 
 
 @attrs.frozen(kw_only=True)

@@ -226,7 +226,9 @@ class Supervisor:
     def _observe_restart(self, cell: Cell, error: BaseException | None, delay: float) -> None:
         if self.system.observers.is_anyone:
             self.system.observers.emit_life(
-                ActorRestarted(path=cell.path, error=error, incarnation=cell.number + 1, delay=delay)
+                ActorRestarted(
+                    path=cell.path, pid=cell.pid, error=error, incarnation=cell.number + 1, delay=delay
+                )
             )
 
     def _failed(self, cell: Cell, error: BaseException | None, why: str) -> ActorFailedError:

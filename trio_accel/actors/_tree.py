@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ActorSnapshot", "snapshot_cell", "snapshot_children"]
 
+# Columns of a printed error.
+_LONGEST_ERROR = 100
+
 
 @attrs.frozen(kw_only=True)
 class ActorSnapshot:
@@ -26,6 +29,7 @@ class ActorSnapshot:
         state: ``"starting"``, ``"running"``, ``"restarting"``, ``"stopping"``, ``"quarantined"`` (it
             was cancelled and does not end) or ``"terminated"``.
         incarnation: Number of the incarnation that runs, from 0: how often it was restarted.
+        pid: Number of the process in which it does its work; None where that is this one.
         mailbox_depth: Messages in the mailbox.
         mailbox_peak: The most that were in it at once.
         mailbox_waiting: Senders that wait for room.
@@ -36,7 +40,7 @@ class ActorSnapshot:
         failed: Messages whose handler raised.
         expired: Requests dropped because their deadline had passed.
         deferred: Requests whose reply is given later, and has not been given.
-        last_error: What ended the last incarnation that failed, or None.
+        last_error: What ended the last incarnation that failed, in full, or None. What is printed is cut off.
         children: Snapshots of the children in start order.
     """
 
@@ -44,6 +48,7 @@ class ActorSnapshot:
     actor_class: str
     state: str
     incarnation: int = 0
+    pid: int | None = None
     mailbox_depth: int = 0
     mailbox_peak: int = 0
     mailbox_waiting: int = 0
@@ -89,8 +94,10 @@ class ActorSnapshot:
 
     @property
     def summary(self) -> str:
-        """The actor in one line, without its children."""
+        """The actor in one line, without its children; a long last error is cut off."""
         parts = [f"{self.name} ({self.actor_class}) {self.state}"]
+        if self.pid is not None:
+            parts.append(f"process {self.pid}")
         if self.handled:
             parts.append(f"{self.handled} handled")
         if self.failed:
@@ -102,7 +109,7 @@ class ActorSnapshot:
         if self.restarts:
             parts.append(f"{self.restarts} restart{'s' if self.restarts > 1 else ''}")
         if self.last_error is not None:
-            parts.append(f"last error: {self.last_error}")
+            parts.append(f"last error: {_shortened(self.last_error)}")
         return ", ".join(parts)
 
 
@@ -111,6 +118,12 @@ def _draw(node: ActorSnapshot, first: str, rest: str) -> Iterator[str]:
     for child in node.children:
         is_last = child is node.children[-1]
         yield from _draw(child, rest + ("└─ " if is_last else "├─ "), rest + ("   " if is_last else "│  "))
+
+
+def _shortened(text: str) -> str:
+    """An error in one line of a width that leaves the tree readable."""
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST_ERROR else line[: _LONGEST_ERROR - 1].rstrip() + "…"
 
 
 def snapshot_cell(cell: Cell) -> ActorSnapshot:
@@ -122,6 +135,7 @@ def snapshot_cell(cell: Cell) -> ActorSnapshot:
         actor_class=cell.actor_class.__name__,
         state=str(cell.state),
         incarnation=max(cell.number, 0),
+        pid=None if incarnation is None else cell.pid,
         mailbox_depth=cell.mailbox.depth,
         mailbox_peak=cell.mailbox.peak,
         mailbox_waiting=cell.mailbox.waiting,

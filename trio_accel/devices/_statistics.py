@@ -30,6 +30,7 @@ class DeviceStatistics:
 
     Attributes:
         generation: Number of the generation.
+        pid: Number of the worker process that serves it; None where it is in this process.
         launched: Operations enqueued.
         completed: Operations that completed, with or without an error.
         in_flight: Operations that the backend has now.
@@ -38,6 +39,7 @@ class DeviceStatistics:
     """
 
     generation: int
+    pid: int | None = None
     launched: int
     completed: int
     in_flight: int

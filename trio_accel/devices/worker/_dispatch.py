@@ -37,6 +37,7 @@ from ._frames import died, read_array
 from ._host_arrays import HostArrays, HostCopy, Staging
 from ._launcher import Launcher, WorkerProcess, open_launcher
 from ._link import WorkerLink
+from ._logs import record_of
 from ._mirror import Mirror, decode_event
 from ._pool import WorkerPool, check_options
 from ._request import LeaseRequest, OperationRequest, RemoteRequest
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WorkerDispatch"]
 
+_logger = logging.getLogger("trio_accel.devices")
 LibraryT = TypeVar("LibraryT")
 ReplyT = TypeVar("ReplyT")
 
@@ -267,12 +269,13 @@ class WorkerDispatch:
         return statistics
 
     def _count(
-        self, launched: int, completed: int, in_flight: dict[str, int], memory: tuple[int, ...]
+        self, pid: int, launched: int, completed: int, in_flight: dict[str, int], memory: tuple[int, ...]
     ) -> DeviceStatistics:
         """Add what the worker counts to what waits here: whatever it had done by then is known here."""
         used, reserved, peak, blocks, limit = memory
         return DeviceStatistics(
             generation=self._device.generation,
+            pid=pid,
             launched=launched,
             completed=completed,
             in_flight=sum(in_flight.values()),
@@ -304,6 +307,7 @@ class WorkerDispatch:
             link.send(("start", number, places), now=True)
             await link.wait(lambda: link.is_started)
             context.show(self._snapshots)
+            context.show_process(link.process.pid)
             self._begin(link, number, [block for block, *_ in places])
             yield
             await self._close(link)
@@ -318,6 +322,8 @@ class WorkerDispatch:
         self._release([block for block in told if block not in self._chunks.blocks])
         self._device.blocks.release = self._release
         self._device.availability.begin(number)
+        name, pid = self._device.name, link.process.pid
+        _logger.info("device %s: worker process %d serves generation %d", name, pid, number)
         self._requests.open()
         self._pool.refill()
 
@@ -710,13 +716,13 @@ class WorkerDispatch:
     def _on_result(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
         number, value = message
         # Now, and not when its asker runs: more may have happened by then.
-        self._calls.answer(number, None if value is None else self._count(*value))
+        self._calls.answer(number, None if value is None else self._count(link.process.pid, *value))
 
     def _on_event(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
         if link.how is not None:
             return
         data, actor_class = message
-        event = decode_event(data)
+        event = decode_event(data, link.process.pid)
         self._mirror.take(event, actor_class)
         observers = self._device.system.observers
         if isinstance(event, MessageEvent):
@@ -726,4 +732,6 @@ class WorkerDispatch:
 
     def _on_log(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
         name, level, text = message
-        logging.getLogger(name).log(level, "%s", text)
+        logger = logging.getLogger(name)
+        if logger.isEnabledFor(level):
+            logger.handle(record_of(name, level, text, link.process.pid))

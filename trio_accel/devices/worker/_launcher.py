@@ -90,6 +90,7 @@ class LauncherActor(Actor):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(link.write)
                 nursery.start_soon(self._read)
+                context.show_process(link.pid)
                 for order in self._front.attach(link):
                     self._accept(order)
                 yield

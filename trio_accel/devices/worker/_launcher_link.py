@@ -99,6 +99,11 @@ class LauncherLink:
             raise
         return link
 
+    @property
+    def pid(self) -> int:
+        """Number of the launcher process."""
+        return self._process.pid
+
     def environment_changes(self) -> dict[str, str | None]:
         """What has changed in the environment since the launcher process inherited it; None: it is gone."""
         now, then = dict(os.environ), self._environment

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -21,6 +22,8 @@ from ._vigil import Vigil
 __all__ = ["MessageHandler", "WorkerLink"]
 
 MessageHandler: TypeAlias = Callable[["WorkerLink", list[Received]], None]
+
+_logger = logging.getLogger("trio_accel.devices")
 
 # The launcher reports a death within milliseconds; whoever waits for a request's outcome waits no longer.
 _REPORT = 0.05
@@ -173,6 +176,7 @@ class WorkerLink:
     def _end(self, how: str) -> None:
         if self.how is None:
             self.how = how
+            self._log_end()
         self.notify()
 
     def condemn(self, why: str, error: Exception | None = None) -> None:
@@ -180,8 +184,12 @@ class WorkerLink:
         if self.how is None:
             self.how = why
             self._error = error
+            self._log_end()
         self.process.kill()
         self.notify()
+
+    def _log_end(self) -> None:
+        _logger.info("device %s: worker process %d %s", self._device, self.process.pid, self.how)
 
     async def wait(self, condition: Callable[[], Any]) -> None:
         """Wait for something that a message tells.

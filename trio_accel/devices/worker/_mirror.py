@@ -55,10 +55,12 @@ def encode_event(event: Event) -> Message:
     return type(event).__name__, fields
 
 
-def decode_event(data: Any) -> Event:
-    """What `encode_event` made."""
+def decode_event(data: Any, pid: int) -> Event:
+    """What `encode_event` made in the worker of that process; events of actors say so."""
     name, fields = data
     values: dict[str, object] = dict(fields)
+    if "pid" in values:
+        values["pid"] = pid
     error: Any = fields.get("error")
     if error is not None:
         values["error"] = decode_error(error)
