@@ -41,6 +41,7 @@ RUN_BY = {"benchmarks": "cli"}  # what of the top another part of it may import,
 THREADS = re.compile(r"trio_accel\.(devices\._bridge|backends\.(?!base\b)\w+\._?\w*streams?)")
 # And these, for the reason given.
 THREADS_TOO = {
+    "trio_accel.actors._runs": "the number of a thread: each Trio run has one, and nothing is started",
     "trio_accel.backends.base.memory": "a lock: memory is given out on one thread and closed on another",
     "trio_accel.backends.cuda._bell": "the bridge from host functions: it waits for a semaphore",
     "trio_accel.backends.cuda._context": "a context is current in a thread, and lost in any",

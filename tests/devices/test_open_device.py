@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -370,3 +371,26 @@ async def test_the_limit_is_the_devices(system: ta.System, isolation: Isolation)
         "cpu", options=ta.DeviceOptions(memory_limit=64, isolation=isolation)
     ) as device:
         assert (await device.statistics()).memory.limit == 64
+
+
+@pytest.mark.parametrize("in_run", [True, False], ids=["another run", "no run"])
+async def test_a_device_is_not_opened_from_elsewhere(
+    system: ta.System, isolation: Isolation, in_run: bool
+) -> None:
+    options = ta.DeviceOptions(isolation=isolation)
+
+    async def open_it() -> None:
+        with pytest.raises(RuntimeError, match="open_device: system test belongs to another thread"):
+            await system.open_device(BACKEND, options=options)
+        with pytest.raises(RuntimeError, match="open_device: system test belongs to another thread"):
+            async with system.open_device(BACKEND, options=options):
+                pass
+
+    def step() -> None:
+        with suppress(StopIteration):
+            next(open_it().__await__())
+
+    await trio.to_thread.run_sync(*((trio.run, open_it) if in_run else (step,)))
+    assert system.tree().children == ()
+    async with system.open_device(BACKEND, options=options) as device:
+        assert (await (await device.put(np.ones(2))).to_host()).sum() == 2.0

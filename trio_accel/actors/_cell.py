@@ -28,6 +28,7 @@ from ._incarnation import Incarnation
 from ._mailbox import Mailbox
 from ._messages import AnyMessage, Message, Request
 from ._options import Directive, MailboxOptions, Policy, Restart
+from ._runs import check_run, thread_ident
 from ._tasks import cells, lend, running
 
 if TYPE_CHECKING:
@@ -174,23 +175,16 @@ class Cell:
 
     def check(self, message: AnyMessage, base: type, verb: str) -> Handler:
         """Find the handler of a message; refuse one that there is none for, or that is sent the wrong way."""
-        self.check_run(verb)
+        if thread_ident() != self.system.thread:
+            self.check_run(verb)
         handler = self.handlers.get(type(message))
         if handler is None or not isinstance(message, base):
             raise TypeError(f"{verb}: {self._what_is_wrong(message, base)}")
         return handler
 
     def check_run(self, verb: str) -> None:
-        """Refuse another thread or Trio run, before it harms what is not made for it."""
-        try:
-            token = trio.lowlevel.current_trio_token()
-        except RuntimeError:
-            token = None
-        if token is not self.system.token:
-            raise RuntimeError(
-                f"{verb}: actor {self.path} belongs to another thread or Trio run; call it there, "
-                "for example by Trio's functions for worker threads"
-            )
+        """Refuse another thread or Trio run."""
+        check_run(self.system.thread, verb, f"actor {self.path}")
 
     def _what_is_wrong(self, message: object, base: type) -> str:
         name, given = type(message).__name__, repr(message)

@@ -49,6 +49,8 @@ class RestartInfo:
 class ActorContext:
     """The surroundings of one incarnation.
 
+    Its methods are for the Trio thread of its system; in another thread or run they raise `RuntimeError`.
+
     Attributes:
         restart: Why this incarnation exists.
     """
@@ -172,6 +174,7 @@ class ActorContext:
     @enable_ki_protection
     def unstash_all(self) -> None:
         """Put the messages that were set aside back in front of the mailbox, in their order."""
+        self._cell.check_run("unstash_all")
         self._cell.mailbox.unstash_all()
 
     @enable_ki_protection
@@ -189,6 +192,8 @@ class ActorContext:
             TypeError: This actor has no handler for the message. If that is known only at the other's
                 end, or if the function raises, this actor crashes.
         """
+        self._cell.check_run("watch")
+        cell_behind(ref).check_run("watch")
         if not callable(to):
             self._cell.check(to, Message, "watch")
         notify = partial(self._notify, cell_behind(ref), to, copy_context())
@@ -197,6 +202,7 @@ class ActorContext:
     @enable_ki_protection
     def unwatch(self, ref: Ref[Any]) -> None:
         """Watch an actor no more."""
+        self._cell.check_run("unwatch")
         self._incarnation.unwatch(cell_behind(ref))
 
     def _notify(
@@ -237,6 +243,7 @@ class ActorContext:
     @enable_ki_protection
     def stop(self) -> None:
         """End this actor after the message being served. A permanent actor is not restarted either."""
+        self._cell.check_run("stop")
         self._cell.request_stop("it stopped itself")
 
     @enable_ki_protection
@@ -247,6 +254,7 @@ class ActorContext:
         mailbox; a transient or temporary one ends for good. Does nothing when the incarnation has
         ended already.
         """
+        self._cell.check_run("finish")
         if self._cell.incarnation is self._incarnation:
             self._incarnation.finish()
 
@@ -256,5 +264,6 @@ class ActorContext:
 
         Does nothing when the incarnation has ended already.
         """
+        self._cell.check_run("crash")
         if self._cell.incarnation is self._incarnation:
             self._incarnation.crash(error)

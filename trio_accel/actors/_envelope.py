@@ -14,6 +14,7 @@ from trio.lowlevel import enable_ki_protection
 
 from ._errors import ActorFailedError
 from ._failures import describe
+from ._runs import foreign_reply, thread_ident
 
 if TYPE_CHECKING:
     from ._cell import Cell
@@ -185,8 +186,11 @@ class DeferredReply(Generic[ReplyT_contra]):
     """A reply that is given later, by whoever holds this, on the Trio thread.
 
     It is given once: a second `set` or `fail`, or one after the actor has ended, does nothing
-    and returns False. When the asker is cancelled, the `on_cancel` hook is called and the
-    asker goes on waiting for the reply (without a hook too).
+    and returns False. From another thread or Trio run these raise `RuntimeError`, and the reply stays open:
+    use ``trio.from_thread.run_sync(reply.set, value)`` there, or ``token.run_sync_soon``.
+
+    When the asker is cancelled, the `on_cancel` hook is called and the asker goes on waiting for the reply
+    (without a hook too).
     """
 
     __slots__ = ("_envelope",)
@@ -224,8 +228,17 @@ class DeferredReply(Generic[ReplyT_contra]):
 
     @enable_ki_protection
     def set(self, value: ReplyT_contra) -> bool:
-        """Reply with a value."""
+        """Reply with a value.
+
+        Returns:
+            Whether this was the reply: False if there was one already.
+
+        Raises:
+            RuntimeError: Called from another thread or Trio run; the reply is still open.
+        """
         envelope = self._envelope
+        if thread_ident() != envelope.cell.system.thread:
+            raise self._foreign("set")
         envelope.cell.settle(envelope)
         is_settled = envelope.resolve(outcome.Value(value))
         if is_settled and envelope.started_at is not None:
@@ -234,8 +247,10 @@ class DeferredReply(Generic[ReplyT_contra]):
 
     @enable_ki_protection
     def fail(self, error: Exception) -> bool:
-        """Reply with an error, which is raised in the asker as it is."""
+        """Reply with an error, which is raised in the asker as it is; see `set`."""
         envelope = self._envelope
+        if thread_ident() != envelope.cell.system.thread:
+            raise self._foreign("fail")
         envelope.cell.settle(envelope)
         is_settled = envelope.fail(error)
         if is_settled and envelope.started_at is not None:
@@ -252,9 +267,14 @@ class DeferredReply(Generic[ReplyT_contra]):
         """End the ask of a cancelled asker with its cancellation.
 
         Raises:
-            RuntimeError: The asker is not cancelled.
+            RuntimeError: The asker is not cancelled; or this is called from another thread or Trio run.
         """
+        if thread_ident() != self._envelope.cell.system.thread:
+            raise self._foreign("cancelled")
         return self._envelope.cell.unwind(self._envelope)
+
+    def _foreign(self, verb: str) -> RuntimeError:
+        return foreign_reply(verb, self._envelope.message.operation, self._envelope.cell.path)
 
 
 def crash_error(path: str, message: AnyMessage, error: BaseException) -> ActorFailedError:

@@ -193,7 +193,8 @@ class Ref(Generic[ActorT_co]):
                 the former are refused, and the latter fail.
 
         Raises:
-            RuntimeError: Called by the actor itself; use ``self.context.stop()``.
+            RuntimeError: Called by the actor itself: use ``self.context.stop()``. Or from another thread or
+                Trio run.
         """
         cell = self._cell
         cell.check_run("stop")
@@ -215,7 +216,12 @@ class Ref(Generic[ActorT_co]):
 
     @enable_ki_protection
     async def wait_terminated(self) -> Terminated:
-        """Wait until the actor has ended for good; at once if it has already."""
+        """Wait until the actor has ended for good; at once if it has already.
+
+        Raises:
+            RuntimeError: Called from another thread or Trio run.
+        """
+        self._cell.check_run("wait_terminated")
         return await self._cell.wait_terminated()
 
     def _told(self, message: AnyMessage) -> Envelope:
@@ -245,7 +251,11 @@ class Posted:
 
         Returns:
             Whether it was; otherwise it runs, or is over.
+
+        Raises:
+            RuntimeError: Called from another thread or Trio run.
         """
+        self._envelope.cell.check_run("withdraw")
         if self._envelope.state != EnvelopeState.QUEUED:
             return False
         self._envelope.on_done = None

@@ -83,6 +83,7 @@ class Supervisor:
         mailbox: MailboxOptions | None,
     ) -> Ref[ActorT]:
         """Start a child; returns when its first incarnation takes messages."""
+        self.system.check_run("spawn")
         checked = _check_class(actor_class, args, kwargs)
         check_options(
             "spawn",

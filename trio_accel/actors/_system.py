@@ -12,6 +12,7 @@ from trio.lowlevel import enable_ki_protection
 from ._actor import Actor
 from ._events import Observer, Observers, Subscription
 from ._options import Intensity, MailboxOptions, Policy, Restart, Strategy, SystemOptions
+from ._runs import check_run, thread_ident
 from ._supervisor import Supervisor, check_options
 from ._tasks import running_cells
 from ._tree import ActorSnapshot, snapshot_children
@@ -59,7 +60,7 @@ class _Spawner:
                 actor then.
             TypeError: The class is no `Actor`, or its constructor does not take the arguments.
             ValueError: The name is taken or malformed.
-            RuntimeError: The supervisor is stopping.
+            RuntimeError: The supervisor is stopping; or this is another thread or Trio run.
         """
         return await self._supervisor.spawn(
             actor_class, args, kwargs, name=name, restart=restart, policy=policy, mailbox=mailbox
@@ -94,6 +95,7 @@ class System(_Spawner):
         options: Options it was opened with.
         observers: Those who listen; see `subscribe`.
         token: The Trio run that it lives in.
+        thread: The thread of that run.
         dead_letters: Messages that were dropped or refused, in all.
         quarantined: Actors that were cancelled and did not end, in all.
     """
@@ -103,6 +105,7 @@ class System(_Spawner):
         self.options: SystemOptions = options
         self.observers: Observers = Observers()
         self.token: trio.lowlevel.TrioToken = trio.lowlevel.current_trio_token()
+        self.thread: int = thread_ident()
         self.dead_letters: int = 0
         self.quarantined: int = 0
         self._supervisor = Supervisor(self, name, nursery, options.strategy, options.intensity)
@@ -161,9 +164,10 @@ class System(_Spawner):
         Raises:
             TypeError: The strategy is no `Strategy`, or the intensity no `Intensity`.
             ValueError: The name is taken or malformed.
-            RuntimeError: The system is stopping.
+            RuntimeError: The system is stopping; or this is another thread or Trio run.
             ExceptionGroup: What the body raised, and the `ActorFailedError` of the supervisor.
         """
+        self.check_run("open_supervisor")
         name = self._supervisor.check_new(name, "open_supervisor")
         check_options(
             "open_supervisor", strategy=(strategy, Strategy), intensity=(intensity, Intensity, None)
@@ -202,6 +206,14 @@ class System(_Spawner):
             The subscription: ``close()`` it, or use it in a ``with``.
         """
         return self.observers.add(observer, messages=messages)
+
+    def check_run(self, verb: str) -> None:
+        """Refuse another thread or Trio run.
+
+        Raises:
+            RuntimeError: The calling thread is not that of the system's run.
+        """
+        check_run(self.thread, verb, f"system {self.name}")
 
     def alive(self) -> list[str]:
         """Paths of the actors that have not ended."""

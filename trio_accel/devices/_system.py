@@ -77,6 +77,7 @@ class System(actors.System):
             ValueError: There is no such backend or device.
             TypeError: No name, or no options.
             NotSupportedError: The backend is not available, or does not have an option.
+            RuntimeError: It is awaited in another thread or Trio run than the system's.
         """
         if spec is not None and not isinstance(spec, str):
             raise TypeError(
@@ -105,6 +106,7 @@ async def open_system(name: str, *, options: SystemOptions | None = None) -> Asy
 
 @enable_ki_protection
 async def _open(system: System, spec: str | None, options: DeviceOptions) -> Device:
+    system.check_run("open_device")
     *others, last = await trio.to_thread.run_sync(candidates, spec)
     for backend, info in others:
         device, name = _make(system, backend, info, options)
