@@ -88,6 +88,22 @@ async def test_names_that_are_none(
     assert system.tree().children == ()
 
 
+async def test_spares_are_refused_where_there_are_no_workers(system: ta.System) -> None:
+    with pytest.raises(ta.NotSupportedError) as caught:
+        await system.open_device(BACKEND, options=ta.DeviceOptions(isolation="inline", spares=2))
+    assert caught.value.message == (
+        f"spares=2: spares are worker processes, and the context of {BACKEND}:0 is in this process; open it "
+        "with isolation='process', or with spares=0"
+    )
+    assert system.tree().children == ()
+
+
+async def test_spares_are_refused_where_inline_is_the_default(system: ta.System) -> None:
+    with pytest.raises(ta.NotSupportedError, match=r"spares=1: .* the context of cpu:0 is in this process"):
+        await system.open_device("cpu", options=ta.DeviceOptions(spares=1))
+    assert system.tree().children == ()
+
+
 async def test_where_there_are_no_worker_processes_inline_is(
     system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +129,15 @@ async def test_where_there_are_no_worker_processes_inline_is(
         ({"memory_limit": 0}, ValueError, "memory_limit must be a whole number of at least 1, got 0"),
         ({"intensity": 3}, TypeError, "intensity must be an Intensity, got 3"),
         ({"backoff": 0.1}, TypeError, "backoff must be a Backoff, got 0.1"),
+        ({"spares": -1}, ValueError, "spares must be a whole number of at least 0, got -1"),
+        (
+            {"spares": 17},
+            ValueError,
+            (
+                r"spares must be from 0 to 16, got 17: each is a process with a context of its own, which "
+                r"takes memory \(on a GPU about 0\.5 GiB\) while it stands ready; one or two bridge"
+            ),
+        ),
         ({"completion": "fast"}, TypeError, "completion must be a completion strategy .*, got 'fast'"),
     ],
 )

@@ -14,6 +14,7 @@ from ._library import LibraryActor
 from ._operation import Operation, Planned, Planner
 from ._ref import AccelRef
 from ._values import check_conversion, element
+from ._views import overlaps_itself
 
 __all__ = ["Copy", "Empty", "Fill", "MemoryActor", "Put", "ToHost"]
 
@@ -56,7 +57,7 @@ class ToHost(Operation[MemoryActor, npt.NDArray[Any]]):
     library: ClassVar[str] = _PATH
 
     def plan(self, planner: Planner) -> Planned[npt.NDArray[Any]]:
-        """Refuse an `out` of another shape or dtype, or one that is read-only."""
+        """Refuse an `out` of another shape or dtype, or one that is read-only or whose elements overlap."""
         source = planner.read("source", self.source)
         host = self.out
         if host is None:
@@ -70,6 +71,12 @@ class ToHost(Operation[MemoryActor, npt.NDArray[Any]]):
             raise ValueError(
                 f"{planner.name}: out must be a writable array of shape {source.shape} and dtype "
                 f"{source.dtype}, got {given}"
+            )
+        elif overlaps_itself(host):
+            raise ValueError(
+                f"{planner.name}: out must have memory of its own for each element, got an array of shape "
+                f"{host.shape} with strides {host.strides}, whose elements overlap; give "
+                "np.empty(shape, dtype), or none for a new array"
             )
         planner.keep(host)
         return Planned(CopyToHostSpec(host, source), host)

@@ -11,6 +11,9 @@ from ._streams import PerActorStreams, StreamStrategy
 
 __all__ = ["DeviceOptions"]
 
+# A device needs one after the other. So many are for contexts that are lost faster than workers start.
+_MOST_SPARES = 16
+
 
 def _positive(instance: DeviceOptions, attribute: attrs.Attribute[int], value: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -23,6 +26,16 @@ def _count(instance: DeviceOptions, attribute: attrs.Attribute[int], value: int)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(
             f"DeviceOptions: {attribute.name} must be a whole number of at least 0, got {value!r}"
+        )
+
+
+def _spares(instance: DeviceOptions, attribute: attrs.Attribute[int], value: int) -> None:
+    _count(instance, attribute, value)
+    if value > _MOST_SPARES:
+        raise ValueError(
+            f"DeviceOptions: spares must be from 0 to {_MOST_SPARES}, got {value}: each is a process with a "
+            "context of its own, which takes memory (on a GPU about 0.5 GiB) while it stands ready; one or "
+            "two bridge the time that a worker takes to start"
         )
 
 
@@ -92,7 +105,9 @@ class DeviceOptions:
             None takes the backend's default.
         completion: How completions are learned of; None for what suits the device best.
         streams: Which stream a library actor works on.
-        spares: Workers that stand ready to take over, with everything loaded and all memory mapped.
+        spares: Workers that stand ready to take over, with everything loaded and all memory mapped. Each is a
+            process with a context of its own, which takes memory of a GPU (about 0.5 GiB); 16 at most, and
+            none inline.
         in_flight: The most launches that a library has on its stream; senders of more wait.
         retry: How often an operation that was in flight when the context was lost runs again instead of
             failing, if it changes no array that was there before. Inline, where memory is lost with the
@@ -112,7 +127,7 @@ class DeviceOptions:
     isolation: Isolation | None = attrs.field(default=None, validator=_isolation)
     completion: CompletionStrategy | None = attrs.field(default=None, validator=_strategy)
     streams: StreamStrategy = attrs.field(factory=PerActorStreams, validator=_stream_strategy)
-    spares: int = attrs.field(default=0, validator=_count)
+    spares: int = attrs.field(default=0, validator=_spares)
     in_flight: int = attrs.field(default=64, validator=_positive)
     retry: int = attrs.field(default=0, validator=_count)
     intensity: Intensity = attrs.field(default=Intensity(3, 60.0), validator=_intensity)

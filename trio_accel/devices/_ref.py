@@ -154,7 +154,7 @@ class AccelRef:
             `out`, or a new C-contiguous array that belongs to the caller.
 
         Raises:
-            ValueError: `out` has another shape or dtype, or is read-only.
+            ValueError: `out` has another shape or dtype, is read-only, or has elements that share memory.
             StaleRefError: The array must not be used any more.
         """
         return await self.device.ask(_to_host()(self, out))

@@ -133,6 +133,13 @@ def _make(
             device=info.name,
             backend=info.backend,
         )
+    if options.spares and (options.isolation or info.isolations[0]) == "inline":
+        raise NotSupportedError(
+            f"spares={options.spares}: spares are worker processes, and the context of {info.name} is in "
+            "this process; open it with isolation='process', or with spares=0",
+            device=info.name,
+            backend=info.backend,
+        )
     # Others may be on their way to the tree.
     taken = {child.name for child in system.tree().children} | system.opening
     names = itertools.chain([info.name], (f"{info.name}#{number}" for number in itertools.count(2)))

@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from ..backends.base.ops import ArraySpec, contiguous_strides
 
-__all__ = ["Index", "indexed", "overlaps", "reshaped", "transposed"]
+__all__ = ["Index", "indexed", "overlaps", "overlaps_itself", "reshaped", "transposed"]
 
 Index: TypeAlias = "int | slice | EllipsisType | tuple[int | slice | EllipsisType | None, ...] | None"
 
@@ -71,6 +71,23 @@ def overlaps(first: ArraySpec, second: ArraySpec) -> bool:
     start, end = _range(first)
     other_start, other_end = _range(second)
     return start < other_end and other_start < end
+
+
+def overlaps_itself(host: npt.NDArray[Any]) -> bool:
+    """Whether two elements of a host array may share memory, as those of a broadcast array do.
+
+    False for all that NumPy's indexing, transposing and reshaping make of an ordinary array. True also for
+    layouts made by hand whose axes lie in one another, and do not meet.
+    """
+    if host.flags.c_contiguous or not host.size:
+        return False
+    extent = host.itemsize
+    axes = [(abs(stride), size) for stride, size in zip(host.strides, host.shape, strict=True) if size > 1]
+    for stride, size in sorted(axes):
+        if stride < extent:
+            return True
+        extent += stride * (size - 1)
+    return False
 
 
 def _is_whole(part: object) -> bool:
