@@ -6,9 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
-from pages import PAGES, ROOT, anchors, lines, name_of, prose
+from pages import PAGES, REFERENCE, ROOT, anchors, lines, name_of, prose
 
 COLUMNS = 120
+LONGEST_SENTENCE = 30
+# The reference has the sentences of the docstrings.
+PAGES_BY_HAND = [page for page in PAGES if page.parent != REFERENCE]
 
 # What Sphinx and MyST would take for more than text.
 _MARKUP = re.compile(r"^\s*(`{3,}|:{3,})\{|\{[\w:.+-]+\}`|^\s*:: |^\.\. \w")
@@ -51,6 +54,25 @@ def test_every_link_has_a_text_and_leads_somewhere(page: Path) -> None:
         if not text.strip() or not found:
             wrong.append(f"[{text}]({target})")
     assert wrong == []
+
+
+@pytest.mark.parametrize("page", PAGES_BY_HAND, ids=name_of)
+def test_sentences_are_short(page: Path) -> None:
+    long = [sentence for sentence in sentences(page) if len(sentence.split()) > LONGEST_SENTENCE]
+    assert long == [], f"more than {LONGEST_SENTENCE} words"
+
+
+def sentences(page: Path) -> list[str]:
+    """The sentences of a page's prose, each paragraph and item of a list by itself."""
+    paragraphs = [""]
+    for line in prose(page):
+        text = line.text.strip().lstrip("> ")
+        begins = re.match(r"([*\-+:]|\d+\.|#+) ", text) or not text
+        if begins or line.number == 1:
+            paragraphs.append("")
+        paragraphs[-1] += f" {re.sub(r'^([*+:-]|[0-9]+[.]|#+) ', '', text)}"
+    plain = [re.sub(r"\]\([^)]*\)", "]", paragraph) for paragraph in paragraphs]
+    return [sentence for text in plain for sentence in re.split(r"(?<=[.!?:])[)\"*]* +(?=\S)", text)]
 
 
 def test_every_page_can_be_reached() -> None:
