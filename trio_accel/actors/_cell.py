@@ -12,7 +12,7 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ._actor import Actor
-from ._envelope import Envelope, crash_error
+from ._envelope import AwaitedStart, Envelope, crash_error
 from ._errors import ActorRestartingError, ActorStoppedError
 from ._events import (
     ActorStarted,
@@ -91,6 +91,7 @@ class Cell:
         "_watchers",
         "actor_class",
         "attempt",
+        "awaited_start",
         "deferred",
         "expired",
         "failed",
@@ -153,6 +154,8 @@ class Cell:
         self.stop_reason: str | None = None
         self.is_draining: bool = False
         self.terminated: Terminated | None = None
+        # Set while another actor's task waits for the start of this one.
+        self.awaited_start: AwaitedStart | None = None
         self._args = args
         self._kwargs = kwargs
         self._cancel_reason: str | None = None
@@ -172,6 +175,11 @@ class Cell:
         if incarnation is None or cells.get(task) is not self:
             return None
         return incarnation.envelope_of(task) if incarnation.grouped else incarnation.current
+
+    @property
+    def awaited(self) -> Envelope | AwaitedStart | None:
+        """What another may be waiting for that the running task works on: a message, or the actor's start."""
+        return self.current or self.awaited_start
 
     def check(self, message: AnyMessage, base: type, verb: str) -> Handler:
         """Find the handler of a message; refuse one that there is none for, or that is sent the wrong way."""
@@ -387,6 +395,7 @@ class Cell:
 
     def _set_begun(self) -> None:
         begun, self._begun = self._begun, None
+        self.awaited_start = None
         if begun is not None:
             begun.set()
 

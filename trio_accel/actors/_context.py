@@ -102,7 +102,8 @@ class ActorContext:
     def defer(self, *, on_cancel: Callable[[], None] | None = None) -> DeferredReply[Any]:
         """Keep the request being served open: its reply is given later, the next message comes at once.
 
-        The handler returns the `DeferredReply`. It survives a restart of the actor, and is failed
+        The handler returns the `DeferredReply`; if it returns anything else, that is an error of the handler,
+        unless the reply was given by then. It survives a restart of the actor, and is failed
         when the actor ends for good.
 
         Args:

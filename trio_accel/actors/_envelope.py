@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import TYPE_CHECKING, Final, Generic, NoReturn, TypeVar
 
+import attrs
 import outcome
 import trio
 from trio.lowlevel import enable_ki_protection
@@ -20,7 +21,16 @@ if TYPE_CHECKING:
     from ._cell import Cell
     from ._messages import AnyMessage
 
-__all__ = ["EXPIRED", "DeferredReply", "Envelope", "EnvelopeState", "crash_error", "no_look"]
+__all__ = [
+    "EXPIRED",
+    "AwaitedStart",
+    "DeferredReply",
+    "Envelope",
+    "EnvelopeState",
+    "crash_error",
+    "no_look",
+    "not_returned",
+]
 
 _logger = logging.getLogger("trio_accel.actors")
 
@@ -42,6 +52,19 @@ class EnvelopeState(enum.IntEnum):
     """Still running, to be set aside when its handler returns."""
     DEFERRED = 3
     DONE = 4
+
+
+@attrs.frozen(eq=False)
+class AwaitedStart:
+    """The start of an actor that another waits for: a link of the chain of callers, as a request is.
+
+    Attributes:
+        sender: Who waits.
+        caller: What that is working on meanwhile.
+    """
+
+    sender: Cell
+    caller: Envelope | AwaitedStart | None
 
 
 class Envelope:
@@ -91,8 +114,8 @@ class Envelope:
         self.is_abandonable: bool = is_abandonable
         self.context: Context = context
         self.sender: Cell | None = sender
-        # The request that the sender is serving: following these gives the chain of callers.
-        self.caller: Envelope | None = sender.current if sender is not None else None
+        # What the sender is working on: following these gives the chain of callers.
+        self.caller: Envelope | AwaitedStart | None = sender.awaited if sender is not None else None
         self.deadline: float = _NEVER
         self.state: EnvelopeState = EnvelopeState.QUEUED
         self.task: trio.lowlevel.Task | None = None
@@ -208,6 +231,10 @@ class DeferredReply(Generic[ReplyT_contra]):
         """Whether the asker was cancelled and waits for the request to unwind."""
         return self._envelope.is_cancelled
 
+    def is_of(self, envelope: Envelope) -> bool:
+        """Whether it is the reply to that request."""
+        return self._envelope is envelope
+
     def look_last(self, look: Callable[[], None]) -> bool:
         """Have the asker itself look for the reply, once: after a turn of the loop, before it parks.
 
@@ -275,6 +302,14 @@ class DeferredReply(Generic[ReplyT_contra]):
 
     def _foreign(self, verb: str) -> RuntimeError:
         return foreign_reply(verb, self._envelope.message.operation, self._envelope.cell.path)
+
+
+def not_returned(envelope: Envelope, reply: object) -> RuntimeError:
+    """Make the error of a handler that has deferred its reply and returned something else."""
+    return RuntimeError(
+        f"the handler of {envelope.message.operation} in {envelope.cell.path} deferred its reply and "
+        f"returned {type(reply).__name__}; return what self.context.defer() returned, or do not defer"
+    )
 
 
 def crash_error(path: str, message: AnyMessage, error: BaseException) -> ActorFailedError:

@@ -10,7 +10,7 @@ from trio.lowlevel import enable_ki_protection
 
 from ._actor import Actor
 from ._context import ActorContext, RestartInfo
-from ._envelope import EXPIRED, Envelope, EnvelopeState
+from ._envelope import EXPIRED, DeferredReply, Envelope, EnvelopeState, not_returned
 from ._failures import drop_frames
 from ._handlers import NOT_NOW, Group, Handler
 from ._supervisor import Supervisor
@@ -258,11 +258,11 @@ class Incarnation:
                     cell.unwind(envelope)
                     return
                 envelope.scope = None
+            self._returned(envelope, reply)
         except BaseException as error:  # noqa: ASYNC103  # what is fatal is raised
             if not self._fail(envelope, error):
                 raise
             return  # noqa: ASYNC104, ASYNC910  # it is no fatal one
-        self._returned(envelope, reply)
 
     def serve_at_once(
         self, envelope: Envelope, attempt: Callable[..., object], task: trio.lowlevel.Task
@@ -275,6 +275,9 @@ class Incarnation:
         self.current = envelope
         try:
             reply = self._try(attempt, envelope, task)
+            if reply is not NOT_NOW:
+                self._returned(envelope, reply)
+                return True
         except BaseException as error:  # noqa: ASYNC103, BLE001  # the actor's task crashes with it
             if not self._fail(envelope, error):
                 drop_frames(error)
@@ -282,11 +285,8 @@ class Incarnation:
             return True  # noqa: ASYNC104  # and what is fatal raised by it
         finally:
             self.current = None
-        if reply is NOT_NOW:
-            envelope.state = EnvelopeState.QUEUED
-            return False
-        self._returned(envelope, reply)
-        return True
+        envelope.state = EnvelopeState.QUEUED
+        return False
 
     def _try(self, attempt: Callable[..., object], envelope: Envelope, task: trio.lowlevel.Task) -> object:
         """Serve a message without waiting, in its context; the task is the current one."""
@@ -303,19 +303,30 @@ class Incarnation:
         return False
 
     def _returned(self, envelope: Envelope, reply: object) -> None:
-        """Settle a message whose handler returned, unless it is deferred."""
-        cell = self.cell
-        if envelope.state == EnvelopeState.STASHING:
+        """Settle a message whose handler returned, unless it is deferred.
+
+        Raises:
+            RuntimeError: It is deferred, and the handler has returned something else than its reply.
+        """
+        cell, state = self.cell, envelope.state
+        if state == EnvelopeState.RUNNING:
+            cell.handled += 1
+            envelope.resolve(outcome.Value(reply))
+            if cell.system.observers.of_messages:
+                cell.observe_end(envelope)
+            return
+        if state == EnvelopeState.STASHING:
             if envelope.is_cancelled:
                 cell.unwind(envelope)
             else:
                 cell.mailbox.stash(envelope)
             return
+        if state == EnvelopeState.DEFERRED and not (
+            isinstance(reply, DeferredReply) and reply.is_of(envelope)
+        ):
+            # Who returns it shows that it did not forget; its asker would wait for ever.
+            raise not_returned(envelope, reply)
         cell.handled += 1
-        if envelope.state == EnvelopeState.RUNNING:
-            envelope.resolve(outcome.Value(reply))
-            if cell.system.observers.of_messages:
-                cell.observe_end(envelope)
 
     def _is_over(self, envelope: Envelope) -> bool:
         """Whether the asker has gone meanwhile: the request is not served."""

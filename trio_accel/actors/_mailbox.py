@@ -161,6 +161,18 @@ class Mailbox:
             self._hand_over(task, self._queue.popleft())
             self._admit()
 
+    def refuse_waiting(self, envelope: Envelope) -> MailboxFullError:
+        """Take a told message out that waits for room which only its own sender could make."""
+        self.withdraw(envelope)
+        path = self._cell.path
+        what = f"{envelope.message.operation} was not sent: the mailbox of {path} is full"
+        self._drop(envelope, what)
+        return MailboxFullError(
+            f"{what} ({self._options.capacity} messages), and {path} makes no room before the sender "
+            "goes on; use tell_nowait(), or a larger MailboxOptions.capacity",
+            path=path,
+        )
+
     def put_control(self, envelope: Envelope) -> None:
         """Take a message of the runtime itself in: before all others, whatever the capacity."""
         if self._refusal is not None and self._refusal[0] is ActorStoppedError:

@@ -16,10 +16,11 @@ from ._options import Overflow
 from ._tasks import cell_of_task, cells
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from contextvars import Context
 
     from ._cell import Cell, Terminated
+    from ._envelope import AwaitedStart
 
 __all__ = ["Posted", "Ref", "cell_behind"]
 
@@ -156,7 +157,8 @@ class Ref(Generic[ActorT_co]):
 
         Raises:
             ActorStoppedError: The actor has ended.
-            MailboxFullError: Refused by the overflow policy ``reject``.
+            MailboxFullError: Refused by the overflow policy ``reject``; or there is no room, and the actor
+                cannot make any while it waits for the sender: it tells itself, or asked who tells it.
             TypeError: The actor has no handler for it.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -164,6 +166,8 @@ class Ref(Generic[ActorT_co]):
         if self._put_told(envelope):
             await trio.lowlevel.cancel_shielded_checkpoint()
         else:
+            if _waits_for_this_task(self._cell):
+                raise self._cell.mailbox.refuse_waiting(envelope)
             envelope.task = trio.lowlevel.current_task()
             await trio.lowlevel.wait_task_rescheduled(envelope.abort)
 
@@ -268,13 +272,31 @@ def cell_behind(ref: Ref[Any]) -> Cell:
     return ref._cell  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
+def _waiting_for(sender: Cell) -> Iterator[tuple[Cell, Envelope | AwaitedStart | None]]:
+    """The sender and those that wait for it, each with what it is working on meanwhile; the sender first."""
+    cell: Cell | None = sender
+    busy_with = sender.awaited
+    while cell is not None:
+        yield cell, busy_with
+        cell, busy_with = (None, None) if busy_with is None else (busy_with.sender, busy_with.caller)
+
+
+def _waits_for_this_task(target: Cell) -> bool:
+    """Whether an actor takes no message before the running task goes on."""
+    sender = cell_of_task()
+    if sender is None:
+        return False
+    for cell, busy_with in _waiting_for(sender):
+        if cell is target:
+            incarnation = cell.incarnation
+            # A handler of a group runs beside the actor's own task, which goes on meanwhile.
+            return incarnation is None or busy_with not in incarnation.grouped.values()
+    return False
+
+
 def _check_cycle(sender: Cell, target: Cell) -> None:
     """Refuse an ask whose target is among those that wait for the sender."""
-    chain = [sender]
-    envelope = sender.current
-    while envelope is not None and envelope.sender is not None:
-        chain.append(envelope.sender)
-        envelope = envelope.caller
+    chain = [cell for cell, _ in _waiting_for(sender)]
     if target in chain:
         callers = chain[: chain.index(target) + 1]
         names = " -> ".join(cell.path for cell in [*reversed(callers), target])

@@ -14,11 +14,13 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ._actor import Actor
+from ._envelope import AwaitedStart
 from ._errors import ActorFailedError
 from ._events import ActorRestarted, SupervisorFailed
 from ._failures import describe
 from ._options import Directive, Intensity, MailboxOptions, Policy, Restart, Strategy, must_be
 from ._ref import Ref
+from ._tasks import cell_of_task
 
 if TYPE_CHECKING:
     from ._cell import Cell
@@ -95,6 +97,9 @@ class Supervisor:
         cell = _new_cell(self, f"{self._path}/{name}", checked, args, kwargs, restart, policy, mailbox)
         self.children[name] = cell
         cell.expect_begin()
+        spawner = cell_of_task()
+        if spawner is not None:
+            cell.awaited_start = AwaitedStart(spawner, spawner.awaited)
         # Not `nursery.start`: a task that reports its start while its starter is being cancelled
         # stays in the starter's hands, and this one would go on serving there.
         self._nursery.start_soon(cell.run)
