@@ -65,7 +65,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     "StreamPool": _names("open"),
     "Subscription": _names("deliver"),
     "SyncCompletion": _names("open"),
-    "System": _names("alive observers open opening sender token"),
+    "System": _names("alive observers open opening sender thread token"),
 }
 # Classes that a program gets and does not make: their constructors are no part of the reference.
 GIVEN = _names(
@@ -225,12 +225,19 @@ class Writer:
         yield f"```python\n{self._constructor(cls)}\n```"
         docstring = source.parse(cls.definition.text)
         yield from self._prose(docstring.text)
+        yield from self._kinds(cls)
         yield from self._sections(docstring)
         yield from self._members(cls) if cls.is_enum else self._attributes(cls)
         for node in self._methods(cls):
             if not _PROPERTIES.intersection(source.decorators(node)):
                 yield f"#### {cls.definition.name}.{node.name}"
                 yield from self._function(node, node.name, is_method=True)
+
+    def _kinds(self, cls: Class) -> Iterator[str]:
+        """The classes of this page that it derives from, where its signature has arguments in their place."""
+        bases = [base.definition.name for base in cls.bases() if base.definition.name in self.page.anchors]
+        if cls.is_attrs and bases and "Exception" not in cls.base_names():
+            yield self._inline("A kind of " + ", ".join(f"`{base}`" for base in bases) + ".")
 
     def _constructor(self, cls: Class) -> str:
         name = cls.definition.name

@@ -206,7 +206,7 @@ def no_look() -> None:
 
 
 class DeferredReply(Generic[ReplyT_contra]):
-    """A reply that is given later, by whoever holds this, on the Trio thread.
+    """A reply that the holder of this object gives later, on the Trio thread.
 
     It is given once: a second `set` or `fail`, or one after the actor has ended, does nothing
     and returns False. From another thread or Trio run these raise `RuntimeError`, and the reply stays open:

@@ -196,7 +196,7 @@ class System(_Spawner):
         """Call an observer with every `Event` from now on, on the Trio thread.
 
         It must be quick and must not raise; what it raises is logged. Events of messages cost nothing
-        while nobody wants them.
+        while no observer takes them.
 
         Args:
             observer: What to call.

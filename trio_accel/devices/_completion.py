@@ -133,7 +133,7 @@ def _not_negative(instance: object, attribute: attrs.Attribute[float], value: fl
 
 @attrs.frozen(kw_only=True)
 class HostCallbackCompletion:
-    """The stream itself rings, from its own thread or the driver's; Trio is woken by token.
+    """The stream itself notifies, from its own thread or the driver's; Trio is woken by token.
 
     Nothing runs while an operation does. The default of the CPU backend. On CUDA the driver calls a C
     function that posts a semaphore, on a stream beside the work's own; no Python runs in its threads.
@@ -161,7 +161,7 @@ class PolledCompletion:
 
 @attrs.frozen(kw_only=True)
 class AdaptiveCompletion:
-    """The events are looked at again and again for a short while, then the stream is asked to ring.
+    """Polls the events for a short while, then asks the stream to notify.
 
     Short operations are seen without the cost of a callback and a wake-up, at the price of up to
     `budget` of processor time each; where that keeps failing, less and less is spent. A processor that has
@@ -172,9 +172,9 @@ class AdaptiveCompletion:
     writes to the host's memory.
 
     Attributes:
-        budget: The most seconds to look before the stream is asked to ring.
+        budget: The most seconds to poll before the stream is asked to notify.
         window: The most seconds to look around the time when an operation is due: half of them before.
-            Less saves processor time; with 0 its ring is waited for.
+            Less saves processor time; with 0 the stream notifies each time.
     """
 
     budget: float = attrs.field(default=50e-6, validator=_positive)

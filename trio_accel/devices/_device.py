@@ -202,7 +202,7 @@ class Device:
         Returns:
             The operation: ``pending.value`` is its reply, ``await pending.wait()`` its completion. One
             whose producer failed does not run; its error is `InputFailedError`. When it fails, the
-            arrays that it was to write or change are spoiled, and their use is refused.
+            arrays that it was to write or change are damaged, and their use is refused.
 
         Raises:
             QueueFullError: As many operations of the library as `in_flight` allows are not done, or the
@@ -299,7 +299,7 @@ class Device:
     def watch_generation(self) -> AsyncGenerator[int, None]:
         """Iterate over the generations: the current one first, then each new one; ends with the device.
 
-        Who is slow sees the latest and not each one in between. Close it (``aclosing``) if the loop
+        A slow reader sees the latest, and not each one in between. Close it (``aclosing``) if the loop
         is left early.
         """
         return self.availability.watch()

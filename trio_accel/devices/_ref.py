@@ -184,7 +184,7 @@ class AccelRef:
         after the lease, and do not keep the array.
 
         What was enqueued on a stream of the program meanwhile may still run at the end. Later operations
-        on the same memory follow it on the device, and nobody waits for it.
+        on the same memory follow it on the device, and your program does not wait for it.
 
         Args:
             write: Whether the array is to be changed; otherwise it is read-only.

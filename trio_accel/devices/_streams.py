@@ -54,7 +54,7 @@ def _priorities(
 
 @attrs.frozen(kw_only=True)
 class PerActorStreams:
-    """A stream for each library actor, a new one after a crash: nobody waits behind another. The default.
+    """A stream for each library actor, a new one after a crash: no library waits behind another. The default.
 
     Attributes:
         priorities: By the name of the library, 0 for those that are not named: work of a higher one is

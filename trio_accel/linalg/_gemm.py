@@ -80,7 +80,7 @@ async def gemm(
         TypeError: Dtypes that differ, or a factor that they cannot hold.
 
     See `Device.ask` for cancellation and the errors that any operation can end with. If the
-    operation fails on the device, `c` is spoiled and its use refused.
+    operation fails on the device, `c` is damaged and its use refused.
     """
     return await device_of("gemm", a, b, c).ask(Gemm(alpha, a, b, beta, c, trans_a, trans_b))
 

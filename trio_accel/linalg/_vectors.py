@@ -106,7 +106,7 @@ async def axpy(alpha: complex, x: Operand, y: AccelRef) -> AccelRef:
         TypeError: Dtypes that differ, or a factor that they cannot hold.
 
     See `Device.ask` for cancellation and the errors that any operation can end with. If the
-    operation fails on the device, `y` is spoiled and its use refused.
+    operation fails on the device, `y` is damaged and its use refused.
     """
     return await device_of("axpy", y, x).ask(Axpy(alpha, x, y))
 
@@ -125,7 +125,7 @@ async def scal(alpha: complex, x: AccelRef) -> AccelRef:
         TypeError: A factor that the dtype cannot hold.
 
     See `Device.ask` for cancellation and the errors that any operation can end with. If the
-    operation fails on the device, `x` is spoiled and its use refused.
+    operation fails on the device, `x` is damaged and its use refused.
     """
     return await device_of("scal", x).ask(Scal(alpha, x))
 

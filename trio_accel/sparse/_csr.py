@@ -26,7 +26,7 @@ class CsrMatrix:
     """A sparse matrix on a device, as compressed sparse rows. Made by `csr`.
 
     Row i has its values at ``data[indptr[i]:indptr[i + 1]]``, in the columns that `indices` names.
-    The structure was checked when it was made; whoever changes the arrays in place keeps it right.
+    The structure was checked when it was made. A program that changes the arrays in place keeps it right.
 
     Attributes:
         shape: Rows and columns.

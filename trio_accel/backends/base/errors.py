@@ -85,7 +85,7 @@ class OutOfMemoryError(AccelError):
 
 @attrs.define(eq=False, slots=False)
 class StaleRefError(AccelError):
-    """The memory behind a reference is gone or damaged: released, closed, lost or spoiled by an operation."""
+    """The memory behind a reference is gone (released, closed, lost), or damaged by an operation."""
 
 
 @attrs.define(eq=False, slots=False)

@@ -52,8 +52,8 @@ class DeviceInfo:
         total_memory: Bytes of memory, of all its users together.
         compute_units: Processor cores or multiprocessors.
         isolations: Where its context can live, the default first.
-        completion: How completions are best learned of: ``"callback"``, the stream rings; ``"adaptive"``,
-            events are looked at for a short while first, since that costs less than to be rung.
+        completion: How completions are best learned of: ``"callback"``, the stream notifies;
+            ``"adaptive"``, events are polled for a short while first, since that costs less.
         is_exclusive: Whether it takes one context at a time.
     """
 

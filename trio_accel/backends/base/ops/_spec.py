@@ -134,7 +134,7 @@ class OperationSpec:
     A specification holds no actor and no reference, so it means the same in another process.
     Its array fields are declared by `reads`, `writes` and `updates`; hazards follow from that. Numbers that
     the arrays have to be able to hold are declared by `number`. If all other fields are declared by `exact`,
-    it is known again when it comes with the same arrays, which takes less time.
+    a repeated operation on the same arrays takes less time.
     """
 
     __slots__ = ()
