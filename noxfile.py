@@ -233,7 +233,7 @@ def examples(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["env"], default=False)
 def benchmarks(session: nox.Session) -> None:
     """Print the benchmark table; arguments after `--` go to `trio-accel bench`. A missed goal fails it."""
-    _python(session, "-m", "trio_accel.cli", "bench", *session.posargs)
+    _python(session, "-m", "_trio_accel", "bench", *session.posargs)
 
 
 @nox.session(venv_backend="none", requires=["env"], default=False)

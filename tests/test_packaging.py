@@ -57,7 +57,7 @@ def tracked(*patterns: str) -> set[str]:
 
 def test_the_wheel_holds_the_package_with_types_and_data(wheel: zipfile.Path) -> None:
     names = {name for name in wheel.root.namelist() if ".dist-info/" not in name and not name.endswith("/")}
-    assert names == tracked("trio_accel/**/*")
+    assert names == tracked("trio_accel/**/*", "_trio_accel.py")
     assert "trio_accel/py.typed" in names
     assert {Path(name).suffix for name in names if name.startswith("trio_accel/cli/data/")} >= {".wav", ".gz"}
     kernels = "trio_accel/backends/cuda/kernels/"
@@ -70,14 +70,21 @@ def test_the_source_distribution_holds_what_the_tests_need(tmp_path: Path) -> No
         name = hatchling.build.build_sdist(str(tmp_path))
     with tarfile.open(tmp_path / name) as archive:
         names = {member.partition("/")[2] for member in archive.getnames()}
-    folders = ("trio_accel/**/*", "typings/**/*", "tests/stand_in/*.c", "tests/stand_in/*.h", "examples/*.py")
+    folders = (
+        "trio_accel/**/*",
+        "_trio_accel.py",
+        "typings/**/*",
+        "tests/stand_in/*.c",
+        "tests/stand_in/*.h",
+        "examples/*.py",
+    )
     assert tracked(*folders) <= names
     assert {"noxfile.py", "pyproject.toml", "trio_accel/backends/cuda/kernels/arrays.cu"} <= names
 
 
 def test_the_wheel_names_its_command_and_carries_its_licence(wheel: zipfile.Path) -> None:
     (folder,) = (child for child in wheel.iterdir() if child.name.endswith(".dist-info"))
-    assert "trio-accel = trio_accel.cli:main" in (folder / "entry_points.txt").read_text(encoding="utf-8")
+    assert "trio-accel = _trio_accel:main" in (folder / "entry_points.txt").read_text(encoding="utf-8")
     licence = (folder / "licenses" / "LICENSE").read_text(encoding="utf-8")
     assert licence == (ROOT / "LICENSE").read_text(encoding="utf-8")
     assert "Apache License" in licence

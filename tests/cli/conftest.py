@@ -13,7 +13,7 @@ from chosen import SEARCHED
 # Test folders are no packages: what several modules of this one share is imported by its own name.
 sys.path.insert(0, str(Path(__file__).parent))
 
-PROGRAM = "import sys; from trio_accel.cli import main; sys.exit(main())"
+PROGRAM = "import sys; from _trio_accel import main; sys.exit(main())"  # as the script does
 
 
 @attrs.frozen

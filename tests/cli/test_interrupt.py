@@ -14,10 +14,22 @@ from pathlib import Path
 
 import pytest
 
+import trio_accel as ta
+from trio_accel.testing import _kernel
+
 Start = Callable[..., "subprocess.Popen[str]"]
 
 # The promise is one second; a machine that others use may need another one.
 LIMIT_SECONDS = 2.0
+
+IS_ISOLATED = "process" in ta.list_devices()[0].isolations
+
+LOSES_THE_INTERRUPT = """
+while True:
+    try:
+        while True: pass
+    except BaseException: pass
+"""
 
 # Each runs for many seconds if nobody stops it.
 LONG = ["matmul --sizes 6000 --clients 2", "solve --rtol 1e-300 --max-iterations 1000000"]
@@ -154,11 +166,53 @@ def drain(controller: int, parts: list[bytes]) -> None:
     os.close(controller)
 
 
-def test_a_signal_during_the_imports(launch: Start, tmp_path: Path) -> None:
-    # A module that is imported late, and never returns.
-    (tmp_path / "cyclopts.py").write_text("print(flush=True)\nwhile True: pass\n", "ascii")
+@pytest.mark.parametrize("module", ["attrs", "numpy", "trio", "cyclopts"])
+@pytest.mark.parametrize("loop", ["while True: pass", LOSES_THE_INTERRUPT])
+def test_a_signal_during_the_imports(launch: Start, tmp_path: Path, module: str, loop: str) -> None:
+    # A module that never returns; one that loses the exception, as some compiled ones do.
+    (tmp_path / f"{module}.py").write_text(f"print(flush=True)\n{loop}\n", "ascii")
     process = launch("demo")
     assert process.stdout is not None
     assert process.stdout.readline() == "\n"
     _, err = interrupt(process)
     assert (process.returncode, err) == (130, "trio-accel: interrupted\n")
+
+
+@pytest.mark.skipif(not IS_ISOLATED, reason="the device has no worker processes")
+@pytest.mark.parametrize("is_terminal", [False, True])
+@pytest.mark.parametrize("phase", ["opening", "running", "closing"])
+def test_no_worker_is_left(launch: Start, temporary: Path, phase: str, is_terminal: bool) -> None:
+    arguments = LONG[0] if phase != "closing" else "matmul --sizes 8"
+    process = launch("demo", *arguments.split(), "--isolation", "process")
+    assert process.stdout is not None
+    started = set[tuple[int, int]]()
+    if phase == "opening":
+        while not (started := below(process.pid)):
+            time.sleep(0.001)
+    else:
+        assert process.stdout.readline().startswith("trio-accel ")
+        started = below(process.pid)
+    if phase == "closing":
+        assert "the check holds\n" in iter(process.stdout.readline, "")
+    assert started
+    # A terminal sends the signal to all processes in the foreground.
+    (os.killpg if is_terminal else os.kill)(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    # A signal behind the last step has cut nothing short.
+    ends = [(130, "trio-accel: interrupted\n"), (0, "")]
+    assert (process.returncode, err) in ends[: 2 if phase == "closing" else 1]
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while left := started & {(pid, began) for pid, _, began in _kernel._everyone()}:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.01)
+    assert list(temporary.iterdir()) == []
+
+
+def below(pid: int) -> set[tuple[int, int]]:
+    """Processes that a process has started, and those that these have: their numbers and times of start."""
+    parents, found = {pid}, set[tuple[int, int]]()
+    everyone = list(_kernel._everyone())
+    while new := {(child, began) for child, parent, began in everyone if parent in parents} - found:
+        found |= new
+        parents = {child for child, _ in new}
+    return found

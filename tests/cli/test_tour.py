@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from rich.text import Text
 from terminal import drain
 
 import trio_accel as ta
+from trio_accel.cli._demo import _verdict
+from trio_accel.cli._results import Check, StepResult
 
 if TYPE_CHECKING:
     from conftest import Cli
@@ -107,6 +110,21 @@ def test_a_failing_step_fails_the_tour_and_says_which(cli: Cli, monkeypatch: pyt
     marks = [tuple(line.split()[:2]) for line in done.out.splitlines() if line[:1] in ("✓", "✗")]
     assert marks == [("✓", "matmul"), ("✓", "spectrum"), ("✓", "solve"), ("✗", "recover")]
     assert done.out.endswith("1 of 13 checks failed\n")
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ([0], "the check holds"),
+        ([0, 0], "all 2 checks hold"),
+        ([1], "the check failed"),
+        ([0, 1], "1 of 2 checks failed"),
+    ],
+)
+def test_the_verdict_is_a_sentence(values: list[float], verdict: str) -> None:
+    checks = [Check(name="x", value=value, limit=0) for value in values]
+    result = StepResult(name="x", summary="", checks=checks, data=Check(name="y", value=0, limit=0))
+    assert Text.from_markup(_verdict([result])).plain == verdict
 
 
 def test_an_error_of_the_device_is_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

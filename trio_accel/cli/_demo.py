@@ -122,6 +122,8 @@ async def _run_steps(
 def _verdict(results: Sequence[StepResult]) -> str:
     checks = [check for result in results for check in result.checks]
     failed = [check for check in checks if not check.is_ok]
+    is_one = len(checks) == 1
     if failed or not all(result.is_ok for result in results):
-        return f"[bold red]{len(failed)} of {len(checks)} checks failed[/]"
-    return f"[bold green]all {len(checks)} checks hold[/]"
+        text = "the check failed" if is_one else f"{len(failed)} of {len(checks)} checks failed"
+        return f"[bold red]{text}[/]"
+    return f"[bold green]{'the check holds' if is_one else f'all {len(checks)} checks hold'}[/]"
