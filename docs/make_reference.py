@@ -45,7 +45,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "Hold Loan PlacedBlock Placement Poison SharesCudaMemory Software as_bits checks ops scalar"
     ),
     "trio_accel.backends.base.ops": _names("array_fields number_fields"),
-    "ActorContext": _names("served show"),
+    "ActorContext": _names("served show show_process"),
     "AdaptiveCompletion": _names("open"),
     "CompletionStrategy": _names("open"),
     "DeferredReply": _names("fail_as_crash look_last"),
