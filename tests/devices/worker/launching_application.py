@@ -1,8 +1,8 @@
 """A program with a worker process and a kept chunk: it says what it has, and waits for its end.
 
-With ``fork`` on its command line a forked child holds everything that it holds; with ``stop`` the worker is
-stopped; with ``import`` a second worker is ordered, whose module blocks the launcher while it is imported;
-Ctrl-C is answered by a line.
+With ``fork`` on its command line a forked child holds everything that it holds; with ``parent`` the worker
+has a child; with ``stop`` it is stopped; with ``import`` a second worker is ordered, whose module blocks the
+launcher while it is imported; Ctrl-C is answered by a line.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from trio_accel.actors import open_system
 from trio_accel.devices.worker._launcher import open_launcher
 
 SLEEP = ("-I", "-S", "-c", "import signal; signal.pause()")
+PARENT = ("-I", "-S", "-c", "import os, signal; os.fork(); signal.pause()")
 
 
 def say(text: str) -> None:
@@ -39,7 +40,7 @@ async def main(options: list[str]) -> None:
         memory = os.memfd_create("chunk")
         os.truncate(memory, 1 << 20)
         launcher.keep_chunk(memory)
-        worker = await launcher.start_worker(SLEEP)
+        worker = await launcher.start_worker(PARENT if "parent" in options else SLEEP)
         if "stop" in options:
             worker.send_signal(signal.SIGSTOP)
         child = fork() if "fork" in options else 0

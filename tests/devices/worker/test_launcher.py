@@ -382,7 +382,7 @@ async def test_there_is_one_launcher_a_system(system: System) -> None:
         for _ in range(5):
             nursery.start_soon(find)
     assert {id(each) for each in found} == {id(await open_launcher(system))}
-    assert found[0].ref.path == "test/launcher"
+    assert found[0].ref.path == "test/launcher/process"
     async with open_system("other") as other:
         assert await open_launcher(other) is not found[0]
         assert len(children()) == 2
@@ -444,5 +444,5 @@ async def test_a_platform_without_process_descriptors_is_told_of_inline(
 
 async def test_an_actor_of_that_name_is_no_hindrance(system: System) -> None:
     other = await system.spawn(_launcher.LauncherActor, Launcher(), name="launcher")
-    assert (await open_launcher(system)).ref.path == "test/launcher#2"
+    assert (await open_launcher(system)).ref.path == "test/launcher#2/process"
     await other.stop()

@@ -110,7 +110,7 @@ async def test_the_death_of_the_launcher_ends_its_workers_and_it_is_replaced(sys
     new = await found.start_worker(SLEEP)
     assert launcher() != process
     assert workers(launcher()) == {new.pid}
-    snapshot = system.tree().find("test/launcher")
+    snapshot = system.tree().find("test/launcher/process")
     assert snapshot.restarts == 1
     assert snapshot.last_error == "LauncherError: the launcher of worker processes was killed by SIGKILL"
 
@@ -167,10 +167,10 @@ async def test_what_two_launchers_died_of_fails(system: System, monkeypatch: pyt
     found = await open_launcher(system)
     # Every launcher from now on dies of its first order.
     send = _launcher_link.LauncherLink.send
-    monkeypatch.setattr(_launcher_link.LauncherLink, "send", lambda self, kind, *_: send(self, kind, 0, None))
+    monkeypatch.setattr(_launcher_link.LauncherLink, "send", lambda self, kind, *_: send(self, kind, 0, 0))
     with pytest.raises(LauncherError, match="was not started: the launcher exited with code 1"):
         await found.start_worker(SLEEP)
-    assert system.tree().find("test/launcher").failed == 0
+    assert system.tree().find("test/launcher/process").failed == 0
 
 
 async def test_what_no_launcher_takes_any_more_fails(system: System) -> None:
@@ -297,7 +297,7 @@ async def running_application(*options: str) -> AsyncGenerator[Application, None
                 os.close(descriptor)
 
 
-@pytest.mark.parametrize("options", [(), ("stop",), ("fork",), ("fork", "stop")])
+@pytest.mark.parametrize("options", [(), ("stop",), ("fork",), ("fork", "stop"), ("parent",)])
 async def test_the_sudden_death_of_the_application_ends_everything(options: tuple[str, ...]) -> None:
     async with running_application(*options) as application:
         assert application.size() == SIZE

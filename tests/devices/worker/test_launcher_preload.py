@@ -289,9 +289,9 @@ async def test_a_launcher_with_a_thread_ends_in_order(ahead: Callable[[str], Non
     directory = os.open(".", os.O_PATH)
     link.send("start", 1, order, [directory])
     os.close(directory)
-    reports = [await link.receive() for _ in range(3)]
-    assert [report.kind for report in reports] == ["fresh", "started", "exited"]
-    os.close(reports[1].descriptors[0])
+    reports = [await link.receive() for _ in range(4)]
+    assert [report.kind for report in reports] == ["importing", "fresh", "started", "exited"]
+    os.close(reports[2].descriptors[0])
     assert await link.close() == "exited with code 0"
 
 
@@ -310,7 +310,7 @@ async def test_a_module_that_is_not_there_is_the_workers_error(
     ("name", "value"),
     [
         ("PYTHONOPTIMIZE", "1"),
-        ("PYTHONHASHSEED", "5"),
+        ("PYTHONWARNINGS", "error"),
         ("LD_LIBRARY_PATH", "/nowhere"),
         ("MALLOC_ARENA_MAX", "1"),
     ],
@@ -354,8 +354,8 @@ async def test_an_import_that_kills_the_launcher_is_not_tried_again(
         importer, parent, pid = await run(WHO_IMPORTED)
         assert importer == pid
         assert parent == launcher() != first
-    assert system.tree().find("test/launcher").restarts == 1
-    assert "SIGSEGV" in str(system.tree().find("test/launcher").last_error)
+    assert system.tree().find("test/launcher/process").restarts == 1
+    assert "SIGSEGV" in str(system.tree().find("test/launcher/process").last_error)
 
 
 async def test_an_import_that_hangs_ends_the_launcher(
@@ -375,7 +375,7 @@ async def test_an_import_that_hangs_ends_the_launcher(
     finally:
         signal.signal(signal.SIGALRM, before)
     assert importer == pid
-    assert "was killed by SIGALRM" in str(system.tree().find("test/launcher").last_error)
+    assert "was killed by SIGALRM" in str(system.tree().find("test/launcher/process").last_error)
 
 
 async def test_no_alarm_is_left_to_the_launcher(run: Run, ahead: Callable[[str], None]) -> None:

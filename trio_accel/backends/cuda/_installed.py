@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import attrs
 
 from ..base import Software
+from ..base.search_path import search_path
 from . import _installed_process
 from ._child import ChildError, ask
 
@@ -92,8 +92,8 @@ def installed(version: tuple[int, int], *, is_worker: bool = False) -> Installed
     if is_worker:
         return _understood(_installed_process.look(), version)
     try:
-        # With the environment, and with `site`: they say where packages are.
-        answer = ask(_PROGRAM, ["-P"], sys.path, _PATIENCE)
+        # With `site`, as what it does is part of where packages are found.
+        answer = ask(_PROGRAM, ["-I"], search_path(), _PATIENCE)
     except ChildError as error:
         return Installed(
             bindings=None,

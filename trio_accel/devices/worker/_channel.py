@@ -375,6 +375,12 @@ class Channel:
         with trio.move_on_after(seconds):
             await self._sleeper.wait()
 
+    def expect_no_more(self) -> None:
+        """The peer is dead: what it has sent is received, then this is the end, whoever holds its socket."""
+        if not self._is_closed:
+            with suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Close this end at once; what was not sent is dropped, and whoever waits is woken."""
         if self._is_closed:

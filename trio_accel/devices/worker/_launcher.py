@@ -14,15 +14,31 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...actors import Actor, ActorContext, Backoff, DeferredReply, Policy, Ref, Request, System, handles
-from ._launcher_link import EndOfLink, LauncherError, LauncherLink, Report, describe_exit
+from ...actors import (
+    Actor,
+    ActorContext,
+    Backoff,
+    DeferredReply,
+    Intensity,
+    Policy,
+    Ref,
+    Request,
+    System,
+    handles,
+)
+from ...backends.base import AccelError, NotSupportedError
+from ...backends.base.search_path import search_path
+from ._launcher_link import EndOfLink, LauncherError, LauncherLink, Report, check_interpreter, describe_exit
 from ._launcher_worker import WorkerProcess
+from ._program import interpreter_options
 
 __all__ = ["Launcher", "LauncherActor", "LauncherError", "StartWorker", "WorkerProcess", "open_launcher"]
 
 _END = 2.0
-# So far apart that the launcher alone never exceeds what a system allows by default, 3 within 5 s.
-_POLICY = Policy(backoff=Backoff(base=2.0))
+# A process that has lived for a second after its start has done what it is for.
+_POLICY = Policy(backoff=Backoff(base=0.1, maximum=2.0, reset_after=1.0))
+# Its failures are those of the devices that order workers, which count them; never the system's.
+_ALWAYS = Policy(intensity=Intensity(sys.maxsize, 1.0), grace=2 * _POLICY.grace)
 _logger = logging.getLogger("trio_accel.devices")
 
 
@@ -34,11 +50,11 @@ class StartWorker(Request["LauncherActor", WorkerProcess]):
     ``abandon_on_cancel`` nobody would have the worker: it would live until the launcher ends.
 
     Attributes:
-        arguments: What follows `sys.executable` on its command line.
+        arguments: What follows `sys.executable` and `interpreter_options` on its command line.
         descriptors: It has them as 3, 4, 5 and so on. They stay the caller's.
         preload: Modules to import ahead, found by the `sys.path` of this program. The launcher imports them
             once; the worker is a fork of it, and runs what follows ``-c``. Without, or where a fork would not
-            do, the worker is a fresh interpreter.
+            do, the worker is a fresh interpreter, isolated as the launcher is.
 
     If the launcher dies before that, the next one starts it. If it died of imports, no other tries them.
 
@@ -85,10 +101,15 @@ class LauncherActor(Actor):
     @enable_ki_protection
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
         """Hold the process; its workers end with it, and it is gone when this ends."""
-        self._link = link = await LauncherLink.open()
+        try:
+            self._link = link = await LauncherLink.open()
+        except AccelError as error:
+            self._front.refuse(error)
+            raise
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(link.write)
+                nursery.start_soon(link.watch, self._is_asked)
                 nursery.start_soon(self._read)
                 context.show_process(link.pid)
                 for order in self._front.attach(link):
@@ -111,21 +132,25 @@ class LauncherActor(Actor):
         number = next(self._numbers)
         try:
             self._send(number, order.message)
-        except (OSError, TypeError) as error:
+        except (OSError, TypeError, NotSupportedError) as error:
             failed = LauncherError(f"a worker process could not be ordered: {error}")
             failed.__cause__ = error
             order.reply.fail(failed)
         else:
             self._orders[number] = order
+            self._link.ask()
+
+    def _is_asked(self) -> bool:
+        return bool(self._orders) or any(worker.is_asked_for for worker in self._workers.values())
 
     def _send(self, number: int, message: StartWorker) -> None:
         order: dict[str, object] = {
-            "arguments": [sys.executable, *message.arguments],
+            "arguments": [check_interpreter(), *interpreter_options(), *message.arguments],
             "environment": self._link.environment_changes(),
             "descriptors": 1 + len(message.descriptors),
         }
         if message.preload and self._front.preloads:
-            order.update(preload=message.preload, path=sys.path)
+            order.update(preload=message.preload, path=search_path())
         directory = os.open(".", os.O_PATH | os.O_DIRECTORY)
         try:
             self._link.send("start", number, order, (directory, *message.descriptors))
@@ -152,6 +177,8 @@ class LauncherActor(Actor):
         if report.kind == "fresh":
             self._begin_fresh(number, str(detail))
             return
+        if report.kind in ("importing", "pong"):
+            return
         assert isinstance(detail, int)
         if report.kind == "started":
             self._begun(number, detail, report.descriptors)
@@ -167,7 +194,7 @@ class LauncherActor(Actor):
             self._link.send("kill", number)
             self._refuse(number, "a worker process has been ended again: there are too many open files here")
             return
-        worker = self._workers[number] = WorkerProcess(pid, descriptors[0])
+        worker = self._workers[number] = WorkerProcess(pid, descriptors[0], self._link.ask)
         self._imported.update(self._orders[number].message.preload)
         if self._orders[number].reply.is_cancelled:
             worker.close()
@@ -218,12 +245,16 @@ class Launcher:
 
     def __init__(self) -> None:
         self.preloads: bool = True
+        self._supervisor: Ref[LauncherSupervisor] | None = None
         self._ref: Ref[LauncherActor] | None = None
         self._link: LauncherLink | None = None
         self._opening = trio.Lock()
         self._numbers = itertools.count(1)
         self._chunks: dict[int, int] = {}
         self._postponed: list[Order] = []
+        # Who has ordered, and what they were refused for.
+        self._asking: set[trio.CancelScope] = set()
+        self._refusal: Exception | None = None
 
     def __repr__(self) -> str:
         return f"<Launcher {self._ref!r}, {len(self._chunks)} chunks>"
@@ -237,8 +268,25 @@ class Launcher:
     async def start_worker(
         self, arguments: Iterable[str], descriptors: Iterable[int] = (), preload: Iterable[str] = ()
     ) -> WorkerProcess:
-        """Start a worker process; see `StartWorker`."""
-        return await self.ref.ask(StartWorker(tuple(arguments), tuple(descriptors), tuple(preload)))
+        """Start a worker process; see `StartWorker`.
+
+        Raises:
+            LauncherError: As there; or the launcher that is to start it does not start itself.
+        """
+        message = StartWorker(tuple(arguments), tuple(descriptors), tuple(preload))
+        with trio.CancelScope() as scope:
+            self._asking.add(scope)
+            try:
+                return await self.ref.ask(message)
+            finally:
+                self._asking.discard(scope)
+        raise LauncherError(f"a worker process was not started: {self._refusal}") from self._refusal
+
+    def refuse(self, error: Exception) -> None:
+        """Refuse what is ordered now, as no launcher starts; for the actor."""
+        self._refusal = error
+        for scope in self._asking:
+            scope.cancel(reason="the launcher does not start")
 
     @enable_ki_protection
     def keep_chunk(self, descriptor: int) -> int:
@@ -299,11 +347,31 @@ class Launcher:
     async def open_in(self, system: System) -> None:
         """Start the actor, unless it lives; for `open_launcher`."""
         async with self._opening:
-            if self._ref is None or self._ref.is_terminated:
-                taken = {child.name for child in system.tree().children}
-                names = itertools.chain(["launcher"], (f"launcher#{number}" for number in itertools.count(2)))
-                name = next(name for name in names if name not in taken)
-                self._ref = await system.spawn(LauncherActor, self, name=name, policy=_POLICY)
+            if self._supervisor is not None and not self._supervisor.is_terminated:
+                if not self.ref.is_terminated:
+                    return
+                await self._supervisor.stop()
+            taken = {child.name for child in system.tree().children}
+            names = itertools.chain(["launcher"], (f"launcher#{number}" for number in itertools.count(2)))
+            name = next(name for name in names if name not in taken)
+            self._supervisor = await system.spawn(LauncherSupervisor, self, name=name, policy=_ALWAYS)
+
+    async def open_process(self, context: ActorContext) -> None:
+        """Start the actor that holds the process; for its supervisor."""
+        self._ref = await context.spawn(LauncherActor, self, name="process", policy=_POLICY)
+
+
+class LauncherSupervisor(Actor):
+    """Has the actor of the launcher process restarted as often as it fails."""
+
+    def __init__(self, front: Launcher) -> None:
+        self._front = front
+
+    @asynccontextmanager
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        """Start that actor."""
+        await self._front.open_process(context)
+        yield
 
 
 # Weak on both sides, as a launcher's address holds its system: the actor itself keeps the launcher alive.

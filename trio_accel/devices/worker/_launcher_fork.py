@@ -21,23 +21,12 @@ from typing import NoReturn
 
 _LONGEST = 30  # seconds for imports
 _COMMAND = "-c"
+# This interpreter is isolated, too, and whether it writes bytecode can be changed.
+_OPTIONS = frozenset({"-I", "-B"})
 # Threads of a pool that a library starts while it is imported would keep the launcher from forking.
 _ONE_THREAD = dict.fromkeys(("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-# Read by the dynamic linker, by the C library or by the interpreter before a program begins; the launcher's
-# interpreter is isolated and ignores those that are Python's. `PYTHONPATH` is part of the path that is given.
+# Read by the dynamic linker or by the C library before a program begins.
 _OF_THE_SYSTEM = ("GLIBC_TUNABLES", "LD_", "MALLOC_")
-_OF_PYTHON = frozenset(
-    {
-        "PYTHONDEVMODE",
-        "PYTHONHASHSEED",
-        "PYTHONHOME",
-        "PYTHONMALLOC",
-        "PYTHONOPTIMIZE",
-        "PYTHONTRACEMALLOC",
-        "PYTHONUTF8",
-        "PYTHONWARNINGS",
-    }
-)
 _SELF = "/proc/self"
 
 
@@ -56,6 +45,10 @@ class Forks:
         # What the modules have done to the environment, and a worker is to find.
         self._changes: dict[str, str | None] = {}
         self._is_open: str | None = None
+
+    def lacks(self, modules: Sequence[str]) -> bool:
+        """Whether some of the modules are not imported yet."""
+        return not self._imported.issuperset(modules)
 
     def prepare(
         self,
@@ -104,10 +97,12 @@ class Forks:
         Raises:
             Exception: The program has not begun.
         """
-        _, _, code, *rest = arguments
+        place = arguments.index(_COMMAND)
+        code, *rest = arguments[place + 1 :]
         _replace_environment(_changed(environment, self._changes))
         sys.orig_argv[:] = arguments
         sys.argv[:] = [_COMMAND, *rest]
+        sys.dont_write_bytecode = "-B" in arguments[:place]
         sys.path[:] = path
         importlib.invalidate_caches()
         _set_signals()
@@ -179,13 +174,10 @@ def _unlike(
     """Say in what a fresh interpreter would differ from this one."""
     if arguments[0] != sys.executable:
         return f"the interpreter is another one now: {arguments[0]}"
-    if arguments[1] != _COMMAND:
+    if _COMMAND not in arguments or set(arguments[1 : arguments.index(_COMMAND)]) - _OPTIONS:
         return "the interpreter has options"
     for name in sorted(environment.keys() | inherited.keys()):
-        value = environment.get(name)
-        if value and name in _OF_PYTHON and value != "random":
-            return f"{name} is set"
-        if name.startswith(_OF_THE_SYSTEM) and value != inherited.get(name):
+        if name.startswith(_OF_THE_SYSTEM) and environment.get(name) != inherited.get(name):
             return f"{name} has changed"
     return None
 

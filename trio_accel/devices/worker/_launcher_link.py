@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 from array import array
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Self, cast
+from typing import BinaryIO, Self, cast
 
 import attrs
 import trio
@@ -21,13 +22,26 @@ from trio.lowlevel import enable_ki_protection
 
 from ...backends.base import AccelError, NotSupportedError
 
-__all__ = ["EndOfLink", "LauncherError", "LauncherLink", "Report", "describe_exit"]
+__all__ = [
+    "EndOfLink",
+    "LauncherError",
+    "LauncherLink",
+    "Report",
+    "check_interpreter",
+    "describe_exit",
+    "is_dead",
+]
 
 _PROGRAM = Path(__file__).with_name("_launcher_process.py")
-_PACKET = 1 << 18
-_READY = 30.0
+# The details of longer orders travel in files.
+_PACKET = 1 << 16
+_READY = 10.0
 _END = 2.0
-_MAY_BE = ("ready", "started", "failed", "exited", "fresh")
+_TICK = 0.1
+# So long a launcher that is asked for something may be silent, and while it imports modules.
+_SILENCE = 3.0
+_IMPORTING = 35.0
+_MAY_BE = ("ready", "started", "failed", "exited", "fresh", "importing", "pong")
 
 
 class LauncherError(AccelError):
@@ -43,7 +57,8 @@ class Report:
     """What the launcher process says.
 
     Attributes:
-        kind: ``ready``, ``started``, ``failed``, ``exited``, or ``fresh``: a worker will be no fork.
+        kind: ``ready``, ``started``, ``failed``, ``exited``, ``fresh``: a worker will be no fork,
+            ``importing``: nothing more is said until that is done, or ``pong``.
         number: Number of the order that it is about.
         detail: A pid, the text of an error, a wait status, or why.
         descriptors: Received with it; they belong to the receiver.
@@ -62,6 +77,14 @@ class LauncherLink:
         self._control = control
         self._environment = environment
         self._process: trio.Process
+        self._watched: int | None = None
+        self._watching = trio.Lock()
+        # Why it was killed, if it was.
+        self._why = ""
+        # How long it has been silent, how long it may be, and whether it is asked for anything.
+        self._silence = 0.0
+        self._may_be_silent = _SILENCE
+        self._has_asked = trio.Event()
         self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._has_more = trio.Event()
         self._is_closed = False
@@ -82,6 +105,7 @@ class LauncherLink:
         try:
             with theirs:
                 link._process = await _start(theirs.fileno())
+            link._watched = os.pidfd_open(link._process.pid)
         except BaseException:
             ours.close()
             raise
@@ -115,13 +139,18 @@ class LauncherLink:
         """Send an order. The descriptors stay the caller's; nothing happens when the process has gone.
 
         Raises:
-            OSError: It cannot be sent: too long, or one of the descriptors is not open.
+            OSError: It cannot be sent: one of the descriptors is not open, or there are too many open files.
         """
         if self._is_closed:
             return
         data = json.dumps([kind, number, detail]).encode()
         if len(data) > _PACKET:
-            raise OSError(f"an order of {len(data)} bytes is too long for the launcher of worker processes")
+            with _file_of(detail) as file:
+                self._send(json.dumps([kind, number, None]).encode(), (*descriptors, file.fileno()))
+        else:
+            self._send(data, descriptors)
+
+    def _send(self, data: bytes, descriptors: Sequence[int]) -> None:
         if self._outbox or not self._try(data, descriptors):
             self._outbox.append((data, tuple(map(os.dup, descriptors))))
             self._has_more.set()
@@ -169,6 +198,8 @@ class LauncherLink:
                 raise EndOfLink
             kind, number, detail = cast("tuple[str, int, int | str]", json.loads(data))
             assert kind in _MAY_BE
+            self._silence = 0.0
+            self._may_be_silent = _IMPORTING if kind == "importing" else _SILENCE
             return Report(kind, number, detail, descriptors)
 
     @enable_ki_protection
@@ -185,17 +216,85 @@ class LauncherLink:
             self._control.close()
         with trio.CancelScope(shield=True):
             with trio.move_on_after(_END):
-                return describe_exit(await self._process.wait())
-            self._process.kill()
+                return await self._bury()
+            self.kill()
             with trio.move_on_after(_END):
-                return describe_exit(await self._process.wait())
+                return await self._bury()
         return "does not end although it was killed"
 
     async def wait_end(self) -> str:
         """Wait for a process that has closed its end; returns how it has ended."""
         with trio.move_on_after(_END):
-            return describe_exit(await self._process.wait())
+            return await self._bury()
         return "has closed its socket"
+
+    def kill(self) -> None:
+        """Kill the process, whatever it is doing; its workers die with it."""
+        if self._watched is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._watched, signal.SIGKILL)
+
+    def ask(self) -> None:
+        """Have the process looked after until it has said what it is asked for; see `watch`."""
+        if not self._has_asked.is_set():
+            self._silence = 0.0
+            self._has_asked.set()
+
+    @enable_ki_protection
+    async def watch(self, is_asked: Callable[[], bool]) -> None:
+        """See that the process lives, and says what it is asked for; one that does not is killed.
+
+        Returns when it is dead; what it has said by then can be received. One that is not asked for anything
+        may be stopped: its workers need it no more than this process does.
+
+        Args:
+            is_asked: Whether something that it was asked for is still to be said.
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_silence, is_asked)
+            await self._wait_dead()
+            nursery.cancel_scope.cancel(reason="the launcher is dead")
+        # What it has started, or who was being forked from it, may hold its end of the socket.
+        with suppress(OSError):
+            self._control.shutdown(socket.SHUT_RD)
+
+    async def _watch_silence(self, is_asked: Callable[[], bool]) -> None:
+        while True:
+            await self._has_asked.wait()
+            while is_asked():
+                self.send("ping", 0)
+                # Ticks are counted, and not seconds: if this process was stopped, time has passed for both.
+                await trio.sleep(_TICK)
+                self._silence += _TICK
+                if self._silence >= self._may_be_silent:
+                    self._why = f"gave no answer for {self._may_be_silent:g} s and "
+                    self.kill()
+                    return
+            self._has_asked = trio.Event()
+
+    async def _wait_dead(self) -> None:
+        """Wait until the process is dead; it is not reaped by that, so that its number is no other's."""
+        async with self._watching:
+            if self._watched is not None and not is_dead(self._watched):
+                await trio.lowlevel.wait_readable(self._watched)
+
+    async def _bury(self) -> str:
+        """Wait until the process is dead, and end what may be left of its group; returns how it has ended."""
+        await self._wait_dead()
+        if self._watched is not None:
+            # Workers die with it, but not what they have started.
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            os.close(self._watched)
+            self._watched = None
+        return self._why + describe_exit(await self._process.wait())
+
+
+def is_dead(process: int) -> bool:
+    """Whether all threads of a process have ended, by its descriptor."""
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def describe_exit(code: int) -> str:
@@ -218,8 +317,22 @@ def _check_platform() -> None:
         ) from error
 
 
+def check_interpreter() -> str:
+    """Path of the interpreter that runs this program, and is to run others.
+
+    Raises:
+        NotSupportedError: It is not known, as in a program that embeds Python.
+    """
+    if not sys.executable:
+        raise NotSupportedError(
+            f"worker processes need to know the path of the Python interpreter, and sys.executable is "
+            f"{sys.executable!r}; set it, or open the device with isolation='inline'"
+        )
+    return sys.executable
+
+
 async def _start(control: int) -> trio.Process:
-    command = [sys.executable, "-I", "-S", str(_PROGRAM), str(control), str(os.getpid())]
+    command = [check_interpreter(), "-I", "-S", str(_PROGRAM), str(control), str(os.getpid())]
     try:
         return await trio.lowlevel.open_process(
             command,
@@ -242,6 +355,15 @@ def _receive(control: socket.socket) -> tuple[bytes, tuple[int, ...]]:
     for _, _, content in ancillary:
         descriptors.frombytes(content)
     return data, tuple(descriptors)
+
+
+@contextmanager
+def _file_of(detail: object) -> Generator[BinaryIO, None, None]:
+    descriptor = os.memfd_create("trio_accel order", os.MFD_CLOEXEC)
+    with open(descriptor, "w+b") as file:
+        file.write(json.dumps(detail).encode())
+        file.flush()
+        yield file
 
 
 def _close_all(descriptors: Sequence[int]) -> None:

@@ -4,7 +4,12 @@ Run by its path, in an isolated interpreter without `site`: it is to be up in no
 nothing but the standard library. It has one thread, the only one that workers may be forked from: a
 parent-death signal comes when the thread that forked has ended.
 
-Orders and reports are JSON, one triple ``[kind, number, detail]`` a packet, with descriptors beside them.
+Orders and reports are JSON, one triple ``[kind, number, detail]`` a packet, with descriptors beside them. The
+detail of an order may be too long for a packet: then it lies in a file, whose descriptor is the last.
+
+What a worker starts dies with it: the worker adopts the orphans among its descendants, and this process
+adopts those that the worker leaves when it dies. They are killed before the end of the worker is reported
+and before the next one starts, as they may hold what was the worker's: sockets, memory, files of the driver.
 
 A worker is a fresh interpreter, unless its order names modules to be imported ahead: those the launcher
 imports once, and the worker is a fork of it. See `_launcher_fork.py`.
@@ -13,6 +18,7 @@ imports once, and the worker is a fork of it. See `_launcher_fork.py`.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -33,11 +39,14 @@ from typing import TYPE_CHECKING, NoReturn, cast
 if TYPE_CHECKING:
     from trio_accel.devices.worker._launcher_fork import Forks
 
-_PACKET = 1 << 18  # what the application limits its orders to
+_PACKET = 1 << 16  # what the application limits its packets to
+_STRING = 1 << 17  # the kernel's own limit for one string of an environment, with the zero at its end
 _MOST_DESCRIPTORS = 253  # the kernel's own limit for one packet
 _FIRST = 3  # of a worker's own descriptors, behind the standard ones
 _UNWIND = 1.0  # seconds for what was killed to be gone
 _SET_PDEATHSIG = 1
+_SET_CHILD_SUBREAPER = 36
+_SELF = "/proc/self/task"
 _FORKS = Path(__file__).with_name("_launcher_fork.py")
 
 _prctl = ctypes.CDLL(None).prctl
@@ -65,7 +74,8 @@ class Launcher:
         """Serve; when this returns, no worker is left."""
         self._report("ready", 0, os.getpid())
         while self._is_wanted:
-            for descriptor, events in self._poll.poll():
+            # Deaths first: the next worker is to find nothing of those before it.
+            for descriptor, events in sorted(self._poll.poll(), key=self._is_other):
                 if descriptor == self._application:
                     self._is_wanted = False
                 elif descriptor == self._control.fileno():
@@ -79,6 +89,9 @@ class Launcher:
                 with suppress(OSError):
                     os.ftruncate(chunk, 0)
 
+    def _is_other(self, event: tuple[int, int]) -> bool:
+        return event[0] not in self._workers
+
     def _talk(self, events: int) -> None:
         if events & select.POLLOUT:
             self._flush()
@@ -91,10 +104,14 @@ class Launcher:
         if not data:
             self._is_wanted = False
             return
-        kind, number, detail = cast("tuple[str, int, object]", json.loads(data))
+        self._obey(*cast("tuple[str, int, object]", json.loads(data)), descriptors)
+
+    def _obey(self, kind: str, number: int, detail: object, descriptors: list[int]) -> None:
         match kind:
+            case "ping":
+                self._report("pong", number, 0)
             case "start":
-                self._start(number, cast("dict[str, object]", detail), descriptors)
+                self._start(number, detail, descriptors)
             case "kill":
                 self._kill(number)
             case "keep" if descriptors:
@@ -107,11 +124,10 @@ class Launcher:
                 # A chunk whose descriptor found no room here, and the end of that chunk.
                 pass
 
-    def _start(self, number: int, order: dict[str, object], descriptors: list[int]) -> None:
+    def _start(self, number: int, detail: object, descriptors: list[int]) -> None:
         started: tuple[int, int] | OSError
         try:
-            if len(descriptors) != order["descriptors"]:
-                raise OSError("there are too many open files in the launcher of worker processes")  # noqa: TRY301
+            order = _read_order(detail, descriptors)
             started = _spawn(self._program(number, order, descriptors[0]), descriptors)
         except OSError as error:
             started = error
@@ -138,12 +154,14 @@ class Launcher:
         path = cast("list[str]", order.get("path", []))
         if modules:
             forks = self._forks = self._forks or _load_forks()
+            if forks.lacks(modules):
+                # For so long no answer is to be expected.
+                self._report("importing", number, 0)
             why = forks.prepare(modules, path, arguments, environment, directory)
             if why is None:
                 return lambda free: forks.run(arguments, environment, path, free)
             self._report("fresh", number, why)
-        # Descriptors close by themselves: nothing here is inheritable but the standard ones.
-        return lambda _: os.execve(arguments[0], arguments, environment)  # noqa: S606  # what was asked for
+        return lambda _: _execute(arguments, environment)
 
     def _kill(self, number: int) -> None:
         for worker, (other, _) in self._workers.items():
@@ -155,7 +173,23 @@ class Launcher:
         self._poll.unregister(worker)
         os.close(worker)
         _, status = os.waitpid(pid, 0)
+        self._end_orphans()
         self._report("exited", number, status)
+
+    def _end_orphans(self) -> None:
+        """Kill what dead workers have left; the death of each may make more."""
+        deadline = time.monotonic() + _UNWIND
+        while orphans := _children().difference(pid for _, pid in self._workers.values()):
+            for pid in orphans:
+                os.kill(pid, signal.SIGKILL)
+            for pid in orphans:
+                process = os.pidfd_open(pid)
+                is_dead = _is_dead(process, max(deadline - time.monotonic(), 0.0))
+                os.close(process)
+                if not is_dead:
+                    # The kernel holds on to it. When the next worker dies it is looked for again.
+                    return
+                os.waitpid(pid, 0)
 
     def _report(self, kind: str, number: int, detail: int | str, *descriptors: int) -> None:
         # Never waits: the application may be busy, and its end has to be noticed all the same.
@@ -189,6 +223,7 @@ class Launcher:
             # One that the kernel holds on to must not keep the others' memory.
             if _is_dead(worker, max(deadline - time.monotonic(), 0.0)):
                 os.waitpid(pid, 0)
+        self._end_orphans()
 
 
 def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
@@ -199,6 +234,46 @@ def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
     for _, _, content in ancillary:
         descriptors.frombytes(content)
     return data, list(descriptors)
+
+
+def _read_order(detail: object, descriptors: list[int]) -> dict[str, object]:
+    """What a worker is to be; that may lie in a file, the last of the descriptors.
+
+    Raises:
+        OSError: Some of the descriptors are missing.
+    """
+    if detail is None and descriptors:
+        with open(descriptors.pop(), "rb") as file:
+            file.seek(0)
+            detail = json.load(file)
+    order = cast("dict[str, object] | None", detail)
+    if order is None or len(descriptors) != order["descriptors"]:
+        raise OSError("there are too many open files in the launcher of worker processes")
+    return order
+
+
+def _children() -> set[int]:
+    """The children of this process, dead ones that are not reaped among them."""
+    found: set[int] = set()
+    try:
+        for task in os.listdir(_SELF):
+            with open(f"{_SELF}/{task}/children", "rb") as file:
+                found.update(map(int, file.read().split()))
+    except FileNotFoundError:
+        # Not every kernel has these lists.
+        return {
+            pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _parent(pid) == os.getpid()
+        }
+    return found
+
+
+def _parent(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except OSError:
+        # It has ended meanwhile.
+        return 0
 
 
 def _is_dead(process: int, within: float) -> bool:
@@ -268,6 +343,25 @@ def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
     return environment
 
 
+def _execute(arguments: list[str], environment: Mapping[str, str]) -> NoReturn:
+    """Be a fresh interpreter. Descriptors close by themselves: only the standard ones are inheritable here.
+
+    An environment may have become so long that no program can be started with it, and the application goes on
+    with it; then the worker has what can be had.
+    """
+    fitting = {name: value for name, value in environment.items() if _fits(name, value)}
+    try:
+        os.execve(arguments[0], arguments, fitting)  # noqa: S606  # what was asked for
+    except OSError as error:
+        if error.errno != errno.E2BIG:
+            raise
+        os.execve(arguments[0], arguments, _ENVIRONMENT)  # noqa: S606  # the same
+
+
+def _fits(name: str, value: str) -> bool:
+    return len(os.fsencode(name)) + len(os.fsencode(value)) + 2 <= _STRING
+
+
 def _become(
     program: Callable[[int], object], directory: int, descriptors: Sequence[int], launcher: int, failure: int
 ) -> NoReturn:
@@ -277,6 +371,7 @@ def _become(
         if os.getppid() != launcher:
             # It died before it was asked for a signal.
             os._exit(1)
+        _prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         _reset_signals()
         resource.setrlimit(resource.RLIMIT_NOFILE, _FILE_LIMIT)
         os.fchdir(directory)
@@ -320,6 +415,7 @@ def main(control: int, parent: int) -> None:
         parent: Pid of the application.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # An application that ignores it hands that down, and the kernel would reap the workers.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # It would not end imports that hang.

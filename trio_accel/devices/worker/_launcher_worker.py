@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 
 import trio
 
-from ._launcher_link import describe_exit
+from ._launcher_link import describe_exit, is_dead
 
 __all__ = ["WorkerProcess"]
 
@@ -21,12 +21,20 @@ _IS_EXITING = 0x4
 class WorkerProcess:
     """A running worker. Made by the launcher; to be used on the Trio thread.
 
+    Args:
+        pid: Its process number.
+        descriptor: Of the process; it belongs to this from here on.
+        ask: Called when somebody waits for the launcher's report of its end.
+
     Attributes:
         pid: Its process number; after its death it may be another's.
+        is_asked_for: Whether somebody waits for that report.
     """
 
-    def __init__(self, pid: int, descriptor: int) -> None:
+    def __init__(self, pid: int, descriptor: int, ask: Callable[[], None]) -> None:
         self.pid: int = pid
+        self.is_asked_for: bool = False
+        self._ask = ask
         self._descriptor: int | None = descriptor
         self._how: str | None = None
         self._reported = trio.Event()
@@ -40,9 +48,7 @@ class WorkerProcess:
         """Whether all its threads have ended and its memory is unmapped."""
         if self._descriptor is None:
             return self._how is not None
-        poll = select.poll()
-        poll.register(self._descriptor, select.POLLIN)
-        return bool(poll.poll(0))
+        return is_dead(self._descriptor)
 
     def ending(self) -> str | None:
         """How it ends, where the kernel knows already but still takes it apart: a GPU's context takes long.
@@ -76,20 +82,26 @@ class WorkerProcess:
             # Dead already, and reaped; the report is on its way.
             return
 
-    async def wait(self) -> str:
-        """Wait until it is dead, and reaped unless its launcher has gone.
-
-        Returns:
-            How it has ended: ``was killed by SIGKILL``, ``exited with code 3``, ``ended with its launcher``.
-        """
-        await self._reported.wait()
+    async def wait_dead(self) -> None:
+        """Wait until it is dead; neither the launcher nor the ends of its sockets are needed for that."""
         async with self._watching:
-            # Without a launcher nobody else tells of the death.
             if self._descriptor is not None and not self.is_dead:
                 # Closed meanwhile, it was killed, and nothing is left to look at.
                 with suppress(trio.ClosedResourceError):
                     await trio.lowlevel.wait_readable(self._descriptor)
-            self._close_descriptor()
+
+    async def wait(self) -> str:
+        """Wait until it is dead, and reaped with all that it has started unless its launcher has gone.
+
+        Returns:
+            How it has ended: ``was killed by SIGKILL``, ``exited with code 3``, ``ended with its launcher``.
+        """
+        await self.wait_dead()
+        if not self._reported.is_set():
+            self.is_asked_for = True
+            self._ask()
+        await self._reported.wait()
+        self._close_descriptor()
         assert self._how is not None
         return self._how
 

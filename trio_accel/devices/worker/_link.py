@@ -151,6 +151,7 @@ class WorkerLink:
                 if self._channel.vigil is not None:
                     nursery.start_soon(self._channel.listen)
                 nursery.start_soon(self._listen_to_heart)
+                nursery.start_soon(self._wait_for_death)
                 if self._stuck_after is not None:
                     nursery.start_soon(self._watch_the_watch, self._stuck_after)
                 with suppress(EndOfChannel):
@@ -172,6 +173,12 @@ class WorkerLink:
                 # Again, if it was not reached above; whoever has requests here looks at the words.
                 on_end(self)
                 self._bury()
+
+    @enable_ki_protection
+    async def _wait_for_death(self) -> None:
+        """A child of the worker may hold its end of the socket: then the socket tells of no death."""
+        await self.process.wait_dead()
+        self._channel.expect_no_more()
 
     def _end(self, how: str) -> None:
         if self.how is None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import pickle
 import socket
-import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -21,6 +19,7 @@ from ._frames import WorkerConfig
 from ._launcher import Launcher
 from ._link import MessageHandler, WorkerLink
 from ._page import SharedPage
+from ._program import program_arguments
 from ._slab_table import SlabTable
 
 if TYPE_CHECKING:
@@ -35,11 +34,7 @@ _DOUBLINGS = 8
 # A worker stays awake for requests that follow their answers closely, and for no others.
 _WINDOW = 0.5e-3
 _logger = logging.getLogger("trio_accel.devices")
-_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from trio_accel.devices.worker._process import main; main()"
-)
-# What that imports, for backends whose workers are to have it imported ahead.
+# What a worker begins with, for backends whose workers are to have it imported ahead.
 _PROGRAM = "trio_accel.devices.worker._process"
 
 
@@ -238,7 +233,7 @@ class WorkerPool:
             with theirs:
                 try:
                     process = await self._launcher.start_worker(
-                        ("-c", _BOOT, json.dumps(sys.path)), (theirs.fileno(), page.descriptor), self._preload
+                        program_arguments(), (theirs.fileno(), page.descriptor), self._preload
                     )
                 except BaseException:
                     ours.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import socket
@@ -28,6 +29,10 @@ _SWITCH = 0.0005
 
 def main() -> None:
     """Serve one device until the application says that it is enough, or is gone."""
+    if os.environ.get("PYTHONFAULTHANDLER"):
+        # An isolated interpreter does not look.
+        faulthandler.enable()
+    _keep_to_itself(_SOCKET, _PAGE)
     page = SharedPage(_PAGE)
     heartbeat = Heartbeat(page)
     heartbeat.start()
@@ -36,6 +41,21 @@ def main() -> None:
     trio.run(_main, page)
     # Streams that are stuck are no reason to stay.
     os._exit(0)
+
+
+def _keep_to_itself(*descriptors: int) -> None:
+    """Let no child have descriptors of this process: what it starts may outlive it for a moment."""
+
+    def replace() -> None:
+        # Their numbers stay taken: objects of this process, which the child has too, may close them.
+        null = os.open(os.devnull, os.O_RDWR)
+        for descriptor in descriptors:
+            os.dup2(null, descriptor, inheritable=False)
+        os.close(null)
+
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    os.register_at_fork(after_in_child=replace)
 
 
 async def _main(page: SharedPage) -> None:
