@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import attrs
 import trio
+
+from ._codec import NonsenseError
 
 __all__ = ["CallLostError", "Calls"]
 
@@ -17,6 +18,7 @@ class CallLostError(Exception):
 
 @attrs.define(eq=False)
 class _Call:
+    what: str
     done: trio.Event = attrs.field(factory=trio.Event)
     value: Any = None
     is_lost: bool = False
@@ -26,14 +28,14 @@ class Calls:
     """The calls that are not answered."""
 
     def __init__(self) -> None:
-        self._numbers = itertools.count(1)
+        self._last = 0
         self._calls: dict[int, _Call] = {}
 
-    def begin(self) -> int:
+    def begin(self, what: str) -> int:
         """Number of a new call."""
-        number = next(self._numbers)
-        self._calls[number] = _Call()
-        return number
+        self._last += 1
+        self._calls[self._last] = _Call(what)
+        return self._last
 
     async def wait(self, number: int) -> Any:
         """Wait for the answer.
@@ -49,6 +51,16 @@ class Calls:
         if call.is_lost:
             raise CallLostError
         return call.value
+
+    def check(self, number: int, value: Any) -> None:
+        """See that an answer can be one.
+
+        Raises:
+            NonsenseError: There was no such call, or it asks for something else.
+        """
+        call = self._calls.get(number)
+        if number > self._last or (call is not None and (value is None) is (call.what == "count")):
+            raise NonsenseError(f"result: it answers no call that was made, {number}")
 
     def answer(self, number: int, value: Any) -> None:
         """The worker has answered; perhaps nobody waits any more."""

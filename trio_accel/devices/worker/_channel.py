@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import array
 import errno
+import mmap
 import os
-import pickle
 import socket
 import struct
 import time
@@ -20,12 +20,12 @@ from trio.lowlevel import enable_ki_protection
 
 from .._completion import LONGEST_LOOK
 from .._nudge import Nudge
+from ._codec import PICKLED, Codec, Message, NonsenseError
 from ._shared_frame import SharedFrame
 from ._vigil import Vigil
 
-__all__ = ["MAX_DESCRIPTORS", "Channel", "EndOfChannel", "Message", "Received", "payload_of"]
+__all__ = ["MAX_DESCRIPTORS", "Channel", "EndOfChannel", "Message", "Received"]
 
-Message: TypeAlias = tuple[object, ...]
 Received: TypeAlias = tuple[Message, tuple[int, ...]]
 """A message and the descriptors that came with it, which belong to whoever receives them."""
 
@@ -84,15 +84,27 @@ class Channel:
 
     Args:
         sock: The socket, which belongs to the channel from here on.
+        sends: How messages are written.
+        receives: How the peer's are read.
+        limit: The most bytes that a frame of the peer may have.
 
     Attributes:
         vigil: Is told of what is sent and received, if anybody wants to know; then a task
             must `listen`.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        sends: Codec = PICKLED,
+        receives: Codec = PICKLED,
+        limit: int = _MAX_LENGTH,
+    ) -> None:
         sock.setblocking(False)
         self.vigil: Vigil | None = None
+        self._codec = sends
+        self._encode = sends.encode
         self._sock = sock
         self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
         # Messages behind those of the outbox, that are not encoded yet.
@@ -101,7 +113,7 @@ class Channel:
         self._rest: bytes | memoryview | None = None
         self._attached: tuple[int, ...] = ()
         self._pending_bytes = 0
-        self._inbox = _Inbox()
+        self._inbox = _Inbox(receives.decode, limit)
         # How many frames there were; where they are shown; what the last holds, while it is shown alone.
         self._frames = 0
         self._shown: SharedFrame | None = None
@@ -159,7 +171,7 @@ class Channel:
         if self._is_broken:
             return
         self._note(message)
-        payload = pickle.dumps(message, 5)
+        payload = self._encode(message)
         if len(payload) > _MAX_LENGTH or len(descriptors) > MAX_DESCRIPTORS:
             raise ValueError(
                 f"a message of {len(payload)} bytes with {len(descriptors)} descriptors is too large; "
@@ -180,13 +192,13 @@ class Channel:
         Args:
             message: Real numbers, strings, bytes, None and tuples of these.
             now: Try to send it right here, with what was posted before it, unless the socket is full.
-            payload: What `payload_of` makes of it, if that was called by now.
+            payload: What the channel's codec makes of it, if that was called by now.
         """
         if self._is_broken:
             return
         self._note(message)
         if now and self._is_lone:
-            payload = payload or payload_of(message)
+            payload = payload or self._encode(message)
             if not self._show(payload):
                 self._put(payload)
                 if not self._flush(1):
@@ -468,7 +480,7 @@ class Channel:
         if posted:
             self._posted = []
             for start in range(0, len(posted), _POSTED):
-                self._put(pickle.dumps(posted[start : start + _POSTED], 5))
+                self._put(self._codec.encode_all(posted[start : start + _POSTED]))
 
     def _put(self, payload: bytes, descriptors: tuple[int, ...] = ()) -> None:
         held = self._held
@@ -522,13 +534,12 @@ class Channel:
         self._work.wake()
 
 
-def payload_of(message: Message) -> bytes:
-    """A small message, without descriptors, as it travels by itself."""
-    return pickle.dumps(message, 5)
-
-
 class _Inbox:
     """What was read and not yet returned.
+
+    Args:
+        decode: Reads a payload.
+        limit: The most bytes that one may have.
 
     Attributes:
         is_at_end: There is nothing more to read.
@@ -541,7 +552,9 @@ class _Inbox:
         "_descriptors",
         "_end",
         "_last",
+        "_limit",
         "_lost",
+        "_read_payload",
         "_start",
         "_view",
         "error",
@@ -549,7 +562,9 @@ class _Inbox:
         "seen",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, decode: Callable[[bytes | memoryview], Message | list[Message]], limit: int) -> None:
+        self._read_payload = decode
+        self._limit = limit
         self._buffer = memoryview(bytearray(_BUFFER))
         # The buffer, or a larger one that holds just the frame that is coming.
         self._view = self._buffer
@@ -574,7 +589,7 @@ class _Inbox:
             return []
         self._last = number
         try:
-            return [(pickle.loads(payload), ())]  # noqa: S301 - as in `_decode`
+            return _alone(self._read_payload(payload))
         except Exception as error:  # noqa: BLE001 - as in `read`
             self.is_at_end = True
             self.error = error.with_traceback(None)
@@ -615,6 +630,8 @@ class _Inbox:
                 descriptors = array.array("i")
                 descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
                 self._descriptors.extend(descriptors)
+        if len(self._descriptors) > MAX_DESCRIPTORS:
+            raise NonsenseError(f"{len(self._descriptors)} descriptors came that no message names")
         if flags & _TRUNCATED:
             # Messages that carry none are still good; the next that carries some is not.
             self._lost = OSError(errno.EMFILE, "descriptors that the peer sent were lost: too many are open")
@@ -625,20 +642,24 @@ class _Inbox:
         needed = ahead
         while end - start >= ahead:
             length, count, number = _HEADER.unpack_from(view, start)
+            if length > self._limit:
+                raise NonsenseError(f"a message of {length} bytes is too large; allowed: {self._limit}")
             begin = start + ahead
             if begin + length > end:
                 needed += length
                 break
             if number > self._last + 1:
-                raise ValueError(f"frame {number} came behind frame {self._last}: others are missing")
+                raise NonsenseError(f"frame {number} came behind frame {self._last}: others are missing")
             if number > self._last:
                 self._last = number
-                message = pickle.loads(view[begin : begin + length])  # noqa: S301 - the peer is ours, nobody else can reach it
-                if type(message) is list:
-                    # Several that were posted.
-                    received.extend([(one, ()) for one in cast("list[Message]", message)])
+                message = self._read_payload(view[begin : begin + length])
+                if type(message) is not list:
+                    received.append((cast("Message", message), self._claim(count) if count else ()))
+                elif count:
+                    raise NonsenseError("several messages came with descriptors")
                 else:
-                    received.append((message, self._claim(count) if count else ()))
+                    # Several that were posted.
+                    received.extend([(one, ()) for one in message])
             start = self._start = begin + length
         if start == end:
             self._view = self._buffer
@@ -651,15 +672,24 @@ class _Inbox:
         if self._lost is not None:
             raise self._lost
         if count > len(self._descriptors):
-            raise ValueError(f"a message came with {len(self._descriptors)} descriptors instead of {count}")
+            raise NonsenseError(
+                f"a message came with {len(self._descriptors)} descriptors instead of {count}"
+            )
         return tuple([self._descriptors.popleft() for _ in range(count)])
 
     def _make_room(self, needed: int) -> None:
         """Move the beginning of a frame to where the whole of it fits; happens once for each frame."""
         rest = self._view[self._start : self._end]
-        self._view = self._buffer if needed <= _BUFFER else memoryview(bytearray(needed))
+        # Memory that the system gives as it is filled: the frame may be announced, and never come.
+        self._view = self._buffer if needed <= _BUFFER else memoryview(mmap.mmap(-1, needed))
         self._view[: len(rest)] = rest
         self._start, self._end = 0, len(rest)
+
+
+def _alone(message: Message | list[Message]) -> list[Received]:
+    if type(message) is list:
+        raise NonsenseError("a frame that is shown holds one message")
+    return [(cast("Message", message), ())]
 
 
 def _transmit(sock: socket.socket, data: bytes | memoryview, descriptors: tuple[int, ...]) -> int:

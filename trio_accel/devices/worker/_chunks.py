@@ -12,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ...backends.base import AccelBackend
+from ...backends.base.chunks import ALIGNMENT
 from ...backends.base.ops import ArraySpec
+from ._codec import NonsenseError
 from ._frames import Place
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ __all__ = ["Chunk", "ChunkTable"]
 
 # The place of a block whose request is not answered.
 _UNKNOWN = 0, inf, 0, 0
+# More than the allocator of a worker makes.
+_MOST = 4096
 
 
 @attrs.define(eq=False)
@@ -62,6 +66,60 @@ class ChunkTable:
     def open(self, launcher: Launcher) -> None:
         """Have the launcher cut the memory to nothing if this process dies."""
         self._launcher = launcher
+
+    def check_new(self, number: int, nbytes: int, descriptor: int) -> None:
+        """See that a chunk can be what a worker says of it.
+
+        Raises:
+            NonsenseError: It cannot.
+        """
+        if number in self.chunks or len(self.chunks) >= _MOST:
+            raise NonsenseError(f"chunk {number}: there are {len(self.chunks)}, and it may be one of them")
+        if not nbytes:
+            raise NonsenseError(f"chunk {number} is empty")
+        if self._backend.shares_memory_with_host and os.fstat(descriptor).st_size < nbytes:
+            raise NonsenseError(f"chunk {number} has less than its {nbytes} bytes")
+
+    def check_place(self, place: Place) -> None:
+        """See that a block can lie where a worker says.
+
+        Raises:
+            NonsenseError: There is no such chunk, or it ends before the block does.
+        """
+        block, nbytes, number, offset = place
+        chunk = self.chunks.get(number)
+        if chunk is None or offset + nbytes > chunk.nbytes:
+            raise NonsenseError(f"block {block} cannot lie at {offset} of chunk {number}")
+
+    def check_array(self, number: int, offset: int, array: ArraySpec) -> None:
+        """See that an array can lie where a worker says; the arguments are those of `view`.
+
+        Raises:
+            NonsenseError: There is no such chunk, or the array reaches out of it.
+        """
+        chunk = self.chunks.get(number)
+        first = last = offset + array.offset
+        for extent, step in zip(array.shape, array.strides, strict=True):
+            first += min(step * (extent - 1), 0)
+            last += max(step * (extent - 1), 0)
+        is_in = chunk is not None and first >= 0 and last + array.dtype.itemsize <= chunk.nbytes
+        if not is_in and array.size:
+            raise NonsenseError(f"an array of block {array.block} cannot lie at {offset} of chunk {number}")
+
+    def drop_unsound(self) -> None:
+        """Forget blocks that cannot lie where they are said to: outside of all chunks, or over another.
+
+        A worker that was not what it should be may have said so, and the next could not take them over.
+        """
+        ends = dict.fromkeys(self.chunks, 0)
+        for place in sorted(self.blocks.values(), key=lambda place: place[2:]):
+            block, nbytes, number, offset = place
+            chunk = self.chunks.get(number)
+            end = offset + max(-(-nbytes // ALIGNMENT), 1) * ALIGNMENT
+            if chunk is None or offset % ALIGNMENT or offset < ends[number] or end > chunk.nbytes:
+                del self.blocks[block]
+            else:
+                ends[number] = end
 
     def keep(self, number: int, nbytes: int, descriptor: int) -> Chunk:
         """Take a chunk, and its descriptor."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -15,8 +14,9 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...actors import ActorContext, ActorSnapshot, MessageEvent
+from ...actors import ActorContext, ActorEvent, ActorSnapshot, Event, MessageEvent
 from ...backends.base import DeviceLostError, MemoryStatistics, NotSupportedError
+from ...backends.base.ops import ArraySpec
 from .._alarms import Alarms
 from .._completion import SyncCompletion
 from .._context import context_policy
@@ -29,20 +29,21 @@ from .._ref import AccelRef
 from .._statistics import DeviceStatistics
 from ._calls import CallLostError, Calls
 from ._channel import Received
+from ._checks import check_copy, check_places, check_results, close_descriptors, expect
 from ._chunks import ChunkTable
+from ._codec import NonsenseError
 from ._context import WorkerContextActor
 from ._copy_service import CopyService
 from ._fates import Fates, TryAgainError
-from ._frames import died, read_array
+from ._frames import Place, died
 from ._host_arrays import HostArrays, HostCopy, Staging
 from ._launcher import Launcher, WorkerProcess, open_launcher
 from ._link import WorkerLink
 from ._logs import record_of
-from ._mirror import Mirror, decode_event
+from ._mirror import Mirror
 from ._pool import WorkerPool, check_options
 from ._request import LeaseRequest, OperationRequest, RemoteRequest
 from ._requests import RequestTable
-from ._wire_errors import decode_error
 
 if TYPE_CHECKING:
     from .._device import Device
@@ -245,7 +246,8 @@ class WorkerDispatch:
                 raise request.failure
             # While its turn was waited for, it may have been spoiled or released.
             ref.block.check("lease")
-            _, _, chunk, offset = self._chunks.blocks[ref.block.id]
+            assert request.place is not None
+            _, _, chunk, offset = request.place
             array = self._chunks.view(chunk, offset, ref.spec)
             array.flags.writeable = write
             yield array
@@ -298,6 +300,7 @@ class WorkerDispatch:
         try:
             # Nothing runs on the memory while a copy of before may still write.
             await self._copies.wait_off_device()
+            self._chunks.drop_unsound()
             self._chunks.drop_empty()
             number = self._device.generation + 1
             self._context = context
@@ -553,7 +556,7 @@ class WorkerDispatch:
                 await availability.wait_changed()
             # What the program has let go by now counts.
             self._send_released()
-            number = self._calls.begin()
+            number = self._calls.begin(what)
             self._link.send(("call", number, what), now=True)
             with suppress(CallLostError):
                 return await self._calls.wait(number)
@@ -570,8 +573,20 @@ class WorkerDispatch:
 
     def _handle(self, link: WorkerLink, received: list[Received]) -> None:
         handlers: dict[Any, Callable[..., None]] = self._handlers
-        for message, descriptors in received:
-            handlers[message[0]](link, message[1:], descriptors)
+        taken = 0
+        if link.is_distrusted:
+            close_descriptors(received)
+            return
+        try:
+            for message, descriptors in received:
+                if descriptors:
+                    expect(message[0] == "chunk", f"{message[0]}: it came with descriptors")
+                handlers[message[0]](link, message[1:], descriptors)
+                taken += 1
+        except NonsenseError as error:
+            # The one place where anything follows from that.
+            close_descriptors(received[taken:])
+            link.distrust(error)
         # Once for all that are done by now.
         if self._requests.waiting:
             self._requests.pump()
@@ -611,51 +626,78 @@ class WorkerDispatch:
         places = request.prepared
         if places is None or not self._is_plain(request) or not link.hear(request.number):
             return True
-        self._on_done(link, (request.number, places, (), None), ())
+        self._done(request, places, (), None)
         return False
 
     def _on_prepared(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
         number, places = message
-        request = self._requests.get(number)
-        if isinstance(request, OperationRequest):
+        request = self._request(link, number)
+        if request is not None:
+            check_places(request, places, self._chunks)
+            assert isinstance(request, OperationRequest)
             request.prepared = places
 
     def _on_ready(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
+        expect(not link.is_ready, "ready: it was before")
         (link.libraries,) = message
         link.is_ready = True
         link.notify()
 
     def _on_started(self, link: WorkerLink, _: Any, __: tuple[int, ...]) -> None:
+        expect(link.is_ready and not link.is_started, "started: it was not told to")
         link.is_started = True
         link.notify()
 
     def _on_closed(self, link: WorkerLink, _: Any, __: tuple[int, ...]) -> None:
+        expect(self._fates.is_closing, "closed: it was not told to")
         link.is_started = False
         link.notify()
 
     def _on_lost(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
-        plain, link.is_silent = message
-        error = decode_error(plain)
+        error, link.is_silent = message
         self._lose(link, error)
         link.condemn(f"lost its context: {error}", error)
 
     def _on_done(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
         number, places, results, trouble = message
-        request = self._requests.done(number)
+        request = None if link.take_heard(number) else self._request(link, number)
         if request is not None:
-            if request.is_cancelled:
-                # No other has one.
-                self._alarms.drop(request)
-            if isinstance(request, OperationRequest):
-                if trouble is not None:
-                    self._forget_places(request)
-                try:
-                    placed, error = self._fates.done(request, places, results, trouble)
-                except TryAgainError:
-                    self._collect(request)
-                else:
-                    self._chunks.place(placed)
-                    self._mirror.done(request.library, error)
+            if places:
+                check_places(request, places, self._chunks)
+            check_results(request, results, trouble)
+            self._done(request, places, results, trouble)
+
+    def _done(
+        self, request: RemoteRequest, places: tuple[Place, ...], results: tuple[bytes, ...], trouble: Any
+    ) -> None:
+        """The worker is done with a request."""
+        self._requests.done(request.number)
+        if request.is_cancelled:
+            # No other has one.
+            self._alarms.drop(request)
+        if isinstance(request, OperationRequest):
+            if trouble is not None:
+                self._forget_places(request)
+            try:
+                placed, error = self._fates.done(request, places, results, trouble)
+            except TryAgainError:
+                self._collect(request)
+            else:
+                self._chunks.place(placed)
+                self._mirror.done(request.library, error)
+
+    def _request(self, link: WorkerLink, number: int) -> RemoteRequest | None:
+        """The request that a worker speaks of; None if it is no concern of this worker any more.
+
+        Raises:
+            NonsenseError: It was not given such a request, or has answered it.
+        """
+        if link is not self._link:
+            return None
+        request = self._requests.get(number)
+        if request is None:
+            raise NonsenseError(f"there is no request {number}")
+        return request
 
     def _forget_places(self, request: RemoteRequest) -> None:
         """Know no more where what a request was to make lies: it may have been made anew, or not at all."""
@@ -675,13 +717,20 @@ class WorkerDispatch:
         self._requests.add(request)
 
     def _on_granted(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
-        request = self._requests.get(message[0])
-        if isinstance(request, LeaseRequest):
+        number, place = message
+        request = self._request(link, number)
+        if request is not None:
+            expect(isinstance(request, LeaseRequest), f"granted: request {number} is no lease")
+            assert isinstance(request, LeaseRequest)
+            expect(place[0] == request.array.block, f"granted: another block than that of request {number}")
+            self._chunks.check_place(place)
+            request.place = place
             request.granted.set()
 
     def _on_copy(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
-        transfer, number, index, chunk, offset, plain = cast("tuple[int, int, int, int, int, Any]", message)
-        array = read_array(plain)
+        transfer, number, index, chunk, offset, array = cast(
+            "tuple[int, int, int, int, int, ArraySpec]", message
+        )
 
         def copied() -> None:
             link.send(("copied", transfer), now=True)
@@ -690,6 +739,8 @@ class WorkerDispatch:
             return
         request = self._requests.get(number)
         if isinstance(request, OperationRequest):
+            check_copy(request, index, array)
+            self._chunks.check_array(chunk, offset, array)
             self._copies.copy_on_device(
                 request,
                 request.hosts.copies[index],
@@ -701,28 +752,35 @@ class WorkerDispatch:
             copied()
 
     def _on_chunk(self, link: WorkerLink, message: Any, descriptors: tuple[int, ...]) -> None:
+        number, nbytes = message
+        expect(len(descriptors) == 1, f"chunk {number}: it came with {len(descriptors)} descriptors")
         if link is self._link:
-            number, nbytes = message
+            self._chunks.check_new(number, nbytes, descriptors[0])
             self._pool.share(self._chunks.keep(number, nbytes, descriptors[0]), link)
             return
         # Of a worker that was given up: nothing lies in it that anybody knows of.
-        for descriptor in descriptors:
-            os.close(descriptor)
+        close_descriptors([(message, descriptors)])
 
     def _on_unchunk(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
-        if link is self._link and message[0] in self._chunks.chunks:
-            self._chunks.drop(message[0])
+        (number,) = message
+        if link is self._link:
+            expect(number in self._chunks.chunks, f"unchunk: there is no chunk {number}")
+            self._chunks.drop(number)
 
     def _on_result(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
         number, value = message
+        self._calls.check(number, value)
         # Now, and not when its asker runs: more may have happened by then.
         self._calls.answer(number, None if value is None else self._count(link.process.pid, *value))
 
     def _on_event(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
         if link.how is not None:
             return
-        data, actor_class = message
-        event = decode_event(data, link.process.pid)
+        event: Event
+        event, actor_class = message
+        expect(event.path.startswith(f"{self._device.path}/context/"), "event: of another's actor")
+        if isinstance(event, ActorEvent):
+            event = attrs.evolve(event, pid=link.process.pid)
         self._mirror.take(event, actor_class)
         observers = self._device.system.observers
         if isinstance(event, MessageEvent):

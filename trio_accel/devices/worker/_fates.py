@@ -19,7 +19,6 @@ from ._copy_service import CopyService
 from ._frames import Place
 from ._link import WorkerLink
 from ._request import LeaseRequest, OperationRequest, RemoteRequest
-from ._wire_errors import decode_error
 
 if TYPE_CHECKING:
     from .._device import Device
@@ -72,12 +71,12 @@ class Fates:
         error: BaseException | None = None
         is_launched, damaged = True, ()
         if trouble is not None or request.failure is not None:
-            fate, is_launched, is_hit, plain, damaged = trouble or _FINE
+            fate, is_launched, is_hit, found, damaged = trouble or _FINE
             if fate == "withdrawn":
                 self._copies.cancel(request)
                 request.unwind_after_copies()
                 return (), None
-            error = self._error_of(request, plain, is_launched=is_launched)
+            error = self._error_of(request, found, is_launched=is_launched)
             if is_hit:
                 _strike(launch)
         if error is not None or request.hosts.is_used:
@@ -111,8 +110,10 @@ class Fates:
             if output.id in damaged or request.failure is not None:
                 output.spoil(request.launch.name, error)
 
-    def _error_of(self, request: OperationRequest, plain: Any, *, is_launched: bool) -> BaseException | None:
-        error: BaseException | None = request.failure if plain is None else decode_error(plain)
+    def _error_of(
+        self, request: OperationRequest, found: Exception | None, *, is_launched: bool
+    ) -> BaseException | None:
+        error = found or request.failure
         if isinstance(error, OutOfMemoryError) and request.may_collect and not self.is_closing:
             raise TryAgainError
         if error is not None and self.is_closing and not is_launched:

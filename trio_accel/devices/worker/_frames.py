@@ -24,12 +24,12 @@ observe     whether somebody observes messages
 close       end in order
 ==========  ===========================================================================================
 
-From the worker:
+From the worker, which is not trusted; `_answers` says how these travel:
 
 ==========  ===========================================================================================
 ready       names of the libraries: the device is open
 started     the context serves
-done        number, blocks as in start, host arrays by value, and None if it was launched and all went well,
+done        number, blocks as in start, bytes of host arrays, and None if it was launched and all went well,
             otherwise "done" or "withdrawn", whether it was launched, whether its fault has struck, error,
             ids of damaged blocks; exactly one for each request and lease. Where all went well, blocks that
             lie where they did before are not named; otherwise all are that it has made and that are there
@@ -51,7 +51,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from ...backends.base import ContextPoisonedError, DType, PlacedBlock
+from ...backends.base import ContextPoisonedError, PlacedBlock
 from ...backends.base.ops import ArraySpec
 from .._options import DeviceOptions
 from ._channel import Message
@@ -63,13 +63,10 @@ __all__ = [
     "place_of",
     "plain_array",
     "plain_place",
-    "read_array",
 ]
 
 Place: TypeAlias = tuple[int, int, int, int]
 """Where a block lies, as plain values: its id, bytes, the chunk, and the offset in it."""
-
-_DTYPES = {member.value: member for member in DType}
 
 
 @attrs.frozen(kw_only=True)
@@ -106,12 +103,6 @@ def place_of(data: Any) -> PlacedBlock:
 def plain_array(array: ArraySpec) -> Message:
     """An array as plain values."""
     return array.block, array.offset, array.dtype.value, array.shape, array.strides
-
-
-def read_array(data: Any) -> ArraySpec:
-    """What `plain_array` made."""
-    block, offset, dtype, shape, strides = data
-    return ArraySpec(block, offset, _DTYPES[dtype], shape, strides)
 
 
 def died(how: str, device: str) -> ContextPoisonedError:

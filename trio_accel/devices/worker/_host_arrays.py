@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -15,7 +15,7 @@ from ...backends.base.ops import CopyFromHostSpec, CopyToHostSpec
 from .._host_pool import HostPool, Region
 from .._operation import Launch
 from ._channel import Message
-from ._wire import decode_array, encode_array
+from ._wire import encode_array
 
 __all__ = ["HostArrays", "HostCopy", "Staging"]
 
@@ -146,10 +146,14 @@ class HostArrays:
         self._filled.append(host)
         return "result", DType.of(host.dtype).value, host.shape
 
-    def fill(self, results: Any) -> None:
-        """Fill host arrays from the reply."""
+    def fits(self, results: Sequence[bytes]) -> bool:
+        """Whether these are as long as the host arrays that are filled from the reply."""
+        return [host.nbytes for host in self._filled] == list(map(len, results))
+
+    def fill(self, results: Sequence[bytes]) -> None:
+        """Fill host arrays from the reply, which `fits`: it has their elements in C order."""
         for host, data in zip(self._filled, results, strict=True):
-            np.copyto(host, decode_array(data))
+            np.copyto(host, np.ndarray(host.shape, host.dtype, data))
 
     def clear(self) -> None:
         """The request is over: what it had of the pool goes back."""

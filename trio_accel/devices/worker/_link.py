@@ -13,6 +13,7 @@ from trio.lowlevel import enable_ki_protection
 
 from ._channel import Channel, EndOfChannel, Message, Received
 from ._chunks import Chunk
+from ._codec import NonsenseError
 from ._forms import FormTable
 from ._frames import WorkerConfig, died
 from ._launcher import WorkerProcess
@@ -46,6 +47,7 @@ class WorkerLink:
         is_ready: Whether its device is open.
         how: In words how it ended, or why it is not to be used any more; None while it serves.
         is_started: Whether it serves a generation.
+        is_distrusted: Whether it has sent what makes no sense: nothing that it sent after that counts.
         is_silent: Whether nothing of its context writes to memory any more, dead or not.
         is_stuck: Whether it was killed because its loop stood still over an operation that does not end.
         post: Sends a small message of plain values, together with others; see `Channel.post`.
@@ -70,6 +72,7 @@ class WorkerLink:
         self.is_ready: bool = False
         self.how: str | None = None
         self.is_started: bool = False
+        self.is_distrusted: bool = False
         self.is_silent: bool = False
         self.is_stuck: bool = False
         self._channel = channel
@@ -87,6 +90,8 @@ class WorkerLink:
         self.words: dict[str, int] = {}
         # What the words said at its death.
         self._last: dict[str, int] | None = None
+        # Requests whose end was seen ahead of its answer.
+        self._heard: set[int] = set()
         self._changed = trio.Event()
         self._is_over = trio.Event()
 
@@ -129,7 +134,14 @@ class WorkerLink:
             return False
         assert self._channel.vigil is not None
         self._channel.vigil.heard("done", request)
+        self._heard.add(request)
         return True
+
+    def take_heard(self, request: int) -> bool:
+        """Take note of an answer; returns whether it was heard of before, by `hear`."""
+        was_heard = request in self._heard
+        self._heard.discard(request)
+        return was_heard
 
     def was_heard(self, request: int) -> bool:
         """Whether the end of this request was the last that was heard of by `hear`, ahead of its answer."""
@@ -154,9 +166,7 @@ class WorkerLink:
                 nursery.start_soon(self._wait_for_death)
                 if self._stuck_after is not None:
                     nursery.start_soon(self._watch_the_watch, self._stuck_after)
-                with suppress(EndOfChannel):
-                    while True:
-                        handle(self, await self._channel.receive())
+                await self._receive(handle)
                 # All its threads have ended, or it has closed its end by itself.
                 how = self.process.ending()
                 self.process.kill()
@@ -179,6 +189,20 @@ class WorkerLink:
         """A child of the worker may hold its end of the socket: then the socket tells of no death."""
         await self.process.wait_dead()
         self._channel.expect_no_more()
+
+    async def _receive(self, handle: MessageHandler) -> None:
+        """Have messages handled until there are no more, or one makes no sense."""
+        try:
+            while not self.is_distrusted:
+                handle(self, await self._channel.receive())
+        except EndOfChannel as end:
+            if isinstance(end.__cause__, NonsenseError):
+                self.distrust(end.__cause__)
+
+    def distrust(self, error: NonsenseError) -> None:
+        """Kill it over what it has sent."""
+        self.is_distrusted = True
+        self.condemn(f"sent a message that makes no sense: {error}")
 
     def _end(self, how: str) -> None:
         if self.how is None:

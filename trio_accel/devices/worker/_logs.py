@@ -8,6 +8,8 @@ from typing import Any
 
 __all__ = ["LogForwarder", "record_of"]
 
+_LONGEST = 1 << 16
+
 
 class LogForwarder(logging.Handler):
     """Sends records to the application, where they go to the logger of the same name.
@@ -22,7 +24,7 @@ class LogForwarder(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send one record as text."""
-        self._send(("log", record.name, record.levelno, self.format(record)))
+        self._send(("log", record.name, record.levelno, self.format(record)[:_LONGEST]))
 
 
 def record_of(name: str, level: int, text: str, pid: int) -> logging.LogRecord:

@@ -42,6 +42,18 @@ _CLASSES: dict[str, type[Any]] = {
 }
 
 
+# By the annotation of a field.
+_TYPES: dict[object, Any] = {
+    "str": str,
+    "int": int,
+    "int | None": (int, type(None)),
+    "float": (float, int),
+    "object": object,
+    "BaseException": BaseException,
+    "BaseException | None": (BaseException, type(None)),
+}
+
+
 def encode_event(event: Event) -> Message:
     """An event as plain values; the message of a dead letter travels as its name alone."""
     fields: dict[str, object] = {}
@@ -55,16 +67,21 @@ def encode_event(event: Event) -> Message:
     return type(event).__name__, fields
 
 
-def decode_event(data: Any, pid: int) -> Event:
-    """What `encode_event` made in the worker of that process; events of actors say so."""
+def decode_event(data: Any) -> Event:
+    """What `encode_event` made.
+
+    Raises:
+        Exception: It is nothing that `encode_event` makes.
+    """
     name, fields = data
     values: dict[str, object] = dict(fields)
-    if "pid" in values:
-        values["pid"] = pid
     error: Any = fields.get("error")
     if error is not None:
         values["error"] = decode_error(error)
     event: Event = _CLASSES[name](**values)
+    for field in attrs.fields(_CLASSES[name]):
+        if not isinstance(values[field.name], _TYPES[field.type]):
+            raise TypeError(f"{name}: {field.name} is no {field.type}")
     return event
 
 

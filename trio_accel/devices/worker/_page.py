@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import threading
@@ -48,9 +49,11 @@ class SharedPage:
     @classmethod
     def create(cls) -> Self:
         """Make a page of zeros."""
-        descriptor = os.memfd_create("trio_accel page", os.MFD_CLOEXEC)
+        descriptor = os.memfd_create("trio_accel page", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(descriptor, _BYTES)
+            # To read what the worker has cut off would be the end of the application.
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
             return cls(descriptor)
         except BaseException:
             os.close(descriptor)

@@ -12,7 +12,8 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ...backends.base import NotSupportedError
-from .._completion import window_of
+from .._completion import SyncCompletion, window_of
+from ._answers import ANSWERS
 from ._channel import Channel
 from ._chunks import Chunk, ChunkTable
 from ._frames import WorkerConfig
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["WorkerPool", "check_options"]
 
+# The most bytes of a worker's message; with host arrays by value.
+_LARGEST_ANSWER = 32 << 20
+_MOST_BY_VALUE = 2**32 - 1
 # Between attempts to have a spare.
 _LEAST_PAUSE = 0.05
 _LONGEST_PAUSE = 10.0
@@ -94,6 +98,9 @@ class WorkerPool:
         modules = device.backend.preload
         self._preload = (*modules, _PROGRAM) if modules else ()
         self._options = options = device.options
+        # Large results come by value only where nothing else is possible.
+        is_by_value = isinstance(options.completion, SyncCompletion)
+        self._limit = _MOST_BY_VALUE if is_by_value else _LARGEST_ANSWER
         self._window = window_of(options.completion, device.info)
         self._chunks = chunks
         self._slabs = SlabTable(device.host_pool, lambda: self.links)
@@ -243,7 +250,7 @@ class WorkerPool:
             raise
         link = WorkerLink(
             process,
-            Channel(ours),
+            Channel(ours, receives=ANSWERS, limit=self._limit),
             page,
             device=self._device,
             heartbeat_timeout=self._options.heartbeat_timeout,

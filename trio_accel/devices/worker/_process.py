@@ -11,6 +11,7 @@ import sys
 import trio
 
 from .._system import System
+from ._answers import ANSWERS
 from ._channel import Channel, EndOfChannel
 from ._frames import WorkerConfig
 from ._logs import LogForwarder
@@ -59,7 +60,7 @@ def _keep_to_itself(*descriptors: int) -> None:
 
 
 async def _main(page: SharedPage) -> None:
-    channel = Channel(socket.socket(fileno=_SOCKET))
+    channel = Channel(socket.socket(fileno=_SOCKET), sends=ANSWERS)
     try:
         received = await channel.receive()
     except EndOfChannel:

@@ -238,13 +238,15 @@ class OperationRequest(RemoteRequest):
 class LeaseRequest(RemoteRequest):
     """Memory that the program holds; it survives the worker, and holds the same in the next."""
 
-    __slots__ = ("array", "block", "granted", "is_given_back")
+    __slots__ = ("array", "block", "granted", "is_given_back", "place")
 
     def __init__(self, number: int, array: ArraySpec, *, write: bool) -> None:
         block = frozenset([array.block])
         super().__init__(number, "", frozenset() if write else block, block if write else frozenset())
         self.array: ArraySpec = array
         self.granted: trio.Event = trio.Event()
+        # Where it lies, once it is granted.
+        self.place: Place | None = None
         self.is_given_back: bool = False
 
     def message(self, word: int, released: tuple[int, ...], forms: FormTable) -> Message:

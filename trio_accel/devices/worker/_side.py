@@ -26,7 +26,8 @@ from .._hooks import EngineHook
 from .._operation import Launch
 from .._options import DeviceOptions
 from .._system import System
-from ._channel import Channel, EndOfChannel, Message, Received, payload_of
+from ._answers import ANSWERS
+from ._channel import Channel, EndOfChannel, Message, Received
 from ._forms import Form
 from ._frames import Place, WorkerConfig, place_of, plain_place
 from ._launches import ALLOCATIONS, NAME, OUTPUTS, decode_launch
@@ -35,7 +36,6 @@ from ._page import SharedPage
 from ._ready_libraries import ReadyLibraries
 from ._remote_copies import RemoteCopies
 from ._slabs import WorkerSlabs
-from ._wire import encode_array
 from ._wire_errors import encode_error
 from ._worker_blocks import WorkerBlocks
 
@@ -107,7 +107,7 @@ class _Serving(DirectReply):
         self.places = _new_places(self.launch, engine) if engine.fresh else ()
         if not self.results:
             # As `WorkerSide.done` makes it.
-            self.payload = payload_of(("done", self.launch.number, self.places, (), None))
+            self.payload = ANSWERS.encode(("done", self.launch.number, self.places, (), None))
 
     def deliver(self, error: BaseException | None) -> None:
         """Take the outcome of what was launched without the library's mailbox."""
@@ -486,7 +486,7 @@ class WorkerSide:
             answer = "done", number, places, (), trouble
             self._channel.post(answer, now=not self._serving, payload=payload)
             return
-        results = tuple([encode_array(array) for array in serving.results]) if error is None else ()
+        results = tuple([array.tobytes() for array in serving.results]) if error is None else ()
         self._channel.send(("done", number, places, results, trouble), now=not self._serving)
 
     def announce(self, serving: _Serving, herald: _Herald) -> None:

@@ -33,6 +33,10 @@ _MAX_DEPTH = 8
 _MAX_ERRORS = 64
 # The innermost frames say where it happened; those of a recursion without end say it a thousand times.
 _MAX_FRAMES = 40
+# A text of so many characters says enough.
+_MAX_TEXT = 1 << 16
+_MAX_ITEMS = 1024
+_MAX_NOTES = 64
 _HEADING = "in the worker process:\n"
 _GROUP = "ExceptionGroup"
 
@@ -167,7 +171,11 @@ def _name_fields(error: NameError | AttributeError, prefix: str, text: str) -> F
 
 def _unicode_fields(error: UnicodeDecodeError | UnicodeEncodeError, prefix: str, text: str) -> Fields:
     content = error.object if isinstance(error.object, str) else bytes(error.object)
-    return (str(error.encoding), content, error.start, error.end, f"{prefix}{error.reason}"), {}
+    start, end = error.start, error.end
+    if len(content) > _MAX_TEXT:
+        content = content[start : min(end, start + _MAX_TEXT)]
+        start, end = 0, len(content)
+    return (str(error.encoding), content, start, end, f"{prefix}{error.reason}"), {}
 
 
 def _plain_fields(error: BaseException, prefix: str, text: str) -> Fields:
@@ -251,7 +259,8 @@ def _cause(error: BaseException) -> BaseException | None:
 
 def _notes(error: BaseException) -> tuple[str, ...]:
     try:
-        return tuple(_exact(note) for note in getattr(error, "__notes__", ()) if isinstance(note, str))
+        notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, str)]
+        return tuple(_exact(note) for note in notes[:_MAX_NOTES])
     except Exception:  # noqa: BLE001 - anything may have been put there
         return ()
 
@@ -269,7 +278,10 @@ _EXACT = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 def _is_plain(value: object) -> bool:
     if type(value) is tuple:
-        return all(_is_plain(item) for item in cast("tuple[object, ...]", value))
+        items = cast("tuple[object, ...]", value)
+        return len(items) <= _MAX_ITEMS and all(_is_plain(item) for item in items)
+    if type(value) is str or type(value) is bytes:
+        return len(value) <= _MAX_TEXT
     return type(value) in _EXACT
 
 
@@ -290,5 +302,6 @@ def _plain(value: object) -> object:
 
 
 def _exact(text: str) -> str:
-    # A subclass of `str` would be pickled by reference to its class.
-    return text if type(text) is str else str.__str__(text)
+    # A subclass of `str` may have methods of its own.
+    exact = text if type(text) is str else str.__str__(text)
+    return exact if len(exact) <= _MAX_TEXT else f"{exact[:_MAX_TEXT]} ... ({len(exact)} characters)"

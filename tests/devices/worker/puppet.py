@@ -1,0 +1,186 @@
+"""A worker in the process of the test, which says whatever the test has it say."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+
+from trio_accel.devices.worker._answers import ANSWERS
+from trio_accel.devices.worker._channel import Channel, EndOfChannel
+from trio_accel.devices.worker._launcher import Launcher
+from trio_accel.devices.worker._launches import ALLOCATIONS
+from trio_accel.devices.worker._page import SharedPage
+
+__all__ = ["Puppet", "Puppets", "in_json"]
+
+_MEMORY = 1 << 20
+
+
+def in_json(*message: object) -> bytes:
+    """A message as a worker writes one that is no answer to an operation."""
+    return b"\0" + json.dumps(message).encode()
+
+
+class Puppet:
+    """One worker, in the place of a `WorkerProcess` as well. It makes one chunk for all its blocks.
+
+    Attributes:
+        asked: Numbers of the requests that it has been told and has not answered, with the blocks to be made.
+        answers: Whether it answers requests by itself.
+        said: The payloads that it has sent.
+    """
+
+    def __init__(self, descriptors: Sequence[int], pid: int, *, answers: bool) -> None:
+        self.pid = pid
+        self.answers = answers
+        self.asked: dict[int, tuple[tuple[int, int], ...]] = {}
+        self.said: list[bytes] = []
+        self._page = SharedPage(os.dup(descriptors[1]))
+        self.channel = Channel(socket.socket(fileno=os.dup(descriptors[0])), sends=ANSWERS)
+        self._forms: dict[int, Any] = {}
+        self._chunk = 1000 * pid
+        self._has_chunk = False
+        self._offset = 0
+        self._dead = trio.Event()
+
+    # As a process.
+
+    def kill(self) -> None:
+        if not self._dead.is_set():
+            self.channel.close()
+            self._page.close()
+            self._dead.set()
+
+    close = kill
+
+    def ending(self) -> str | None:
+        return None
+
+    async def wait_dead(self) -> None:
+        await self._dead.wait()
+
+    async def wait(self) -> str:
+        await self._dead.wait()
+        return "was killed by SIGKILL"
+
+    # As a worker.
+
+    def say(self, payload: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Send what this says, whatever it is."""
+        self.said.append(payload)
+        self.channel._put(payload, tuple(map(os.dup, descriptors)))
+        self.channel._work.wake()
+
+    def tell(self, *message: object) -> None:
+        self.say(ANSWERS.encode(message))
+
+    def began(self, number: int) -> None:
+        """Show that a request was begun, with that word which the first library has."""
+        self._page.start(3, number)
+
+    def done(self, number: int) -> None:
+        """Answer a request, as if all had gone well."""
+        places = []
+        for block, nbytes in self.asked.pop(number):
+            places.append((block, nbytes, self._chunk, self._offset))
+            self._offset += max(-(-nbytes // 512), 1) * 512
+        self.tell("done", number, tuple(places), (), None)
+
+    async def run(self) -> None:
+        """Serve until it is killed."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.channel.run)
+            try:
+                while True:
+                    for message, descriptors in await self.channel.receive():
+                        for descriptor in descriptors:
+                            os.close(descriptor)
+                        self._take(*message)
+            except EndOfChannel:
+                pass
+            self.kill()
+
+    def _take(self, kind: object, *rest: Any) -> None:
+        if kind == "config":
+            self.tell("ready", ("memory", "blas"))
+        elif kind == "start":
+            self.tell("started")
+        elif kind == "form":
+            self._forms[rest[0]] = rest[1]
+        elif kind == "request":
+            self._ask(rest[0], rest[3][ALLOCATIONS])
+        elif kind == "again":
+            number, _, _, form, blocks, _ = rest
+            self._ask(number, [(blocks[place], nbytes) for place, nbytes in self._forms[form][3]])
+        elif kind == "call":
+            value = None if rest[1] == "synchronize" else (0, 0, {}, (0, 0, 0, 0, None))
+            self.tell("result", rest[0], value)
+        elif kind == "close":
+            self.tell("closed")
+
+    def _ask(self, number: int, allocations: Sequence[tuple[int, int]]) -> None:
+        if not self._has_chunk:
+            self._make_chunk()
+        self.asked[number] = tuple(allocations)
+        if self.answers:
+            self.done(number)
+
+    def _make_chunk(self) -> None:
+        self._has_chunk = True
+        descriptor = os.memfd_create("puppet")
+        try:
+            os.ftruncate(descriptor, _MEMORY)
+            self.say(in_json("chunk", self._chunk, _MEMORY), (descriptor,))
+        finally:
+            os.close(descriptor)
+
+
+class Puppets:
+    """The workers of one test: all that its devices order.
+
+    Attributes:
+        answers: Whether those that come answer requests by themselves.
+        last: The one that was started last.
+    """
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self._count = 0
+        self.answers = True
+        self.last: Puppet
+
+    async def start(
+        self, launcher: object, arguments: object, descriptors: Sequence[int], *_: object
+    ) -> Puppet:
+        await trio.lowlevel.checkpoint()
+        self._count += 1
+        self.last = Puppet(descriptors, self._count, answers=self.answers)
+        self._nursery.start_soon(self.last.run)
+        return self.last
+
+    async def wait(self, condition: Callable[[Puppet], object]) -> Puppet:
+        """Wait for something that the last of them brings about."""
+        with trio.fail_after(10):
+            while not condition(self.last):  # noqa: ASYNC110  # nobody tells
+                await trio.lowlevel.checkpoint()
+        return self.last
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Puppets, None]:
+        async with trio.open_nursery() as nursery:
+            puppets = cls(nursery)
+
+            async def start(*arguments: Any) -> Puppet:
+                return await puppets.start(*arguments)
+
+            monkeypatch.setattr(Launcher, "start_worker", start)
+            yield puppets
+            nursery.cancel_scope.cancel()
