@@ -48,7 +48,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     "ActorContext": _names("served show show_process"),
     "AdaptiveCompletion": _names("open"),
     "CompletionStrategy": _names("open"),
-    "DeferredReply": _names("fail_as_crash look_last"),
+    "DeferredReply": _names("fail_as_crash is_of look_last"),
     "Device": _names("check_ask check_pending descriptors end lost start validated"),
     "HostCallbackCompletion": _names("open"),
     "LibraryActor": _names("launch launch_here launch_now lifespan start_grace"),
