@@ -258,3 +258,24 @@ async def test_actors_that_live_elsewhere_are_shown_below_the_incarnation_that_s
     await crash(ref)
     assert await ref.ask(Echo(1)) == 1
     assert [below.path for below in system.tree().walk()] == ["s", "s/here"]
+
+
+async def test_a_tree_that_is_deeper_than_the_stack(system: System) -> None:
+    levels = 2000
+
+    async def grow(actor: Puppet) -> Ref[Puppet]:
+        return await actor.context.spawn(Puppet, name="p")
+
+    ref = await system.spawn(Puppet, name="p")
+    for _ in range(levels - 1):
+        ref = await ref.ask(Do(grow))
+    tree = system.tree()
+    nodes = list(tree.walk())
+    assert len(nodes) == levels + 1
+    assert nodes[-1].path == ref.path
+    assert tree.find(ref.path).children == ()
+    lines = str(tree).split("\n")
+    assert len(lines) == levels + 1
+    assert lines[-1] == f"{'   ' * (levels - 1)}└─ p (Puppet) running"
+    assert repr(tree).endswith("children=<1>)")
+    # And it ends, level by level, within the grace of each.

@@ -29,6 +29,7 @@ from ._events import (
     Subscription,
     SupervisorFailed,
 )
+from ._failures import describe
 from ._handlers import NOT_NOW, handles, message_target, quick
 from ._messages import Message, Request
 from ._options import (
@@ -96,6 +97,7 @@ __all__ = [
     "actor_path_of",
     "at_rest",
     "check_name",
+    "describe",
     "handles",
     "message_target",
     "open_system",

@@ -23,7 +23,7 @@ from ._events import (
     MessageFailed,
     MessageStarted,
 )
-from ._failures import describe, is_fatal, leaves, single
+from ._failures import describe, is_fatal, leaves, safe_repr, single
 from ._incarnation import Incarnation
 from ._mailbox import Mailbox
 from ._messages import AnyMessage, Message, Request
@@ -195,7 +195,7 @@ class Cell:
         check_run(self.system.thread, verb, f"actor {self.path}")
 
     def _what_is_wrong(self, message: object, base: type) -> str:
-        name, given = type(message).__name__, repr(message)
+        name, given = type(message).__name__, safe_repr(message)
         if isinstance(message, type) and issubclass(message, (Request, Message)):
             return f"{message.__name__} is a class; make a message of it: {message.__name__}(...)"
         if not isinstance(message, (Request, Message)):
@@ -375,7 +375,7 @@ class Cell:
             self.last_error = error
             if self._is_started:
                 where = "" if self.pid is None else f" in process {self.pid}"
-                _logger.warning("actor %s%s crashed: %r", self.path, where, error, exc_info=error)
+                _logger.warning("actor %s%s crashed: %s", self.path, where, safe_repr(error), exc_info=error)
         if self._is_started and self.stop_reason is None:
             self.state = CellState.RESTARTING
             self.mailbox.suspend()
@@ -450,7 +450,8 @@ class Cell:
             return False
         self.settle(envelope)
         if envelope.is_told or not envelope.fail(error):
-            _logger.warning("actor %s goes on after %r in %s", self.path, error, envelope.message.operation)
+            shown, operation = safe_repr(error), envelope.message.operation
+            _logger.warning("actor %s goes on after %s in %s", self.path, shown, operation)
         if self.system.observers.of_messages:
             self.observe_end(envelope, error)
         return True

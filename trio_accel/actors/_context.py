@@ -12,7 +12,7 @@ from trio.lowlevel import enable_ki_protection
 
 from ._envelope import DeferredReply, Envelope, EnvelopeState
 from ._errors import MailboxFullError
-from ._failures import drop_frames
+from ._failures import drop_frames, safe_repr
 from ._messages import AnyMessage, Message
 from ._options import MailboxOptions, Policy, Restart
 from ._ref import Ref, cell_behind
@@ -159,7 +159,7 @@ class ActorContext:
         envelope = cell.current
         if envelope is None or envelope.message is not message or envelope.state != EnvelopeState.RUNNING:
             raise RuntimeError(
-                f"stash: actor {self.path} is not serving {message!r}; stash what the handler got"
+                f"stash: actor {self.path} is not serving {safe_repr(message)}; stash what the handler got"
             )
         stashing = sum(served.state == EnvelopeState.STASHING for served in self._incarnation.serving)
         limit = cell.mailbox_options.stash

@@ -9,6 +9,8 @@ from typing import Self, TypeAlias
 
 import attrs
 
+from ._failures import safe_repr
+
 __all__ = [
     "ActorEvent",
     "ActorRestarted",
@@ -240,7 +242,7 @@ class Observers:
                 observer(event)
             except Exception:
                 # It is called from the middle of the runtime: nothing there is prepared for it.
-                _logger.exception("an observer failed on %r", event)
+                _logger.exception("an observer failed on %s", safe_repr(event))
 
     def _changed(self) -> None:
         for callback in tuple(self._on_change.values()):

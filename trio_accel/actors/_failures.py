@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from traceback import format_tb
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-__all__ = ["describe", "drop_frames", "is_fatal", "leaves", "single"]
+__all__ = ["check_printable", "describe", "drop_frames", "is_fatal", "leaves", "safe_repr", "single"]
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
     """The exceptions that a group holds, however deeply; the exception itself if it is no group."""
-    members = _members(error)
-    if not members:
-        yield error
-    for member in members:
-        yield from leaves(member)
+    left = [error]
+    while left:
+        one = left.pop()
+        members = _members(one)
+        if members:
+            left.extend(reversed(members))
+        else:
+            yield one
 
 
 def is_fatal(error: BaseException) -> bool:
@@ -28,12 +31,13 @@ def is_fatal(error: BaseException) -> bool:
 
 def single(error: BaseException) -> BaseException:
     """What is left when the groups of one member around an exception are taken away."""
-    members = list(_members(error))
-    return single(members[0]) if len(members) == 1 else error
+    while len(members := _members(error)) == 1:
+        [error] = members
+    return error
 
 
 def describe(error: BaseException) -> str:
-    """Say what an exception is, or all that a group holds, in one line."""
+    """Say what an exception is, or all that a group holds, in one line; also if its ``__str__`` raises."""
     return "; ".join(_describe(leaf) for leaf in leaves(error))
 
 
@@ -44,6 +48,51 @@ def _describe(error: BaseException) -> str:
         # The runtime describes errors where nothing may fail, such as while it resolves an ask.
         text = "(it cannot be printed)"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def safe_repr(value: object) -> str:
+    """Show a value in a log or an error: like `repr`, also if its ``__repr__`` raises."""
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001  # a stranger's class
+        return f"<{type(value).__name__}, which cannot be printed>"
+
+
+class _Unprintable(BaseExceptionGroup[BaseException]):
+    """Around an error whose ``repr`` fails.
+
+    A Trio nursery prints the exception that it is left with. If that fails, the state of the whole run is
+    broken (Trio 0.31 and later).
+    """
+
+    if not TYPE_CHECKING:
+        # Its type in the standard library's stubs cannot be narrowed.
+        def derive(self, errors: Sequence[BaseException]) -> BaseExceptionGroup:
+            return _unprintable(self.message, errors)
+
+    def __repr__(self) -> str:
+        return f"<{self.message}>"
+
+
+class _UnprintableFailure(_Unprintable, ExceptionGroup[Exception]):
+    """The same, around failures alone: an `Exception` itself."""
+
+
+def _unprintable(text: str, errors: Sequence[BaseException]) -> _Unprintable:
+    failures = [error for error in errors if isinstance(error, Exception)]
+    return _UnprintableFailure(text, failures) if len(failures) == len(errors) else _Unprintable(text, errors)
+
+
+def check_printable(error: BaseException) -> None:
+    """Call it where an error is about to reach a nursery.
+
+    Raises:
+        BaseExceptionGroup: One around it, if its ``repr`` fails; `single` takes that away again.
+    """
+    try:
+        repr(error)
+    except Exception:  # noqa: BLE001  # whatever a stranger's class raises
+        raise _unprintable(describe(error), [error]) from None
 
 
 def _members(error: BaseException) -> tuple[BaseException, ...]:

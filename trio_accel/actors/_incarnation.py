@@ -11,7 +11,7 @@ from trio.lowlevel import enable_ki_protection
 from ._actor import Actor
 from ._context import ActorContext, RestartInfo
 from ._envelope import EXPIRED, DeferredReply, Envelope, EnvelopeState, not_returned
-from ._failures import drop_frames
+from ._failures import check_printable, drop_frames
 from ._handlers import NOT_NOW, Group, Handler
 from ._supervisor import Supervisor
 from ._tasks import running
@@ -83,6 +83,9 @@ class Incarnation:
                     async with actor.lifespan(actor.context):
                         has_started()
                         await self._serve_and_stop_children()
+            except BaseException as error:
+                check_printable(error)
+                raise
             finally:
                 # Again, for children of a lifespan that failed before it started.
                 await self._stop_children()  # noqa: ASYNC102  # it shields itself
@@ -127,6 +130,10 @@ class Incarnation:
         own = task.context
         try:
             await self._serve(own)
+        except BaseException as error:
+            # It passes the nurseries of the lifespan.
+            check_printable(error)
+            raise
         finally:
             # The end of the lifespan runs in the context that its begin ran in, not in the last asker's;
             # that takes effect with the checkpoint.
@@ -370,6 +377,9 @@ class Incarnation:
             self.grouped[task] = envelope
             try:
                 await self._dispatch(handler, envelope, task)
+            except BaseException as error:
+                check_printable(error)
+                raise
             finally:
                 del self.grouped[task]
                 self._running[group] -= 1

@@ -11,6 +11,7 @@ from trio.lowlevel import enable_ki_protection
 
 from ._actor import Actor
 from ._events import Observer, Observers, Subscription
+from ._failures import check_printable
 from ._options import Intensity, MailboxOptions, Policy, Restart, Strategy, SystemOptions
 from ._runs import check_run, thread_ident
 from ._supervisor import Supervisor, check_options
@@ -129,6 +130,9 @@ class System(_Spawner):
             system = cls(name, options or SystemOptions(), nursery)
             try:
                 yield system
+            except BaseException as error:
+                check_printable(error)
+                raise
             finally:
                 await system._stop_all()  # noqa: ASYNC102  # it shields itself
         if alive := system.alive():
@@ -178,6 +182,9 @@ class System(_Spawner):
             scope = self._scopes[name] = SupervisorScope(supervisor, path)
             try:
                 yield scope
+            except BaseException as error:
+                check_printable(error)
+                raise
             finally:
                 await _stop_all(supervisor, "its supervisor closes")  # noqa: ASYNC102  # it shields itself
                 del self._scopes[name]

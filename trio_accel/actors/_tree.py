@@ -13,15 +13,19 @@ if TYPE_CHECKING:
     from ._cell import Cell
     from ._supervisor import Supervisor
 
-__all__ = ["ActorSnapshot", "snapshot_cell", "snapshot_children"]
+__all__ = ["ActorSnapshot", "snapshot_children"]
 
 # Columns of a printed error.
 _LONGEST_ERROR = 100
 
 
+def _how_many(children: tuple[ActorSnapshot, ...]) -> str:
+    return f"<{len(children)}>"
+
+
 @attrs.frozen(kw_only=True)
 class ActorSnapshot:
-    """One actor at one moment, with its children; ``str()`` draws the tree.
+    """One actor at one moment, with its children; ``str()`` draws the tree, ``repr()`` counts the children.
 
     Attributes:
         path: Path in the tree.
@@ -60,7 +64,7 @@ class ActorSnapshot:
     expired: int = 0
     deferred: int = 0
     last_error: str | None = None
-    children: tuple[ActorSnapshot, ...] = ()
+    children: tuple[ActorSnapshot, ...] = attrs.field(default=(), repr=_how_many)
 
     @property
     def name(self) -> str:
@@ -74,9 +78,12 @@ class ActorSnapshot:
 
     def walk(self) -> Iterator[ActorSnapshot]:
         """This snapshot and all below it, parents before children."""
-        yield self
-        for child in self.children:
-            yield from child.walk()
+        # A tree may be deeper than Python's stack.
+        left = [self]
+        while left:
+            node = left.pop()
+            yield node
+            left.extend(reversed(node.children))
 
     def find(self, path: str) -> ActorSnapshot:
         """Find an actor by its whole path.
@@ -90,7 +97,7 @@ class ActorSnapshot:
         raise KeyError(path)
 
     def __str__(self) -> str:
-        return "\n".join(_draw(self, "", ""))
+        return "\n".join(_draw(self))
 
     @property
     def summary(self) -> str:
@@ -113,11 +120,15 @@ class ActorSnapshot:
         return ", ".join(parts)
 
 
-def _draw(node: ActorSnapshot, first: str, rest: str) -> Iterator[str]:
-    yield first + node.summary
-    for child in node.children:
-        is_last = child is node.children[-1]
-        yield from _draw(child, rest + ("└─ " if is_last else "├─ "), rest + ("   " if is_last else "│  "))
+def _draw(root: ActorSnapshot) -> Iterator[str]:
+    # Each with what stands before it, and before its children.
+    left = [(root, "", "")]
+    while left:
+        node, first, rest = left.pop()
+        yield first + node.summary
+        for child in reversed(node.children):
+            is_last = child is node.children[-1]
+            left.append((child, rest + ("└─ " if is_last else "├─ "), rest + ("   " if is_last else "│  ")))
 
 
 def _shortened(text: str) -> str:
@@ -126,8 +137,7 @@ def _shortened(text: str) -> str:
     return line if len(line) <= _LONGEST_ERROR else line[: _LONGEST_ERROR - 1].rstrip() + "…"
 
 
-def snapshot_cell(cell: Cell) -> ActorSnapshot:
-    """Take a snapshot of a cell and its children."""
+def _snapshot(cell: Cell, children: tuple[ActorSnapshot, ...]) -> ActorSnapshot:
     error, incarnation = cell.last_error, cell.incarnation
     shown = incarnation.shown() if incarnation is not None and incarnation.shown is not None else ()
     return ActorSnapshot(
@@ -147,12 +157,26 @@ def snapshot_cell(cell: Cell) -> ActorSnapshot:
         expired=cell.expired,
         deferred=len(cell.deferred),
         last_error=None if error is None else describe(error),
-        children=snapshot_children(incarnation.children if incarnation is not None else None) + shown,
+        children=children + shown,
     )
 
 
 def snapshot_children(supervisor: Supervisor | None) -> tuple[ActorSnapshot, ...]:
-    """Take snapshots of the children of a supervisor."""
-    if supervisor is None:
-        return ()
-    return tuple(snapshot_cell(cell) for cell in supervisor.children.values())
+    """Take snapshots of the children of a supervisor, and of all below them."""
+    children = _children_of(supervisor)
+    # Parents before children on the way down, so children before parents on the way back.
+    below: list[tuple[Cell, tuple[Cell, ...]]] = []
+    left = list(children)
+    while left:
+        cell = left.pop()
+        own = _children_of(None if cell.incarnation is None else cell.incarnation.children)
+        below.append((cell, own))
+        left += own
+    done: dict[Cell, ActorSnapshot] = {}
+    for cell, own in reversed(below):
+        done[cell] = _snapshot(cell, tuple(done.pop(child) for child in own))
+    return tuple(done[cell] for cell in children)
+
+
+def _children_of(supervisor: Supervisor | None) -> tuple[Cell, ...]:
+    return () if supervisor is None else tuple(supervisor.children.values())

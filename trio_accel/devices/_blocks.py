@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
+from ..actors import describe
 from ..backends.base import StaleRefError
 from ..backends.base.ops import ArraySpec, OperationSpec
 from ._availability import Availability
@@ -129,7 +130,7 @@ def bare(error: BaseException) -> BaseException:
     try:
         again = copy.copy(error)
     except Exception:  # noqa: BLE001  # a stranger's exception, that cannot be made again
-        return RuntimeError(f"{type(error).__name__}: {error}")
+        return RuntimeError(describe(error))
     again.__cause__ = error.__cause__
     return again
 

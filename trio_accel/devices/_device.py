@@ -14,7 +14,7 @@ import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ..actors import Directive, Policy, Ref
+from ..actors import Directive, Policy, Ref, describe
 from ..backends.base import (
     AccelBackend,
     DeviceInfo,
@@ -368,7 +368,7 @@ class Device:
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, DeviceLostError):
             cause = cause.__cause__
-        why = str(error) if cause is None else cause.message
+        why = describe(error) if cause is None else cause.message
         lost = DeviceLostError(
             f"the device was given up: {why}", device=self.name, generation=self.generation
         )

@@ -12,6 +12,7 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
+from ..actors import describe
 from ..backends.base import AccelDevice
 from ._arrival import Arrival
 from ._host_pool import HostPool, Slab
@@ -133,7 +134,7 @@ class HostRegistrar:
         try:
             await trio.to_thread.run_sync(make)
         except Exception as error:  # noqa: BLE001  # the device is closed by now, or cannot; it goes on without
-            _logger.debug("host memory is not known to the device: %r", error)
+            _logger.debug("host memory is not known to the device: %s", describe(error))
 
     def _add(self, slab: Slab) -> None:
         if self._device is not None:

@@ -339,7 +339,7 @@ def _call(work: Work) -> Exception | None:
         if isinstance(error, Exception):
             return error  # noqa: ASYNC104
         # Whatever an extension raises, the stream goes on and the event says what happened.
-        failure = RuntimeError(f"an operation raised {error!r}")
+        failure = RuntimeError(f"an operation raised {type(error).__name__}")
         failure.__cause__ = error
         return failure  # noqa: ASYNC104
     return None

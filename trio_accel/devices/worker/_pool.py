@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import trio
 from trio.lowlevel import enable_ki_protection
 
+from ...actors import describe
 from ...backends.base import NotSupportedError
 from .._completion import SyncCompletion, window_of
 from ._answers import ANSWERS
@@ -66,7 +67,7 @@ def check_options(device: Device) -> None:
             try:
                 pickle.dumps(strategy)
             except Exception as error:  # noqa: BLE001  # whatever a stranger's class raises
-                why = str(error)
+                why = describe(error)
         if why is not None:
             raise NotSupportedError(
                 f"{name}={strategy!r} cannot be given to a worker process ({why}); "
@@ -219,7 +220,9 @@ class WorkerPool:
                         return
                     # What ails it will show when it is needed.
                     self._failures += 1
-                    _logger.warning("device %s: a spare worker did not come up: %r", self._device, error)
+                    _logger.warning(
+                        "device %s: a spare worker did not come up: %s", self._device, describe(error)
+                    )
         finally:
             self._is_refilling = False
 
