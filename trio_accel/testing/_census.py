@@ -24,12 +24,13 @@ LeakKind = Literal["device", "array", "memory", "chunk", "descriptor", "shared m
 # Trio keeps the threads of `to_thread.run_sync` for a while, to use them again.
 _CACHED_THREAD = "Trio thread "
 _LAUNCHER = "_launcher_process.py"
-_LAUNCHER_CLASS = "LauncherActor"
+_LAUNCHER_CLASS = "LauncherSupervisor"
 # Memory of isolated devices on the CPU backend, and host arrays.
 _CHUNK = "/memfd:trio_accel"
 _PAGE = "/memfd:trio_accel page"
-# What the application holds of a launcher; and of a worker, besides a page.
-_OF_EACH = ("socket", "anon_inode:[pidfd]")
+# What the application holds of a worker, besides a page; and of a launcher, which Trio watches, too.
+_OF_WORKER = ("socket", "anon_inode:[pidfd]")
+_OF_LAUNCHER = (*_OF_WORKER, "anon_inode:[pidfd]")
 
 
 @attrs.frozen
@@ -156,8 +157,8 @@ class Census:
         may_be = Counter(descriptor.kind for descriptor in before.opened)
         # Open devices and systems may have got them since.
         launchers, workers = before._launching()
-        more = max(0, self.workers - len(workers)) + max(0, self.launchers - len(launchers))
-        may_be.update(_OF_EACH * more)
+        may_be.update(_OF_WORKER * max(0, self.workers - len(workers)))
+        may_be.update(_OF_LAUNCHER * max(0, self.launchers - len(launchers)))
         old = set(before.opened)
         for kind, number in Counter(descriptor.kind for descriptor in self.opened).items():
             new = [item for item in self.opened if item.kind == kind and item not in old]
