@@ -91,6 +91,7 @@ class Cell:
         "_watchers",
         "actor_class",
         "attempt",
+        "attempt_after_progress",
         "awaited_start",
         "deferred",
         "expired",
@@ -106,6 +107,7 @@ class Cell:
         "path",
         "pid",
         "policy",
+        "progressed_at",
         "quiet_since",
         "restart",
         "state",
@@ -148,7 +150,10 @@ class Cell:
         self.last_error: BaseException | None = None
         # For the supervisor: the series of restarts, and the part in a restart of several children.
         self.attempt: int = 0
+        self.attempt_after_progress: int = 0
         self.quiet_since: float = float("-inf")
+        # When the incarnation, or the one that has ended, first made progress.
+        self.progressed_at: float | None = None
         self.swept: trio.Event | None = None
         self.deferred: set[Envelope | DirectReply] = set()
         self.stop_reason: str | None = None
@@ -361,6 +366,7 @@ class Cell:
         """Run one incarnation to its end; returns what it failed with."""
         self.number += 1
         self.pid = None
+        self.progressed_at = None
         self.incarnation = Incarnation(self, self.number)
         error: BaseException | None = None
         try:

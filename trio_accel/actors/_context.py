@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import attrs
+import trio
 from trio.lowlevel import enable_ki_protection
 
 from ._envelope import DeferredReply, Envelope, EnvelopeState
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ._actor import Actor
     from ._cell import Cell, Terminated
     from ._direct import DirectReply
+    from ._events import ActorRestarted
     from ._incarnation import Incarnation
     from ._tree import ActorSnapshot
 
@@ -240,6 +242,33 @@ class ActorContext:
             pid: Number of the process.
         """
         self._cell.pid = pid
+
+    @enable_ki_protection
+    def report_progress(self) -> None:
+        """Tell the supervisor that this incarnation has done some of its work.
+
+        An actor that fails after progress is in no crash loop. What its supervisor makes of that is said by
+        `Intensity.counts_progress` and `Policy.backoff_after_progress`; by default it makes no difference.
+        Does nothing when the incarnation has ended already, or has reported before.
+        """
+        cell = self._cell
+        if cell.incarnation is self._incarnation and cell.progressed_at is None:
+            cell.progressed_at = trio.current_time()
+
+    @enable_ki_protection
+    def observe_restarts(self, observer: Callable[[ActorRestarted], None]) -> None:
+        """Be told of each restart of a child of this incarnation, before the child waits for it.
+
+        Args:
+            observer: Called on the Trio thread; it must be quick and must not raise. A second one takes
+                the place of the first.
+        """
+        self._incarnation.supervisor_of_children().on_restart = observer
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether this actor was asked to end, and is not started again."""
+        return self._cell.stop_reason is not None
 
     @enable_ki_protection
     def stop(self) -> None:

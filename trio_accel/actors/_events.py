@@ -64,11 +64,13 @@ class ActorRestarted(ActorEvent):
         error: What it failed with; None if it ended by itself or with its siblings.
         incarnation: Number of the one that follows.
         delay: Seconds until it is started.
+        has_progressed: Whether the one that ended had made progress (`ActorContext.report_progress`).
     """
 
     error: BaseException | None
     incarnation: int
     delay: float
+    has_progressed: bool = False
 
 
 @attrs.frozen(kw_only=True)

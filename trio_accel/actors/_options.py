@@ -95,6 +95,11 @@ def must_be(argument: str, cls: type, value: object) -> str:
     return f"{argument} must be {article} {cls.__name__}, got {value!r}"
 
 
+def _flag(instance: object, attribute: attrs.Attribute[bool], value: bool) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{type(instance).__name__}: {must_be(attribute.name, bool, value)}")
+
+
 def _instance(cls: type) -> Callable[[object, attrs.Attribute[Any], object], None]:
     def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
         if not isinstance(value, cls):
@@ -121,10 +126,14 @@ class Intensity:
     Attributes:
         restarts: The most restarts within the window; one more and the supervisor fails.
         within: Length of the window in seconds, above 0.
+        counts_progress: Whether the restart of a child counts that had made progress
+            (`ActorContext.report_progress`). If not, such a child is in no crash loop: its restart is not
+            counted, and its earlier restarts are forgotten.
     """
 
     restarts: int = attrs.field(default=3, validator=_whole(0))
     within: float = attrs.field(default=5.0, validator=_number())
+    counts_progress: bool = attrs.field(default=True, validator=_flag, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         if not self.within > 0:
@@ -221,6 +230,10 @@ class Policy:
         directives: What to do about an exception, by class; the most specific class wins, in a
             group the most severe directive of its members. Anything else restarts the actor.
         backoff: Waiting before a restart.
+        backoff_after_progress: Waiting before a restart if the incarnation had made progress
+            (`ActorContext.report_progress`). Those restarts are a series of their own; it begins anew with
+            an incarnation that lived for `reset_after` seconds after its progress. The series of `backoff`
+            begins anew with any progress. None: progress makes no difference.
         grace: Seconds that the actor may take to stop before it is cancelled, and then again before
             it is given up (see `Ref.stop`).
         strategy: Which of the actor's own children are restarted when one fails.
@@ -231,6 +244,9 @@ class Policy:
         factory=dict[type[Exception], Directive], converter=_directives
     )
     backoff: Backoff = attrs.field(factory=Backoff, validator=_instance(Backoff))
+    backoff_after_progress: Backoff | None = attrs.field(
+        default=None, validator=attrs.validators.optional(_instance(Backoff))
+    )
     grace: float = attrs.field(default=5.0, validator=_number())
     strategy: Strategy = attrs.field(default=Strategy.ONE_FOR_ONE, validator=_instance(Strategy))
     intensity: Intensity = attrs.field(factory=Intensity, validator=_instance(Intensity))

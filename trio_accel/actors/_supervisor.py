@@ -18,7 +18,7 @@ from ._envelope import AwaitedStart
 from ._errors import ActorFailedError
 from ._events import ActorRestarted, SupervisorFailed
 from ._failures import describe
-from ._options import Directive, Intensity, MailboxOptions, Policy, Restart, Strategy, must_be
+from ._options import Backoff, Directive, Intensity, MailboxOptions, Policy, Restart, Strategy, must_be
 from ._ref import Ref
 from ._tasks import cell_of_task
 
@@ -50,6 +50,7 @@ class Supervisor:
         "_strategy",
         "_turns",
         "children",
+        "on_restart",
         "stopping",
         "system",
         "taken",
@@ -63,11 +64,14 @@ class Supervisor:
         self.stopping: bool = False
         # Names that its children must not have; shared with what else lies under its path.
         self.taken: Mapping[str, object] = _NOTHING
+        # Told of each restart, besides those who observe the system.
+        self.on_restart: Callable[[ActorRestarted], None] | None = None
         self._path = path
         self._nursery = nursery
         self._strategy = strategy
         self._intensity = intensity
-        self._restarts: deque[float] | None = None
+        # When, and whose.
+        self._restarts: deque[tuple[float, str]] | None = None
         self._turns: trio.Lock | None = None
         self._restarting: trio.CancelScope | None = None
         self._counter = 0
@@ -211,14 +215,31 @@ class Supervisor:
     def _count(self, cell: Cell, error: BaseException | None) -> float:
         """Count a restart; says how long the child waits for its next incarnation."""
         now = trio.current_time()
+        self._count_within(cell, error, now)
+        gentle = cell.policy.backoff_after_progress
+        if gentle is None or cell.progressed_at is None:
+            delay = self._delay(cell, now)
+        else:
+            delay = self._delay_after_progress(cell, gentle, now - cell.progressed_at)
+        self._observe_restart(cell, error, delay, has_progressed=cell.progressed_at is not None)
+        return delay
+
+    def _count_within(self, cell: Cell, error: BaseException | None, now: float) -> None:
+        """See whether the intensity allows one more restart; raises `ActorFailedError` if not."""
+        intensity = self._intensity
         if self._restarts is None:
             self._restarts = deque()
-        self._restarts.append(now)
-        while self._restarts[0] < now - self._intensity.within:
+        if cell.progressed_at is not None and not intensity.counts_progress:
+            self._restarts = deque(counted for counted in self._restarts if counted[1] != cell.path)
+            return
+        self._restarts.append((now, cell.path))
+        while self._restarts[0][0] < now - intensity.within:
             self._restarts.popleft()
-        if len(self._restarts) > self._intensity.restarts:
-            allowed = f"{self._intensity.restarts} restarts within {self._intensity.within:g} s"
+        if len(self._restarts) > intensity.restarts:
+            allowed = f"{intensity.restarts} restarts within {intensity.within:g} s"
             raise self._failed(cell, error, f"{self._path} allows {allowed}")
+
+    def _delay(self, cell: Cell, now: float) -> float:
         backoff = cell.policy.backoff
         if now - cell.quiet_since > backoff.reset_after:
             cell.attempt = 0
@@ -226,16 +247,34 @@ class Supervisor:
         # The waiting itself is no quiet period.
         cell.quiet_since = now + delay
         cell.attempt += 1
-        self._observe_restart(cell, error, delay)
         return delay
 
-    def _observe_restart(self, cell: Cell, error: BaseException | None, delay: float) -> None:
-        if self.system.observers.is_anyone:
-            self.system.observers.emit_life(
-                ActorRestarted(
-                    path=cell.path, pid=cell.pid, error=error, incarnation=cell.number + 1, delay=delay
-                )
-            )
+    def _delay_after_progress(self, cell: Cell, backoff: Backoff, lived: float) -> float:
+        # Waiting and starting are no quiet period either: what counts is for how long it worked.
+        if lived > backoff.reset_after:
+            cell.attempt_after_progress = 0
+        delay = backoff.delay(cell.attempt_after_progress, self.system.options.random)
+        cell.attempt_after_progress += 1
+        cell.attempt = 0
+        return delay
+
+    def _observe_restart(
+        self, cell: Cell, error: BaseException | None, delay: float, *, has_progressed: bool = False
+    ) -> None:
+        observers = self.system.observers
+        if not observers.is_anyone and self.on_restart is None:
+            return
+        restarted = ActorRestarted(
+            path=cell.path,
+            pid=cell.pid,
+            error=error,
+            incarnation=cell.number + 1,
+            delay=delay,
+            has_progressed=has_progressed,
+        )
+        if self.on_restart is not None:
+            self.on_restart(restarted)
+        observers.emit_life(restarted)
 
     def _failed(self, cell: Cell, error: BaseException | None, why: str) -> ActorFailedError:
         what = "ended by itself" if error is None else f"failed with {describe(error)}"
