@@ -127,8 +127,8 @@ async def test_where_there_are_no_worker_processes_inline_is(
         ({"cancel_grace": float("nan")}, ValueError, "cancel_grace must be seconds"),
         ({"cancel_grace": "5"}, ValueError, "cancel_grace must be seconds"),
         ({"memory_limit": 0}, ValueError, "memory_limit must be a whole number of at least 1, got 0"),
-        ({"intensity": 3}, TypeError, "intensity must be an Intensity, got 3"),
-        ({"backoff": 0.1}, TypeError, "backoff must be a Backoff, got 0.1"),
+        ({"intensity": 3}, TypeError, "intensity must be an Intensity or None, got 3"),
+        ({"backoff": 0.1}, TypeError, "backoff must be a Backoff or None, got 0.1"),
         ({"spares": -1}, ValueError, "spares must be a whole number of at least 0, got -1"),
         (
             {"spares": 17},

@@ -25,8 +25,9 @@ POISON = ta.ContextPoisonedError("the driver reports an illegal address")
 
 @pytest.fixture
 async def manual(system: ta.System, backend: ManualBackend) -> AsyncGenerator[ta.Device, None]:
-    """A device that comes back without a back-off."""
-    async with system.open_device(options=ta.DeviceOptions(backoff=AT_ONCE)) as device:
+    """A device that comes back without a back-off; of all restarts it allows three."""
+    options = ta.DeviceOptions(backoff=AT_ONCE, intensity=ta.Intensity(3, 60.0))
+    async with system.open_device(options=options) as device:
         yield device
         for opened in backend.devices:
             opened.release()

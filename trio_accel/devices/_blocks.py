@@ -6,13 +6,16 @@ import copy
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..actors import describe
 from ..backends.base import StaleRefError
 from ..backends.base.ops import ArraySpec, OperationSpec
 from ._availability import Availability
 from ._bridge import LoopWaker
+
+if TYPE_CHECKING:
+    from ._device import Device
 
 __all__ = ["Block", "BlockTable", "Lowered", "bare"]
 
@@ -145,7 +148,8 @@ class BlockTable:
             limited: a worker that finds no memory cannot have them given back.
 
     Attributes:
-        device_name: Name of the device.
+        device: The device, unless this is a worker's; another one after an adoption.
+        device_name: Its name.
         availability: Which generation there is.
         dropped: Blocks that were let go, and are not given back yet: ids, sizes of those that nothing uses,
             and the arrays that they were made for.
@@ -160,8 +164,10 @@ class BlockTable:
     __slots__ = (
         "_is_rung",
         "_keeps",
+        "_large",
         "_waker",
         "availability",
+        "device",
         "device_name",
         "dropped",
         "is_watched",
@@ -172,6 +178,7 @@ class BlockTable:
     )
 
     def __init__(self, device_name: str, availability: Availability, *, keeps: bool = True) -> None:
+        self.device: Device
         self.device_name: str = device_name
         self.valid_since: int = 0
         self.availability: Availability = availability
@@ -181,6 +188,8 @@ class BlockTable:
         self.is_watched: bool = False
         self._keeps = keeps
         self._is_rung = False
+        # A block of so many bytes is given back at once.
+        self._large = _LARGE
         self._waker = LoopWaker(self.drain)
         self.release: Callable[[Iterable[int]], None] = _nowhere
 
@@ -233,7 +242,7 @@ class BlockTable:
         """
         nbytes = block.nbytes
         self.dropped.append((block.id, nbytes if is_free else _NONE, block.spec))
-        if len(self.dropped) < _MANY and (nbytes < _LARGE or self.is_watched):
+        if len(self.dropped) < _MANY and (nbytes < self._large or self.is_watched):
             # To wake the loop costs as much as a third of a small operation, and the next one drains.
             return
         # Whoever finds the bell rung has added the block before, and the drain that it is rung for
@@ -283,6 +292,20 @@ class BlockTable:
     def lose(self) -> None:
         """The context is gone and all memory with it: there is nothing to give back."""
         self.release = _nowhere
+
+    def leave(self, release: Callable[[Iterable[int]], None]) -> None:
+        """The device was given up, and its memory is there: give blocks back as they are dropped."""
+        self.release = release
+        self.is_watched = False
+        # No operation follows that a small one could wait for.
+        self._large = 0
+        self.drain()
+
+    def move(self, device: Device, availability: Availability, *, keeps: bool) -> None:
+        """The blocks pass to another device, which has no context yet."""
+        self.device, self.availability, self._keeps = device, availability, keeps
+        self._large = _LARGE
+        self.lowered.clear()
 
     def close(self) -> None:
         """Take no more notice of dropped blocks."""

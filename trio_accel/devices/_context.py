@@ -21,6 +21,7 @@ from ._hooks import EngineHook
 from ._library import LibraryActor
 from ._operation import Launch
 from ._options import DeviceOptions
+from ._recovery import recovery_policy
 from ._submissions import OpenLibrary, Submissions
 
 __all__ = ["ContextActor", "ContextOwner", "Session", "context_policy", "load_library"]
@@ -36,12 +37,7 @@ _DIRECTIVES = {
 
 def context_policy(options: DeviceOptions) -> Policy:
     """How a context is supervised, and supervises its libraries."""
-    return Policy(
-        directives=_DIRECTIVES,
-        backoff=options.backoff,
-        intensity=options.intensity,
-        grace=options.cancel_grace + 5.0,
-    )
+    return recovery_policy(options, directives=_DIRECTIVES, grace=options.cancel_grace + 5.0)
 
 
 @attrs.define(eq=False)
@@ -159,6 +155,7 @@ class ContextActor(Actor):
             on_look=owner.on_look,
             is_alone=owner.is_alone,
             may_defer=owner.may_defer,
+            on_progress=context.report_progress,
         )
         self._session = Session(engine.generation, engine, context, owner.variables)
         cause: BaseException | None = None
@@ -218,7 +215,7 @@ class ContextActor(Actor):
             actor_class,
             self._session.engine,
             name=_free_name(actor_class.library, libraries.values()),
-            policy=Policy(backoff=options.backoff, grace=options.cancel_grace),
+            policy=recovery_policy(options, grace=options.cancel_grace),
         )
         libraries[message.library] = library
         return library

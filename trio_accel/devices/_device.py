@@ -14,7 +14,7 @@ import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ..actors import Directive, Policy, Ref, describe
+from ..actors import Directive, Ref, describe
 from ..backends.base import (
     AccelBackend,
     DeviceInfo,
@@ -39,10 +39,11 @@ from ._memory import Empty, Put
 from ._operation import Launch, Operation
 from ._options import DeviceOptions
 from ._pending import Pending
+from ._recovery import Losses, recovery_policy
 from ._ref import AccelRef
 from ._statistics import DeviceStatistics
 from ._window import SubmitWindow
-from .worker import WorkerDispatch
+from .worker import INTACT, LeftMemory, WorkerDispatch
 
 if TYPE_CHECKING:
     from ..actors import System
@@ -65,13 +66,30 @@ class Device:
         options: DeviceOptions,
         path: str,
         system: System,
+        adopted: LeftMemory | None = None,
     ) -> None:
         self.backend = backend
         self.options = options
         self.system = system
         self.availability: Availability = Availability()
-        self.blocks: BlockTable = BlockTable(info.name, self.availability, keeps=options.memory_limit is None)
+        # Memory that was another device's, until this one is open; what this one leaves; and who has that.
+        self.adopted: LeftMemory | None = adopted
+        self.left: LeftMemory | None = None
+        self.adopted_by: str | None = None
+        # What the hardware has said of its memory, if that is broken.
+        self.memory_failure: BaseException | None = None
+        # Arrays that the program holds by `lease`, where they outlive the context.
+        self.leases = 0
+        self.blocks: BlockTable
+        if adopted is None:
+            self.blocks = BlockTable(info.name, self.availability, keeps=options.memory_limit is None)
+            self.blocks.device = self
+        else:
+            # Generations are counted on, so that none of an array's is above the device's.
+            self.availability.generation = adopted.generation
+            self._have(adopted)
         self.faults: Faults = Faults()
+        self.losses: Losses = Losses(info.name, self.availability)
         self.hooks: list[EngineHook] = []
         self.window: SubmitWindow = SubmitWindow(info.name, options.in_flight)
         # Where the device has memory of its own, its transfers are fast from and to memory that it knows.
@@ -319,6 +337,37 @@ class Device:
                 # Bounded by the actor's grace.
                 await self._actor.stop()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it was opened; also when it has ended since."""
+        return self._actor is not None
+
+    def _have(self, memory: LeftMemory) -> None:
+        self.blocks = memory.blocks
+        self.blocks.move(self, self.availability, keeps=self.options.memory_limit is None)
+
+    def have_back(self, memory: LeftMemory) -> None:
+        """The device that was to adopt what this one left could not be opened."""
+        self._have(memory)
+        self.left, self.adopted_by = memory, None
+        memory.leave(self.system)
+
+    async def wait_ended(self) -> bool:
+        """Whether the device is closed or was given up; waits for the end of one that is ending."""
+        await trio.lowlevel.checkpoint()
+        if not self.availability.is_ended or self._actor is None:
+            return False
+        await self._actor.wait_terminated()
+        return True
+
+    def fate_of_arrays(self) -> str:
+        """What becomes of the arrays of a device that was given up, to be put behind the reason."""
+        if self.adopted_by is not None:
+            return f"; its arrays were adopted by the next device, {self.adopted_by}"
+        if self.left is not None and self.left.chunks.blocks:
+            return INTACT
+        return ""
+
     async def start(self, name: str) -> None:
         """Start the device's actors."""
         options = self.options
@@ -327,17 +376,19 @@ class Device:
             DeviceActor,
             self,
             name=name,
-            policy=Policy(
-                directives={Exception: Directive.STOP},
-                intensity=options.intensity,
-                grace=options.cancel_grace + 10.0,
+            policy=recovery_policy(
+                options, directives={Exception: Directive.STOP}, grace=options.cancel_grace + 10.0
             ),
         )
+        self.adopted = None
 
-    def end(self) -> None:
+    def end(self, *, is_given_up: bool) -> None:
         """The device is closed or given up: no context follows."""
         self.availability.end()
-        self.blocks.close()
+        if is_given_up:
+            self.losses.given_up(self.fate_of_arrays())
+        if self.left is None:
+            self.blocks.close()
         if self.host_pool is not None:
             self.host_pool.close()
 
@@ -370,7 +421,9 @@ class Device:
             cause = cause.__cause__
         why = describe(error) if cause is None else cause.message
         lost = DeviceLostError(
-            f"the device was given up: {why}", device=self.name, generation=self.generation
+            f"the device was given up: {why}{self.fate_of_arrays()}",
+            device=self.name,
+            generation=self.generation,
         )
         lost.__cause__ = error
         return lost

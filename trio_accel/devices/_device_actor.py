@@ -26,7 +26,9 @@ class DeviceActor(Actor):
         device = self._device
         try:
             async with device.dispatch.open(context):
+                context.observe_restarts(device.losses.restarted)
                 await device.dispatch.start_context(context)
                 yield
         finally:
-            device.end()
+            # One whose opening failed was never a device.
+            device.end(is_given_up=device.is_open and not context.is_stopping)

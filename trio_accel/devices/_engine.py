@@ -52,6 +52,10 @@ def _never(_: int) -> bool:
     return False
 
 
+def _nobody() -> None:
+    """Nobody wants to know."""
+
+
 class Engine:
     """Launches operations, sees their completion, replies, and gives memory back.
 
@@ -81,6 +85,7 @@ class Engine:
         on_look: Callable[[int], None] | None = None,
         is_alone: Callable[[], bool] = bool,
         may_defer: Callable[[int], bool] = _never,
+        on_progress: Callable[[], None] = _nobody,
     ) -> None:
         self.device = device
         self.generation: int = generation
@@ -92,6 +97,7 @@ class Engine:
         self._on_launch = on_launch
         self._on_look = on_look
         self._is_alone = is_alone
+        self._on_progress = on_progress
         self.is_lost: bool = False
         self.is_closing: bool = False
         self._grace_at_end = options.cancel_grace
@@ -140,11 +146,17 @@ class Engine:
         self.generation = generation
         self._memory_in_use.adopt(adopted)
 
-    def open_lane(self, library: str, owner: str) -> Lane:
-        """Take a stream for one incarnation of the library actor with the path `owner`."""
+    def open_lane(self, library: str, owner: str, on_progress: Callable[[], None] | None = None) -> Lane:
+        """Take a stream for one incarnation of the library actor with the path `owner`.
+
+        Args:
+            library: Its library.
+            owner: Its path.
+            on_progress: Called once, when the first operation has completed without an error.
+        """
         stream = self._streams.acquire(library)
         load = next((other.load for other in self._lanes if other.stream is stream), StreamLoad())
-        lane = Lane(stream, load, self._options.in_flight, owner)
+        lane = Lane(stream, load, self._options.in_flight, owner, on_progress)
         self._lanes.append(lane)
         return lane
 
@@ -439,14 +451,14 @@ class Engine:
             done = event
             load.outstanding -= 1
             load.finished += 1
-            self._finish(operations.popleft())
+            self._finish(operations.popleft(), lane)
         for other in tuple(self._lanes) if was_full else (lane,):
             if other.load is load:
                 other.notify()
         if lane.on_idle is not None:
             self._sweep(lane)
 
-    def _finish(self, operation: InFlight) -> None:
+    def _finish(self, operation: InFlight, lane: Lane) -> None:
         launch, reply = operation.launch, operation.reply
         error = operation.event.error if operation.after is None else operation.failure()
         launch.is_in_flight = False
@@ -458,6 +470,8 @@ class Engine:
                 self._notify(Phase.COMPLETE, launch)
             if error is None:
                 reply.set(None)
+                if lane.on_progress is not None:
+                    self._report_progress(lane, lane.on_progress)
             else:
                 self._report(operation, reply, error)
             if self._hooks:
@@ -466,6 +480,12 @@ class Engine:
         launch.forget()
         if self._hooks and not operation.is_lost:
             self._notify(Phase.RELEASE, launch)
+
+    def _report_progress(self, lane: Lane, on_progress: Callable[[], None]) -> None:
+        """The first operation of a lane has completed without an error."""
+        lane.on_progress = None
+        on_progress()
+        self._on_progress()
 
     def _report(self, operation: InFlight, reply: Reply, error: Exception) -> None:
         launch = operation.launch

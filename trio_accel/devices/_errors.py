@@ -16,7 +16,7 @@ from ..backends.base import (
     StaleRefError,
 )
 
-__all__ = ["FailureClass", "WithdrawnError", "classify", "locate"]
+__all__ = ["FailureClass", "WithdrawnError", "classify", "damage_to_memory", "locate"]
 
 
 class WithdrawnError(Exception):
@@ -56,6 +56,15 @@ def classify(error: Exception) -> FailureClass:
         if isinstance(error, cls):
             return failure
     return FailureClass.SUSPECT
+
+
+def damage_to_memory(error: BaseException | None) -> ContextPoisonedError | None:
+    """What the hardware has said of its memory, among an error and its causes."""
+    while error is not None:
+        if isinstance(error, ContextPoisonedError) and error.is_memory_damaged:
+            return error
+        error = error.__cause__
+    return None
 
 
 def locate(error: Exception, *, device: str, operation: str, generation: int) -> None:

@@ -299,6 +299,7 @@ class InlineDispatch:
             in_flight=engine.in_flight,
             queues=engine.queues(),
             memory=engine.device.memory(),
+            losses=self._device.losses.count,
         )
 
     def poison(self, reason: str) -> None:

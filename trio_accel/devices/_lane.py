@@ -116,6 +116,8 @@ class Lane:
     limit: int
     owner: str
     """Path of the library actor whose incarnations launch here, one lane each."""
+    on_progress: Callable[[], None] | None = None
+    """Called once, when the first operation has completed without an error."""
     operations: deque[InFlight] = attrs.field(factory=deque[InFlight])
     is_lost: bool = False
     """The context is gone: nothing is launched here any more."""

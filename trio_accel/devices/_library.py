@@ -48,7 +48,7 @@ class LibraryActor(Actor):
         if kernels is None:
             kernels = await trio.to_thread.run_sync(engine.device.open_library, self.library)
         try:
-            lane = engine.open_lane(self.library, context.path)
+            lane = engine.open_lane(self.library, context.path, context.report_progress)
         except BaseException:
             kernels.close()
             raise

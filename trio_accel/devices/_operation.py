@@ -387,7 +387,7 @@ class Planner:
         block = Block(table, nbytes, table.availability.generation, number, spec)
         self._allocations += ((number, nbytes),)
         self._keep.append(block)
-        return AccelRef(self._device, block, spec)
+        return AccelRef(block, spec)
 
 
 @lru_cache

@@ -65,14 +65,18 @@ def _above_zero(instance: DeviceOptions, attribute: attrs.Attribute[float], valu
         raise ValueError(f"DeviceOptions: {attribute.name} must be seconds above 0 or None, got {value!r}")
 
 
-def _intensity(instance: DeviceOptions, attribute: attrs.Attribute[Intensity], value: Intensity) -> None:
-    if not isinstance(value, Intensity):
-        raise TypeError(f"DeviceOptions: intensity must be an Intensity, got {value!r}")
+def _intensity(
+    instance: DeviceOptions, attribute: attrs.Attribute[Intensity | None], value: Intensity | None
+) -> None:
+    if value is not None and not isinstance(value, Intensity):
+        raise TypeError(f"DeviceOptions: intensity must be an Intensity or None, got {value!r}")
 
 
-def _backoff(instance: DeviceOptions, attribute: attrs.Attribute[Backoff], value: Backoff) -> None:
-    if not isinstance(value, Backoff):
-        raise TypeError(f"DeviceOptions: backoff must be a Backoff, got {value!r}")
+def _backoff(
+    instance: DeviceOptions, attribute: attrs.Attribute[Backoff | None], value: Backoff | None
+) -> None:
+    if value is not None and not isinstance(value, Backoff):
+        raise TypeError(f"DeviceOptions: backoff must be a Backoff or None, got {value!r}")
 
 
 def _strategy(
@@ -112,8 +116,13 @@ class DeviceOptions:
         retry: How often an operation that was in flight when the context was lost runs again instead of
             failing, if it changes no array that was there before. Inline, where memory is lost with the
             context, only what uses no array at all can run again.
-        intensity: Restarts that the device allows its context, and the context its libraries.
-        backoff: Waiting before a context or library is started again.
+        intensity: Restarts that the device allows its context, and the context its libraries. None takes the
+            default recovery policy: 3 within 60 seconds, of which those are none that follow progress. A
+            context has made progress when it has completed a request without an error, and so has a library.
+            What is given here counts every restart, unless its `counts_progress` is False.
+        backoff: Waiting before a context or library is started again. None takes the default recovery
+            policy: after progress at once, and at most 1 second where losses follow one another closely;
+            without progress as `Backoff` has it. What is given here holds for every restart.
         cancel_grace: Seconds that a cancelled asker waits for its running operation. Past it the
             asker gets its cancellation, and the buffers stay reserved until the device is done.
         stuck_after: Seconds after which a running operation counts as hung: its asker gets
@@ -130,8 +139,8 @@ class DeviceOptions:
     spares: int = attrs.field(default=0, validator=_spares)
     in_flight: int = attrs.field(default=64, validator=_positive)
     retry: int = attrs.field(default=0, validator=_count)
-    intensity: Intensity = attrs.field(default=Intensity(3, 60.0), validator=_intensity)
-    backoff: Backoff = attrs.field(factory=Backoff, validator=_backoff)
+    intensity: Intensity | None = attrs.field(default=None, validator=_intensity)
+    backoff: Backoff | None = attrs.field(default=None, validator=_backoff)
     cancel_grace: float = attrs.field(default=5.0, validator=_seconds)
     stuck_after: float | None = attrs.field(default=None, validator=attrs.validators.optional(_above_zero))
     heartbeat_timeout: float = attrs.field(default=15.0, validator=_above_zero)

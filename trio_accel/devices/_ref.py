@@ -38,18 +38,16 @@ class AccelRef:
     still uses it is finished first. Every use is checked before the device is touched.
 
     Attributes:
-        device: The device whose memory it is.
         block: The memory block, for the runtime's own use.
         spec: Where it lies and how it is laid out, for operations that lower themselves.
     """
 
-    __slots__ = ("block", "device", "spec")
+    __slots__ = ("block", "spec")
 
-    def __init__(self, device: Device, block: Block, spec: ArraySpec) -> None:
+    def __init__(self, block: Block, spec: ArraySpec) -> None:
         # No properties: they are looked at with each operation.
         self.block: Block = block
         self.spec: ArraySpec = spec
-        self.device: Device = device
 
     def __repr__(self) -> str:
         if self.block.is_released:
@@ -61,6 +59,11 @@ class AccelRef:
         else:
             state = ""
         return f"<AccelRef {self.dtype} {self.shape} on {self.device.name}{state}>"
+
+    @property
+    def device(self) -> Device:
+        """The device whose memory it is: after an adoption (`System.open_device`), the new one."""
+        return self.block.table.device
 
     @property
     def dtype(self) -> DType:
@@ -104,7 +107,7 @@ class AccelRef:
             TypeError: An index that is no whole number, slice, ``...`` or ``None``.
             IndexError: Out of range, or too many.
         """
-        return AccelRef(self.device, self.block, indexed(self.spec, index))
+        return AccelRef(self.block, indexed(self.spec, index))
 
     def __iter__(self) -> NoReturn:
         raise TypeError(
@@ -118,12 +121,12 @@ class AccelRef:
             ValueError: Another number of elements, or a layout of which there is no such view.
         """
         first = (shape,) if isinstance(shape, SupportsIndex) else tuple(shape)
-        return AccelRef(self.device, self.block, reshaped(self.spec, (*first, *sizes)))
+        return AccelRef(self.block, reshaped(self.spec, (*first, *sizes)))
 
     @property
     def T(self) -> AccelRef:  # noqa: N802  # NumPy's name
         """A view with the axes in the opposite order."""
-        return AccelRef(self.device, self.block, transposed(self.spec))
+        return AccelRef(self.block, transposed(self.spec))
 
     def __len__(self) -> int:
         if not self.shape:

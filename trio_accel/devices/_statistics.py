@@ -26,7 +26,7 @@ class QueueStatistics:
 
 @attrs.frozen(kw_only=True)
 class DeviceStatistics:
-    """Counts of one generation of a device.
+    """Counts of one generation of a device, but for its losses.
 
     Attributes:
         generation: Number of the generation.
@@ -36,6 +36,7 @@ class DeviceStatistics:
         in_flight: Operations that the backend has now.
         queues: By the import path of the library (`Operation.library`): those that have requests now.
         memory: Memory of the device's arrays.
+        losses: Contexts that the device has lost since it was opened.
     """
 
     generation: int
@@ -45,3 +46,4 @@ class DeviceStatistics:
     in_flight: int
     queues: Mapping[str, QueueStatistics]
     memory: MemoryStatistics
+    losses: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any
 
@@ -16,8 +16,10 @@ from .. import actors
 from ..actors import SystemOptions
 from ..backends import candidates
 from ..backends.base import AccelBackend, DeviceInfo, NotSupportedError
+from ._adoption import check_adoption, options_of_heir, take_memory
 from ._device import Device
 from ._options import DeviceOptions
+from .worker import free_left_memory
 
 __all__ = ["DeviceOpening", "System", "open_system"]
 
@@ -27,16 +29,21 @@ _logger = logging.getLogger("trio_accel.devices")
 class DeviceOpening:
     """A device being opened: await it, or use it in ``async with``, which closes the device at the end."""
 
-    __slots__ = ("_device", "_options", "_spec", "_system")
+    __slots__ = ("_adopt", "_device", "_options", "_spec", "_system")
 
-    def __init__(self, system: System, spec: str | None, options: DeviceOptions) -> None:
+    def __init__(
+        self, system: System, spec: str | None, options: DeviceOptions | None, adopt: Device | None
+    ) -> None:
         self._system = system
         self._spec = spec
         self._options = options
+        self._adopt = adopt
         self._device: Device | None = None
 
     def __await__(self) -> Generator[Any, Any, Device]:
-        return _open(self._system, self._spec, self._options).__await__()
+        if self._adopt is not None:
+            return _open_adopting(self._system, self._spec, self._options, self._adopt).__await__()
+        return _open(self._system, self._spec, self._options or DeviceOptions()).__await__()
 
     @enable_ki_protection
     async def __aenter__(self) -> Device:
@@ -65,19 +72,34 @@ class System(actors.System):
         super().__init__(name, options, nursery)
         self.opening: set[str] = set()
 
-    def open_device(self, spec: str | None = None, *, options: DeviceOptions | None = None) -> DeviceOpening:
+    def open_device(
+        self,
+        spec: str | None = None,
+        *,
+        options: DeviceOptions | None = None,
+        adopt: Device | None = None,
+    ) -> DeviceOpening:
         """Open a device: ``await system.open_device("cpu")``, or ``async with``, which closes it.
 
         Args:
             spec: Name of a backend or device, such as ``"cpu"`` or ``"cuda:1"``. None takes what the
                 environment variable ``TRIO_ACCEL_BACKEND`` names, else the best device that can be opened.
             options: How it is opened and supervised.
+            adopt: A device of this system that was given up (its requests raise `DeviceLostError`), on the
+                same hardware and with worker processes: the new device takes over its memory. All its arrays
+                are arrays of the new device then, by the same references, with the same contents; those that
+                were damaged stay so. Where nothing else is given, the new device is opened as that one was.
+                If it cannot be opened, the arrays stay where they are, and can be adopted again.
 
         Raises:
-            ValueError: There is no such backend or device.
-            TypeError: No name, or no options.
+            ValueError: There is no such backend or device; or the device to be adopted is another system's,
+                is open, was closed or adopted already, is other hardware, takes more than `memory_limit`,
+                or has an array that is leased.
+            TypeError: No name, no options, or no device.
             NotSupportedError: The backend is not available, or does not have an option.
             RuntimeError: It is awaited in another thread or Trio run than the system's.
+            DeviceLostError: The memory of the device to be adopted is lost: it was inline, or the hardware
+                reported an uncorrectable error of its memory.
         """
         if spec is not None and not isinstance(spec, str):
             raise TypeError(
@@ -85,7 +107,9 @@ class System(actors.System):
             )
         if options is not None and not isinstance(options, DeviceOptions):
             raise TypeError(f"open_device: options must be DeviceOptions, got {options!r}")
-        return DeviceOpening(self, spec, DeviceOptions() if options is None else options)
+        if adopt is not None and not isinstance(adopt, Device):
+            raise TypeError(f"open_device: adopt must be a Device that was given up, got {adopt!r}")
+        return DeviceOpening(self, spec, options, adopt)
 
 
 @asynccontextmanager
@@ -100,8 +124,10 @@ async def open_system(name: str, *, options: SystemOptions | None = None) -> Asy
         ExceptionGroup: What the body raised, and what a failed actor escalated to the top.
     """
     actors.check_name(name)
-    async with System.open(name, options) as system:
-        yield system
+    with ExitStack() as at_end:
+        async with System.open(name, options) as system:
+            at_end.callback(free_left_memory, system)
+            yield system
 
 
 @enable_ki_protection
@@ -118,6 +144,26 @@ async def _open(system: System, spec: str | None, options: DeviceOptions) -> Dev
     return await _start(system, *_make(system, *last, options))
 
 
+@enable_ki_protection
+async def _open_adopting(
+    system: System, spec: str | None, options: DeviceOptions | None, old: Device
+) -> Device:
+    """Open a device with the memory of one that was given up, which keeps it if that fails."""
+    system.check_run("open_device")
+    await check_adoption(system, old)
+    options = options_of_heir(old, options)
+    *_, (backend, info) = await trio.to_thread.run_sync(candidates, spec or old.name)
+    _check_isolation(info, options)
+    name = _free_name(system, info)
+    memory = take_memory(old, f"{system.name}/{name}", backend, info, options)
+    try:
+        heir = Device(backend, info, options, f"{system.name}/{name}", system, memory)
+        return await _start(system, heir, name)
+    except BaseException:
+        old.have_back(memory)
+        raise
+
+
 def _make(
     system: System, backend: AccelBackend, info: DeviceInfo, options: DeviceOptions
 ) -> tuple[Device, str]:
@@ -126,6 +172,12 @@ def _make(
     Raises:
         NotSupportedError: It does not have an option.
     """
+    _check_isolation(info, options)
+    name = _free_name(system, info)
+    return Device(backend, info, options, f"{system.name}/{name}", system), name
+
+
+def _check_isolation(info: DeviceInfo, options: DeviceOptions) -> None:
     if options.isolation is not None and options.isolation not in info.isolations:
         allowed = ", ".join(repr(isolation) for isolation in info.isolations)
         raise NotSupportedError(
@@ -140,11 +192,13 @@ def _make(
             device=info.name,
             backend=info.backend,
         )
+
+
+def _free_name(system: System, info: DeviceInfo) -> str:
     # Others may be on their way to the tree.
     taken = {child.name for child in system.tree().children} | system.opening
     names = itertools.chain([info.name], (f"{info.name}#{number}" for number in itertools.count(2)))
-    name = next(name for name in names if name not in taken)
-    return Device(backend, info, options, f"{system.name}/{name}", system), name
+    return next(name for name in names if name not in taken)
 
 
 async def _start(system: System, device: Device, name: str) -> Device:

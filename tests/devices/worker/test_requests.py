@@ -155,3 +155,27 @@ def test_what_finds_no_room_beside_others_goes_when_it_is_alone() -> None:
     table.done(second.number)
     table.pump()
     assert sent == [first, second, first]
+
+
+def test_carefully_opened_it_hands_over_one_at_a_time_until_it_is_told_to_hurry() -> None:
+    sent: list[int] = []
+    table = RequestTable(LIMIT, lambda request: sent.append(request.number))
+    requests = [RemoteRequest(table.next_number(), library, frozenset(), frozenset()) for library in "aabb"]
+    for request in requests:
+        table.add(request)
+    assert sent == []
+    table.open(carefully=True)
+    assert sent == [1]
+    # What comes meanwhile waits as well.
+    table.add(RemoteRequest(table.next_number(), "c", frozenset(), frozenset()))
+    assert sent == [1]
+    # One that is over without having shown anything makes room for the next.
+    table.done(1)
+    table.pump()
+    assert sent == [1, 2]
+    table.hurry()
+    assert sorted(sent) == [1, 2, 3, 4, 5]
+    # After a loss everything waits again; opened as usual it goes as usual.
+    table.put_back(table.close())
+    table.open()
+    assert sorted(sent[5:]) == [2, 3, 4, 5]

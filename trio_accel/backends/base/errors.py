@@ -60,7 +60,14 @@ class AccelError(Exception):
 
 @attrs.define(eq=False, slots=False)
 class ContextPoisonedError(AccelError):
-    """The device's context was lost while this operation was in flight; its outputs never become valid."""
+    """The device's context was lost while this operation was in flight; its outputs never become valid.
+
+    Attributes:
+        is_memory_damaged: Whether the hardware reported an uncorrectable error of its memory: the contents of
+            no array on the device can be trusted.
+    """
+
+    is_memory_damaged: bool = attrs.field(default=False, kw_only=True, repr=False)
 
 
 @attrs.define(eq=False, slots=False)

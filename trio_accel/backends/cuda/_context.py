@@ -10,7 +10,7 @@ from typing import Any
 from cuda.bindings import driver
 
 from ..base import ContextPoisonedError, DeviceLostError
-from ._driver import check, describe, error_of, is_sticky
+from ._driver import check, describe, error_of, is_damage, is_sticky
 
 __all__ = ["CudaContext"]
 
@@ -53,6 +53,7 @@ class CudaContext:
         "_device",
         "_handle",
         "_is_alone",
+        "_is_memory_damaged",
         "_lock",
         "_loss",
         "_number",
@@ -69,6 +70,7 @@ class CudaContext:
         self._pushed = _Pushed()
         self._lock = threading.Lock()
         self._loss: str | None = None
+        self._is_memory_damaged: bool = False
         self._before_loss: list[Callable[[], None]] = []
         self.is_lost: bool = False
         self.is_dead: bool = False
@@ -168,6 +170,7 @@ class CudaContext:
     def lose_to(self, code: int) -> None:
         """The driver has reported a sticky code."""
         self.is_dead = True
+        self._is_memory_damaged = self._is_memory_damaged or is_damage(code)
         self.lose(f"the context is lost: {describe(code)}")
 
     def lose(self, why: str) -> None:
@@ -184,7 +187,9 @@ class CudaContext:
         """A new error that says why the context is lost; None while it is usable."""
         if self._loss is None:
             return None
-        return ContextPoisonedError(self._loss, device=self._device)
+        return ContextPoisonedError(
+            self._loss, device=self._device, is_memory_damaged=self._is_memory_damaged
+        )
 
     def release(self) -> None:
         """Give it back; what others in the process do with it goes on."""

@@ -8,7 +8,7 @@ from cuda.bindings import driver
 
 from ..base import AccelError, ContextPoisonedError, DriverError, NotSupportedError
 
-__all__ = ["CudaMemoryError", "describe", "error_of", "is_sticky"]
+__all__ = ["CudaMemoryError", "describe", "error_of", "is_damage", "is_sticky"]
 
 _STICKY = frozenset(
     {
@@ -34,6 +34,9 @@ _STICKY = frozenset(
 )
 """Codes after which a context is dead: every later call in it fails with the same one."""
 
+_DAMAGING = frozenset({"CUDA_ERROR_ECC_UNCORRECTABLE", "CUDA_ERROR_CONTAINED"})
+"""Those that say that memory of the device is broken, or may be."""
+
 
 class CudaMemoryError(MemoryError):
     """The driver has not so much memory; whoever asked for it knows how much that was."""
@@ -42,6 +45,11 @@ class CudaMemoryError(MemoryError):
 def is_sticky(code: int) -> bool:
     """Whether a context that reported this is dead."""
     return code != 0 and name_of(code) in _STICKY
+
+
+def is_damage(code: int) -> bool:
+    """Whether this says that memory of the device is broken, or may be."""
+    return name_of(code) in _DAMAGING
 
 
 def name_of(code: int) -> str:
@@ -63,7 +71,9 @@ def error_of(code: int, device: str | None = None) -> AccelError | CudaMemoryErr
     """Make the error for a code that is none of success."""
     name = name_of(code)
     if name in _STICKY:
-        return ContextPoisonedError(f"the context is lost: {describe(code)}", device=device)
+        return ContextPoisonedError(
+            f"the context is lost: {describe(code)}", device=device, is_memory_damaged=name in _DAMAGING
+        )
     if name == "CUDA_ERROR_OUT_OF_MEMORY":
         return CudaMemoryError(describe(code))
     if name == "CUDA_ERROR_NOT_SUPPORTED":

@@ -1,5 +1,6 @@
 """Contexts in processes of their own: starting them, speaking to them, and coming back from their death."""
 
 from ._dispatch import WorkerDispatch
+from ._left_memory import INTACT, LeftMemory, free_left_memory
 
-__all__ = ["WorkerDispatch"]
+__all__ = ["INTACT", "LeftMemory", "WorkerDispatch", "free_left_memory"]

@@ -65,7 +65,12 @@ class ChunkTable:
 
     def open(self, launcher: Launcher) -> None:
         """Have the launcher cut the memory to nothing if this process dies."""
+        if launcher is self._launcher:
+            return
         self._launcher = launcher
+        for chunk in self.chunks.values():
+            # They were kept by one that is gone.
+            chunk.kept = launcher.keep_chunk(chunk.descriptor)
 
     def check_new(self, number: int, nbytes: int, descriptor: int) -> None:
         """See that a chunk can be what a worker says of it.

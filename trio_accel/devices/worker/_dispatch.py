@@ -21,7 +21,7 @@ from .._alarms import Alarms
 from .._completion import SyncCompletion
 from .._context import context_policy
 from .._copying import SMALL
-from .._errors import locate
+from .._errors import damage_to_memory, locate
 from .._nudge import Nudge
 from .._operation import Operation, Planner
 from .._pending import Pending
@@ -38,6 +38,7 @@ from ._fates import Fates, TryAgainError
 from ._frames import Place, died
 from ._host_arrays import HostArrays, HostCopy, Staging
 from ._launcher import Launcher, WorkerProcess, open_launcher
+from ._left_memory import INTACT, LeftMemory
 from ._link import WorkerLink
 from ._logs import record_of
 from ._mirror import Mirror
@@ -58,6 +59,8 @@ _CLOSING = 1.0
 # Of what the program has let go: so many bytes, or blocks, do not wait for the next operation.
 _LARGE = 64 << 20
 _MANY = 64
+# A context that follows a loss gets one request at a time, until one has completed, and no longer than this.
+_CAREFUL = 0.2
 # Seconds between two looks for what was dropped, while there are requests.
 _DRAINED = 0.1
 
@@ -69,7 +72,11 @@ class WorkerDispatch:
         check_options(device)
         self._device = device
         self._options = device.options
-        self._chunks = ChunkTable(device.backend, self._unshare)
+        if device.adopted is None:
+            self._chunks = ChunkTable(device.backend, self._unshare)
+        else:
+            self._chunks = device.adopted.chunks
+            self._chunks.on_drop = self._unshare
         self._copies = CopyService()
         self._requests = RequestTable(device.options.in_flight, self._send)
         self._fates = Fates(device, self._copies)
@@ -79,6 +86,8 @@ class WorkerDispatch:
         self._calls = Calls()
         self._link: WorkerLink | None = None
         self._context: ActorContext | None = None
+        # Whether the context has completed a request without an error.
+        self._has_served = False
         # What the worker is to be told that the program has let go; of some it is not known how large it is.
         self._released: list[int] = []
         self._released_bytes = 0.0
@@ -160,14 +169,27 @@ class WorkerDispatch:
                 finally:
                     observers.off_change(self)
                     self._device.availability.end()
-                    self._end(given_up)
+                    self._end(given_up, INTACT if self._chunks.blocks and self._leaves(context) else "")
                     with trio.CancelScope(shield=True):
                         # They are killed: this takes as long as the kernel needs for that.
                         await self._pool.close()
                         await self._copies.wait_idle()
                 self._nursery.cancel_scope.cancel(reason="the device ends")
         finally:
+            self._leave_memory(context)
+
+    def _leaves(self, context: ActorContext) -> bool:
+        """Whether the memory stays for another device: this one was not closed, or never had it."""
+        device = self._device
+        return device.adopted is not None or not (context.is_stopping or device.memory_failure is not None)
+
+    def _leave_memory(self, context: ActorContext) -> None:
+        device = self._device
+        if not self._leaves(context):
             self._chunks.close()
+            return
+        device.left = device.adopted or LeftMemory(self._chunks, device.blocks)
+        device.left.leave(device.system)
 
     async def start_context(self, context: ActorContext) -> None:
         """Start the context's actor."""
@@ -204,7 +226,8 @@ class WorkerDispatch:
     def submit(self, operation: Operation[LibraryT, ReplyT]) -> Pending[ReplyT]:
         """See `Device.submit`."""
         if self._device.availability.is_ended:
-            raise DeviceLostError("the device is closed, or was given up", device=self._device.name)
+            gone = f"the device is closed, or was given up{self._device.fate_of_arrays()}"
+            raise DeviceLostError(gone, device=self._device.name)
         window = self._device.window
         window.check_room(operation.library)
         request, reply = self._plan(operation, spoils=True)
@@ -250,7 +273,11 @@ class WorkerDispatch:
             _, _, chunk, offset = request.place
             array = self._chunks.view(chunk, offset, ref.spec)
             array.flags.writeable = write
-            yield array
+            self._device.leases += 1
+            try:
+                yield array
+            finally:
+                self._device.leases -= 1
             array.flags.writeable = False
         finally:
             request.is_given_back = True
@@ -283,6 +310,7 @@ class WorkerDispatch:
             in_flight=sum(in_flight.values()),
             queues=self._requests.queues(in_flight),
             memory=MemoryStatistics(used=used, reserved=reserved, peak=peak, blocks=blocks, limit=limit),
+            losses=self._device.losses.count,
         )
 
     def poison(self, reason: str) -> None:
@@ -320,6 +348,7 @@ class WorkerDispatch:
 
     def _begin(self, link: WorkerLink, number: int, told: Iterable[int]) -> None:
         self._link = link
+        self._has_served = False
         # What the program has let go since the worker was told of it.
         self._released, self._released_bytes = [], 0.0
         self._release([block for block in told if block not in self._chunks.blocks])
@@ -327,8 +356,16 @@ class WorkerDispatch:
         self._device.availability.begin(number)
         name, pid = self._device.name, link.process.pid
         _logger.info("device %s: worker process %d serves generation %d", name, pid, number)
-        self._requests.open()
+        self._open_requests()
         self._pool.refill()
+
+    def _open_requests(self) -> None:
+        """Hand over what waits; after a loss one request at a time, until one has completed."""
+        intensity = self._options.intensity
+        is_careful = self._device.losses.count > 0 and (intensity is None or not intensity.counts_progress)
+        self._requests.open(carefully=is_careful)
+        if is_careful:
+            self._alarms.set(self._requests, trio.current_time() + _CAREFUL, self._requests.hurry)
 
     async def _close(self, link: WorkerLink) -> None:
         """End a worker in order: what waits is refused, what it has is finished within the grace."""
@@ -340,11 +377,11 @@ class WorkerDispatch:
             # If it dies over that, it is closed as well.
             await link.wait(lambda: not link.is_started)
 
-    def _end(self, given_up: BaseException | None) -> None:
+    def _end(self, given_up: BaseException | None, arrays: str) -> None:
         """The device ends: no worker follows."""
         error = self._fates.closed()
         if given_up is not None:
-            error.message = f"the device was given up: {given_up}"
+            error.message = f"the device was given up: {given_up}{arrays}"
             error.generation = self._device.generation
         for request in (*self._requests.close(), *self._requests.take_waiting()):
             again = attrs.evolve(error)
@@ -362,11 +399,13 @@ class WorkerDispatch:
             return
         self._link = None
         self._last_error = error
+        self._device.memory_failure = self._device.memory_failure or damage_to_memory(error)
         self._device.blocks.drain()
         self._device.availability.interrupt()
         self._mirror.clear()
         self._copies.cancel_on_device()
         self._calls.lose()
+        self._alarms.drop(self._requests)
         had = self._requests.close()
         if not link.is_silent:
             self._keep_until_gone(link, had)
@@ -672,6 +711,10 @@ class WorkerDispatch:
     ) -> None:
         """The worker is done with a request."""
         self._requests.done(request.number)
+        if trouble is None and not self._has_served and self._context is not None:
+            self._has_served = True
+            self._context.report_progress()
+            self._requests.hurry()
         if request.is_cancelled:
             # No other has one.
             self._alarms.drop(request)

@@ -36,6 +36,7 @@ class RequestTable:
         self._order = SubmissionOrder()
         self._is_mixed = False
         self._is_open = False
+        self._is_careful = False
         self.waiting: int = 0
 
     def __len__(self) -> int:
@@ -64,10 +65,22 @@ class RequestTable:
         if self._is_open and queue[0] is request and self._may_go(request):
             self.pump()
 
-    def open(self) -> None:
-        """There is a worker: hand over what waits."""
+    def open(self, *, carefully: bool = False) -> None:
+        """There is a worker: hand over what waits.
+
+        Args:
+            carefully: One request at a time, until `hurry`. What waits may hold the request that loses the
+                context, which is to be seen to work before that is reached.
+        """
         self._is_open = True
+        self._is_careful = carefully
         self.pump()
+
+    def hurry(self) -> None:
+        """Hand over as many as the window takes."""
+        if self._is_careful:
+            self._is_careful = False
+            self.pump()
 
     def pump(self) -> None:
         """Hand over what may be handed over now."""
@@ -101,7 +114,7 @@ class RequestTable:
 
     def close(self) -> list[RemoteRequest]:
         """The worker is gone; returns what it had, in order."""
-        self._is_open = False
+        self._is_open = self._is_careful = False
         had = list(self._sent.values())
         self._sent.clear()
         self._counts.clear()
@@ -148,6 +161,8 @@ class RequestTable:
         return self.queues(in_flight)
 
     def _may_go(self, request: RemoteRequest) -> bool:
+        if self._is_careful and self._sent:
+            return False
         # A lease launches nothing.
         if request.library and self._counts.get(request.library, 0) >= self._limit:
             return False

@@ -1,0 +1,239 @@
+"""The arrays of a device that was given up belong to the next one that adopts it."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import trio
+from chosen import BACKEND
+from processes import descriptors, until
+
+import trio_accel as ta
+from trio_accel.backends.base import DeviceInfo
+from trio_accel.devices.worker import LeftMemory
+
+OPTIONS = ta.DeviceOptions(isolation="process", intensity=ta.Intensity(0))
+ADOPTABLE = r"; its arrays are intact: system\.open_device\(adopt=device\)"
+
+
+def chunks() -> int:
+    """How many chunks this process has open."""
+    return sum("/memfd:trio_accel (deleted)" in target for target in descriptors().values())
+
+
+def left(device: ta.Device) -> LeftMemory:
+    assert device.left is not None
+    return device.left
+
+
+async def give_up(device: ta.Device) -> None:
+    """Have it lose its only context, and be given up."""
+    device.dispatch.process.kill()  # type: ignore[attr-defined]
+    await until(lambda: device.availability.is_ended)
+    await device.wait_ended()
+
+
+async def given_up(system: ta.System, **changes: Any) -> ta.Device:
+    device = await system.open_device(BACKEND, options=attrs.evolve(OPTIONS, **changes))
+    device.kept = await device.put(np.arange(12.0).reshape(3, 4))  # type: ignore[attr-defined]
+    await give_up(device)
+    return device
+
+
+@pytest.fixture
+async def old(system: ta.System) -> ta.Device:
+    """A device that was given up, with an array in `kept`."""
+    return await given_up(system)
+
+
+def kept(device: ta.Device) -> ta.AccelRef:
+    ref: ta.AccelRef = device.kept  # type: ignore[attr-defined]
+    return ref
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept() -> Iterator[None]:
+    """Chunks are those of devices that are open."""
+    before = chunks()
+    yield
+    gc.collect()
+    assert chunks() == before
+
+
+async def test_the_next_device_has_the_arrays_by_the_same_references(system: ta.System) -> None:
+    """Also views, and it goes on from device to device; what was damaged stays so, with its reason."""
+    host = np.random.default_rng(0).standard_normal((300, 1000))
+    device = await system.open_device(BACKEND, options=OPTIONS)
+    x, small = await device.put(host), await device.put(np.ones(3))
+    view = x[10:20].T
+    struck = await device.put(np.zeros(4))
+    ta.testing.inject_fault(device, ta.linalg.Scal, kill=True)
+    with pytest.raises(ta.ContextPoisonedError):
+        await ta.linalg.scal(2.0, struck)
+    await until(lambda: device.availability.is_ended)
+    with pytest.raises(ta.DeviceLostError, match=ADOPTABLE):
+        await x.to_host()
+    with pytest.raises(ta.DeviceLostError, match=ADOPTABLE):
+        device.submit(ta.linalg.Nrm2(small))
+    for generation in (2, 3):
+        heir = await system.open_device(adopt=device)
+        assert heir is not device
+        assert (heir.options, heir.generation) == (OPTIONS, generation)
+        assert all(ref.device is heir for ref in (x, small, view, struck))
+        np.testing.assert_array_equal(await x.to_host(), host)
+        np.testing.assert_array_equal(await view.to_host(), host[10:20].T)
+        # Both in one operation, and with what is new.
+        fresh = await heir.put(np.full(3, 2.0))
+        assert await (await ta.linalg.dot(small, fresh)).item() == 6.0
+        with pytest.raises(ta.StaleRefError, match=r"spoiled by linalg\.Scal"):
+            await struck.to_host()
+        assert (await heir.statistics()).memory.blocks == 4
+        with pytest.raises(ta.DeviceLostError, match=f"were adopted by the next device, {heir.path}"):
+            await device.put(np.ones(3))
+        device = heir
+        del fresh
+        if generation == 2:
+            await give_up(device)
+    await device.close()
+    with pytest.raises(ta.DeviceLostError, match="the device is closed"):
+        await x.to_host()
+
+
+async def test_what_nobody_adopts_goes_with_the_last_reference(system: ta.System, old: ta.Device) -> None:
+    assert chunks() == 1
+    assert left(old).nbytes == 96
+    view = kept(old)[1:]
+    del old.kept  # type: ignore[attr-defined]
+    gc.collect()
+    await trio.lowlevel.checkpoint()
+    assert chunks() == 1
+    del view
+    gc.collect()
+    with trio.fail_after(5):
+        while chunks():
+            await trio.lowlevel.checkpoint()
+
+
+async def test_what_nobody_adopts_goes_with_the_system() -> None:
+    async with ta.open_system("s") as system:
+        device = await given_up(system)
+        assert chunks() == 1
+    assert chunks() == 0
+    assert not kept(device).block.is_released
+
+
+async def test_a_device_that_is_closed_leaves_nothing(system: ta.System) -> None:
+    device = await system.open_device(BACKEND, options=OPTIONS)
+    x = await device.put(np.ones(3))
+    await device.close()
+    assert chunks() == 0
+    with pytest.raises(ValueError, match="was closed, which gave its memory back"):
+        await system.open_device(adopt=device)
+    with pytest.raises(ta.DeviceLostError, match="the device is closed"):
+        await x.to_host()
+
+
+async def test_what_cannot_be_adopted_says_why(system: ta.System, old: ta.Device) -> None:
+    """And stays where it is: in the end it is adopted."""
+    with pytest.raises(TypeError, match="adopt must be a Device that was given up, got 'cpu'"):
+        system.open_device(adopt="cpu")  # type: ignore[arg-type]
+    inline = ta.DeviceOptions(isolation="inline")
+    with pytest.raises(ValueError, match="isolation='inline' has memory of its own in each context"):
+        await system.open_device(adopt=old, options=inline)
+    with pytest.raises(ValueError, match="take 96 bytes, more than memory_limit = 95"):
+        await system.open_device(adopt=old, options=attrs.evolve(OPTIONS, memory_limit=95))
+    with pytest.raises(ValueError, match="toaster"):
+        await system.open_device("toaster", adopt=old)
+    async with ta.open_system("other") as other:
+        with pytest.raises(ValueError, match="is a device of another system"):
+            await other.open_device(adopt=old)
+    async with system.open_device(adopt=old) as heir:
+        np.testing.assert_array_equal(await kept(old).to_host(), np.arange(12.0).reshape(3, 4))
+        with pytest.raises(ValueError, match=r"is open; only a device that was given up"):
+            await system.open_device(adopt=heir)
+        with pytest.raises(ValueError, match=f"were adopted already, by {heir.path}"):
+            await system.open_device(adopt=old)
+
+
+async def test_other_hardware_is_refused(
+    system: ta.System, old: ta.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = attrs.evolve(old.info, index=old.info.index + 1)
+
+    def found(spec: str | None) -> list[tuple[Any, DeviceInfo]]:
+        return [(old.backend, other)]
+
+    monkeypatch.setattr("trio_accel.devices._system.candidates", found)
+    with pytest.raises(ValueError, match=f"are in the memory of {old.name}, which {other.name} cannot use"):
+        await system.open_device(other.name, adopt=old)
+
+
+@pytest.mark.skipif(BACKEND != "cpu", reason="elsewhere its loss is not made by hand")
+async def test_an_inline_device_has_nothing_to_adopt(system: ta.System) -> None:
+    options = ta.DeviceOptions(isolation="inline", intensity=ta.Intensity(0))
+    device = await system.open_device(BACKEND, options=options)
+    x = await device.put(np.ones(3))
+    ta.testing.poison(device)
+    with pytest.raises(ta.ContextPoisonedError):
+        await x.to_host()
+    await until(lambda: device.availability.is_ended)
+    with pytest.raises(ta.DeviceLostError, match=r"inline.* were lost with its context; make them again"):
+        await system.open_device(adopt=device)
+
+
+async def test_after_an_uncorrectable_memory_error_nothing_is_adopted(system: ta.System) -> None:
+    device = await system.open_device(BACKEND, options=OPTIONS)
+    x = await device.put(np.ones(3))
+    broken = ta.ContextPoisonedError("an uncorrectable ECC error", is_memory_damaged=True)
+    ta.testing.inject_fault(device, ta.linalg.Nrm2, fail=broken)
+    with pytest.raises(ta.ContextPoisonedError):
+        await ta.linalg.nrm2(x)
+    await until(lambda: device.availability.is_ended)
+    with pytest.raises(
+        ta.DeviceLostError, match=r"uncorrectable error of its memory .*ECC.*; make them again"
+    ):
+        await system.open_device(adopt=device)
+    with pytest.raises(ta.DeviceLostError) as caught:
+        await x.to_host()
+    assert "intact" not in str(caught.value)
+
+
+async def test_an_opening_that_fails_leaves_the_arrays_where_they_are(
+    system: ta.System, old: ta.Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """Whether the worker does not start, or the opening is cancelled."""
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexit 7\n")
+    program.chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", str(program))
+        with pytest.raises(ta.AccelError, match="exited with code 7"):
+            await system.open_device(adopt=old)
+    with trio.move_on_after(0.05) as scope:
+        await system.open_device(adopt=old)
+    assert scope.cancelled_caught
+    assert kept(old).device is old
+    with pytest.raises(ta.DeviceLostError, match=ADOPTABLE):
+        await kept(old).to_host()
+    async with system.open_device(adopt=old) as heir:
+        assert kept(old).device is heir
+        np.testing.assert_array_equal(await kept(old).to_host(), np.arange(12.0).reshape(3, 4))
+
+
+@pytest.mark.skipif(BACKEND != "cpu", reason="the host can address the memory on the CPU alone")
+async def test_a_leased_array_is_let_go_before(system: ta.System) -> None:
+    device = await system.open_device(BACKEND, options=OPTIONS)
+    x = await device.put(np.ones(3))
+    async with x.lease(write=True) as array:
+        await give_up(device)
+        with pytest.raises(ValueError, match=r"1 of the arrays of .* are leased; end the leases first"):
+            await system.open_device(adopt=device)
+        array[:] = 7.0
+    async with system.open_device(adopt=device):
+        np.testing.assert_array_equal(await x.to_host(), np.full(3, 7.0))
