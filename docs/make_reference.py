@@ -34,7 +34,8 @@ def _names(text: str) -> frozenset[str]:
 # What the layers above use and a program does not: names of a module, or of members of a class.
 INTERNAL: Mapping[str, frozenset[str]] = {
     "trio_accel.actors": _names(
-        "DirectReply NOT_NOW Posted WOKEN actor_path_of at_rest check_name describe message_target quick"
+        "DirectReply NOT_NOW Posted WOKEN actor_path_of at_rest check_name describe message_target "
+        "named_options quick"
     ),
     "trio_accel.devices": _names(
         "CompletionPort ContextActor DeviceActor DeviceOpening EngineHook Fault FaultHow FaultKind FaultPlan "
@@ -54,7 +55,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     "LibraryActor": _names("launch launch_here launch_now lifespan start_grace"),
     "ManualCompletion": _names("open"),
     "OperationSpec": _names("blocks identity"),
-    "Pending": _names("settle"),
+    "Pending": _names("settle what_to_do"),
     "PerActorStreams": _names("open"),
     "PerLibraryStreams": _names("open"),
     "Planner": _names("launch"),

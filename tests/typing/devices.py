@@ -29,6 +29,8 @@ async def opening(system: ta.System) -> None:
     await system.open_device(1)  # type: ignore[arg-type]
     ta.DeviceOptions(8)  # type: ignore[call-arg, arg-type]  # keywords only
     ta.DeviceOptions(in_flight="8")  # type: ignore[arg-type]
+    ta.DeviceOptions(in_fligth=8)  # type: ignore[call-arg]
+    await system.open_device("cpu").put(1)  # type: ignore[attr-defined]  # it is not awaited
 
 
 async def arrays(device: ta.Device, host: npt.NDArray[np.float32]) -> None:
@@ -52,6 +54,9 @@ async def arrays(device: ta.Device, host: npt.NDArray[np.float32]) -> None:
     await device.zeros("three")  # type: ignore[arg-type]
     a["name"]  # type: ignore[index]
     a + a  # type: ignore[operator]
+    a @ a  # type: ignore[operator]
+    a[0] = 1.0  # type: ignore[index]
+    float(a)  # type: ignore[arg-type]
 
 
 async def products(a: ta.AccelRef, host: npt.NDArray[np.float32]) -> None:

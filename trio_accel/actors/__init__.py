@@ -42,6 +42,7 @@ from ._options import (
     Restart,
     Strategy,
     SystemOptions,
+    named_options,
 )
 from ._ref import Posted, Ref
 from ._system import SupervisorScope, System, check_name, open_system
@@ -100,6 +101,7 @@ __all__ = [
     "describe",
     "handles",
     "message_target",
+    "named_options",
     "open_system",
     "quick",
 ]

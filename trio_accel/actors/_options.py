@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import enum
+import functools
 import math
 import random
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import attrs
 
@@ -24,7 +26,31 @@ __all__ = [
     "Strategy",
     "SystemOptions",
     "must_be",
+    "named_options",
 ]
+
+T = TypeVar("T")
+
+
+def named_options(cls: type[T]) -> type[T]:
+    """Have an attrs class answer an option that it does not have with the nearest that it has."""
+    make: Callable[..., None] = cls.__init__
+    names = tuple(field.alias for field in attrs.fields(cls) if field.init)  # type: ignore[arg-type]  # it is one
+
+    @functools.wraps(make)
+    def check_names(self: object, *values: Any, **options: Any) -> None:
+        for name in options:
+            if name not in names:
+                raise TypeError(f"{cls.__name__}: there is no option {name!r}; {_nearest(name, names)}")
+        make(self, *values, **options)
+
+    setattr(cls, "__init__", check_names)  # noqa: B010  # type checkers refuse an assignment
+    return cls
+
+
+def _nearest(name: str, names: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(names))}"
 
 
 class Restart(enum.Enum):
@@ -119,6 +145,7 @@ def _whole(minimum: int) -> Callable[[object, attrs.Attribute[int], int], None]:
     return check
 
 
+@named_options
 @attrs.frozen
 class Intensity:
     """How many restarts a supervisor allows before it fails itself.
@@ -140,6 +167,7 @@ class Intensity:
             raise ValueError(f"Intensity: within must be above 0, got {self.within!r}")
 
 
+@named_options
 @attrs.frozen(kw_only=True)
 class Backoff:
     """How long to wait before a restart.
@@ -191,6 +219,7 @@ def _keep_or_reject(instance: object, attribute: attrs.Attribute[Any], value: ob
         raise ValueError(f"MailboxOptions: on_restart must be 'keep' or 'reject', got {value!r}")
 
 
+@named_options
 @attrs.frozen(kw_only=True)
 class MailboxOptions:
     """Size of a mailbox, and what happens when it is full or its actor restarts.
@@ -222,6 +251,7 @@ def _directives(value: Mapping[type[Exception], Directive]) -> Mapping[type[Exce
     return MappingProxyType(dict(value))
 
 
+@named_options
 @attrs.frozen(kw_only=True)
 class Policy:
     """How an actor is supervised, and how it supervises its own children.
@@ -266,6 +296,7 @@ class Policy:
 _SEVERITY = (Directive.RESUME, Directive.RESTART, Directive.STOP, Directive.ESCALATE)
 
 
+@named_options
 @attrs.frozen(kw_only=True)
 class SystemOptions:
     """Options of a system.

@@ -125,6 +125,11 @@ class System(_Spawner):
 
         A system that serves a part of another's tree from another process has a path for a name.
         """
+        if not trio.lowlevel.in_trio_task():
+            raise RuntimeError(
+                "open_system must be called in a Trio task, and this is none: start the program with "
+                "trio.run(main); asyncio.run(main()) runs another event loop, and nothing of Trio in it"
+            )
         check_options("open_system", options=(options, SystemOptions, None))
         async with trio.open_nursery() as nursery:
             system = cls(name, options or SystemOptions(), nursery)

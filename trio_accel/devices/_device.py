@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -41,6 +42,7 @@ from ._options import DeviceOptions
 from ._pending import Pending
 from ._recovery import Losses, recovery_policy
 from ._ref import AccelRef
+from ._refusals import NotAwaited, what_to_do
 from ._statistics import DeviceStatistics
 from ._window import SubmitWindow
 from .worker import INTACT, LeftMemory, WorkerDispatch
@@ -247,6 +249,7 @@ class Device:
             NotSupportedError: An array on a GPU, which the device's context does not address.
             OutOfMemoryError: There is not enough device memory.
         """
+        _check_host(host)
         foreign = ForeignArray.of(host)
         if foreign is not None:
             self._check_foreign()
@@ -457,6 +460,17 @@ class Device:
             return False
 
 
+def _check_host(host: object) -> None:
+    """Refuse what is there, or is not there yet: NumPy would make an array of objects of it."""
+    if isinstance(host, AccelRef):
+        raise TypeError(
+            f"put: the array is on {host.device.path} already; await ref.copy() copies it there, and "
+            "await ref.copy_to(device) to another device"
+        )
+    if inspect.iscoroutine(host) or isinstance(host, NotAwaited):
+        raise TypeError(f"put: host must be an array, got {type(host).__name__}{what_to_do(host)}")
+
+
 def _extents(shape: int | Sequence[int]) -> tuple[int, ...]:
     if isinstance(shape, (int, np.integer)):
         return (int(shape),)
@@ -493,6 +507,9 @@ def device_of(operation: str, *operands: Any) -> Device:
         device = getattr(operand, "device", None)
         if isinstance(device, Device):
             return device
+    for operand in operands:
+        if inspect.iscoroutine(operand) or isinstance(operand, NotAwaited):
+            raise TypeError(f"{operation}: an operand is a {type(operand).__name__}{what_to_do(operand)}")
     raise TypeError(
         f"{operation}: no operand is on a device; copy one there first (await device.put(array)), "
         "or ask the device itself (await device.ask(message))"

@@ -647,7 +647,7 @@ class Engine:
             lane.notify()
         # Whoever waits to launch hears that it is too late.
         self.order.release_all()
-        self.leases.lose(lambda: self._lost("lease", "was waited for", "make its outputs again", cause))
+        self.leases.lose(lambda: self._lost("lease", "was waited for", "lease the array again", cause))
 
     def _fail_lost(self, operation: InFlight, cause: BaseException | None) -> None:
         launch, reply = operation.launch, operation.reply
@@ -661,7 +661,7 @@ class Engine:
 
     def lost(self, launch: Launch, cause: BaseException | None) -> ContextPoisonedError | DeviceLostError:
         """Make the error of an operation that was in flight when the context ended."""
-        return self._lost(launch.name, "was in flight", "make its outputs again", cause)
+        return self._lost(launch.name, "was in flight", launch.advice, cause)
 
     def lost_to_library(
         self, launch: Launch, cause: BaseException | None

@@ -13,6 +13,7 @@ from ..backends.base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, Fill
 from ._library import LibraryActor
 from ._operation import Operation, Planned, Planner
 from ._ref import AccelRef
+from ._refusals import what_to_do
 from ._values import check_conversion, element
 from ._views import overlaps_itself
 
@@ -63,7 +64,9 @@ class ToHost(Operation[MemoryActor, npt.NDArray[Any]]):
         if host is None:
             host = np.empty(source.shape, source.dtype.dtype)
         elif not isinstance(host, np.ndarray):
-            raise TypeError(f"{planner.name}: out must be a NumPy array, got {type(host).__name__}")
+            raise TypeError(
+                f"{planner.name}: out must be a NumPy array, got {type(host).__name__}{what_to_do(host)}"
+            )
         elif host.shape != source.shape or host.dtype != source.dtype.dtype or not host.flags.writeable:
             given = (
                 "a read-only array" if not host.flags.writeable else f"shape {host.shape}, dtype {host.dtype}"

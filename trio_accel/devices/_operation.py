@@ -13,12 +13,20 @@ import numpy as np
 import numpy.typing as npt
 
 from ..actors import Request
-from ..backends.base import DType, InputFailedError, NotSupportedError
-from ..backends.base.ops import ArraySpec, CopyFromHostSpec, CopySpec, OperationSpec, contiguous_strides
+from ..backends.base import CopyFromForeignSpec, DType, InputFailedError, NotSupportedError
+from ..backends.base.ops import (
+    ArraySpec,
+    CopyFromHostSpec,
+    CopySpec,
+    CopyToHostSpec,
+    OperationSpec,
+    contiguous_strides,
+)
 from ._arrival import Arrival
 from ._blocks import Block, Lowered
 from ._faults import FaultHit
 from ._ref import AccelRef
+from ._refusals import what_to_do
 from ._values import check_conversion, check_spec, factor
 from ._views import overlaps
 
@@ -132,6 +140,18 @@ class Launch(Request["LibraryActor", None]):
     is_forgotten: bool = attrs.field(default=False, init=False)
 
     @property
+    def advice(self) -> str:
+        """What to do when it was lost in flight."""
+        if isinstance(self.spec, CopyToHostSpec):
+            return "read the array again"
+        if isinstance(self.spec, (CopyFromHostSpec, CopyFromForeignSpec)):
+            return "put the array again"
+        made = {number for number, _ in self.allocations}
+        if all(output.id in made for output in self.outputs):
+            return "its result was not made; ask again"
+        return "make the arrays that it was to change again, then ask again"
+
+    @property
     def has_arrived(self) -> bool:
         """Whether everything that it needs is there, or never will be."""
         return not self.arrivals or all(arrival.is_over for arrival in self.arrivals)
@@ -229,6 +249,7 @@ class Planner:
         if not isinstance(operand, np.ndarray):
             raise TypeError(
                 f"{self.name}: {argument} must be an AccelRef or a NumPy array, got {type(operand).__name__}"
+                f"{what_to_do(operand)}"
             )
         self.unmasked(argument, operand)
         staged = self._new(operand.shape, self.dtype(argument, operand.dtype))
@@ -355,12 +376,14 @@ class Planner:
 
     def _use(self, argument: str, ref: AccelRef) -> None:
         if type(ref) is not AccelRef and not isinstance(ref, AccelRef):
-            raise TypeError(f"{self.name}: {argument} must be an AccelRef, got {type(ref).__name__}")
+            raise TypeError(
+                f"{self.name}: {argument} must be an AccelRef, got {type(ref).__name__}{what_to_do(ref)}"
+            )
         block = ref.block
         if block.table is not self._table:
             raise ValueError(
                 f"{self.name}: {argument} is on {ref.device.path}, this runs on {self._device.path}; "
-                "copy it there: await device.put(await ref.to_host())"
+                f"copy it there: await {argument}.copy_to(device)"
             )
         if not block.is_usable:
             block.check(f"{self.name}: {argument}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from ..actors import Backoff, Intensity
+from ..actors import Backoff, Intensity, named_options
 from ..backends.base import Isolation
 from ._completion import CompletionStrategy
 from ._streams import PerActorStreams, StreamStrategy
@@ -100,6 +100,7 @@ def _stream_strategy(
         )
 
 
+@named_options
 @attrs.frozen(kw_only=True)
 class DeviceOptions:
     """How a device is opened and supervised.

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import trio
 
 from ._blocks import bare
+from ._refusals import NotAwaited
 
 __all__ = ["Pending"]
 
 ReplyT = TypeVar("ReplyT")
 
 
-class Pending(Generic[ReplyT]):
+class Pending(NotAwaited, Generic[ReplyT]):
     """An operation that was handed over. Made by `Device.submit`.
 
     Attributes:
@@ -23,6 +25,10 @@ class Pending(Generic[ReplyT]):
     """
 
     __slots__ = ("_done", "_error", "_operation", "value")
+    what_to_do: ClassVar[str] = (
+        "its reply is pending.value, which can be given to further operations at once; "
+        "await pending.wait() waits until the operation is done"
+    )
 
     def __init__(self, operation: str, value: ReplyT) -> None:
         self.value: ReplyT = value
@@ -36,6 +42,11 @@ class Pending(Generic[ReplyT]):
         else:
             state = "done" if self.is_done else "in flight"
         return f"<Pending {self._operation}, {state}>"
+
+    if not TYPE_CHECKING:  # a type checker reports it where there is none
+
+        def __await__(self) -> Generator[Any, Any, ReplyT]:
+            raise TypeError(f"a Pending is not awaited itself; {self.what_to_do}")
 
     @property
     def is_done(self) -> bool:

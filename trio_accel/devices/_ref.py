@@ -14,6 +14,7 @@ from trio.lowlevel import enable_ki_protection
 from ..backends.base import DType, DTypeLike
 from ..backends.base.ops import ArraySpec
 from ._blocks import Block
+from ._refusals import NoOperators, what_to_do
 from ._views import Index, indexed, reshaped, transposed
 
 if TYPE_CHECKING:
@@ -31,11 +32,15 @@ def _to_host() -> type[ToHost]:
     return ToHost
 
 
-class AccelRef:
+class AccelRef(NoOperators):
     """An array in the memory of a device, or a view of one. Made by `Device.put` and by operations.
 
     The memory is given back when the last reference to it is gone, or by `release`; work that
     still uses it is finished first. Every use is checked before the device is touched.
+
+    A reference has no operators, because what they would do has to be awaited: their use is a `TypeError`
+    that names the function. That includes ``==`` with arrays, numbers and other references. Two references
+    are told apart by ``is``; as members of sets and keys of dictionaries they go by identity.
 
     Attributes:
         block: The memory block, for the runtime's own use.
@@ -130,12 +135,13 @@ class AccelRef:
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError("len() of an AccelRef without axes")
+            raise TypeError("len() of an AccelRef without axes; await ref.item() gives its element")
         return self.shape[0]
 
     def __bool__(self) -> bool:
         raise TypeError(
-            "an AccelRef has no truth value: its elements are on the device; use await ref.item()"
+            "an AccelRef has no truth value: its elements are on the device; use await ref.item(), or ask "
+            "whether there is one: ref is not None"
         )
 
     def __reduce__(self) -> NoReturn:
@@ -208,7 +214,14 @@ class AccelRef:
 
         Raises:
             OutOfMemoryError: There is not enough memory there.
+            TypeError: It is no open device.
         """
+        from ._device import Device
+
+        if not isinstance(device, Device):
+            raise TypeError(
+                f"copy_to: device must be an open Device, got {type(device).__name__}{what_to_do(device)}"
+            )
         return await device.put(await self.to_host())
 
     async def copy(self) -> AccelRef:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Generator
 from contextlib import ExitStack, asynccontextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 import trio
 from trio.lowlevel import enable_ki_protection
@@ -19,6 +19,7 @@ from ..backends.base import AccelBackend, DeviceInfo, NotSupportedError
 from ._adoption import check_adoption, options_of_heir, take_memory
 from ._device import Device
 from ._options import DeviceOptions
+from ._refusals import NotAwaited
 from .worker import free_left_memory
 
 __all__ = ["DeviceOpening", "System", "open_system"]
@@ -26,10 +27,14 @@ __all__ = ["DeviceOpening", "System", "open_system"]
 _logger = logging.getLogger("trio_accel.devices")
 
 
-class DeviceOpening:
+class DeviceOpening(NotAwaited):
     """A device being opened: await it, or use it in ``async with``, which closes the device at the end."""
 
     __slots__ = ("_adopt", "_device", "_options", "_spec", "_system")
+    what_to_do: ClassVar[str] = (
+        "the device is not open yet: device = await system.open_device(...), "
+        "or async with system.open_device(...) as device"
+    )
 
     def __init__(
         self, system: System, spec: str | None, options: DeviceOptions | None, adopt: Device | None

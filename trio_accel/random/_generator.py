@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from ..backends.base import DType, DTypeLike, NotSupportedError
-from ..devices import AccelRef, Device
+from ..devices import AccelRef, Device, DeviceOpening
 from ._messages import Bits, Normal, Uniform, rows_of
 
 __all__ = ["Generator"]
@@ -44,8 +44,10 @@ class Generator:
     ) -> None:
         if kind != "philox4x32_10":
             raise NotSupportedError(f"Generator: kind {kind!r} is not there; it has 'philox4x32_10'")
-        if not isinstance(device, Device):
-            raise TypeError(f"Generator: device must be an open Device, got {type(device).__name__}")
+        given: object = device
+        if not isinstance(given, Device):
+            hint = f"; {given.what_to_do}" if isinstance(given, DeviceOpening) else ""
+            raise TypeError(f"Generator: device must be an open Device, got {type(given).__name__}{hint}")
         self._device = device
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer, NoneType)):
             raise TypeError(f"Generator: seed must be a whole number or None, got {seed!r}")

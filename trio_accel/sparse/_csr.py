@@ -11,7 +11,7 @@ import numpy.typing as npt
 import trio
 
 from ..backends.base import DType
-from ..devices import AccelRef, Device
+from ..devices import AccelRef, Device, DeviceOpening
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -79,8 +79,10 @@ async def csr(device: Device, matrix: scipy.sparse.spmatrix | scipy.sparse.sparr
         ValueError: Not two axes, or an inconsistent structure.
         OutOfMemoryError: There is not enough device memory.
     """
-    if not isinstance(device, Device):
-        raise TypeError(f"csr: device must be a Device, got {type(device).__name__}")
+    given: object = device
+    if not isinstance(given, Device):
+        hint = f"; {given.what_to_do}" if isinstance(given, DeviceOpening) else ""
+        raise TypeError(f"csr: device must be a Device, got {type(given).__name__}{hint}")
     indptr, indices, data, shape = await trio.to_thread.run_sync(_arrays, matrix)
     return CsrMatrix(shape, await device.put(indptr), await device.put(indices), await device.put(data))
 

@@ -174,7 +174,7 @@ class Fates:
             error = DeviceLostError("the device was closed while this operation was in flight")
         else:
             error = ContextPoisonedError(
-                "the device's context was lost while this operation was in flight; make its outputs again"
+                f"the device's context was lost while this operation was in flight; {launch.advice}"
             )
             error.__cause__ = cause
         error.device, error.operation, error.generation = device.name, launch.name, device.generation

@@ -1,0 +1,409 @@
+"""Errors that a newcomer meets: each says what was given, and what to do instead."""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+from chosen import BACKEND, INLINE, NAME
+from isolations import inline, isolated
+
+import trio_accel as ta
+from trio_accel import actors, linalg
+
+NOT_AWAITED = "it was not awaited: write `await` before the call that makes it"
+NOT_OPEN = (
+    "the device is not open yet: device = await system.open_device(...), "
+    "or async with system.open_device(...) as device"
+)
+PENDING = (
+    "its reply is pending.value, which can be given to further operations at once; "
+    "await pending.wait() waits until the operation is done"
+)
+NO_OPERATORS = "an AccelRef has no operators, because an operation on a device is awaited"
+TO_HOST = "await ref.to_host() gives a NumPy array"
+COMPARED = (
+    "compare what is on the host, np.array_equal(await a.to_host(), await b.to_host()); `a is b` asks "
+    "whether two references are one"
+)
+
+
+@pytest.fixture
+async def a(device: ta.Device) -> ta.AccelRef:
+    return await device.put(np.eye(2))
+
+
+@pytest.fixture
+async def other(system: ta.System) -> AsyncGenerator[ta.Device, None]:
+    async with system.open_device(BACKEND, options=INLINE) as other:
+        yield other
+
+
+async def refused(call: Any, *arguments: Any, **more: Any) -> str:
+    """What the TypeError says that a call ends with."""
+    with pytest.raises(TypeError) as caught:
+        await call(*arguments, **more)
+    return str(caught.value)
+
+
+class Unawaited:
+    """Coroutines that are given in place of what they return; closed at the end, as they never run."""
+
+    def __init__(self) -> None:
+        self._made: list[Coroutine[Any, Any, Any]] = []
+
+    def __call__(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        self._made.append(coroutine)
+        return coroutine
+
+    def close(self) -> None:
+        for coroutine in self._made:
+            coroutine.close()
+
+
+@pytest.fixture
+def unawaited() -> Any:
+    unawaited = Unawaited()
+    yield unawaited
+    unawaited.close()
+
+
+@inline
+async def test_an_operand_that_was_not_awaited(
+    device: ta.Device, a: ta.AccelRef, unawaited: Unawaited
+) -> None:
+    host = np.eye(2)
+    assert await refused(linalg.matmul, unawaited(device.put(host)), a) == (
+        f"linalg.Matmul: a must be an AccelRef or a NumPy array, got coroutine; {NOT_AWAITED}"
+    )
+    assert await refused(linalg.matmul, unawaited(device.put(host)), host) == (
+        f"matmul: an operand is a coroutine; {NOT_AWAITED}"
+    )
+    assert await refused(linalg.axpy, 1.0, a, unawaited(a.copy())) == (
+        f"linalg.Axpy: y must be an AccelRef, got coroutine; {NOT_AWAITED}"
+    )
+    assert await refused(device.put, unawaited(a.to_host())) == (
+        f"put: host must be an array, got coroutine; {NOT_AWAITED}"
+    )
+    assert await refused(a.to_host, out=unawaited(a.to_host())) == (
+        f"devices.ToHost: out must be a NumPy array, got coroutine; {NOT_AWAITED}"
+    )
+    with pytest.raises(TypeError, match=f"coroutine @ AccelRef: {NO_OPERATORS}.*{NOT_AWAITED}$"):
+        operator.matmul(unawaited(device.put(host)), a)
+
+
+@inline
+async def test_a_device_that_was_not_awaited(
+    system: ta.System, device: ta.Device, a: ta.AccelRef, other: ta.Device
+) -> None:
+    opening: Any = system.open_device(BACKEND)
+    for name in ("put", "zeros", "submit", "info"):
+        with pytest.raises(AttributeError) as caught:
+            getattr(opening, name)
+        assert str(caught.value) == f"'DeviceOpening' object has no attribute '{name}'; {NOT_OPEN}"
+    assert await refused(a.copy_to, opening) == (
+        f"copy_to: device must be an open Device, got DeviceOpening; {NOT_OPEN}"
+    )
+    assert await refused(a.copy_to, NAME) == "copy_to: device must be an open Device, got str"
+    assert await refused(ta.sparse.csr, opening, None) == (
+        f"csr: device must be a Device, got DeviceOpening; {NOT_OPEN}"
+    )
+    with pytest.raises(TypeError) as refusal:
+        ta.random.Generator(opening)
+    assert str(refusal.value) == f"Generator: device must be an open Device, got DeviceOpening; {NOT_OPEN}"
+
+
+@inline
+async def test_a_pending_in_place_of_its_reply(device: ta.Device, a: ta.AccelRef) -> None:
+    pending: Any = device.submit(linalg.Matmul(a, a))
+
+    async def wait() -> object:
+        return await pending
+
+    assert await refused(wait) == f"a Pending is not awaited itself; {PENDING}"
+    with pytest.raises(AttributeError) as caught:
+        _ = pending.to_host
+    assert str(caught.value) == f"'Pending' object has no attribute 'to_host'; {PENDING}"
+    for call in (lambda: linalg.matmul(pending, a), lambda: linalg.matmul(a, pending)):
+        assert (await refused(call)).endswith(f"must be an AccelRef or a NumPy array, got Pending; {PENDING}")
+    assert await refused(linalg.nrm2, pending) == f"nrm2: an operand is a Pending; {PENDING}"
+    assert await refused(device.put, pending) == f"put: host must be an array, got Pending; {PENDING}"
+    assert await pending.wait() is pending.value
+
+
+@inline
+async def test_operands_of_other_kinds(device: ta.Device, a: ta.AccelRef) -> None:
+    wrong: Any = [[1.0]]
+    assert await refused(linalg.matmul, a, wrong) == (
+        "linalg.Matmul: b must be an AccelRef or a NumPy array, got list; make it one: np.asarray(value)"
+    )
+    assert await refused(linalg.scal, 2.0, np.ones(3)) == (
+        "scal: no operand is on a device; copy one there first (await device.put(array)), or ask the device "
+        "itself (await device.ask(message))"
+    )
+    assert await refused(linalg.matmul, a, a, out=np.eye(2)) == (
+        "linalg.Matmul: out must be an AccelRef, got ndarray; copy it to the device first: "
+        "await device.put(array)"
+    )
+    assert await refused(device.put, a) == (
+        f"put: the array is on {device.path} already; await ref.copy() copies it there, and "
+        "await ref.copy_to(device) to another device"
+    )
+
+
+@inline
+async def test_an_operand_of_another_device(device: ta.Device, a: ta.AccelRef, other: ta.Device) -> None:
+    foreign = await other.put(np.eye(2))
+    with pytest.raises(ValueError, match="copy it there") as caught:
+        await linalg.matmul(a, foreign)
+    assert str(caught.value) == (
+        f"linalg.Matmul: b is on {other.path}, this runs on {device.path}; copy it there: "
+        "await b.copy_to(device)"
+    )
+    product = await linalg.matmul(a, await foreign.copy_to(device))
+    np.testing.assert_array_equal(await product.to_host(), np.eye(2))
+
+
+INSTEAD = {
+    "@": "use await linalg.matmul(a, b)",
+    "+": f"await linalg.axpy(1.0, x, y) adds x to y in place, and {TO_HOST}",
+    "-": f"await linalg.axpy(-1.0, x, y) subtracts x from y in place, and {TO_HOST}",
+    "*": f"await linalg.scal(alpha, x) multiplies by a number in place, and {TO_HOST}",
+    "/": f"await linalg.scal(1 / alpha, x) divides by a number in place, and {TO_HOST}",
+    "//": TO_HOST,
+    "%": TO_HOST,
+    "**": TO_HOST,
+    "divmod": TO_HOST,
+    "<<": TO_HOST,
+    ">>": TO_HOST,
+    "&": TO_HOST,
+    "|": TO_HOST,
+    "^": TO_HOST,
+}
+TWO: dict[str, Callable[[Any, Any], Any]] = {
+    "@": operator.matmul,
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "**": operator.pow,
+    "divmod": divmod,
+    "<<": operator.lshift,
+    ">>": operator.rshift,
+    "&": operator.and_,
+    "|": operator.or_,
+    "^": operator.xor,
+}
+ORDER: dict[str, Callable[[Any, Any], Any]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+def message(call: Callable[..., object], *arguments: object) -> str:
+    with pytest.raises(TypeError) as caught:
+        call(*arguments)
+    return str(caught.value)
+
+
+@inline
+async def test_operators_name_the_function(device: ta.Device, a: ta.AccelRef) -> None:
+    b = await device.put(np.ones((2, 2)))
+    for symbol, use in TWO.items():
+        assert message(use, a, b) == (f"AccelRef {symbol} AccelRef: {NO_OPERATORS}; {INSTEAD[symbol]}")
+        assert message(use, a, 2) == f"AccelRef {symbol} int: {NO_OPERATORS}; {INSTEAD[symbol]}"
+        assert message(use, 2, a) == f"int {symbol} AccelRef: {NO_OPERATORS}; {INSTEAD[symbol]}"
+        assert message(use, a, np.eye(2)).startswith(f"AccelRef {symbol} ndarray: ")
+    for symbol, use in ORDER.items():
+        assert message(use, a, b) == f"AccelRef {symbol} AccelRef: {NO_OPERATORS}; {TO_HOST}"
+    in_place = "await linalg.scal(-1.0, x) does that in place"
+    assert message(operator.neg, a) == f"- AccelRef: {NO_OPERATORS}; {in_place}"
+    for symbol, negate in (("+", operator.pos), ("~", operator.invert), ("abs", abs)):
+        assert message(negate, a) == f"{symbol} AccelRef: {NO_OPERATORS}; {TO_HOST}"
+    # What is named does what it says.
+    np.testing.assert_array_equal(await (await linalg.matmul(a, b)).to_host(), np.ones((2, 2)))
+    np.testing.assert_array_equal(await (await linalg.axpy(-1.0, a, b)).to_host(), 1.0 - np.eye(2))
+    np.testing.assert_array_equal(await (await linalg.scal(1 / 2, b)).to_host(), 0.5 - np.eye(2) / 2)
+
+
+@inline
+async def test_numpy_names_the_function_too(a: ta.AccelRef) -> None:
+    refused = "NumPy does not compute with an AccelRef, whose elements are on the device"
+    host, wrong = np.eye(2), a
+    assert message(lambda: host @ wrong) == f"np.matmul: {refused}; {INSTEAD['@']}"
+    assert message(lambda: host + wrong) == f"np.add: {refused}; {INSTEAD['+']}"
+    assert message(lambda: np.float64(2.0) * wrong) == f"np.multiply: {refused}; {INSTEAD['*']}"
+    assert message(lambda: np.sqrt(wrong)) == f"np.sqrt: {refused}; {TO_HOST}"
+    assert message(lambda: np.sum(wrong)) == f"np.add: {refused}; {TO_HOST}"
+    assert message(lambda: host == wrong) == f"np.equal: {refused}; {TO_HOST}"
+    on_host = "an AccelRef is no host array; use await ref.to_host()"
+    for convert in (np.asarray, np.array, np.linalg.norm, np.fft.fft):
+        assert message(convert, wrong) == on_host
+    assert message(np.dot, wrong, host) == on_host
+
+
+@inline
+async def test_what_is_no_operator(a: ta.AccelRef) -> None:
+    wrong: Any = a
+    for kind in (float, int, complex):
+        assert message(kind, wrong) == (
+            f"{kind.__name__}() of an AccelRef: its element is on the device; "
+            f"use {kind.__name__}(await ref.item())"
+        )
+    assert message(lambda: bool(a)) == (
+        "an AccelRef has no truth value: its elements are on the device; use await ref.item(), or ask "
+        "whether there is one: ref is not None"
+    )
+    assert message(lambda: list(wrong)) == (
+        "an AccelRef is not iterable: its elements are on the device; use await ref.to_host()"
+    )
+    assert message(lambda: 1.0 in wrong) == (
+        f"an AccelRef is not searched: its elements are on the device; {TO_HOST}"
+    )
+    assert len(a) == 2
+    assert message(lambda: len(a[0, 0])) == (
+        "len() of an AccelRef without axes; await ref.item() gives its element"
+    )
+    assert message(lambda: operator.setitem(wrong, 0, 1.0)) == (
+        "an AccelRef is not assigned to, because an operation on a device is awaited; "
+        "await ref[index].fill(value) sets a part to one value, and await device.put(array) makes another "
+        "array"
+    )
+    await a[0].fill(7.0)
+    assert (await a.to_host()).tolist() == [[7.0, 7.0], [0.0, 1.0]]
+
+
+@attrs.frozen
+class Message:
+    """A program's own, which compares its fields."""
+
+    ref: ta.AccelRef
+    size: int
+
+
+@inline
+async def test_equality_is_refused_and_identity_is_not(device: ta.Device, a: ta.AccelRef) -> None:
+    b, same = await device.put(np.eye(2)), a
+    for other in (b, np.eye(2), np.float64(1.0), 1, 1.0, 1j, True, [1.0], (1.0,)):
+        expected = f"AccelRef == {type(other).__name__}: {NO_OPERATORS}; {COMPARED}"
+        assert message(operator.eq, a, other) == expected
+        assert message(operator.ne, a, other) == expected
+    # What has no elements is another thing.
+    for other in (None, "a", device, object()):
+        assert a != other
+        assert not a == other  # noqa: SIM201  # both are asked
+    assert a == same
+    # Containers look for the object itself first.
+    assert {a, b, same} == {b, a}
+    assert len({a, b, same}) == 2
+    assert {a: 1, b: 2}[same] == 1
+    assert a in {a: 1}
+    assert b not in {a, 1}
+    assert a in [a, b]
+    assert [a, b].index(a) == 0
+    assert (a, 1) == (same, 1)
+    assert Message(a, 2) == Message(same, 2)
+    assert Message(a, 2) != Message(same, 3)
+    for search in (lambda: b in [a, b], lambda: (a,) == (b,), lambda: Message(a, 2) == Message(b, 2)):
+        assert message(search) == f"AccelRef == AccelRef: {NO_OPERATORS}; {COMPARED}"
+    assert any(b is each for each in [a, b])
+
+
+OPTIONS: list[tuple[Callable[..., object], str, str]] = [
+    (ta.DeviceOptions, "isolaton", "did you mean 'isolation'?"),
+    (ta.DeviceOptions, "in_fligth", "did you mean 'in_flight'?"),
+    (ta.DeviceOptions, "spare", "did you mean 'spares'?"),
+    (ta.SystemOptions, "stategy", "did you mean 'strategy'?"),
+    (ta.SystemOptions, "seed", "there are intensity, random, strategy"),
+    (ta.Policy, "back_off", "did you mean 'backoff'?"),
+    (ta.Backoff, "inital", "did you mean 'initial'?"),
+    (ta.Intensity, "restart", "did you mean 'restarts'?"),
+    (ta.MailboxOptions, "size", "there are capacity, on_restart, overflow, stash"),
+]
+
+
+@pytest.mark.parametrize(("make", "name", "advice"), OPTIONS, ids=[name for _, name, _ in OPTIONS])
+def test_a_misspelled_option(make: type, name: str, advice: str) -> None:
+    assert message(lambda: make(**{name: 1})) == f"{make.__name__}: there is no option {name!r}; {advice}"
+
+
+def test_options_that_are_there_still_work() -> None:
+    options = ta.DeviceOptions(in_flight=3, intensity=ta.Intensity(2, within=5.0))
+    assert attrs.evolve(options, retry=1).in_flight == 3
+    assert message(lambda: attrs.evolve(options, retries=1)).endswith("did you mean 'retry'?")
+    assert message(lambda: ta.DeviceOptions(8)).endswith("1 positional argument but 2 were given")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("open_system", [ta.open_system, actors.open_system])
+def test_asyncio_is_told_apart(open_system: Callable[[str], Any]) -> None:
+    async def main() -> None:
+        async with open_system("s"):
+            raise AssertionError
+
+    expected = (
+        "open_system must be called in a Trio task, and this is none: start the program with trio.run(main); "
+        "asyncio.run(main()) runs another event loop, and nothing of Trio in it"
+    )
+    with pytest.raises(RuntimeError) as caught:
+        asyncio.run(main())
+    assert str(caught.value) == expected
+    # Without any loop, as by hand.
+    with pytest.raises(RuntimeError) as caught:
+        main().send(None)
+    assert str(caught.value) == expected
+
+
+CHANGED = "make the arrays that it was to change again, then ask again"
+LOST: list[tuple[type[Any], Callable[[ta.Device, ta.AccelRef], Any], str]] = [
+    (ta.devices.ToHost, lambda d, a: a.to_host(), "read the array again"),
+    (ta.devices.Put, lambda d, a: d.put(np.ones(3)), "put the array again"),
+    (linalg.Matmul, lambda d, a: linalg.matmul(a, a), "its result was not made; ask again"),
+    (
+        linalg.Scal,
+        lambda d, a: linalg.scal(2.0, a),
+        "make the arrays that it was to change again, then ask again",
+    ),
+    (
+        linalg.Matmul,
+        lambda d, a: linalg.matmul(np.eye(2), np.eye(2), out=a),
+        "make the arrays that it was to change again, then ask again",
+    ),
+]
+
+
+async def lost(device: ta.Device, case: int, fault: str) -> None:
+    operation, call, advice = LOST[case]
+    a = await device.put(np.eye(2))
+    ta.testing.inject_fault(device, operation, **{fault: True})  # type: ignore[arg-type]
+    with pytest.raises(ta.ContextPoisonedError) as caught:
+        await call(device, a)
+    assert caught.value.message == (
+        f"the device's context was lost while this operation was in flight; {advice}"
+    )
+
+
+async def test_what_to_do_after_a_loss_inline(system: ta.System) -> None:
+    for case in range(len(LOST)):
+        async with system.open_device(BACKEND, options=INLINE) as device:
+            await lost(device, case, "poison")
+
+
+@isolated
+async def test_what_to_do_after_a_loss_of_a_worker(device: ta.Device) -> None:
+    for case in range(3):
+        await lost(device, case, "kill")
+
+
+@isolated
+async def test_what_to_do_after_a_loss_of_a_worker_that_was_to_change_an_array(device: ta.Device) -> None:
+    for case in (3, 4):
+        await lost(device, case, "kill")

@@ -1,0 +1,168 @@
+"""What is refused because an operation on a device is awaited, with the way to do it."""
+
+from __future__ import annotations
+
+import inspect
+import numbers
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+import numpy as np
+
+__all__ = ["NoOperators", "NotAwaited", "what_to_do"]
+
+_AWAITED = "; it was not awaited: write `await` before the call that makes it"
+
+_TO_HOST = "await ref.to_host() gives a NumPy array"
+_INSTEAD = {
+    "@": "use await linalg.matmul(a, b)",
+    "+": f"await linalg.axpy(1.0, x, y) adds x to y in place, and {_TO_HOST}",
+    "-": f"await linalg.axpy(-1.0, x, y) subtracts x from y in place, and {_TO_HOST}",
+    "*": f"await linalg.scal(alpha, x) multiplies by a number in place, and {_TO_HOST}",
+    "/": f"await linalg.scal(1 / alpha, x) divides by a number in place, and {_TO_HOST}",
+}
+_COMPARED = (
+    "compare what is on the host, np.array_equal(await a.to_host(), await b.to_host()); `a is b` asks "
+    "whether two references are one"
+)
+
+# Names of special methods; those of two operands have one with an `r` in front.
+_OF_TWO = {
+    "matmul": "@",
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "truediv": "/",
+    "floordiv": "//",
+    "mod": "%",
+    "divmod": "divmod",
+    "pow": "**",
+    "lshift": "<<",
+    "rshift": ">>",
+    "and": "&",
+    "or": "|",
+    "xor": "^",
+}
+_OF_ONE = {"neg": "-", "pos": "+", "abs": "abs", "invert": "~"}
+_ORDER = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_NUMBERS = ("float", "int", "complex")
+_UFUNCS = {"matmul": "@", "add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
+
+
+class NotAwaited:
+    """Base of what stands for something that is not there yet. Its wrong use says what to do.
+
+    Attributes:
+        what_to_do: What that is.
+    """
+
+    __slots__ = ()
+    what_to_do: ClassVar[str]
+
+    if not TYPE_CHECKING:  # a type checker finds it without, and would find every attribute with it
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}; {self.what_to_do}"
+            )
+
+
+def what_to_do(value: object) -> str:
+    """What to do about something that is no array or no device; empty where that is not known."""
+    if inspect.iscoroutine(value):
+        return _AWAITED
+    if isinstance(value, NotAwaited):
+        return f"; {value.what_to_do}"
+    if isinstance(value, np.ndarray):
+        return "; copy it to the device first: await device.put(array)"
+    if isinstance(value, (list, tuple, numbers.Number)):
+        return "; make it one: np.asarray(value)"
+    return ""
+
+
+class NoOperators:
+    """Base of references to arrays: Python's operators cannot be awaited, and none of them works.
+
+    Equality, too: it would have to be that of the elements, and an answer that looks at the references alone
+    would be taken for it. It is refused with anything that has elements, or is one; all else is unequal.
+    The hash is that of the object, and containers look for the object itself first. So references may be
+    members of sets and keys of dictionaries; ``ref in [a, b]`` is refused where it is not the first.
+    """
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:  # a type checker reports the operators where there is none of these
+
+        def __eq__(self, other: object) -> bool:
+            if self is other:
+                return True
+            if isinstance(other, (NoOperators, np.ndarray, np.generic, numbers.Number, list, tuple)):
+                raise _refused("==", self, other, _COMPARED)
+            return NotImplemented
+
+        __hash__ = object.__hash__
+
+        def __array_ufunc__(
+            self, ufunc: np.ufunc, method: str, *inputs: object, **kwargs: object
+        ) -> NoReturn:
+            symbol = _UFUNCS.get(ufunc.__name__) if method == "__call__" else None
+            raise TypeError(
+                f"np.{ufunc.__name__}: NumPy does not compute with an AccelRef, whose elements are on the "
+                f"device; {_INSTEAD.get(symbol, _TO_HOST)}"
+            )
+
+        def __setitem__(self, index: object, value: object) -> NoReturn:
+            raise TypeError(
+                "an AccelRef is not assigned to, because an operation on a device is awaited; "
+                "await ref[index].fill(value) sets a part to one value, and await device.put(array) makes "
+                "another array"
+            )
+
+        def __contains__(self, value: object) -> NoReturn:
+            raise TypeError(f"an AccelRef is not searched: its elements are on the device; {_TO_HOST}")
+
+
+def _refused(symbol: str, left: object, right: object, instead: str) -> TypeError:
+    hint = _AWAITED if inspect.iscoroutine(left) or inspect.iscoroutine(right) else ""
+    return TypeError(
+        f"{type(left).__name__} {symbol} {type(right).__name__}: an AccelRef has no operators, because an "
+        f"operation on a device is awaited; {instead}{hint}"
+    )
+
+
+def _add_operators() -> None:
+    """Give the class the methods that differ by a name alone."""
+
+    def of_two(symbol: str, *, is_reflected: bool = False) -> Any:
+        def refuse(self: object, other: object, *modulus: object) -> NoReturn:
+            left, right = (other, self) if is_reflected else (self, other)
+            raise _refused(symbol, left, right, _INSTEAD.get(symbol, _TO_HOST))
+
+        return refuse
+
+    def of_one(symbol: str) -> Any:
+        def refuse(self: object) -> NoReturn:
+            instead = "await linalg.scal(-1.0, x) does that in place" if symbol == "-" else _TO_HOST
+            raise TypeError(
+                f"{symbol} AccelRef: an AccelRef has no operators, because an operation on a device is "
+                f"awaited; {instead}"
+            )
+
+        return refuse
+
+    def number(kind: str) -> Any:
+        def refuse(self: object) -> NoReturn:
+            raise TypeError(
+                f"{kind}() of an AccelRef: its element is on the device; use {kind}(await ref.item())"
+            )
+
+        return refuse
+
+    methods: dict[str, Any] = {f"__{name}__": of_two(symbol) for name, symbol in (_OF_TWO | _ORDER).items()}
+    methods |= {f"__r{name}__": of_two(symbol, is_reflected=True) for name, symbol in _OF_TWO.items()}
+    methods |= {f"__{name}__": of_one(symbol) for name, symbol in _OF_ONE.items()}
+    methods |= {f"__{name}__": number(name) for name in _NUMBERS}
+    for name, method in methods.items():
+        setattr(NoOperators, name, method)
+
+
+_add_operators()
