@@ -81,6 +81,7 @@ from .devices import (
     StreamPool,
     SyncCompletion,
     System,
+    cancel_grace,
     open_system,
 )
 
@@ -155,6 +156,7 @@ __all__ = [
     "SystemOptions",
     "Terminated",
     "__version__",
+    "cancel_grace",
     "fft",
     "handles",
     "interop",
