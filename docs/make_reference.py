@@ -251,9 +251,10 @@ class Writer:
         if name in GIVEN or "Protocol" in cls.base_names() or "Exception" in cls.base_names():
             return f"class {name}({', '.join(bases)})" if bases else f"class {name}"
         if cls.is_attrs:
-            star = ["*"] if cls.is_keyword_only else []
-            fields = [text for text, _ in _init_fields(cls)]
-            return source.laid_out(f"class {name}", star + fields if fields else [], "")
+            positional = [text for text, is_named in _init_fields(cls) if not is_named]
+            named = [text for text, is_named in _init_fields(cls) if is_named]
+            star = ["*"] if named else []
+            return source.laid_out(f"class {name}", [*positional, *star, *named], "")
         init = cls.init()
         if init is None or not source.arguments_of(init, skip_first=True):
             return f"class {name}({', '.join(bases)})" if bases else f"class {name}()"
@@ -308,7 +309,8 @@ class Writer:
         return self._inline(" ".join(text.split())).replace("|", "\\|")
 
 
-def _init_fields(cls: Class) -> Iterator[tuple[str, str]]:
+def _init_fields(cls: Class) -> Iterator[tuple[str, bool]]:
+    """The arguments of a constructor that attrs makes, each with whether it has to be named."""
     for base in cls.bases():
         if base.is_attrs:
             yield from _init_fields(base)
@@ -316,7 +318,8 @@ def _init_fields(cls: Class) -> Iterator[tuple[str, str]]:
         if isinstance(node, ast.AnnAssign) and "ClassVar" not in (kind := source.unquoted(node.annotation)):
             default = source.default_of(node)
             if "init=False" not in ast.unparse(node):
-                yield f"{name}: {kind}" + ("" if default is None else f" = {default}"), name
+                is_named = cls.is_keyword_only or "kw_only=True" in ast.unparse(node)
+                yield f"{name}: {kind}" + ("" if default is None else f" = {default}"), is_named
 
 
 def _in_short(node: Function) -> str:

@@ -81,7 +81,6 @@ from .devices import (
     StreamPool,
     SyncCompletion,
     System,
-    cancel_grace,
     open_system,
 )
 
@@ -156,7 +155,6 @@ __all__ = [
     "SystemOptions",
     "Terminated",
     "__version__",
-    "cancel_grace",
     "fft",
     "handles",
     "interop",

@@ -1,6 +1,5 @@
 """Devices as supervised actors: arrays, operations, completion."""
 
-from ._cancel_grace import cancel_grace
 from ._completion import (
     AdaptiveCompletion,
     CompletionPort,
@@ -74,7 +73,6 @@ __all__ = [
     "System",
     "ToHost",
     "anew",
-    "cancel_grace",
     "device_of",
     "in_range",
     "open_system",

@@ -79,8 +79,7 @@ class Asked(DirectReply):
         self._raise_cancel = raise_cancel
         assert self._library is not None
         assert self._operation is not None
-        assert self._task is not None  # it is parked
-        self._library.start_grace(self._operation, self._task.context)
+        self._library.start_grace(self._operation)
         return trio.lowlevel.Abort.FAILED
 
     def deliver(self, error: BaseException | None) -> None:

@@ -148,16 +148,15 @@ class WorkerSide:
 
     def __init__(self, system: System, channel: Channel, page: SharedPage, config: WorkerConfig) -> None:
         self.options: DeviceOptions = attrs.evolve(
-            # Those who wait for an operation are in the application, which also ends a worker that closes.
+            # Whoever waits for an operation is in the application, which kills the worker past the grace.
             config.options,
             cancel_grace=_FOREVER,
-            close_grace=_FOREVER,
         )
         self.hooks: list[EngineHook] = []
         self.next_generation: int = 0
         self.variables: Context = copy_context()
         self._below = f"{config.path}/context/"
-        self._grace = config.options.close_grace
+        self._grace = config.options.cancel_grace
         self._system = system
         self._channel = channel
         self._page = page

@@ -1,6 +1,5 @@
 """Operation specifications: what crosses from an actor to a backend, or to a worker process."""
 
-from ._host_use import HostUse
 from ._spec import (
     ArraySpec,
     NumberRole,
@@ -34,7 +33,6 @@ __all__ = [
     "FftSpec",
     "FillSpec",
     "GemmSpec",
-    "HostUse",
     "MatmulSpec",
     "Nrm2Spec",
     "NumberRole",
