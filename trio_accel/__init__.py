@@ -50,6 +50,7 @@ from .actors import (
     Terminated,
     handles,
 )
+from .actors._stderr import StderrUnlessConfigured as _StderrUnlessConfigured
 from .backends import list_devices
 from .backends.base import (
     AccelError,
@@ -84,8 +85,8 @@ from .devices import (
     open_system,
 )
 
-# A library must not print by itself: programs that want its log configure logging.
-_logging.getLogger(__name__).addHandler(_logging.NullHandler())
+# Without this, `logging` would print warnings too where a program has configured nothing.
+_logging.getLogger(__name__).addHandler(_StderrUnlessConfigured())
 
 __all__ = [
     "AccelError",

@@ -367,10 +367,10 @@ class Cell:
         self.number += 1
         self.pid = None
         self.progressed_at = None
-        self.incarnation = Incarnation(self, self.number)
+        incarnation = self.incarnation = Incarnation(self, self.number)
         error: BaseException | None = None
         try:
-            await self.incarnation.run(self._has_started)
+            await incarnation.run(self._has_started)
         except BaseException as raised:  # noqa: ASYNC103  # what is fatal is raised
             error = single(raised)
             if is_fatal(raised):
@@ -381,7 +381,11 @@ class Cell:
             self.last_error = error
             if self._is_started:
                 where = "" if self.pid is None else f" in process {self.pid}"
-                _logger.warning("actor %s%s crashed: %s", self.path, where, safe_repr(error), exc_info=error)
+                # Of a message that was told, nobody else hears.
+                over = "" if incarnation.told is None else f" over {incarnation.told}"
+                level = logging.ERROR if over else logging.WARNING
+                text = "actor %s%s crashed%s: %s"
+                _logger.log(level, text, self.path, where, over, safe_repr(error), exc_info=error)
         if self._is_started and self.stop_reason is None:
             self.state = CellState.RESTARTING
             self.mailbox.suspend()
@@ -456,8 +460,10 @@ class Cell:
             return False
         self.settle(envelope)
         if envelope.is_told or not envelope.fail(error):
+            level = logging.ERROR if envelope.is_told else logging.WARNING
             shown, operation = safe_repr(error), envelope.message.operation
-            _logger.warning("actor %s goes on after %s in %s", self.path, shown, operation)
+            text = "actor %s goes on after %s in %s"
+            _logger.log(level, text, self.path, shown, operation, exc_info=error)
         if self.system.observers.of_messages:
             self.observe_end(envelope, error)
         return True

@@ -11,7 +11,7 @@ from trio.lowlevel import enable_ki_protection
 from ._actor import Actor
 from ._context import ActorContext, RestartInfo
 from ._envelope import EXPIRED, DeferredReply, Envelope, EnvelopeState, not_returned
-from ._failures import check_printable, drop_frames
+from ._failures import check_printable, drop_frames, is_fatal
 from ._handlers import NOT_NOW, Group, Handler
 from ._supervisor import Supervisor
 from ._tasks import running
@@ -44,6 +44,7 @@ class Incarnation:
         "nursery",
         "pending_crash",
         "shown",
+        "told",
         "watched",
     )
 
@@ -56,6 +57,8 @@ class Incarnation:
         self.current: Envelope | None = None
         self.pending_crash: BaseException | None = None
         self.is_finished: bool = False
+        # Name of the message that it crashed over, if that was told: nobody waits for its outcome.
+        self.told: str | None = None
         self.watched: set[Cell] | None = None
         # Actors below this one that live elsewhere, for the tree.
         self.shown: Callable[[], tuple[ActorSnapshot, ...]] | None = None
@@ -307,6 +310,8 @@ class Incarnation:
         if self.cell.reply_with(envelope, error):
             return True
         self.cell.fail(envelope, error)
+        if envelope.is_told and not is_fatal(error):
+            self.told = envelope.message.operation
         return False
 
     def _returned(self, envelope: Envelope, reply: object) -> None:
