@@ -82,6 +82,7 @@ from .devices import (
     StreamPool,
     SyncCompletion,
     System,
+    cancel_grace,
     open_system,
 )
 
@@ -156,6 +157,7 @@ __all__ = [
     "SystemOptions",
     "Terminated",
     "__version__",
+    "cancel_grace",
     "fft",
     "handles",
     "interop",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import trio
@@ -9,6 +11,10 @@ from manual_backend import ManualBackend
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
+from trio_accel.backends.base.ops import HostUse, ScalSpec
+from trio_accel.devices import Empty, Put, ToHost
+
+BLAS = "trio_accel.linalg:BlasActor"
 
 
 class Asker:
@@ -103,7 +109,6 @@ async def test_past_the_grace_the_asker_is_let_go_and_the_memory_is_not(
     statistics = await manual.statistics()
     assert statistics.in_flight == 1
     assert statistics.memory.used == 32 + 64 + 16
-    await manual.synchronize()  # waits for nothing that was given up
     backend.device.release()
     await ta.linalg.scal(1.0, x)
     await manual.synchronize()
@@ -133,16 +138,215 @@ async def test_each_asker_has_its_own_grace(
     assert second.outcome == "cancelled"
 
 
-async def test_no_grace_at_all(system: ta.System, backend: ManualBackend, nursery: trio.Nursery) -> None:
-    async with system.open_device(options=ta.DeviceOptions(cancel_grace=0.0)) as device:
-        x = await device.put(np.ones(4))
+async def test_without_a_grace_the_asker_goes_at_once_and_the_operation_goes_on(
+    system: ta.System, backend: ManualBackend, nursery: trio.Nursery
+) -> None:
+    async with system.open_device(options=ta.DeviceOptions(in_flight=1)) as device:
+        x, y = await device.put(np.ones(4)), await device.put(np.ones(4))
         backend.device.is_held = True
         asker = start(nursery, device, ta.linalg.Scal(2.0, x))
         await wait_all_tasks_blocked()
         asker.scope.cancel()
         await wait_all_tasks_blocked()
         assert asker.outcome == "cancelled"
+        assert device.generation == 1
+        # It has its place in the window until it ends.
+        following = start(nursery, device, ta.linalg.Scal(3.0, y))
+        await wait_all_tasks_blocked()
+        statistics = await device.statistics()
+        assert (statistics.in_flight, statistics.queues[BLAS].waiting) == (1, 1)
+        # It is part of what was launched.
+        is_over = trio.Event()
+
+        async def synchronize() -> None:
+            await device.synchronize()
+            is_over.set()
+
+        nursery.start_soon(synchronize)
+        await wait_all_tasks_blocked()
+        assert not is_over.is_set()
         backend.device.release()
+        await is_over.wait()
+        await wait_all_tasks_blocked()
+        assert following.outcome is y
+        np.testing.assert_array_equal(await x.to_host(), np.full(4, 2.0))
+
+
+async def test_what_an_asker_has_left_is_ordered_and_released_as_ever(
+    manual: ta.Device, backend: ManualBackend, nursery: trio.Nursery
+) -> None:
+    x = await manual.put(np.ones((4, 4)))
+    backend.device.is_held = True
+    with ta.cancel_grace(0.0):
+        product = start(nursery, manual, ta.linalg.Matmul(x, x))
+        scaled = start(nursery, manual, ta.linalg.Scal(2.0, x))
+    await wait_all_tasks_blocked()
+    product.scope.cancel()
+    scaled.scope.cancel()
+    await wait_all_tasks_blocked()
+    assert (product.outcome, scaled.outcome) == ("cancelled", "cancelled")
+    # A program that drops everything leaves what the device uses, and no later array takes that place.
+    assert backend.device.memory().used == 2 * 128
+    reading = start(nursery, manual, ToHost(x))
+    other = start(nursery, manual, Empty((4, 4), ta.DType.float64, 7.0))
+    await wait_all_tasks_blocked()
+    assert backend.device.memory().used == 3 * 128
+    backend.device.release()
+    await wait_all_tasks_blocked()
+    np.testing.assert_array_equal(reading.outcome, np.full((4, 4), 2.0))
+    assert isinstance(other.outcome, ta.AccelRef)
+    np.testing.assert_array_equal(await other.outcome.to_host(), np.full((4, 4), 7.0))
+    product.outcome = scaled.outcome = reading.outcome = other.outcome = None
+    await ta.linalg.scal(1.0, x)
+    await manual.synchronize()
+    assert backend.device.memory().used == 128
+
+
+async def test_an_array_that_a_left_operation_was_changing_is_spoiled_if_it_fails(
+    manual: ta.Device, backend: ManualBackend, nursery: trio.Nursery
+) -> None:
+    x = await manual.put(np.ones(4))
+    backend.device.is_held = True
+    backend.device.fail[ScalSpec] = lambda: ta.LibraryError("refused late")
+    with ta.cancel_grace(0.0):
+        asker = start(nursery, manual, ta.linalg.Scal(2.0, x))
+    await wait_all_tasks_blocked()
+    asker.scope.cancel()
+    await wait_all_tasks_blocked()
+    assert asker.outcome == "cancelled"
+    backend.device.release()
+    await manual.synchronize()
+    with pytest.raises(ta.StaleRefError, match=r"spoiled by linalg\.Scal"):
+        await x.to_host()
+
+
+@pytest.mark.parametrize("chosen", [0.0, 1.0, 30.0])
+@pytest.mark.parametrize("is_observed", [False, True], ids=["direct", "by_mailbox"])
+async def test_one_call_chooses_its_own_grace(
+    manual: ta.Device,
+    system: ta.System,
+    backend: ManualBackend,
+    nursery: trio.Nursery,
+    mock_clock: MockClock,
+    chosen: float,
+    is_observed: bool,
+) -> None:
+    subscription = system.subscribe(lambda event: None) if is_observed else None
+    x = await manual.put(np.ones(4))
+    backend.device.is_held = True
+    with ta.cancel_grace(chosen):
+        asker = start(nursery, manual, ta.linalg.Scal(2.0, x))
+        with ta.cancel_grace(2.0):
+            inner = start(nursery, manual, ta.linalg.Scal(2.0, x))
+    other = start(nursery, manual, ta.linalg.Scal(2.0, x))
+    await wait_all_tasks_blocked()
+    for each in (asker, inner, other):
+        each.scope.cancel()
+    await wait_all_tasks_blocked()
+    ends = sorted([(chosen, asker), (2.0, inner), (5.0, other)], key=lambda end: end[0])
+    for seconds, ending in ends:
+        mock_clock.jump(max(0.0, seconds - 0.1 - trio.current_time()))
+        await wait_all_tasks_blocked()
+        assert seconds < 0.1 or ending.outcome is None
+        mock_clock.jump(0.2)
+        await wait_all_tasks_blocked()
+        assert ending.outcome == "cancelled"
+    backend.device.release()
+    await manual.synchronize()
+    if subscription is not None:
+        subscription.close()
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), "5", None, True])
+def test_a_grace_is_checked(seconds: object) -> None:
+    with pytest.raises(ValueError, match="cancel_grace: seconds must be a number of at least 0"):
+        ta.cancel_grace(seconds).__enter__()  # type: ignore[arg-type]
+
+
+class TestHostArrays:
+    """A cancelled asker may change and free its arrays: the device uses none of them any more."""
+
+    async def test_a_copy_to_the_program_that_is_not_begun_does_not_take_place(
+        self, manual: ta.Device, backend: ManualBackend, nursery: trio.Nursery
+    ) -> None:
+        x, out = await manual.put(np.ones(4)), np.zeros(4)
+        backend.device.is_held = True
+        with ta.cancel_grace(0.0):
+            asker = start(nursery, manual, ToHost(x, out))
+        await wait_all_tasks_blocked()
+        asker.scope.cancel()
+        await wait_all_tasks_blocked()
+        assert asker.outcome == "cancelled"
+        backend.device.release()
+        await manual.synchronize()
+        np.testing.assert_array_equal(out, np.zeros(4))
+        np.testing.assert_array_equal(await x.to_host(), np.ones(4))
+
+    async def test_a_copy_from_the_program_that_is_not_begun_does_not_take_place(
+        self, manual: ta.Device, backend: ManualBackend, nursery: trio.Nursery
+    ) -> None:
+        host = np.ones(1 << 17)
+        backend.device.is_held = True
+        with ta.cancel_grace(0.0):
+            put = start(nursery, manual, Put(host))
+            product = start(nursery, manual, ta.linalg.Dot(host, host))
+        await wait_all_tasks_blocked()
+        put.scope.cancel()
+        product.scope.cancel()
+        await wait_all_tasks_blocked()
+        assert (put.outcome, product.outcome) == ("cancelled", "cancelled")
+        backend.device.release()
+        await manual.synchronize()
+        assert backend.device.memory().used == 0
+
+    @pytest.mark.parametrize("count", [4, 1 << 17], ids=["small", "large"])
+    async def test_what_is_changed_in_place_gets_the_operand_as_it_was(
+        self, manual: ta.Device, backend: ManualBackend, nursery: trio.Nursery, count: int
+    ) -> None:
+        """A small operand is copied aside; with a large one the asker waits until it is copied."""
+        x, host = await manual.put(np.ones(count)), np.full(count, 2.0)
+        backend.device.is_held = True
+        with ta.cancel_grace(0.0):
+            asker = start(nursery, manual, ta.linalg.Axpy(3.0, host, x))
+        await wait_all_tasks_blocked()
+        asker.scope.cancel()
+        await wait_all_tasks_blocked()
+        if count == 4:
+            assert asker.outcome == "cancelled"
+            host[:] = np.nan
+            backend.device.release()
+        else:
+            assert asker.outcome is None
+            backend.device.release()
+        await manual.synchronize()
+        np.testing.assert_array_equal(await x.to_host(), np.full(count, 7.0))
+
+    async def test_a_copy_that_has_begun_is_awaited(
+        self, system: ta.System, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Of the CPU backend, whose stream is a thread."""
+        entered, leave = threading.Event(), threading.Event()
+        copy_of = HostUse.begin
+
+        def begin(use: HostUse) -> object:
+            array = copy_of(use)
+            if threading.current_thread() is not threading.main_thread():
+                entered.set()
+                assert leave.wait(10)
+            return array
+
+        async with system.open_device("cpu", options=ta.DeviceOptions(isolation="inline")) as device:
+            x = await device.put(np.ones(4))
+            monkeypatch.setattr(HostUse, "begin", begin)
+            async with trio.open_nursery() as nursery:
+                out = np.zeros(4)
+                asker = start(nursery, device, ToHost(x, out))
+                await trio.to_thread.run_sync(entered.wait)
+                asker.scope.cancel()
+                await wait_all_tasks_blocked()
+                assert asker.outcome is None
+                leave.set()
+            np.testing.assert_array_equal(out, np.ones(4))
 
 
 async def test_a_deadline_counts_like_a_cancellation(

@@ -264,7 +264,9 @@ class TestAttending:
         # Nobody else sees the end of what is attended: no ring, and no look of the engine.
         monkeypatch.setattr(_engine, "_WATCH_INTERVAL", 60.0)
         monkeypatch.setattr(_completion, "LONGEST_LOOK", 10.0)
-        options = ta.DeviceOptions(completion=ta.AdaptiveCompletion(window=0.4), cancel_grace=0.3)
+        options = ta.DeviceOptions(
+            completion=ta.AdaptiveCompletion(window=0.4), cancel_grace=0.3, close_grace=0.3
+        )
         async with system.open_device("manual", options=options) as device:
             yield device
 

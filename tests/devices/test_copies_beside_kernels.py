@@ -13,7 +13,7 @@ NBYTES = 16 << 20
 
 
 async def test_copies_end_while_a_kernel_does_not(system: ta.System, isolation: Isolation) -> None:
-    options = ta.DeviceOptions(isolation=isolation, cancel_grace=0.2)
+    options = ta.DeviceOptions(isolation=isolation, close_grace=0.2)
     async with system.open_device(BACKEND, options=options) as device:
         source, target = (device.host_empty((NBYTES // 8,), np.uint64) for _ in range(2))
         source[:] = np.arange(source.size, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)

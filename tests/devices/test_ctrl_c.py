@@ -17,7 +17,9 @@ async def program() -> None:
     """Two tasks that do everything, and one that is cancelled."""
     async with (
         ta.open_system("s") as system,
-        system.open_device("cpu", options=ta.DeviceOptions(isolation="inline", cancel_grace=0.5)) as device,
+        system.open_device(
+            "cpu", options=ta.DeviceOptions(isolation="inline", cancel_grace=0.5, close_grace=0.5)
+        ) as device,
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(_work, device)
@@ -58,7 +60,9 @@ async def program_by_mailbox() -> None:
     """Two tasks whose operations go to the library's handler, as somebody observes messages."""
     async with (
         ta.open_system("s") as system,
-        system.open_device("cpu", options=ta.DeviceOptions(isolation="inline", cancel_grace=0.5)) as device,
+        system.open_device(
+            "cpu", options=ta.DeviceOptions(isolation="inline", cancel_grace=0.5, close_grace=0.5)
+        ) as device,
     ):
         ref = await device.put(np.eye(8))
         with system.subscribe(lambda _: None):

@@ -70,7 +70,7 @@ async def test_exactly_so_many_streams_are_used(
 async def test_every_completion_gives_the_same_results(
     system: ta.System, isolation: Isolation, completion: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = ta.DeviceOptions(isolation=isolation, completion=completion, cancel_grace=0.5)
+    options = ta.DeviceOptions(isolation=isolation, completion=completion, close_grace=0.5)
     with trio.fail_after(20):
         async with system.open_device(BACKEND, options=options) as device:
             await _use_and_lose(device, completion)
@@ -103,7 +103,7 @@ async def _use_and_lose(device: ta.Device, completion: Any) -> None:
 
 @pytest.mark.timeout(30)
 async def test_a_poisoned_context_is_seen_by_who_blocks(system: ta.System, isolation: Isolation) -> None:
-    options = ta.DeviceOptions(isolation=isolation, completion=ta.SyncCompletion(), cancel_grace=0.5)
+    options = ta.DeviceOptions(isolation=isolation, completion=ta.SyncCompletion(), close_grace=0.5)
     async with system.open_device(BACKEND, options=options) as device:
         ta.testing.inject_fault(device, ta.linalg.Scal, poison=True)
         ref = await device.put(np.ones(3))

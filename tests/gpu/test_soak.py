@@ -56,6 +56,7 @@ async def test_minutes_of_everything(system: ta.System, monkeypatch: pytest.Monk
         in_flight=8,
         stuck_after=scaled(1.0, 3.0),
         cancel_grace=2.0,
+        close_grace=2.0,
         heartbeat_timeout=scaled(1.0, 3.0),
         intensity=ta.Intensity(100_000, 60.0),
         backoff=AT_ONCE,

@@ -35,7 +35,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=ISOLATIONS)
 async def opened(request: pytest.FixtureRequest, system: ta.System) -> AsyncGenerator[ta.Device, None]:
-    options = ta.DeviceOptions(isolation=request.param, cancel_grace=0.5)
+    options = ta.DeviceOptions(isolation=request.param, close_grace=0.5)
     async with system.open_device(BACKEND, options=options) as device:
         # The memory that a simulated driver maps for its first arrays is nothing that is left behind.
         await device.zeros(1)

@@ -22,7 +22,9 @@ def manual() -> ManualCompletion:
 
 @pytest.fixture
 async def held(system: ta.System, manual: ManualCompletion) -> AsyncGenerator[ta.Device, None]:
-    options = ta.DeviceOptions(isolation="inline", completion=manual, cancel_grace=0.05, in_flight=2)
+    options = ta.DeviceOptions(
+        isolation="inline", completion=manual, cancel_grace=0.05, close_grace=0.05, in_flight=2
+    )
     async with system.open_device(BACKEND, options=options) as device:
         yield device
         manual.pass_all()
@@ -131,7 +133,9 @@ async def test_past_the_grace_the_asker_is_let_go_and_the_operation_is_not(
 
 
 async def test_what_is_held_counts_as_hung(system: ta.System, manual: ManualCompletion) -> None:
-    options = ta.DeviceOptions(isolation="inline", completion=manual, stuck_after=0.05, cancel_grace=0.05)
+    options = ta.DeviceOptions(
+        isolation="inline", completion=manual, stuck_after=0.05, cancel_grace=0.05, close_grace=0.05
+    )
     async with system.open_device(BACKEND, options=options) as device:
         await ta.linalg.nrm2(await device.put(np.ones(3)))
         manual.hold()
@@ -163,7 +167,7 @@ async def test_a_lost_context_ends_what_is_held(held: ta.Device, manual: ManualC
 async def test_a_device_that_closes_waits_for_its_grace_only(
     system: ta.System, manual: ManualCompletion
 ) -> None:
-    options = ta.DeviceOptions(isolation="inline", completion=manual, cancel_grace=0.05)
+    options = ta.DeviceOptions(isolation="inline", completion=manual, cancel_grace=0.05, close_grace=0.05)
     device = await system.open_device(BACKEND, options=options)
     x = await device.put(np.ones(3))
     manual.hold()

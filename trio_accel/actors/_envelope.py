@@ -235,6 +235,11 @@ class DeferredReply(Generic[ReplyT_contra]):
         """Whether it is the reply to that request."""
         return self._envelope is envelope
 
+    @property
+    def context(self) -> Context:
+        """Context variables of the asker, as they were when it asked."""
+        return self._envelope.context
+
     def look_last(self, look: Callable[[], None]) -> bool:
         """Have the asker itself look for the reply, once: after a turn of the loop, before it parks.
 

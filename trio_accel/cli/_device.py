@@ -11,8 +11,8 @@ __all__ = ["Isolation", "isolation_of", "open_device"]
 
 Isolation: TypeAlias = Literal["inline", "process"]
 
-# An operation that was cancelled by Ctrl-C is waited for so long before its memory is set aside.
-_CANCEL_GRACE = 0.2
+# After Ctrl-C an operation that still runs is waited for so long.
+_CLOSE_GRACE = 0.2
 # The demo loses contexts and actors on purpose; a device that does so all the time would be given up.
 _INTENSITY = ta.Intensity(100, 60.0)
 # It tells how soon the next one serves, and not how long a supervisor waits after several in a row.
@@ -39,7 +39,7 @@ async def open_device(
     """
     options = ta.DeviceOptions(
         isolation=isolation,
-        cancel_grace=_CANCEL_GRACE,
+        close_grace=_CLOSE_GRACE,
         intensity=_INTENSITY,
         backoff=_BACKOFF,
         stuck_after=stuck_after,

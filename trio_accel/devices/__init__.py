@@ -1,5 +1,6 @@
 """Devices as supervised actors: arrays, operations, completion."""
 
+from ._cancel_grace import cancel_grace
 from ._completion import (
     AdaptiveCompletion,
     CompletionPort,
@@ -73,6 +74,7 @@ __all__ = [
     "System",
     "ToHost",
     "anew",
+    "cancel_grace",
     "device_of",
     "in_range",
     "open_system",

@@ -79,7 +79,8 @@ class Asked(DirectReply):
         self._raise_cancel = raise_cancel
         assert self._library is not None
         assert self._operation is not None
-        self._library.start_grace(self._operation)
+        assert self._task is not None  # it is parked
+        self._library.start_grace(self._operation, self._task.context)
         return trio.lowlevel.Abort.FAILED
 
     def deliver(self, error: BaseException | None) -> None:

@@ -37,7 +37,7 @@ _DIRECTIVES = {
 
 def context_policy(options: DeviceOptions) -> Policy:
     """How a context is supervised, and supervises its libraries."""
-    return recovery_policy(options, directives=_DIRECTIVES, grace=options.cancel_grace + 5.0)
+    return recovery_policy(options, directives=_DIRECTIVES, grace=options.close_grace + 5.0)
 
 
 @attrs.define(eq=False)
@@ -175,7 +175,7 @@ class ContextActor(Actor):
         finally:
             owner.detach(cause)
             engine.fail_all(cause)
-            # The device bounds this by its cancel_grace.
+            # The device bounds this by its close_grace.
             with trio.CancelScope(shield=True):
                 await engine.close()
 
@@ -191,7 +191,7 @@ class ContextActor(Actor):
         except BaseException:
             # Cancelled, too: it may have been while the device was being opened.
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(opened.close, self._owner.options.cancel_grace)
+                await trio.to_thread.run_sync(opened.close, self._owner.options.close_grace)
             raise
 
     def _lose(self, error: Exception) -> None:
@@ -215,7 +215,7 @@ class ContextActor(Actor):
             actor_class,
             self._session.engine,
             name=_free_name(actor_class.library, libraries.values()),
-            policy=recovery_policy(options, grace=options.cancel_grace),
+            policy=recovery_policy(options, grace=options.close_grace),
         )
         libraries[message.library] = library
         return library

@@ -177,9 +177,14 @@ class Device:
         """Run an operation and wait for its reply, which comes when the device has completed it.
 
         The operation is validated in the calling task. While the device's context is being
-        rebuilt, the request waits for it. When cancelled, a queued operation is withdrawn; a
-        running one is awaited until the device is done with its buffers, for `cancel_grace`
-        seconds at most.
+        rebuilt, the request waits for it.
+
+        When cancelled, a queued operation is withdrawn. A running one is awaited for `cancel_grace`
+        seconds; then the asker is let go, while the operation keeps its buffers until it ends. The asker
+        is let go later where the device uses host memory of the program itself: while a host array is
+        being copied, which ends soon; and until the operation ends where the device transfers an array of
+        `host_empty`, or reads an array of another GPU library. An operation that changes an array in place
+        is awaited until its large host operands are copied.
 
         Raises:
             TypeError, ValueError: A wrong argument; nothing was launched.
@@ -333,7 +338,7 @@ class Device:
 
     @enable_ki_protection
     async def close(self) -> None:
-        """Finish what is in flight, within `cancel_grace`, and give the device back."""
+        """Finish what is in flight, within `close_grace`, and give the device back."""
         self._check_run("close")
         if self._actor is not None:
             with trio.CancelScope(shield=True):
@@ -380,7 +385,7 @@ class Device:
             self,
             name=name,
             policy=recovery_policy(
-                options, directives={Exception: Directive.STOP}, grace=options.cancel_grace + 10.0
+                options, directives={Exception: Directive.STOP}, grace=options.close_grace + 10.0
             ),
         )
         self.adopted = None

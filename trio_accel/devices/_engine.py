@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextvars import Context
 from functools import partial
 from typing import Any
 
@@ -27,9 +28,11 @@ from ..backends.base import (
 from ._alarms import Alarms
 from ._blocks import BlockTable
 from ._bridge import Chores
+from ._cancel_grace import grace_in
 from ._completion import CompletionPort, best_completion
 from ._errors import FailureClass, WithdrawnError, classify, locate
 from ._hooks import EngineHook, Phase, enter, notify
+from ._host_use import leave_hosts
 from ._lane import InFlight, Lane, Reply, StreamLoad
 from ._launch_order import LaunchOrder
 from ._leases import Leases
@@ -41,6 +44,8 @@ from ._statistics import QueueStatistics
 __all__ = ["Engine"]
 
 _WATCH_INTERVAL = 0.02
+# A host array is being copied: seconds between two looks at it.
+_COPYING = 0.001
 # Seconds to wait for a moment of rest, before what needs one is done all the same.
 _MOST_PATIENCE = 10.0
 # Its streams do nothing useful any more: the next context does not wait for them.
@@ -100,7 +105,7 @@ class Engine:
         self._on_progress = on_progress
         self.is_lost: bool = False
         self.is_closing: bool = False
-        self._grace_at_end = options.cancel_grace
+        self._grace_at_end = options.close_grace
         self.order: LaunchOrder = LaunchOrder()
         self.enter: Callable[[Launch], None] = self.order.enter
         self._streams = options.streams.open(device)
@@ -200,7 +205,8 @@ class Engine:
         finally:
             self.leave(launch)
         operation.crash = crash
-        operation.reply = reply = defer(on_cancel=lambda: self.start_grace(lane, operation))
+        reply: DeferredReply[None] = defer(on_cancel=lambda: self.start_grace(lane, operation, reply.context))
+        operation.reply = reply
         self.see_to(operation, lane, reply)
         return reply
 
@@ -587,32 +593,49 @@ class Engine:
     def lose_context(self, cause: Exception) -> None:
         """The context is gone: end everything in flight, and have it replaced."""
         if not self.is_lost:
-            self._grace_at_end = min(self._options.cancel_grace, _GRACE_OF_A_LOST_CONTEXT)
+            self._grace_at_end = min(self._options.close_grace, _GRACE_OF_A_LOST_CONTEXT)
             self.fail_all(cause)
             self._lose(cause)
 
-    def _give_up(self, operation: InFlight, lane: Lane) -> None:
-        """Wait no more for a cancelled operation; it stays in flight, and its buffers with it."""
+    def _leave(self, operation: InFlight, lane: Lane) -> None:
+        """Let a cancelled asker go; the operation stays in flight, and its buffers with it."""
+        is_free = leave_hosts(operation.launch)
+        if not is_free:
+            if is_free is not None:
+                self._let_wait(operation, lane, _COPYING)
+            return
         operation.is_given_up = True
         if operation.reply is not None:
             operation.reply.cancelled()
         lane.notify()
 
-    def start_grace(self, lane: Lane, operation: InFlight) -> None:
-        """The asker of an operation in flight is cancelled: it waits no longer than the grace."""
-        deadline = trio.current_time() + self._options.cancel_grace
+    def start_grace(self, lane: Lane, operation: InFlight, context: Context) -> None:
+        """The asker of an operation in flight is cancelled: it waits no longer than the grace.
+
+        Args:
+            lane: Where the operation is.
+            operation: The operation.
+            context: Context variables of the asker.
+        """
         operation.has_grace = True
-        self.alarms.set(operation, deadline, lambda: self._give_up(operation, lane))
+        self._let_wait(operation, lane, grace_in(context, self._options.cancel_grace))
+
+    def _let_wait(self, operation: InFlight, lane: Lane, seconds: float) -> None:
+        deadline = trio.current_time() + seconds
+        self.alarms.set(operation, deadline, lambda: self._leave(operation, lane))
 
     def expect_end(self) -> None:
         """Note that its actors are being stopped: unless the context is lost, the device closes."""
         self.is_closing = not self.is_lost
 
     async def synchronize(self, owner: str | None = None) -> None:
-        """Wait until nothing is in flight, of all or of one library actor."""
+        """Wait until nothing is in flight, of all or of one library actor.
+
+        For one that ends, what its askers have left does not count.
+        """
         for lane in tuple(self._lanes):
             if owner in (None, lane.owner):
-                await lane.drain()
+                await lane.drain(with_left=owner is None)
         if owner is None:
             await self.leases.drain()
 
@@ -620,7 +643,7 @@ class Engine:
         """Wait until what is in flight now is over, whatever is launched meanwhile."""
         for lane in tuple(self._lanes):
             last = lane.operations[-1] if lane.operations else None
-            while last is not None and last in lane.operations and not last.is_given_up:
+            while last is not None and last in lane.operations and not last.is_lost:
                 await lane.wait_changed()
 
     async def rest(self) -> None:

@@ -38,12 +38,15 @@ class Travel:
         self._copies = copies
         self._uploads: list[tuple[Copying, Arrival]] = []
         self._downloads: list[Copying] = []
+        self._replaced: list[npt.NDArray[Any]] = []
         arrivals: list[Arrival] = []
         self.launch: Launch = attrs.evolve(
             launch,
             spec=self._through(launch.spec, arrivals),
             staged=tuple([self._through(staged, arrivals) for staged in launch.staged]),
             arrivals=arrivals,
+            # The device uses the regions in their place.
+            keep=tuple([item for item in launch.keep if not any(item is host for host in self._replaced)]),
         )
 
     def _through(self, spec: _SpecT, arrivals: list[Arrival]) -> _SpecT:
@@ -60,6 +63,7 @@ class Travel:
         region = copies.pool.stage(host.nbytes)
         copies.await_slab(region.slab.number, arrivals)
         between = region.array(host.shape, host.dtype)
+        self._replaced.append(host)
         if isinstance(spec, CopyToHostSpec):
             self._downloads.append(Copying(host, between))
         else:

@@ -33,7 +33,7 @@ class InFlight:
         crash: Restarts the library actor.
         has_grace: Whether its asker was cancelled and waits for it, so that an alarm is set.
         is_lost: Its context is gone, and its asker knows.
-        is_given_up: Its asker was cancelled and has waited for its whole grace; nobody waits for it any more.
+        is_given_up: Its asker was cancelled, has waited for its grace and has left it.
     """
 
     __slots__ = (
@@ -133,9 +133,15 @@ class Lane:
         is_full = len(self.operations) >= self.limit or self.load.outstanding >= _MOST_ON_A_STREAM
         return is_full and not self.is_lost
 
-    async def drain(self) -> None:
-        """Wait until nothing is in flight but what was given up."""
-        while any(not operation.is_given_up for operation in self.operations):
+    async def drain(self, *, with_left: bool) -> None:
+        """Wait until nothing is in flight, or nothing but what its askers have left.
+
+        What is in flight on a lost context does not count.
+        """
+        while any(
+            not (operation.is_lost or (operation.is_given_up and not with_left))
+            for operation in self.operations
+        ):
             await self.wait_changed()
 
     def is_stuck(self, now: float, limit: float) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from contextvars import Context
 from typing import ClassVar
 
 import trio
@@ -106,9 +107,9 @@ class LibraryActor(Actor):
         engine.see_to(operation, lane, reply)
         return operation
 
-    def start_grace(self, operation: InFlight) -> None:
-        """The asker of an operation that `launch_here` returned is cancelled."""
-        self._engine.start_grace(self._lane, operation)
+    def start_grace(self, operation: InFlight, context: Context) -> None:
+        """The asker of an operation that `launch_here` returned is cancelled; these are its variables."""
+        self._engine.start_grace(self._lane, operation, context)
 
     @handles(Launch, ki_protected=True)
     @quick(launch_now)

@@ -62,12 +62,14 @@ class ToHost(Operation[MemoryActor, npt.NDArray[Any]]):
         source = planner.read("source", self.source)
         host = self.out
         if host is None:
+            # Nobody else has it: a cancelled asker need not wait until it is filled.
             host = np.empty(source.shape, source.dtype.dtype)
-        elif not isinstance(host, np.ndarray):
+            return Planned(CopyToHostSpec(host, source), host)
+        if not isinstance(host, np.ndarray):
             raise TypeError(
                 f"{planner.name}: out must be a NumPy array, got {type(host).__name__}{what_to_do(host)}"
             )
-        elif host.shape != source.shape or host.dtype != source.dtype.dtype or not host.flags.writeable:
+        if host.shape != source.shape or host.dtype != source.dtype.dtype or not host.flags.writeable:
             given = (
                 "a read-only array" if not host.flags.writeable else f"shape {host.shape}, dtype {host.dtype}"
             )
@@ -75,7 +77,7 @@ class ToHost(Operation[MemoryActor, npt.NDArray[Any]]):
                 f"{planner.name}: out must be a writable array of shape {source.shape} and dtype "
                 f"{source.dtype}, got {given}"
             )
-        elif overlaps_itself(host):
+        if overlaps_itself(host):
             raise ValueError(
                 f"{planner.name}: out must have memory of its own for each element, got an array of shape "
                 f"{host.shape} with strides {host.strides}, whose elements overlap; give "

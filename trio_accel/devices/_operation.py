@@ -114,7 +114,7 @@ class Launch(Request["LibraryActor", None]):
         staged: Copies and conversions of operands, to be enqueued before `spec`.
         outputs: Blocks that `spec` writes; they are damaged if it does not finish.
         uses: Arguments that exist already, and their blocks: checked again at the launch.
-        keep: What else must live until it is complete: new blocks and host arrays.
+        keep: What else must live until it is complete: new blocks, and host arrays of the program.
         library: Import path of the library actor.
         fault: What is to happen to it on purpose.
         number: Place among the requests of the device; 0 where nobody counts.

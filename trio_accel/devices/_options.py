@@ -124,8 +124,11 @@ class DeviceOptions:
         backoff: Waiting before a context or library is started again. None takes the default recovery
             policy: after progress at once, and at most 1 second where losses follow one another closely;
             without progress as `Backoff` has it. What is given here holds for every restart.
-        cancel_grace: Seconds that a cancelled asker waits for its running operation. Past it the
-            asker gets its cancellation, and the buffers stay reserved until the device is done.
+        cancel_grace: Seconds that a cancelled asker waits for its running operation. Past it the asker
+            gets its cancellation, and the operation goes on: its buffers stay reserved, and it counts as in
+            flight, until it ends. Only one that uses host memory of the program directly is waited for; see
+            `Device.ask`. `trio_accel.cancel_grace` chooses it for single calls.
+        close_grace: Seconds for which closing the device waits for what is in flight.
         stuck_after: Seconds after which a running operation counts as hung: its asker gets
             `CompletionTimeoutError`, and the context is replaced. None: never.
         heartbeat_timeout: Seconds without a sign of life after which a worker counts as dead.
@@ -142,7 +145,8 @@ class DeviceOptions:
     retry: int = attrs.field(default=0, validator=_count)
     intensity: Intensity | None = attrs.field(default=None, validator=_intensity)
     backoff: Backoff | None = attrs.field(default=None, validator=_backoff)
-    cancel_grace: float = attrs.field(default=5.0, validator=_seconds)
+    cancel_grace: float = attrs.field(default=0.0, validator=_seconds)
+    close_grace: float = attrs.field(default=5.0, validator=_seconds)
     stuck_after: float | None = attrs.field(default=None, validator=attrs.validators.optional(_above_zero))
     heartbeat_timeout: float = attrs.field(default=15.0, validator=_above_zero)
     memory_limit: int | None = attrs.field(default=None, validator=attrs.validators.optional(_positive))

@@ -22,7 +22,7 @@ class ManualCompletion:
     program does not learn of it. So a test can look at its own cancellation, back-pressure and time
     limits while operations run for exactly as long as it wants. What is held counts as running: for
     `stuck_after`, for the window of `in_flight`, for a lease, for `Device.synchronize` and for the end
-    of the device, which waits for `cancel_grace` seconds at most. A context that is lost ends what is
+    of the device, which waits for `close_grace` seconds at most. A context that is lost ends what is
     held, as it ends everything in flight.
 
     One object may serve several devices; they are held together.

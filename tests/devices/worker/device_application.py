@@ -69,6 +69,7 @@ async def main(words: list[str]) -> None:
         isolation="process",
         spares=int("spare" in words),
         cancel_grace=GRACE,
+        close_grace=GRACE,
         intensity=ta.Intensity(1000, 60.0),
         backoff=ta.Backoff(base=0.0),
     )

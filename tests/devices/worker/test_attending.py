@@ -276,7 +276,7 @@ def attended(monkeypatch: pytest.MonkeyPatch) -> Attended:
 
 @pytest.fixture
 async def device(system: ta.System, attended: Attended) -> AsyncGenerator[ta.Device, None]:
-    wakeful = options(completion=ta.AdaptiveCompletion(), cancel_grace=0.2)
+    wakeful = options(completion=ta.AdaptiveCompletion(), cancel_grace=0.2, close_grace=0.2)
     async with system.open_device(BACKEND, options=wakeful) as device:
         yield device
 
@@ -344,13 +344,16 @@ async def test_one_who_is_cancelled(device: ta.Device, attended: Attended) -> No
         async with one_who_attends(x, attended, trio.Cancelled):
             cancelled = trio.current_time()
             scope.cancel()
-    # With the grace, and the end of the worker.
     assert trio.current_time() - cancelled < 5
     assert not attended.now
+    # What it has left goes on, and the worker serves others.
     y = await device.put(np.ones(8))
+    assert (await y.to_host()).tolist() == [1.0] * 8
+    assert device.generation == 1
+    ta.testing.poison(device)
+    await until(lambda: device.generation == 2)
     await ta.linalg.scal(2.0, y)
     assert (await y.to_host()).tolist() == [2.0] * 8
-    assert device.generation == 2
 
 
 @asynccontextmanager

@@ -43,7 +43,7 @@ async def test_a_program_that_drops_its_results_has_one_block_for_all(
 async def test_a_block_that_is_in_flight_becomes_no_other(
     system: ta.System, isolation: Isolation, how: str
 ) -> None:
-    changes = ta.DeviceOptions(isolation=isolation, cancel_grace=0.2)
+    changes = ta.DeviceOptions(isolation=isolation, close_grace=0.2)
     async with system.open_device(BACKEND, options=changes) as device:
         x = await device.put(np.ones(5))
         # What is loaded only now would wait for the stream that is held.

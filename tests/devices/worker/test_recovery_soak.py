@@ -208,6 +208,7 @@ async def test_everything_at_once(system: ta.System, seconds: float) -> None:
         in_flight=8,
         stuck_after=0.5,
         cancel_grace=2.0,
+        close_grace=2.0,
         heartbeat_timeout=1.0,
         intensity=ta.Intensity(10_000, 60.0),
         backoff=AT_ONCE,

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+import slow_import
 import slow_library
 import trio
 from chosen import BACKEND, NAME
 from isolated import options, outcome, wait_in_flight
+from processes import until
 from recovery_load import FFT
 
 import trio_accel as ta
@@ -144,6 +148,64 @@ async def test_a_worker_that_holds_the_interpreter_gives_no_sign_of_life(system:
         assert "gave no sign of life for 1 s" in str(caught.value.__cause__)
         await device.put(np.ones(3))
         assert device.generation == 2
+
+
+@pytest.mark.parametrize("what", ["request", "load", "call"])
+async def test_a_worker_that_is_stopped_is_replaced_after_stuck_after(system: ta.System, what: str) -> None:
+    """Also if it has begun with nothing: its engine looks for nothing then, and its heart may be long."""
+    async with system.open_device(BACKEND, options=options(stuck_after=0.4, spares=1)) as device:
+        x = await device.put(np.eye(8))
+        await device.ask(ta.linalg.Matmul(x, x))
+        await until(lambda: device.dispatch.spares == 1)
+        process = device.dispatch.process
+        asking = {
+            "request": partial(device.ask, ta.linalg.Matmul(x, x)),
+            "load": partial(_load, device, x),
+            "call": device.statistics,
+        }[what]
+        async with trio.open_nursery() as nursery:
+            if what == "load":
+                nursery.start_soon(asking)
+                await trio.sleep(0.05)
+            process.send_signal(signal.SIGSTOP)
+            start = trio.current_time()
+            if what != "load":
+                nursery.start_soon(asking)
+            await until(lambda: process.is_dead, 5)
+            took = trio.current_time() - start
+        assert 0.4 < took < 4
+        assert device.generation == 2
+
+
+async def _load(device: ta.Device, x: ta.AccelRef) -> None:
+    """Ask until the context is another one."""
+    while device.generation == 1:
+        with suppress(ta.ContextPoisonedError, ta.CompletionTimeoutError):
+            await device.ask(ta.linalg.Matmul(x, x))
+
+
+async def test_a_stopped_worker_that_has_nothing_to_do_is_left_alone(system: ta.System) -> None:
+    async with system.open_device(BACKEND, options=options(stuck_after=0.1)) as device:
+        process = device.dispatch.process
+        process.send_signal(signal.SIGSTOP)
+        await trio.sleep(1.5)
+        process.send_signal(signal.SIGCONT)
+        ref = await device.put(np.arange(3.0))
+        assert (await ref.to_host()).tolist() == [0.0, 1.0, 2.0]
+        assert device.generation == 1
+
+
+@pytest.mark.parametrize("holds", ["", "interpreter"])
+async def test_a_library_that_takes_long_to_open_is_not_stuck(
+    system: ta.System, monkeypatch: pytest.MonkeyPatch, holds: str
+) -> None:
+    """It is imported by the first request for it, which is not begun: the worker is busy, and runs."""
+    monkeypatch.setenv("TRIO_ACCEL_TEST_HOLDS", holds)
+    async with system.open_device(BACKEND, options=options(stuck_after=0.2)) as device:
+        ref = await device.put(np.ones(3))
+        assert await device.ask(slow_import.Negate(ref)) is ref
+        assert (await ref.to_host()).tolist() == [-1.0] * 3
+        assert device.generation == 1
 
 
 async def test_a_worker_that_is_stopped_for_a_moment_goes_on(system: ta.System) -> None:

@@ -220,7 +220,7 @@ class TestCancelled:
 
         async def ask(scope: trio.CancelScope) -> None:
             nonlocal is_over
-            with scope:
+            with scope, ta.cancel_grace(30.0):
                 await ref.to_host(out=out)
             is_over = True
 
@@ -252,6 +252,46 @@ class TestCancelled:
             # A worker that has done its part need not die for it.
             assert device.generation == 1
             await balanced(device, 1)
+
+    @pytest.mark.parametrize("is_put", [True, False], ids=["put", "to_host"])
+    async def test_what_is_left_keeps_its_host_memory_until_it_ends(
+        self, device: ta.Device, is_put: bool
+    ) -> None:
+        """The worker transfers from or to it all the while; the program's own array is free at once."""
+        staging = device.dispatch._staging
+        ref = await device.put(HOST)
+        operation = Put if is_put else ToHost
+        delay = ta.testing.inject_fault(device, operation, delay=0.3)
+        host = HOST.copy()
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(device.ask, Put(host) if is_put else ToHost(ref, host))
+                await until(lambda: device.dispatch._requests.sent == 1)
+                await wait_in_flight(device, 1, "trio_accel.devices:MemoryActor")
+                scope.cancel()
+        assert scope.cancelled_caught
+        assert delay.remaining == 0
+        assert staging.taken == HOST.nbytes
+        host[:] = np.nan
+        await device.synchronize()
+        await until(lambda: not staging.taken)
+        assert np.isnan(host).all()
+        np.testing.assert_array_equal(await ref.to_host(), HOST)
+        assert device.generation == 1
+        await balanced(device, 1)
+
+    async def test_what_the_device_transfers_by_itself_is_awaited(self, device: ta.Device) -> None:
+        ref = await device.put(HOST)
+        out = device.host_empty(SIZE)
+        out[:] = 0.0
+        ta.testing.inject_fault(device, ToHost, delay=0.3)
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(device.ask, ToHost(ref, out))
+                await wait_in_flight(device, 1, "trio_accel.devices:MemoryActor")
+                scope.cancel()
+        np.testing.assert_array_equal(out, HOST)
+        await balanced(device, 1, out.nbytes)
 
     async def test_before_it_is_launched(self, device: ta.Device, monkeypatch: pytest.MonkeyPatch) -> None:
         """What waits for its host array is taken back, and the copy is cut at once."""

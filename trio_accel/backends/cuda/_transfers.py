@@ -14,6 +14,7 @@ from cuda.bindings import driver
 
 from ..base import as_bits
 from ..base.host import address_of
+from ..base.ops import HostUse
 from ._context import CudaContext
 from ._stream import CudaStream
 
@@ -99,7 +100,9 @@ class Transfers:
             index = bisect.bisect_right(self._starts, start) - 1
             return index >= 0 and start + nbytes <= self._ends[index]
 
-    def to_device(self, stream: CudaStream, host: HostArray, start: int | None, address: int) -> None:
+    def to_device(
+        self, stream: CudaStream, host: HostArray, start: int | None, address: int
+    ) -> HostUse | None:
         """Enqueue the copy of a host array, in C order, to device memory. It is read until the next event.
 
         Args:
@@ -107,11 +110,15 @@ class Transfers:
             host: The array.
             start: What `straight` says of it.
             address: Where it is copied to.
+
+        Returns:
+            How the array is used from now on; None if the device reads it.
         """
         nbytes = host.nbytes
         if start is not None:
             self._context.check(driver.cuMemcpyHtoDAsync(address, start, nbytes, stream.native))
-        elif nbytes <= SMALL:
+            return None
+        if nbytes <= SMALL:
             slot = self._take_slot()
             _copy(_shaped(slot, host), host)
             stream.after(partial(self._give_slot_back, slot))
@@ -123,8 +130,9 @@ class Transfers:
             self._context.check(
                 driver.cuMemcpyHtoDAsync(address, packed.ctypes.data, host.nbytes, stream.native)
             )
+        return HostUse(None)
 
-    def to_host(self, stream: CudaStream, address: int, host: HostArray, start: int | None) -> None:
+    def to_host(self, stream: CudaStream, address: int, host: HostArray, start: int | None) -> HostUse | None:
         """Enqueue the copy of device memory to a host array, in C order; it is there at the next event.
 
         Args:
@@ -132,23 +140,27 @@ class Transfers:
             address: What is copied.
             host: The array.
             start: What `straight` says of it.
+
+        Returns:
+            How the array is used from now on; None if the device writes it.
         """
         nbytes = host.nbytes
         if start is not None:
             self._context.check(driver.cuMemcpyDtoHAsync(start, address, nbytes, stream.native))
-        elif nbytes <= SMALL:
+            return None
+        if nbytes <= SMALL:
             slot = self._take_slot()
             self._context.check(
                 driver.cuMemcpyDtoHAsync(slot.ctypes.data, address, host.nbytes, stream.native)
             )
-            stream.after(partial(self._fetch, slot, host))
-        else:
-            packed = host if host.flags.c_contiguous else np.empty(host.shape, host.dtype)
-            self._context.check(
-                driver.cuMemcpyDtoHAsync(packed.ctypes.data, address, host.nbytes, stream.native)
-            )
-            if packed is not host:
-                _copy(host, packed)
+            use = HostUse(host)
+            stream.after(partial(self._fetch, slot, use))
+            return use
+        packed = host if host.flags.c_contiguous else np.empty(host.shape, host.dtype)
+        self._context.check(driver.cuMemcpyDtoHAsync(packed.ctypes.data, address, host.nbytes, stream.native))
+        if packed is not host:
+            _copy(host, packed)
+        return HostUse(None)
 
     def close(self) -> None:
         """Free the pinned memory and unregister the rest: no stream uses it any more.
@@ -181,10 +193,13 @@ class Transfers:
         with self._lock:
             self._slots.append(slot)
 
-    def _fetch(self, slot: HostArray, host: HostArray) -> None:
+    def _fetch(self, slot: HostArray, use: HostUse) -> None:
+        host = use.begin()
         try:
-            _copy(host, _shaped(slot, host))
+            if host is not None:
+                _copy(host, _shaped(slot, host))
         finally:
+            use.end()
             self._give_slot_back(slot)
 
     def _pinned(self, nbytes: int) -> tuple[int, HostArray]:

@@ -31,6 +31,9 @@ class Calls:
         self._last = 0
         self._calls: dict[int, _Call] = {}
 
+    def __len__(self) -> int:
+        return len(self._calls)
+
     def begin(self, what: str) -> int:
         """Number of a new call."""
         self._last += 1

@@ -18,6 +18,7 @@ from ...actors import ActorContext, ActorEvent, ActorSnapshot, Event, MessageEve
 from ...backends.base import DeviceLostError, MemoryStatistics, NotSupportedError
 from ...backends.base.ops import ArraySpec
 from .._alarms import Alarms
+from .._cancel_grace import grace_in
 from .._completion import SyncCompletion
 from .._context import context_policy
 from .._copying import SMALL
@@ -56,6 +57,8 @@ LibraryT = TypeVar("LibraryT")
 ReplyT = TypeVar("ReplyT")
 
 _CLOSING = 1.0
+# A host array is being copied: seconds between two looks at it.
+_COPYING = 0.001
 # Of what the program has let go: so many bytes, or blocks, do not wait for the next operation.
 _LARGE = 64 << 20
 _MANY = 64
@@ -219,7 +222,8 @@ class WorkerDispatch:
                     return reply
             await request.wait(self._cancel)
         finally:
-            request.launch.forget()
+            if not request.is_left:
+                request.launch.forget()
         return reply
 
     @enable_ki_protection
@@ -335,6 +339,7 @@ class WorkerDispatch:
             # Of one that told of its actors and died before it served.
             self._mirror.clear()
             places = tuple(self._chunks.blocks.values())
+            link.is_asked = partial(self._asks, link)
             link.send(("start", number, places), now=True)
             await link.wait(lambda: link.is_started)
             context.show(self._snapshots)
@@ -345,6 +350,10 @@ class WorkerDispatch:
         finally:
             self._lose(link, died("was ended with its context", self._device.name))
             link.condemn("was ended with its context")
+
+    def _asks(self, link: WorkerLink) -> bool:
+        """Whether a worker is to answer something: at first, that it serves."""
+        return link is not self._link or bool(self._requests.sent or len(self._calls))
 
     def _begin(self, link: WorkerLink, number: int, told: Iterable[int]) -> None:
         self._link = link
@@ -373,7 +382,7 @@ class WorkerDispatch:
         for request in self._requests.take_waiting():
             self._fates.refuse(request, self._fates.closed())
         link.send(("close",), now=True)
-        with trio.move_on_after(self._options.cancel_grace + _CLOSING, shield=True), suppress(Exception):
+        with trio.move_on_after(self._options.close_grace + _CLOSING, shield=True), suppress(Exception):
             # If it dies over that, it is closed as well.
             await link.wait(lambda: not link.is_started)
 
@@ -519,35 +528,33 @@ class WorkerDispatch:
             self._copies.cancel(request)
             request.unwind_after_copies()
             return False
-        if self._requests.get(request.number) is not request:
-            # What it has made is on its way to the program: also that may take long.
-            deadline = trio.current_time() + self._options.cancel_grace
-            self._alarms.set(request, deadline, lambda: self._leave(request))
-            return False
-        if self._link is not None:
+        if self._link is not None and self._requests.get(request.number) is request:
             self._link.send(("cancel", request.number), now=True)
-        deadline = trio.current_time() + self._options.cancel_grace
-        self._alarms.set(request, deadline, lambda: self._grace_over(request))
+        self._leave_in(request, grace_in(request.context, self._options.cancel_grace))
         return False
 
-    def _grace_over(self, request: RemoteRequest) -> None:
-        if isinstance(request, OperationRequest):
-            self._copies.cancel(request)
-            self._fates.give_up(request, self._link)
-            if self._link is not None:
-                self._keep_until_gone(self._link, [request])
-        request.unwind_after_copies()
-        if self._link is not None:
-            self._link.condemn(
-                "was killed: a cancelled operation did not end within cancel_grace = "
-                f"{self._options.cancel_grace:g} s"
-            )
+    def _leave_in(self, request: RemoteRequest, seconds: float) -> None:
+        self._alarms.set(request, trio.current_time() + seconds, lambda: self._leave(request))
 
     def _leave(self, request: RemoteRequest) -> None:
-        """A cancelled asker waits no longer for its host array to be filled."""
-        if not request.is_over:
+        """A cancelled asker waits no longer, except for copies of its arrays, which end soon."""
+        if request.is_over:
+            return
+        if self._requests.get(request.number) is not request:
+            # The worker is done with it: what it has made is on its way to the program.
             self._copies.cancel(request)
             request.unwind_after_copies()
+            return
+        assert isinstance(request, OperationRequest)
+        if request.hosts.are_direct(request.launch):
+            # The device itself uses memory of the program.
+            return
+        if not (request.makes_all_it_writes or request.hosts.is_copied):
+            # What it changes would not be worth anything.
+            self._leave_in(request, _COPYING)
+            return
+        self._copies.cancel(request)
+        request.leave()
 
     def _keep_until_gone(self, link: WorkerLink, requests: Iterable[RemoteRequest]) -> None:
         """What a lost worker may still write to counts as used until it is dead."""
@@ -784,6 +791,7 @@ class WorkerDispatch:
         if isinstance(request, OperationRequest):
             check_copy(request, index, array)
             self._chunks.check_array(chunk, offset, array)
+        if isinstance(request, OperationRequest) and not request.is_left:
             self._copies.copy_on_device(
                 request,
                 request.hosts.copies[index],
@@ -791,7 +799,8 @@ class WorkerDispatch:
                 copied,
             )
         else:
-            # It was refused with its operands on their way already; the stream is to go on all the same.
+            # It was refused with its operands on their way already, or its asker has left it: the stream is
+            # to go on all the same.
             copied()
 
     def _on_chunk(self, link: WorkerLink, message: Any, descriptors: tuple[int, ...]) -> None:

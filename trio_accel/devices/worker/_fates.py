@@ -98,7 +98,7 @@ class Fates:
 
     def _copy(self, request: OperationRequest, results: Any, error: BaseException | None) -> None:
         """Fill the host arrays of an operation, unless it failed."""
-        if error is not None:
+        if error is not None or request.is_left:
             self._copies.cancel(request)
         else:
             request.hosts.fill(results)
@@ -187,20 +187,6 @@ class Fates:
         self._notify(launch)
         self._copies.cancel(request)
         request.finish_after_copies(error)
-
-    def give_up(self, request: OperationRequest, link: WorkerLink | None) -> None:
-        """An asker waits no longer for its operation, which may still write."""
-        if link is not None and request.number <= link.started(request.library):
-            _strike(request.launch)
-        launch, device = request.launch, self._device
-        error = CompletionTimeoutError(
-            "its asker was cancelled, and it did not end within cancel_grace",
-            device=device.name,
-            operation=launch.name,
-            generation=device.generation,
-        )
-        for output in launch.outputs:
-            output.spoil(launch.name, error)
 
     def refuse(self, request: RemoteRequest, error: Exception) -> None:
         """A request ends that no worker has begun with."""

@@ -119,6 +119,17 @@ class HostArrays:
         needed = [host.nbytes for host in hosts if host.nbytes > self._by_value and not self.place(host)]
         return not needed or staging.taken + sum(needed) <= staging.limit
 
+    def are_direct(self, launch: Launch) -> bool:
+        """Whether the device itself transfers an array of the program for a launch."""
+        specs = (launch.spec, *launch.staged)
+        hosts = [spec.host for spec in specs if isinstance(spec, (CopyFromHostSpec, CopyToHostSpec))]
+        return any(host.size and self.place(host) is not None for host in hosts)
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether no array of the program is read any more."""
+        return all(copy.is_over for copy in self.copies if copy.is_upload)
+
     def begin(self) -> None:
         """The request is told to a worker, from its first host array on."""
         self._filled.clear()

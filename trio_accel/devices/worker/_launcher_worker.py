@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -16,6 +17,8 @@ __all__ = ["WorkerProcess"]
 # Of the fields of a process's stat file that come after its name; see proc_pid_stat(5).
 _FLAGS, _STATUS = 6, -1
 _IS_EXITING = 0x4
+# CPUCLOCK_SCHED of the kernel: all that its threads have run.
+_SCHEDULED = 2
 
 
 class WorkerProcess:
@@ -56,17 +59,36 @@ class WorkerProcess:
         Returns:
             As `wait`; None where it is not known yet, or no more.
         """
-        try:
-            with open(f"/proc/{self.pid}/stat", encoding="ascii", errors="replace") as file:
-                # Its name may hold anything, and stands in brackets.
-                fields = file.read().rpartition(")")[2].split()
-        except OSError:
+        fields = self._fields()
+        if fields is None:
             return None
         flags, status = int(fields[_FLAGS]), int(fields[_STATUS])
         # Its number is not another's as long as it is not reaped. Older kernels say 0 where they do not tell.
         if not flags & _IS_EXITING or not status or self.is_dead:
             return None
         return describe_exit(os.waitstatus_to_exitcode(status))
+
+    def processor_time(self) -> int:
+        """Nanoseconds for which its threads have run; 0 where the system does not say."""
+        try:
+            # The clock of a process: see clock_getcpuclockid(3), which Python does not have.
+            return time.clock_gettime_ns((~self.pid << 3) | _SCHEDULED)
+        except OSError:
+            return 0
+
+    def is_in_disk_wait(self) -> bool:
+        """Whether its main thread waits for a disk, as one does that loads a large library."""
+        fields = self._fields()
+        return fields is not None and fields[0] == "D"
+
+    def _fields(self) -> list[str] | None:
+        """What the kernel says of it, from its state on."""
+        try:
+            with open(f"/proc/{self.pid}/stat", encoding="ascii", errors="replace") as file:
+                # Its name may hold anything, and stands in brackets.
+                return file.read().rpartition(")")[2].split()
+        except OSError:
+            return None
 
     def kill(self) -> None:
         """Kill it, whatever it is doing; harmless when it is dead."""

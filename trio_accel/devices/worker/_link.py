@@ -35,6 +35,8 @@ _BEATS = 10
 _LONGEST_TICK = 0.1
 # The worker itself is the first to see it, if it can.
 _MARGIN = 0.5
+# Of several heartbeats: whatever the machine does, one is among them.
+_LEAST_SILENCE = 1.0
 # It imports its libraries, on a machine that may be busy.
 _START = 60.0
 
@@ -50,6 +52,7 @@ class WorkerLink:
         is_distrusted: Whether it has sent what makes no sense: nothing that it sent after that counts.
         is_silent: Whether nothing of its context writes to memory any more, dead or not.
         is_stuck: Whether it was killed because its loop stood still over an operation that does not end.
+        is_asked: Tells whether it has requests that it has not answered.
         post: Sends a small message of plain values, together with others; see `Channel.post`.
         forms: Of operations; those that it knows.
         words: The shared words of the libraries that were used, by their import paths.
@@ -75,6 +78,7 @@ class WorkerLink:
         self.is_distrusted: bool = False
         self.is_silent: bool = False
         self.is_stuck: bool = False
+        self.is_asked: Callable[[], bool] = bool
         self._channel = channel
         if window:
             channel.vigil = Vigil(window, _ASKS, _ANSWERS)
@@ -166,6 +170,7 @@ class WorkerLink:
                 nursery.start_soon(self._wait_for_death)
                 if self._stuck_after is not None:
                     nursery.start_soon(self._watch_the_watch, self._stuck_after)
+                    nursery.start_soon(self._watch_the_process, self._stuck_after)
                 await self._receive(handle)
                 # All its threads have ended, or it has closed its end by itself.
                 how = self.process.ending()
@@ -277,6 +282,30 @@ class WorkerLink:
             if missed >= stuck_after + _MARGIN:
                 self.is_stuck = True
                 self.condemn(f"stood still for stuck_after = {stuck_after:g} s and was killed")
+
+    @enable_ki_protection
+    async def _watch_the_process(self, stuck_after: float) -> None:
+        """See that it runs while it has requests, begun or not.
+
+        One that imports, plans or waits for its device runs: at least its heart beats, and where a library
+        holds the interpreter's lock meanwhile, that computes or reads from a disk. One that is stopped, or
+        frozen, has not even begun with its requests, so that its engine looks for nothing.
+        """
+        limit = max(stuck_after + _MARGIN, _LEAST_SILENCE)
+        tick = min(stuck_after, _LONGEST_TICK)
+        last, still = (-1, -1), 0.0
+        while self.how is None:
+            await trio.sleep(tick)
+            used = self.process.processor_time(), self.page.heartbeat
+            still = still + tick if used == last and self.is_asked() else 0.0
+            last = used
+            if still >= limit:
+                if self.process.is_in_disk_wait():
+                    still = 0.0
+                    continue
+                self.condemn(
+                    f"has requests and did not run for stuck_after = {stuck_after:g} s, and was killed"
+                )
 
     def _bury(self) -> None:
         self.process.close()

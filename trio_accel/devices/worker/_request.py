@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import Context
 from typing import NoReturn
 
 import outcome
@@ -34,6 +35,7 @@ class RemoteRequest:
         copies: What uses its host arrays now: copies that run, and a lost worker that is not dead yet.
         failure: Why one of these failed.
         is_cancelled: Whether the asker wants out.
+        is_left: Whether the asker waits no longer than for copies of its arrays; the worker may go on.
         is_over: Whether it has its outcome.
     """
 
@@ -46,6 +48,7 @@ class RemoteRequest:
         "copies",
         "failure",
         "is_cancelled",
+        "is_left",
         "is_over",
         "library",
         "losses",
@@ -65,6 +68,7 @@ class RemoteRequest:
         self.copies: int = 0
         self.failure: Exception | None = None
         self.is_cancelled: bool = False
+        self.is_left: bool = False
         self.is_over: bool = False
         # How it ends when no copy runs any more.
         self._end: Callable[[], bool] | None = None
@@ -85,6 +89,12 @@ class RemoteRequest:
     def call_back(self, on_done: Callable[[BaseException | None], None]) -> None:
         """Hand the outcome to a function."""
         self._on_done = on_done
+
+    @property
+    def context(self) -> Context:
+        """Context variables of the task that waits."""
+        assert self._task is not None
+        return self._task.context
 
     async def wait(self, on_cancel: Callable[[RemoteRequest], bool]) -> None:
         """Wait for the outcome.
@@ -122,6 +132,8 @@ class RemoteRequest:
 
     def finish(self, error: BaseException | None) -> bool:
         """Give the outcome; a second one does nothing and returns False."""
+        if self.is_left:
+            return self.unwind()
         return self._settle(None if error is None else outcome.Error(error), error)
 
     def finish_after_copies(self, error: BaseException | None) -> None:
@@ -144,9 +156,25 @@ class RemoteRequest:
         end, self._end = self._end, None
         if end is not None:
             self._after_copies(end)
+        elif self.is_left:
+            self.leave()
+
+    def leave(self) -> None:
+        """Let a cancelled asker go when no copy uses the program's arrays any more, whatever the worker does.
+
+        What the request holds is kept until its end at the worker, when it is finished or unwound as well.
+        """
+        self.is_left = True
+        if not self.copies and not self.is_over:
+            assert self._raise_cancel is not None
+            self._deliver(outcome.capture(self._raise_cancel), None)
+
+    def retire(self) -> None:
+        """Nothing works on it any more: give back what it holds."""
+        self._let_go()
 
     def _let_go(self) -> None:
-        """It is over: give back what it has taken for itself."""
+        """Give back what it has taken for itself."""
 
     def _after_copies(self, end: Callable[[], bool]) -> None:
         if not self.copies:
@@ -157,14 +185,24 @@ class RemoteRequest:
     def unwind(self) -> bool:
         """Give a cancelled asker its cancellation."""
         assert self._raise_cancel is not None
-        return self._settle(outcome.capture(self._raise_cancel), None)
+        is_news = self._settle(outcome.capture(self._raise_cancel), None)
+        if self.is_left:
+            # Its asker leaves that to the end of the request.
+            self.retire()
+        return is_news
 
     def _settle(self, result: outcome.Outcome[None] | None, error: BaseException | None) -> bool:
         """Give the outcome; None if it is done and there is nothing to say."""
         if self.is_over:
+            if self.is_left:
+                self.retire()
             return False
-        self.is_over = True
         self._let_go()
+        self._deliver(result, error)
+        return True
+
+    def _deliver(self, result: outcome.Outcome[None] | None, error: BaseException | None) -> None:
+        self.is_over = True
         task, on_done = self._task, self._on_done
         if task is not None:
             self._task = None
@@ -174,7 +212,6 @@ class RemoteRequest:
             on_done(error)
         else:
             self._result = WOKEN if result is None else result
-        return True
 
 
 class OperationRequest(RemoteRequest):
@@ -229,6 +266,11 @@ class OperationRequest(RemoteRequest):
         if hosts.is_used:
             hosts.begin()
         return "request", self.number, word, self.spoils, encode_launch(launch, hosts), released
+
+    def retire(self) -> None:
+        """Nothing works on it any more: give back what it holds."""
+        self._let_go()
+        self.launch.forget()
 
     def _let_go(self) -> None:
         if self.hosts.is_used:

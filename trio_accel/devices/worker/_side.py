@@ -148,15 +148,16 @@ class WorkerSide:
 
     def __init__(self, system: System, channel: Channel, page: SharedPage, config: WorkerConfig) -> None:
         self.options: DeviceOptions = attrs.evolve(
-            # Whoever waits for an operation is in the application, which kills the worker past the grace.
+            # Those who wait for an operation are in the application, which also ends a worker that closes.
             config.options,
             cancel_grace=_FOREVER,
+            close_grace=_FOREVER,
         )
         self.hooks: list[EngineHook] = []
         self.next_generation: int = 0
         self.variables: Context = copy_context()
         self._below = f"{config.path}/context/"
-        self._grace = config.options.cancel_grace
+        self._grace = config.options.close_grace
         self._system = system
         self._channel = channel
         self._page = page

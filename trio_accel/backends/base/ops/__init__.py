@@ -1,5 +1,6 @@
 """Operation specifications: what crosses from an actor to a backend, or to a worker process."""
 
+from ._host_use import HostUse
 from ._spec import (
     ArraySpec,
     NumberRole,
@@ -33,6 +34,7 @@ __all__ = [
     "FftSpec",
     "FillSpec",
     "GemmSpec",
+    "HostUse",
     "MatmulSpec",
     "Nrm2Spec",
     "NumberRole",

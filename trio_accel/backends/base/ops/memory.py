@@ -7,13 +7,31 @@ from typing import Any
 import attrs
 import numpy.typing as npt
 
+from ._host_use import HostUse
 from ._spec import ArraySpec, NumberRole, OperationSpec, number, reads, writes
 
 __all__ = ["CopyFromHostSpec", "CopySpec", "CopyToHostSpec", "FillSpec"]
 
 
+class _HostCopySpec(OperationSpec):
+    """A copy from or to a host array."""
+
+    # Set when it is enqueued, by a backend that can tell. No field of the specification.
+    __slots__ = ("_use",)
+    _use: HostUse
+
+    @property
+    def use(self) -> HostUse | None:
+        """How the backend uses the host array; None if the device itself does, until the copy is done."""
+        return getattr(self, "_use", None)
+
+    def note_use(self, use: HostUse) -> None:
+        """Say how the host array is used from now on; by the backend, when it enqueues the copy."""
+        self._use = use
+
+
 @attrs.define(on_setattr=None, unsafe_hash=True)
-class CopyFromHostSpec(OperationSpec):
+class CopyFromHostSpec(_HostCopySpec):
     """Copy a host array of the same shape and dtype into device memory."""
 
     host: npt.NDArray[Any]
@@ -21,7 +39,7 @@ class CopyFromHostSpec(OperationSpec):
 
 
 @attrs.define(on_setattr=None, unsafe_hash=True)
-class CopyToHostSpec(OperationSpec):
+class CopyToHostSpec(_HostCopySpec):
     """Copy device memory into a writable host array of the same shape and dtype."""
 
     host: npt.NDArray[Any]

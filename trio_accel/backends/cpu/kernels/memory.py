@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ...base import as_bits, scalar
-from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec
+from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, HostUse
 from .._library import Kernels
 from .._memory import CpuMemory
 from .._stream import Work
@@ -18,12 +20,34 @@ __all__ = ["KERNELS"]
 
 def copy_from_host(spec: CopyFromHostSpec, memory: CpuMemory) -> Work:
     """Prepare a copy of a host array of any strides."""
-    return partial(np.copyto, as_bits(memory.view(spec.out)), as_bits(spec.host))
+    out, use = as_bits(memory.view(spec.out)), HostUse(as_bits(spec.host))
+    spec.note_use(use)
+    return partial(_read_host, out, use)
 
 
 def copy_to_host(spec: CopyToHostSpec, memory: CpuMemory) -> Work:
     """Prepare a copy to a host array of any strides."""
-    return partial(np.copyto, as_bits(spec.host), as_bits(memory.view(spec.source)))
+    use, source = HostUse(as_bits(spec.host)), as_bits(memory.view(spec.source))
+    spec.note_use(use)
+    return partial(_write_host, use, source)
+
+
+def _read_host(out: npt.NDArray[Any], use: HostUse) -> None:
+    host = use.begin()
+    if host is not None:
+        try:
+            np.copyto(out, host)
+        finally:
+            use.end()
+
+
+def _write_host(use: HostUse, source: npt.NDArray[Any]) -> None:
+    host = use.begin()
+    if host is not None:
+        try:
+            np.copyto(host, source)
+        finally:
+            use.end()
 
 
 def copy(spec: CopySpec, memory: CpuMemory) -> Work:

@@ -13,7 +13,7 @@ from cuda.bindings import driver
 
 from ...base import CopyFromForeignSpec, DriverError, LibraryError, NotSupportedError
 from ...base.host import address_of
-from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec
+from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, HostUse
 from .._arrays import DeviceArray
 from .._foreign import follow
 from .._known import Known
@@ -76,11 +76,12 @@ class MemoryLibrary(CudaLibrary):
         start = transfers.straight(spec.host)
         if not out.is_contiguous:
             packed = self._pack(stream, out)
-            transfers.to_device(stream, spec.host, start, packed.address)
+            use = transfers.to_device(stream, spec.host, start, packed.address)
+            self._note_use(spec, use)
             self._device.arrays.convert(stream, packed, out)
             return
         if start is None:
-            transfers.to_device(stream, spec.host, start, out.address)
+            self._note_use(spec, transfers.to_device(stream, spec.host, start, out.address))
             return
         to = driver.CUdeviceptr(out.address)
         copy: _Copy = partial(driver.cuMemcpyHtoDAsync, to, start, out.nbytes, stream.native)
@@ -97,15 +98,19 @@ class MemoryLibrary(CudaLibrary):
         if not source.is_contiguous:
             packed = self._pack(stream, source)
             self._device.arrays.convert(stream, source, packed)
-            transfers.to_host(stream, packed.address, spec.host, start)
+            self._note_use(spec, transfers.to_host(stream, packed.address, spec.host, start))
             return
         if start is None:
-            transfers.to_host(stream, source.address, spec.host, start)
+            self._note_use(spec, transfers.to_host(stream, source.address, spec.host, start))
             return
         source_of = driver.CUdeviceptr(source.address)
         copy: _Copy = partial(driver.cuMemcpyDtoHAsync, start, source_of, source.nbytes, stream.native)
         self._context.check(copy())
         self._down.keep(spec.source, stream, _Straight(ref(spec.host), start, copy))
+
+    def _note_use(self, spec: CopyFromHostSpec | CopyToHostSpec, use: HostUse | None) -> None:
+        if use is not None:
+            spec.note_use(use)
 
     def _copied_again(self, straight: _Straight | None, host: npt.NDArray[Any]) -> bool:
         """Copy as before, if it was between the same arrays and the host's still lies as it did."""
