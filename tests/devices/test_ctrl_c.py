@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import trio
-from chosen import BACKEND
+from chosen import BACKEND, SEARCHED
 from interrupter import interrupt_everywhere
 
 import trio_accel as ta
@@ -79,3 +83,37 @@ def test_ctrl_c_at_every_line_of_a_launch(caplog: pytest.LogCaptureFixture) -> N
     """The stream's lock among them: whoever closes the device would wait for it."""
     parts = ("backends/cpu/_stream.py", "devices/_engine.py", "devices/_library.py")
     interrupt_everywhere(program_by_mailbox, parts, caplog, step=1, least=200)
+
+
+FIRST_IMPORTS = """
+import sys, threading, numpy as np, trio, trio_accel as ta
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if threading.current_thread() is threading.main_thread():
+            print(name)
+
+async def main():
+    sys.meta_path.insert(0, Finder)
+    for isolation in ("inline", "process"):
+        options = ta.DeviceOptions(isolation=isolation)
+        async with ta.open_system("s") as system, system.open_device("cpu", options=options) as device:
+            ref = await device.put(np.eye(4))
+            await ta.linalg.matmul(ref, ref)
+            await ta.fft.fft(await device.put(np.ones(4, complex)))
+            await (await ta.random.Generator(device).normal(3)).to_host()
+            await device.statistics()
+    sys.meta_path.remove(Finder)
+
+trio.run(main)
+"""
+
+
+@pytest.mark.skipif(BACKEND != "cpu", reason="the program names its device")
+def test_no_module_is_imported_where_ctrl_c_strikes() -> None:
+    """A `KeyboardInterrupt` in a callback of the import system is printed and lost; threads get none."""
+    environment = {**os.environ, "PYTHONPATH": SEARCHED}
+    program = [sys.executable, "-c", FIRST_IMPORTS]
+    ended = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")

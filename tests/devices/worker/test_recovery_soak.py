@@ -174,9 +174,6 @@ async def strike(device: ta.Device, source: random.Random, hits: Counter[str]) -
     kinds = [*SIGNALS, "launcher", "spare", *FAULTS]
     while True:
         for kind in source.sample(kinds, len(kinds)):
-            if kind == "launcher" and hits[kind] == 2:
-                # From then on its supervisor waits longer than this test.
-                continue
             # It is to have done something in between.
             await until(lambda: device.availability.is_ready)
             await trio.sleep(source.uniform(0.0, 0.3))
