@@ -128,20 +128,20 @@ def test_no_device_is_opened_for_a_wrong_input(refused: Refused) -> None:
 
 def test_the_program_ends_with_the_commands_code(start: Start) -> None:
     process = start("demo", "solve", "--matrix", "/no/such/file")
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=40)
     assert (process.returncode, out) == (2, "")
     assert err == "trio-accel: cannot read /no/such/file: no such file or directory\n"
 
 
 def test_names_that_the_terminal_cannot_show(start: Start, environment: dict[str, str]) -> None:
     process = start("demo", "solve", "--matrix", "/größe", env={**environment, "PYTHONIOENCODING": "ascii"})
-    assert process.communicate(timeout=20)[1] == "trio-accel: cannot read /gr??e: no such file or directory\n"
+    assert process.communicate(timeout=40)[1] == "trio-accel: cannot read /gr??e: no such file or directory\n"
 
 
 def test_signs_that_the_terminal_cannot_show(start: Start, environment: dict[str, str]) -> None:
     environment = {**environment, "PYTHONIOENCODING": "ascii"}
     process = start("demo", "recover", "--isolation", "inline", env=environment)
-    out = process.communicate(timeout=20)[0]
+    out = process.communicate(timeout=40)[0]
     assert "\n+ recover  2 faults, " in out
     assert out.count("\n  + ") == 6
     assert "`- context (ContextActor)" in out
@@ -170,7 +170,7 @@ def test_output_that_nobody_reads(start: Start, command: str) -> None:
     assert process.stdout is not None
     process.stdout.close()
     process.stdout = None
-    assert (process.communicate(timeout=20)[1], process.returncode) == ("", 141)
+    assert (process.communicate(timeout=40)[1], process.returncode) == ("", 141)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device file is Linux's")
@@ -178,6 +178,6 @@ def test_output_that_nobody_reads(start: Start, command: str) -> None:
 def test_output_that_cannot_be_written(start: Start, command: str) -> None:
     with Path("/dev/full").open("w", encoding="ascii") as full:
         process = start(*command.split(), stdout=full)
-        err = process.communicate(timeout=20)[1]
+        err = process.communicate(timeout=40)[1]
     assert err == "trio-accel: cannot write the output: no space left on device\n"
     assert process.returncode == 1

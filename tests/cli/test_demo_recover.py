@@ -8,11 +8,13 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import numpy as np
 import pytest
 from chosen import BACKEND
 
 import trio_accel as ta
+from trio_accel.backends.cpu import CpuBackend
 
 if TYPE_CHECKING:
     from conftest import Cli
@@ -42,6 +44,30 @@ def recover(
     assert step["name"] == "recover"
     assert step["data"]["isolation"] == isolation
     return step
+
+
+@pytest.mark.skipif(not IS_ISOLATED, reason="the device has no worker processes")
+def test_worker_processes_are_the_default(cli: Cli) -> None:
+    done = cli("demo", "recover")
+    assert (done.code, done.err) == (0, "")
+    first, *lines = done.out.splitlines()
+    assert "(in a worker process)" in first
+    assert any(line.startswith("✓ recover  ") and "none lost; arrays" in line for line in lines)
+    assert sum(line.split()[:5] == ["SIGKILL", "to", "the", "worker", "process"] for line in lines) == 1
+    assert sum(line.rstrip().endswith("identical") for line in lines) == 4
+    assert max(map(len, lines[2:])) <= 80
+
+
+def test_a_device_without_worker_processes_is_opened_inline(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    infos = CpuBackend().list_devices()
+    only_inline = tuple(attrs.evolve(info, isolations=("inline",)) for info in infos)
+    monkeypatch.setattr(CpuBackend, "list_devices", lambda self: only_inline)
+    done = cli("demo", "recover", "--backend", "cpu", "--json")
+    assert (done.code, done.err) == (0, "")
+    document = json.loads(done.out)
+    assert (document["isolation"], len(document["steps"][0]["data"]["faults"])) == ("inline", 2)
 
 
 def failed_checks(step: dict[str, Any]) -> list[str]:

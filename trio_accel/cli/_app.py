@@ -229,17 +229,17 @@ def solve(
 def recover(
     *, rounds: _Count = 1, backend: _Backend = None, isolation: _Isolation = None, json: _Json = False
 ) -> int:
-    """Crash and poison under load, and show the fate of every request.
+    """Crash, poison and kill under load, and show the fate of every request.
 
-    Four clients ask for products while the BLAS actor is crashed, the context is poisoned and, where it
-    has one, its worker process is killed or hangs; on a GPU kernels trap and fail an assertion, too. Prints
-    the tree of actors and the hashes of arrays before and after, and how long each fault was felt; every
-    result is compared with NumPy in float64.
+    Four clients ask for products while the BLAS actor is crashed, the context is poisoned, its worker
+    process is killed, and an operation hangs; on a GPU kernels trap and fail an assertion, too. Inline, in
+    this process, only the first two can be survived. Prints the tree of actors and the hashes of arrays
+    before and after, and how long each fault was felt; every result is compared with NumPy in float64.
 
     Args:
         rounds: How often each fault is injected.
         backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
-        isolation: Where the device's context lives. Default: the backend's.
+        isolation: Where the device's context lives. Default: in a worker process where the device has one.
         json: Print one JSON document and nothing else.
     """
     from trio_accel.cli._recover import RecoverStep

@@ -62,7 +62,8 @@ def run_demo(
     Args:
         steps: What to run.
         backend: Device to open, ``None`` for the best one.
-        isolation: Where its context lives, ``None`` for the backend's default.
+        isolation: Where its context lives; ``None`` for the backend's default, but for `RecoverStep` alone a
+            worker process where the device has one.
         as_json: Print one JSON document and nothing else.
 
     Returns:
@@ -76,7 +77,11 @@ def run_demo(
     document = _Document()
     # A step that has operations hang needs them to be given up; no operation of any step takes so long.
     limit = _STUCK_AFTER if any(isinstance(step, RecoverStep) for step in steps) else None
-    opening = partial(open_device, backend=backend, isolation=isolation, stuck_after=limit)
+    # What a worker process is for is what that step shows.
+    preferred: Isolation | None = "process" if all(isinstance(step, RecoverStep) for step in steps) else None
+    opening = partial(
+        open_device, backend=backend, isolation=isolation, preferred=preferred, stuck_after=limit
+    )
     job = partial(_run, steps, opening, document, as_json)
     return run_for_json(job, document.render) if as_json else run_async(job)
 

@@ -24,6 +24,7 @@ async def open_device(
     backend: str | None,
     isolation: Isolation | None,
     *,
+    preferred: Isolation | None = None,
     stuck_after: float | None = None,
 ) -> ta.Device:
     """Open a device.
@@ -31,14 +32,15 @@ async def open_device(
     Args:
         system: Where.
         backend: Its name, ``None`` for the best one.
-        isolation: Where its context lives, ``None`` for the backend's default.
+        isolation: Where its context lives, ``None`` for what is preferred.
+        preferred: Where it lives if the device has that; ``None`` for the backend's default.
         stuck_after: Seconds after which an operation counts as hung, ``None`` for never.
 
     Raises:
         InputError: There is no such device, or it does not have the isolation.
     """
     options = ta.DeviceOptions(
-        isolation=isolation,
+        isolation=isolation or preferred,
         close_grace=_CLOSE_GRACE,
         intensity=_INTENSITY,
         backoff=_BACKOFF,
@@ -46,8 +48,16 @@ async def open_device(
     )
     try:
         return await system.open_device(backend, options=options)
-    except (ValueError, ta.NotSupportedError) as error:
-        raise InputError(f"cannot open a device: {str(error).removeprefix('spec: ')}") from error
+    except ta.NotSupportedError as error:
+        if isolation is None and preferred is not None:
+            return await open_device(system, backend, None, stuck_after=stuck_after)
+        raise _unusable(error) from error
+    except ValueError as error:
+        raise _unusable(error) from error
+
+
+def _unusable(error: Exception) -> InputError:
+    return InputError(f"cannot open a device: {str(error).removeprefix('spec: ')}")
 
 
 def isolation_of(device: ta.Device) -> Isolation:

@@ -96,7 +96,7 @@ def faults_of(device: ta.Device, isolation: Isolation) -> Sequence[Fault]:
         return crash, poison
     trap = Fault(name="trap", text="trap in a kernel", losses=1, inject=_trap)
     failed = Fault(name="assert", text="failed assertion in a kernel", losses=1, inject=_assert)
-    kill = Fault(name="kill", text="kill of the worker process", losses=1, inject=_kill)
+    kill = Fault(name="kill", text="SIGKILL to the worker process", losses=1, inject=_kill)
     limit = device.options.stuck_after
     hang = Fault(name="hang", text=f"hang, given up after {limit or 0:g} s", losses=1, inject=_hang)
     # Without kernels they are the same as the poison.

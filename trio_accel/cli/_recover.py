@@ -97,7 +97,7 @@ class RecoverStep:
         products = await in_thread(Products.random, self.between, self.size)
         load = Load(device=bench.device, products=products, clients=self.clients, in_flight=self.in_flight)
         before, reports = await self._break(bench, load, faults)
-        bench.progress.update(parts - 1, parts, "comparing arrays")
+        bench.progress.update(parts - 1, parts, "comparing the hashes of arrays")
         arrays = await witnesses.compare()
         witnesses.release()
         await bench.device.synchronize()
@@ -128,14 +128,23 @@ class RecoverStep:
         async with trio.open_nursery() as nursery:
             await load.start(nursery)
             before = str(bench.system.tree())
+            bench.progress.watch(lambda: f"  {str(bench.system.tree()).replace(chr(10), chr(10) + '  ')}")
             for number, fault in enumerate(faults, 1):
                 await load.wait_settled(self.between)
-                text = f"{fault.text}, {len(load.fates)} requests settled"
+                text = f"{fault.text}, {len(load.fates)} requests"
                 bench.progress.update(number, len(faults) + 2, text)
-                reports.append(await inject(fault, load))
+                reports.append(report := await inject(fault, load))
+                bench.progress.tell(_told(report))
             await load.wait_settled(self.between)
             load.stop()
         return before, reports
+
+
+def _told(report: FaultReport) -> str:
+    """A line of the moment."""
+    if report.recovery_ms is None:
+        return f"  {report.text}: {report.failed} failed, and no product was right again"
+    return f"  {report.text}: {report.failed} failed, right again after {report.recovery_ms:.0f} ms"
 
 
 def _summarize(data: RecoverData) -> str:
@@ -161,7 +170,11 @@ def _checks(data: RecoverData, limit: float) -> list[Check]:
         abs(report.generation_after - report.generation_before - report.losses) for report in data.faults
     )
     return [
-        Check(name="requests without a fate", value=abs(data.requests - len(data.fates)), limit=0),
+        Check(
+            name="requests lost: neither result nor error",
+            value=abs(data.requests - len(data.fates)),
+            limit=0,
+        ),
         Check(name="requests failed for another reason", value=_strange(data), limit=0),
         Check(name="faults not felt, or not recovered from", value=unfelt, limit=0),
         Check(name="generations more or less than contexts lost", value=wrong, limit=0),

@@ -33,23 +33,33 @@ _DIGITS = 12
 def render_recovery(data: RecoverData) -> RenderableType:
     """Trees, faults, arrays and fates."""
     faults = f"after {count_of(len(data.faults), 'fault')}, {data.clients} clients asking all the time"
-    parts: list[RenderableType] = [
-        Text("before", style="dim"),
-        Padding(Text(data.tree_before), (0, 0, 0, 2)),
-        Text(faults, style="dim"),
-        Padding(Text(data.tree_after), (0, 0, 0, 2)),
+    tables = (
         _faults(data.faults) if data.rounds == 1 else _rounds(data.faults),
         _fates(data.fates),
         _arrays(data.arrays),
+    )
+    parts: list[RenderableType] = [
+        Text("before", style="dim"),
+        _tree(data.tree_before),
+        Text(faults, style="dim"),
+        _tree(data.tree_after),
+        *(Padding(table, (1, 0, 0, 0)) for table in tables),
+        Text(),
     ]
     if any(array.lost_with is not None for array in data.arrays) and data.isolation == "inline":
         parts.append(Text("Inline, arrays are lost with their context. In a worker process they outlive it."))
+        parts.append(Text())
     return Group(*parts)
+
+
+def _tree(lines: str) -> RenderableType:
+    """A tree whose lines end where the terminal does: one that went on below would break it."""
+    return Padding(Text(lines, no_wrap=True, overflow="ellipsis"), (0, 0, 0, 2))
 
 
 def _faults(faults: Sequence[FaultReport]) -> Table:
     """What was broken, and how long that was felt."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("fault")
     table.add_column("generation")
     table.add_column("failed", justify="right")
@@ -67,7 +77,7 @@ def _faults(faults: Sequence[FaultReport]) -> Table:
 
 def _rounds(faults: Sequence[FaultReport]) -> Table:
     """The same of several rounds: each fault in all of them, with medians and the longest times."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("fault")
     for heading in ("times", "failed", "right after", "at most"):
         table.add_column(heading, justify="right")
@@ -87,7 +97,7 @@ def _rounds(faults: Sequence[FaultReport]) -> Table:
 def _fates(fates: Sequence[Fate]) -> Table:
     """How many requests ended how, by the fault injected last at that time."""
     # With all faults of a GPU it is just as wide as a terminal.
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     table.add_column("requests by last fault", no_wrap=True)
     phases = list(dict.fromkeys(fate.after for fate in fates))
     for phase in phases:
@@ -105,7 +115,7 @@ def _fates(fates: Sequence[Fate]) -> Table:
 
 def _arrays(arrays: Sequence[ArrayReport]) -> Table:
     """What the arrays held before and after."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("array")
     table.add_column("MiB", justify="right")
     for heading in ("SHA-256 before", "SHA-256 after", "fate"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
 import attrs
@@ -65,6 +65,14 @@ class Progress(Protocol):
 
     def update(self, done: int, total: int, text: str) -> None:
         """``done`` of ``total`` parts are finished; ``text`` says what is going on."""
+        ...
+
+    def tell(self, text: str) -> None:
+        """Something has happened; a person reads it until the step ends."""
+        ...
+
+    def watch(self, look: Callable[[], str]) -> None:
+        """Show what ``look`` returns, some lines, anew all the time until the step ends."""
         ...
 
 

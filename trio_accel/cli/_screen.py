@@ -21,7 +21,7 @@ from trio_accel.cli._results import Progress
 from trio_accel.cli._tables import render_result
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from rich.console import RenderableType
 
@@ -78,6 +78,12 @@ class SilentReporter:
     def update(self, done: int, total: int, text: str) -> None:
         """Nothing."""
 
+    def tell(self, text: str) -> None:
+        """Nothing."""
+
+    def watch(self, look: Callable[[], str]) -> None:
+        """Nothing."""
+
     def finish(self, result: StepResult) -> None:
         """Nothing."""
 
@@ -88,10 +94,13 @@ class _Screen:
 
     console: Console
     waiting: list[str]
+    live: Live | None = None
     _running: str | None = attrs.field(default=None, init=False)
     _done: int = attrs.field(default=0, init=False)
     _total: int = attrs.field(default=1, init=False)
     _text: str = attrs.field(default="", init=False)
+    _told: list[str] = attrs.field(factory=list[str], init=False)
+    _look: Callable[[], str] | None = attrs.field(default=None, init=False)
     _spinner: Spinner = attrs.field(factory=lambda: Spinner("dots", style="cyan"), init=False)
 
     def show_header(self, text: str) -> None:
@@ -106,17 +115,31 @@ class _Screen:
     def update(self, done: int, total: int, text: str) -> None:
         self._done, self._total, self._text = done, total, text
 
+    def tell(self, text: str) -> None:
+        self._told.append(text)
+
+    def watch(self, look: Callable[[], str]) -> None:
+        self._look = look
+
     def finish(self, result: StepResult) -> None:
-        self._running = None
+        self._running = self._look = None
+        self._told.clear()
+        # Otherwise the result makes room for what was drawn before.
+        self.refresh()
         mark = "[green]✓[/]" if result.is_ok else "[bold red]✗[/]"
         seconds = f"[dim]({result.seconds:.1f} s)[/]"
         title = f"{mark} [bold]{escape(result.name)}[/]  {escape(result.summary)} {seconds}"
         print_line(self.console, title)
         self.console.print(render_result(result))
 
-    def draw(self) -> RenderableType:
-        """The running step with its bar, then the names of the steps to come."""
-        lines: list[RenderableType] = []
+    def refresh(self) -> None:
+        """Draw the live part anew, if there is one."""
+        if self.live is not None:
+            self.live.update(self._draw(), refresh=True)
+
+    def _draw(self) -> RenderableType:
+        """What the running step has told, its bar, what it watches, then the names of the steps to come."""
+        lines: list[RenderableType] = [_cut(text) for text in self._told]
         if self._running is not None:
             line = Table.grid(padding=(0, 1))
             bar = ProgressBar(total=self._total, completed=self._done, width=24)
@@ -127,6 +150,8 @@ class _Screen:
                 Text(self._text, overflow="ellipsis", no_wrap=True),
             )
             lines.append(line)
+        if self._look is not None:
+            lines += [Text(), _cut(self._look()), Text()]
         lines += [Text(f"  {name}", style="dim") for name in self.waiting]
         return Group(*lines)
 
@@ -139,13 +164,19 @@ async def open_screen(console: Console, names: Sequence[str]) -> AsyncGenerator[
         yield screen
         return
     with Live(console=console, auto_refresh=False, transient=True) as live:
+        screen.live = live
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_refresh, screen, live)
+            nursery.start_soon(_refresh, screen)
             yield screen
             nursery.cancel_scope.cancel()
 
 
-async def _refresh(screen: _Screen, live: Live) -> None:
+async def _refresh(screen: _Screen) -> None:
     while True:
-        live.update(screen.draw(), refresh=True)
+        screen.refresh()
         await trio.sleep(_REFRESH_SECONDS)
+
+
+def _cut(lines: str) -> Text:
+    """Lines that end where the terminal does."""
+    return Text(lines, no_wrap=True, overflow="ellipsis")
