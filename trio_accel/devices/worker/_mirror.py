@@ -45,6 +45,7 @@ _CLASSES: dict[str, type[Any]] = {
 # By the annotation of a field.
 _TYPES: dict[object, Any] = {
     "str": str,
+    "bool": bool,
     "int": int,
     "int | None": (int, type(None)),
     "float": (float, int),
