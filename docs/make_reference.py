@@ -50,7 +50,9 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     "AdaptiveCompletion": _names("open"),
     "CompletionStrategy": _names("open"),
     "DeferredReply": _names("fail_as_crash is_of look_last"),
-    "Device": _names("check_ask check_pending descriptors end lost start validated"),
+    "Device": _names(
+        "check_ask check_pending descriptors end fate_of_arrays have_back lost start validated wait_ended"
+    ),
     "HostCallbackCompletion": _names("open"),
     "LibraryActor": _names("launch launch_here launch_now lifespan start_grace"),
     "ManualCompletion": _names("open"),
@@ -205,7 +207,7 @@ class Writer:
         head = "".join(
             f"@{decorator}\n" for decorator in made_by if decorator in {"classmethod", "staticmethod"}
         )
-        head += "@asynccontextmanager\n" if "asynccontextmanager" in made_by else ""
+        head += "".join(f"@{name}\n" for name in ("asynccontextmanager", "contextmanager") if name in made_by)
         head += "async def " if isinstance(node, ast.AsyncFunctionDef) else "def "
         returns = f" -> {source.unquoted(node.returns)}" if node.returns else ""
         skip = is_method and "staticmethod" not in made_by
