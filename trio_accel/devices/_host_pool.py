@@ -20,6 +20,7 @@ from ..backends.base import OutOfMemoryError
 from ..backends.base.chunks import ChunkAllocator
 from ..backends.base.host import address_of, available_bytes, make_shared, total_bytes
 from ._bridge import LoopWaker
+from ._shortage import is_out_of_files, out_of_descriptors
 
 __all__ = ["HostPool", "Region", "Slab"]
 
@@ -174,11 +175,14 @@ class HostPool:
         """Take memory by way of which an array travels.
 
         Raises:
-            OutOfMemoryError: The machine has not so much.
+            OutOfMemoryError: The machine has not so much, or there are too many open files.
         """
         try:
             return self.region(nbytes)
         except MemoryError as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and is_out_of_files(cause):
+                raise out_of_descriptors(nbytes, cause) from error
             raise OutOfMemoryError(
                 f"there is no host memory to bring {nbytes} bytes to or from the device by way of; make the "
                 "array with device.host_empty(), which needs none, or in smaller parts",

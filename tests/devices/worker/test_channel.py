@@ -11,6 +11,7 @@ import resource
 import socket
 from collections.abc import AsyncIterator, Generator, Iterable
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import attrs
 import pytest
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
 from trio_accel.devices.worker import _channel
-from trio_accel.devices.worker._channel import MAX_DESCRIPTORS, Channel, EndOfChannel, Message, Received
+from trio_accel.devices.worker._channel import LOST, MAX_DESCRIPTORS, Channel, EndOfChannel, Message, Received
 
 LARGE = bytes(range(256)) * (3 << 12)  # 3 MiB: more than the socket and the read buffer hold
 
@@ -261,21 +262,51 @@ class TestDescriptors:
             assert not pair.right._inbox.read(pair.right._sock)
             assert len(pair.right._inbox._descriptors) == 2
 
-    async def test_a_message_whose_descriptors_were_lost_ends_the_channel(self, files: Files) -> None:
+    async def test_a_message_whose_descriptors_were_lost_says_so(self, files: Files) -> None:
         async with open_pair() as pair:
             pair.left.send(("fine",))
             pair.left.send(("lost",), files.new(8))
+            pair.left.send(("without",))
             await wait_all_tasks_blocked()
             limits = resource.getrlimit(resource.RLIMIT_NOFILE)
             spare = os.dup(0)
             os.close(spare)
+            # Some of them arrive, and are closed.
             resource.setrlimit(resource.RLIMIT_NOFILE, (spare + 2, limits[1]))
             try:
-                assert await until_the_end(pair.right) == [("fine",)]
+                received: list[object] = []
+                while len(received) < 3:
+                    received += await pair.right.receive()
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-            assert isinstance(pair.right._inbox.error, OSError)
-            assert pair.right._inbox.error.errno == errno.EMFILE
+            assert received == [(("fine",), ()), (("lost",), (LOST,)), (("without",), ())]
+            mine = files.new(2)
+            pair.left.send(("again",), mine)
+            [(message, descriptors)] = await pair.right.receive()
+            assert message == ("again",)
+            assert list(map(inode, descriptors)) == list(map(inode, mine))
+            _channel._close_all(descriptors)
+
+    async def test_a_kernel_without_memory_to_read_is_asked_again(
+        self, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.abc.Clock
+    ) -> None:
+        async with open_pair() as pair:
+            sock, refused = pair.right._sock, list[int]()
+
+            class Refusing:
+                def recvmsg_into(self, *arguments: Any) -> Any:
+                    if len(refused) < 3:
+                        refused.append(1)
+                        raise OSError(errno.ENOBUFS, "no buffer space")
+                    return sock.recvmsg_into(*arguments)
+
+                def __getattr__(self, name: str) -> Any:
+                    return getattr(sock, name)
+
+            monkeypatch.setattr(pair.right, "_sock", Refusing())
+            pair.left.send(("here",))
+            assert await collect(pair.right, 1) == [("here",)]
+            assert len(refused) == 3
 
     async def test_a_kernel_that_takes_no_more_is_asked_again(
         self, files: Files, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.abc.Clock

@@ -24,13 +24,19 @@ from ._codec import PICKLED, Codec, Message, NonsenseError
 from ._shared_frame import SharedFrame
 from ._vigil import Vigil
 
-__all__ = ["MAX_DESCRIPTORS", "Channel", "EndOfChannel", "Message", "Received"]
+__all__ = ["LOST", "MAX_DESCRIPTORS", "Channel", "EndOfChannel", "Message", "Received"]
 
 Received: TypeAlias = tuple[Message, tuple[int, ...]]
-"""A message and the descriptors that came with it, which belong to whoever receives them."""
+"""A message and the descriptors that came with it, which belong to the receiver.
+
+`LOST` stands for all of them if too many files are open in the process that receives.
+"""
 
 MAX_DESCRIPTORS = 16
 """Descriptors that one message can carry."""
+
+LOST = -1
+"""In place of the descriptors of a message that were lost."""
 
 # Length of the pickle, number of descriptors, place among all frames.
 _HEADER = struct.Struct("<IBQ")
@@ -260,6 +266,9 @@ class Channel:
                 received = self._take(is_due=not pause)
                 if received:
                     return received
+                if self._inbox.is_refused:
+                    # The socket counts as readable all the same.
+                    await trio.sleep(_RETRY)
         self._break()
         raise EndOfChannel("this end is closed" if self._is_closed else "the peer is gone") from (
             None if self._is_closed else self._inbox.error
@@ -544,6 +553,7 @@ class _Inbox:
     Attributes:
         is_at_end: There is nothing more to read.
         error: Why, where the peer did not simply close its end.
+        is_refused: The kernel had no memory to read with, for now.
         seen: Where the peer shows frames.
     """
 
@@ -553,12 +563,12 @@ class _Inbox:
         "_end",
         "_last",
         "_limit",
-        "_lost",
         "_read_payload",
         "_start",
         "_view",
         "error",
         "is_at_end",
+        "is_refused",
         "seen",
     )
 
@@ -571,10 +581,10 @@ class _Inbox:
         self._start = 0
         self._end = 0
         self._descriptors: deque[int] = deque()
-        self._lost: OSError | None = None
         # Number of the last frame that was returned.
         self._last = 0
         self.is_at_end = False
+        self.is_refused = False
         self.error: Exception | None = None
         self.seen: SharedFrame | None = None
 
@@ -598,6 +608,7 @@ class _Inbox:
     def read(self, sock: socket.socket) -> list[Received]:
         """Read once; return the messages that are complete by then."""
         received: list[Received] = []
+        self.is_refused = False
         try:
             size, ancillary, flags, _ = sock.recvmsg_into(
                 [self._view[self._end :] if self._end else self._view], _ANCILLARY, _CLOSE_ON_EXEC
@@ -610,8 +621,10 @@ class _Inbox:
         except (BlockingIOError, InterruptedError):
             pass
         except Exception as error:  # noqa: BLE001 - a peer that sends nonsense is as good as gone
-            self.is_at_end = True
-            self.error = error.with_traceback(None)
+            self.is_refused = isinstance(error, OSError) and error.errno in _TRANSIENT
+            if not self.is_refused:
+                self.is_at_end = True
+                self.error = error.with_traceback(None)
         if self.is_at_end:
             # What it has shown at last was there before.
             received += self.look()
@@ -633,8 +646,8 @@ class _Inbox:
         if len(self._descriptors) > MAX_DESCRIPTORS:
             raise NonsenseError(f"{len(self._descriptors)} descriptors came that no message names")
         if flags & _TRUNCATED:
-            # Messages that carry none are still good; the next that carries some is not.
-            self._lost = OSError(errno.EMFILE, "descriptors that the peer sent were lost: too many are open")
+            # Of the message that is being read: the kernel hands over those of one at a time.
+            self._descriptors.append(LOST)
 
     def _decode(self, received: list[Received]) -> None:
         """Append the messages that are complete, and make room for the next one."""
@@ -668,14 +681,17 @@ class _Inbox:
             self._make_room(needed)
 
     def _claim(self, count: int) -> tuple[int, ...]:
-        """Take the descriptors of the next message that has some."""
-        if self._lost is not None:
-            raise self._lost
-        if count > len(self._descriptors):
-            raise NonsenseError(
-                f"a message came with {len(self._descriptors)} descriptors instead of {count}"
-            )
-        return tuple([self._descriptors.popleft() for _ in range(count)])
+        """Take the descriptors of the next message that has some; `LOST` if one of them was."""
+        claimed: list[int] = []
+        while len(claimed) < count:
+            descriptor = self._descriptors.popleft() if self._descriptors else None
+            if descriptor is None or descriptor == LOST:
+                _close_all(claimed)
+                if descriptor is None:
+                    raise NonsenseError(f"a message came with {len(claimed)} descriptors instead of {count}")
+                return (LOST,)
+            claimed.append(descriptor)
+        return tuple(claimed)
 
     def _make_room(self, needed: int) -> None:
         """Move the beginning of a frame to where the whole of it fits; happens once for each frame."""
@@ -711,4 +727,5 @@ def _duplicates(descriptors: Sequence[int]) -> tuple[int, ...]:
 
 def _close_all(descriptors: Sequence[int]) -> None:
     for descriptor in descriptors:
-        os.close(descriptor)
+        if descriptor != LOST:
+            os.close(descriptor)

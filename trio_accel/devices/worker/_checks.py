@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ...backends.base.ops import ArraySpec
-from ._channel import Received
+from ._channel import LOST, Received
 from ._chunks import ChunkTable
 from ._codec import NonsenseError
 from ._frames import Place
@@ -74,4 +74,5 @@ def close_descriptors(received: Iterable[Received]) -> None:
     """Close what came with messages that are not taken."""
     for _, descriptors in received:
         for descriptor in descriptors:
-            os.close(descriptor)
+            if descriptor != LOST:
+                os.close(descriptor)

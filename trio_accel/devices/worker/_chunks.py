@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ...backends.base import AccelBackend
 from ...backends.base.chunks import ALIGNMENT
 from ...backends.base.ops import ArraySpec
+from .._shortage import out_of_descriptors
 from ._codec import NonsenseError
 from ._frames import Place
 
@@ -53,12 +54,14 @@ class ChunkTable:
     Attributes:
         chunks: By id.
         blocks: The blocks that arrays of the program live in, by id.
+        missing: Why this process has no descriptor of a chunk that the worker has made, by id.
         on_drop: Called with the id of a chunk that is gone.
     """
 
     def __init__(self, backend: AccelBackend, on_drop: Callable[[int], None]) -> None:
         self.chunks: dict[int, Chunk] = {}
         self.blocks: dict[int, Place] = {}
+        self.missing: dict[int, OSError] = {}
         self.on_drop: Callable[[int], None] = on_drop
         self._backend = backend
         self._launcher: Launcher | None = None
@@ -93,7 +96,7 @@ class ChunkTable:
         """
         block, nbytes, number, offset = place
         chunk = self.chunks.get(number)
-        if chunk is None or offset + nbytes > chunk.nbytes:
+        if number not in self.missing and (chunk is None or offset + nbytes > chunk.nbytes):
             raise NonsenseError(f"block {block} cannot lie at {offset} of chunk {number}")
 
     def check_array(self, number: int, offset: int, array: ArraySpec) -> None:
@@ -108,7 +111,7 @@ class ChunkTable:
             first += min(step * (extent - 1), 0)
             last += max(step * (extent - 1), 0)
         is_in = chunk is not None and first >= 0 and last + array.dtype.itemsize <= chunk.nbytes
-        if not is_in and array.size:
+        if not is_in and array.size and number not in self.missing:
             raise NonsenseError(f"an array of block {array.block} cannot lie at {offset} of chunk {number}")
 
     def drop_unsound(self) -> None:
@@ -127,9 +130,14 @@ class ChunkTable:
                 ends[number] = end
 
     def keep(self, number: int, nbytes: int, descriptor: int) -> Chunk:
-        """Take a chunk, and its descriptor."""
+        """Take a chunk, and its descriptor.
+
+        Raises:
+            OSError: There are too many open files.
+        """
         assert self._launcher is not None
         kept = self._launcher.keep_chunk(descriptor)
+        self.missing.pop(number, None)
         chunk = self.chunks[number] = Chunk(number, nbytes, descriptor, kept)
         return chunk
 
@@ -157,10 +165,16 @@ class ChunkTable:
 
         Raises:
             NotSupportedError: The host cannot address the device's memory.
+            OutOfMemoryError: There are too many open files, or mappings.
         """
-        held = self.chunks[chunk]
-        if held.mapped is None:
-            held.mapped = self._backend.map_host(held.descriptor, held.nbytes)
+        try:
+            if chunk in self.missing:
+                raise self.missing[chunk]
+            held = self.chunks[chunk]
+            if held.mapped is None:
+                held.mapped = self._backend.map_host(held.descriptor, held.nbytes)
+        except OSError as error:
+            raise out_of_descriptors(array.size * array.dtype.itemsize, error) from error
         return np.ndarray(
             array.shape, array.dtype.dtype, held.mapped.data, offset + array.offset, array.strides
         )

@@ -27,9 +27,10 @@ from .._nudge import Nudge
 from .._operation import Operation, Planner
 from .._pending import Pending
 from .._ref import AccelRef
+from .._shortage import lost_descriptors, out_of_descriptors
 from .._statistics import DeviceStatistics
 from ._calls import CallLostError, Calls
-from ._channel import Received
+from ._channel import LOST, Received
 from ._checks import check_copy, check_places, check_results, close_descriptors, expect
 from ._chunks import ChunkTable
 from ._codec import NonsenseError
@@ -59,6 +60,8 @@ ReplyT = TypeVar("ReplyT")
 _CLOSING = 1.0
 # A host array is being copied: seconds between two looks at it.
 _COPYING = 0.001
+# Seconds between two attempts to get a descriptor for which there was no room.
+_ASKED_AGAIN = 0.1
 # Of what the program has let go: so many bytes, or blocks, do not wait for the next operation.
 _LARGE = 64 << 20
 _MANY = 64
@@ -413,6 +416,7 @@ class WorkerDispatch:
         self._device.availability.interrupt()
         self._mirror.clear()
         self._copies.cancel_on_device()
+        self._chunks.missing.clear()
         self._calls.lose()
         self._alarms.drop(self._requests)
         had = self._requests.close()
@@ -728,6 +732,8 @@ class WorkerDispatch:
         if isinstance(request, OperationRequest):
             if trouble is not None:
                 self._forget_places(request)
+            if self._chunks.missing:
+                places = self._placed_here(request, places)
             try:
                 placed, error = self._fates.done(request, places, results, trouble)
             except TryAgainError:
@@ -748,6 +754,16 @@ class WorkerDispatch:
         if request is None:
             raise NonsenseError(f"there is no request {number}")
         return request
+
+    def _placed_here(self, request: OperationRequest, places: Iterable[Place]) -> tuple[Place, ...]:
+        """Of new blocks those that this process has memory for; a request that has others fails."""
+        missing = self._chunks.missing
+        for _, nbytes, chunk, _ in places:
+            if chunk in missing and request.failure is None:
+                request.failure = error = out_of_descriptors(nbytes, missing[chunk])
+                name, generation = self._device.name, self._device.generation
+                locate(error, device=name, operation=request.launch.name, generation=generation)
+        return tuple([place for place in places if place[2] not in missing])
 
     def _forget_places(self, request: RemoteRequest) -> None:
         """Know no more where what a request was to make lies: it may have been made anew, or not at all."""
@@ -807,15 +823,31 @@ class WorkerDispatch:
         number, nbytes = message
         expect(len(descriptors) == 1, f"chunk {number}: it came with {len(descriptors)} descriptors")
         if link is self._link:
-            self._chunks.check_new(number, nbytes, descriptors[0])
-            self._pool.share(self._chunks.keep(number, nbytes, descriptors[0]), link)
-            return
-        # Of a worker that was given up: nothing lies in it that anybody knows of.
+            try:
+                if descriptors[0] == LOST:
+                    raise lost_descriptors()
+                self._chunks.check_new(number, nbytes, descriptors[0])
+                chunk = self._chunks.keep(number, nbytes, descriptors[0])
+            except OSError as error:
+                self._chunks.missing[number] = error
+                self._nursery.start_soon(self._ask_for_chunk, link, number)
+            else:
+                link.send(("kept", number))
+                self._pool.share(chunk, link)
+                return
+        # Else of a worker that was given up: nothing lies in it that anybody knows of.
         close_descriptors([(message, descriptors)])
+
+    @enable_ki_protection
+    async def _ask_for_chunk(self, link: WorkerLink, number: int) -> None:
+        """Have a worker send the descriptor of a chunk again in a moment: there may be room for it then."""
+        await trio.sleep(_ASKED_AGAIN)
+        if number in self._chunks.missing and link is self._link:
+            link.send(("tell_chunk", number))
 
     def _on_unchunk(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
         (number,) = message
-        if link is self._link:
+        if link is self._link and self._chunks.missing.pop(number, None) is None:
             expect(number in self._chunks.chunks, f"unchunk: there is no chunk {number}")
             self._chunks.drop(number)
 

@@ -114,11 +114,14 @@ class Fates:
         self, request: OperationRequest, found: Exception | None, *, is_launched: bool
     ) -> BaseException | None:
         error = found or request.failure
-        if isinstance(error, OutOfMemoryError) and request.may_collect and not self.is_closing:
+        if isinstance(found, OutOfMemoryError) and request.may_collect and not self.is_closing:
             raise TryAgainError
         if error is not None and self.is_closing and not is_launched:
             return self.closed()
         return error
+
+    def _may_collect(self, request: OperationRequest) -> bool:
+        return request.may_collect and not self.is_closing
 
     def sort(
         self, requests: Iterable[RemoteRequest], link: WorkerLink, cause: Exception, *, retry: int

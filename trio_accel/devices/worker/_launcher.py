@@ -28,6 +28,7 @@ from ...actors import (
 )
 from ...backends.base import AccelError, NotSupportedError
 from ...backends.base.search_path import search_path
+from .._shortage import lost_descriptors
 from ._launcher_link import EndOfLink, LauncherError, LauncherLink, Report, check_interpreter, describe_exit
 from ._launcher_worker import WorkerProcess
 from ._program import interpreter_options
@@ -192,7 +193,11 @@ class LauncherActor(Actor):
     def _begun(self, number: int, pid: int, descriptors: tuple[int, ...]) -> None:
         if not descriptors:
             self._link.send("kill", number)
-            self._refuse(number, "a worker process has been ended again: there are too many open files here")
+            self._refuse(
+                number,
+                "a worker process has been ended again: there are too many open files here",
+                lost_descriptors(),
+            )
             return
         worker = self._workers[number] = WorkerProcess(pid, descriptors[0], self._link.ask)
         self._imported.update(self._orders[number].message.preload)
@@ -210,12 +215,14 @@ class LauncherActor(Actor):
             self._reasons.add(why)
             _logger.info("worker processes start as fresh interpreters, which takes longer: %s", why)
 
-    def _refuse(self, number: int, why: str) -> None:
+    def _refuse(self, number: int, why: str, cause: OSError | None = None) -> None:
         reply = self._orders.pop(number).reply
         if reply.is_cancelled:
             reply.cancelled()
         else:
-            reply.fail(LauncherError(why))
+            error = LauncherError(why)
+            error.__cause__ = cause
+            reply.fail(error)
 
     async def _end_all(self, how: str) -> None:
         for number in tuple(self._orders):

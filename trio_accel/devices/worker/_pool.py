@@ -14,11 +14,12 @@ from trio.lowlevel import enable_ki_protection
 from ...actors import describe
 from ...backends.base import NotSupportedError
 from .._completion import SyncCompletion, window_of
+from .._shortage import is_shortage
 from ._answers import ANSWERS
 from ._channel import Channel
 from ._chunks import Chunk, ChunkTable
 from ._frames import WorkerConfig
-from ._launcher import Launcher
+from ._launcher import Launcher, LauncherError
 from ._link import MessageHandler, WorkerLink
 from ._page import SharedPage
 from ._program import program_arguments
@@ -36,6 +37,9 @@ _MOST_BY_VALUE = 2**32 - 1
 _LEAST_PAUSE = 0.05
 _LONGEST_PAUSE = 10.0
 _DOUBLINGS = 8
+# While there are too few descriptors for a worker: for so many seconds, and so far apart at most.
+_SHORTAGE = 30.0
+_LONGEST_SHORTAGE_PAUSE = 1.0
 # A worker stays awake for requests that follow their answers closely, and for no others.
 _WINDOW = 0.5e-3
 _logger = logging.getLogger("trio_accel.devices")
@@ -149,7 +153,7 @@ class WorkerPool:
         else:
             if self._is_exclusive:
                 await self._wait_gone(None)
-            link = await self._start()
+            link = await self._start_when_possible()
         try:
             await self._wait_gone(link)
         except BaseException:
@@ -188,7 +192,11 @@ class WorkerPool:
         """Have all workers but its maker map a chunk."""
         for link in self._links:
             if link is not maker:
-                link.send_chunk(chunk)
+                try:
+                    link.send_chunk(chunk)
+                except OSError as error:
+                    # It would serve without a part of the memory.
+                    link.condemn(f"was not needed: it could not be given memory ({error})")
 
     def unshare(self, number: int, *, but: WorkerLink | None) -> None:
         """Have all workers but one unmap a chunk that is gone."""
@@ -235,6 +243,19 @@ class WorkerPool:
         self._spares.append(link)
         for library in self._warm[known:]:
             link.send(("warm", library))
+
+    async def _start_when_possible(self) -> WorkerLink:
+        """Start a worker; where this process has too few descriptors for that, try again for a while."""
+        end, pause = trio.current_time() + _SHORTAGE, _LEAST_PAUSE
+        while True:
+            try:
+                return await self._start()
+            except (OSError, LauncherError) as error:
+                if not is_shortage(error) or trio.current_time() >= end:
+                    raise
+                _logger.warning("device %s: a worker cannot be started yet: %s", self._device, error)
+            await trio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_SHORTAGE_PAUSE)
 
     async def _start(self) -> WorkerLink:
         page = SharedPage.create()

@@ -25,9 +25,10 @@ from .._errors import WithdrawnError
 from .._hooks import EngineHook
 from .._operation import Launch
 from .._options import DeviceOptions
+from .._shortage import lost_descriptors
 from .._system import System
 from ._answers import ANSWERS
-from ._channel import Channel, EndOfChannel, Message, Received
+from ._channel import LOST, Channel, EndOfChannel, Message, Received
 from ._forms import Form
 from ._frames import Place, WorkerConfig, place_of, plain_place
 from ._launches import ALLOCATIONS, NAME, OUTPUTS, decode_launch
@@ -171,6 +172,8 @@ class WorkerSide:
         self._forms: dict[int, Form] = {}
         self._told_forms: dict[int, Any] = {}
         self._leases: dict[int, trio.Event] = {}
+        # Size and descriptor of those that the application has not acknowledged.
+        self._told_chunks: dict[int, tuple[int, int]] = {}
         self._device: AccelDevice
         self._ready_libraries: ReadyLibraries
         self._copies = RemoteCopies(channel.send)
@@ -205,6 +208,8 @@ class WorkerSide:
             "observe": self._on_observe,
             "close": self._on_close,
             "unchunk": self._on_unchunk,
+            "kept": self._forget_told,
+            "tell_chunk": self._on_tell_chunk,
             "unslab": self._on_unslab,
             "warm": self._warm,
         }
@@ -236,12 +241,35 @@ class WorkerSide:
     # Chunks, for the device: called while it allocates, on the Trio thread or in that of `adopt`.
 
     def keep(self, chunk: int, nbytes: int, descriptor: int) -> None:
-        """Give memory that was made to the application, too."""
-        self._channel.send(("chunk", chunk, nbytes), (descriptor,))
+        """Give memory that was made to the application, too.
+
+        Raises:
+            MemoryError: There are too many open files.
+        """
+        try:
+            # The application may have no room for it now, and ask again.
+            self._told_chunks[chunk] = nbytes, os.dup(descriptor)
+            self._tell_chunk(chunk)
+        except OSError as error:
+            self._forget_told(chunk)
+            raise MemoryError(f"a chunk of {nbytes} bytes: {error}") from error
 
     def drop(self, chunk: int) -> None:
         """Memory is gone."""
+        self._forget_told(chunk)
         self._channel.send(("unchunk", chunk))
+
+    def _tell_chunk(self, chunk: int) -> None:
+        told = self._told_chunks.get(chunk)
+        if told is not None:
+            nbytes, descriptor = told
+            self._channel.send(("chunk", chunk, nbytes), (descriptor,))
+
+    def _forget_told(self, chunk: int) -> None:
+        """The application has its descriptor, or needs none any more."""
+        told = self._told_chunks.pop(chunk, None)
+        if told is not None:
+            os.close(told[1])
 
     # The one task.
 
@@ -315,10 +343,21 @@ class WorkerSide:
         with suppress(Exception):
             self._ready_libraries.load(load_library(path).library)
 
+    def _on_tell_chunk(self, chunk: int) -> None:
+        # Otherwise the application asks again.
+        with suppress(OSError):
+            self._tell_chunk(chunk)
+
     def _on_chunk(self, number: int, nbytes: int, descriptor: int) -> None:
+        if descriptor == LOST:
+            self._give_up(lost_descriptors())
+            return
         self._device.map_chunk(number, nbytes, descriptor)
 
     def _on_slab(self, number: int, nbytes: int, descriptor: int) -> None:
+        if descriptor == LOST:
+            self._give_up(lost_descriptors())
+            return
         self._slabs.add(self._device, number, nbytes, descriptor)
 
     def _on_start(self, generation: int, places: Iterable[Any]) -> None:
