@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Generator, Iterator
-from typing import cast
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from functools import wraps
+from inspect import iscoroutinefunction
+from typing import Any, cast
 
 import attrs
 import pytest
@@ -12,10 +14,12 @@ import pytest_trio  # type: ignore[import-untyped]  # pyright: ignore[reportMiss
 import trio
 import trio.testing
 
-from ..actors import actor_path_of
+from ..actors._cell import Cell
+from ..actors._tasks import cells
 from ..backends import resolve
 from ..backends.base import Isolation
-from ..devices import Device, DeviceOptions, System, open_system
+from ..devices import Device, DeviceActor, DeviceOptions, System, open_system
+from ..devices.worker._launcher import LauncherSupervisor
 from ._census import Census, everything
 from ._leaks import raise_leaks
 
@@ -23,6 +27,7 @@ __all__ = ["accel_system", "device", "device_options", "no_actors_left", "nothin
 
 _BACKEND = "TRIO_ACCEL_BACKEND"
 _HAS_FAILED = pytest.StashKey[bool]()
+_LEAVES_NO_ACTORS = pytest.StashKey[bool]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,6 +44,17 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.failed:
         item.stash[_HAS_FAILED] = True
     return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Put the check of `no_actors_left` around the test, before pytest-trio puts the fixtures around that.
+
+    A fixture of its own would be set up and ended beside the others, in no order that is known.
+    """
+    if isinstance(item, pytest.Function) and item.stash.get(_LEAVES_NO_ACTORS, False):
+        _check_actors(item)
+    return (yield)
 
 
 @pytest_trio.trio_fixture  # type: ignore[untyped-decorator]  # pyright: ignore[reportUntypedFunctionDecorator, reportUnknownMemberType]
@@ -97,18 +113,22 @@ def nothing_leaked(request: pytest.FixtureRequest) -> Generator[None, None, None
     raise_leaks(before, take)
 
 
-@pytest_trio.trio_fixture  # type: ignore[untyped-decorator]  # pyright: ignore[reportUntypedFunctionDecorator, reportUnknownMemberType]
-async def no_actors_left() -> AsyncGenerator[None, None]:
-    """Fail a test that leaves a live actor or another task behind, naming it.
+@pytest.fixture
+def _leaves_no_actors(request: pytest.FixtureRequest) -> None:
+    node = cast("pytest.Item", request.node)
+    node.stash[_LEAVES_NO_ACTORS] = True
 
-    Tasks in pytest-trio's `nursery` are no leak: it ends them with the test.
+
+@pytest_trio.trio_fixture  # type: ignore[untyped-decorator]  # pyright: ignore[reportUntypedFunctionDecorator, reportUnknownMemberType]
+async def no_actors_left(_leaves_no_actors: None) -> None:
+    """Fail a test whose body leaves a live actor or another task behind, naming it.
+
+    It looks when the test function has returned, before any fixture ends. What the test has started in
+    `accel_system` counts; what fixtures have started before it does not. A device that the test has opened
+    and not closed counts, but not the actors that a device starts for itself. Tasks in pytest-trio's
+    `nursery` do not count: it ends them with the test. After a test that has failed it does not look.
     """
-    before = set(_tasks())
-    yield
-    await trio.testing.wait_all_tasks_blocked()
-    left = [_describe(task) for task in _tasks() if task not in before and not _is_of_the_test_runner(task)]
-    if left:
-        pytest.fail("left behind by the test: " + ", ".join(sorted(left)))
+    await trio.lowlevel.checkpoint()
 
 
 def _spec() -> str:
@@ -124,20 +144,77 @@ def _isolation_of(marker: pytest.Mark) -> Isolation:
     return where
 
 
-def _tasks() -> Iterator[trio.lowlevel.Task]:
-    root = trio.lowlevel.current_root_task()
-    waiting = [] if root is None else [root]
-    while waiting:
-        task = waiting.pop()
-        yield task
-        for nursery in task.child_nurseries:
-            waiting.extend(nursery.child_tasks)
+def _check_actors(item: pytest.Function) -> None:
+    hypothesis: Any = getattr(item.obj, "hypothesis", None)
+    if hypothesis is None:
+        item.obj = _leaving_no_actors(item.obj)
+    else:
+        hypothesis.inner_test = _leaving_no_actors(hypothesis.inner_test)
 
 
-def _describe(task: trio.lowlevel.Task) -> str:
-    path = actor_path_of(task)
-    return f"actor {path}" if path is not None else f"task {task.name}"
+def _leaving_no_actors(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    """Make a test fail that leaves an actor or a task behind."""
+    if not iscoroutinefunction(test):
+        # It was run before, and is pytest-trio's by now.
+        return test
+
+    @wraps(test)
+    async def checked(**arguments: object) -> None:
+        before = _Alive.now()
+        await test(**arguments)
+        await trio.testing.wait_all_tasks_blocked()
+        left = _Alive.now().names_since(before)
+        if left:
+            pytest.fail("left behind by the test: " + ", ".join(left), pytrace=False)
+
+    return checked
 
 
-def _is_of_the_test_runner(task: trio.lowlevel.Task) -> bool:
-    return task.name.startswith("pytest_trio.")
+@attrs.frozen
+class _Alive:
+    """What is alive at one moment: actors, and tasks that belong to none."""
+
+    actors: frozenset[Cell]
+    tasks: frozenset[trio.lowlevel.Task]
+
+    @classmethod
+    def now(cls) -> _Alive:
+        """Look at all tasks of the run but those of the test itself, whose task calls this."""
+        root, test = trio.lowlevel.current_root_task(), trio.lowlevel.current_task()
+        actors: set[Cell] = set()
+        tasks: set[trio.lowlevel.Task] = set()
+        # Each task, and whether it is an actor's.
+        waiting: list[tuple[trio.lowlevel.Task, bool]] = [] if root is None else [(root, False)]
+        while waiting:
+            task, is_of_an_actor = waiting.pop()
+            if task is test:
+                continue
+            cell = cells.get(task)
+            if cell is not None:
+                is_of_an_actor = True
+                if cell.actor_class is not LauncherSupervisor:
+                    actors.add(cell)
+                if cell.actor_class in _WITH_ACTORS_OF_THEIR_OWN:
+                    continue
+            elif not is_of_an_actor:
+                tasks.add(task)
+            for nursery in _nurseries(task, test):
+                waiting.extend((child, is_of_an_actor) for child in nursery.child_tasks)
+        return cls(frozenset(actors), frozenset(tasks))
+
+    def names_since(self, before: _Alive) -> list[str]:
+        """Name what has come since; of actors below one another the topmost."""
+        paths = {cell.path for cell in self.actors - before.actors}
+        topmost = {path for path in paths if path.rpartition("/")[0] not in paths}
+        tasks = {f"task {task.name}" for task in self.tasks - before.tasks}
+        return sorted({f"actor {path}" for path in topmost} | tasks)
+
+
+# They start and end actors as they are used, and end them all with themselves.
+_WITH_ACTORS_OF_THEIR_OWN = (DeviceActor, LauncherSupervisor)
+
+
+def _nurseries(task: trio.lowlevel.Task, test: trio.lowlevel.Task) -> list[trio.Nursery]:
+    """Nurseries of a task, without the one that pytest-trio makes for each fixture and ends with that."""
+    nurseries = list(task.child_nurseries)
+    return nurseries[1:] if task.parent_nursery is test.parent_nursery else nurseries
