@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import sys
 from collections.abc import AsyncGenerator, Generator
 from contextlib import ExitStack, asynccontextmanager
 from types import TracebackType
@@ -185,8 +186,12 @@ def _make(
 def _check_isolation(info: DeviceInfo, options: DeviceOptions) -> None:
     if options.isolation is not None and options.isolation not in info.isolations:
         allowed = ", ".join(repr(isolation) for isolation in info.isolations)
+        reason = ""
+        if options.isolation == "process" and sys.platform != "linux":
+            reason = f": worker processes need Linux, and this is {sys.platform}"
         raise NotSupportedError(
-            f"isolation={options.isolation!r} is not there for this device; it has {allowed}",
+            f"isolation={options.isolation!r} is not there for this device; it has {allowed}{reason}; open "
+            f"the device with isolation={info.isolations[0]!r}",
             device=info.name,
             backend=info.backend,
         )

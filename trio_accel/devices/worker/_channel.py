@@ -61,9 +61,10 @@ _GLANCE = 20e-6
 _LOOKS = 6
 _ANCILLARY = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 # As plain numbers: members of an enumeration are put together by Python code.
-_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
+# Other systems have no workers, but import this.
+_CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 _TRUNCATED = int(socket.MSG_CTRUNC)
-_NO_SIGNAL = int(socket.MSG_NOSIGNAL)
+_NO_SIGNAL = int(getattr(socket, "MSG_NOSIGNAL", 0))
 
 
 def _never() -> bool:
