@@ -55,7 +55,7 @@ def test_a_product_that_is_not_a_number_is_found(cli: Cli, monkeypatch: pytest.M
     assert step_of(done)["checks"][0]["value"] is None
     text = cli("demo", "matmul", "--sizes", "16")
     assert text.code == 1
-    assert "✗ relative error, 16 × 16 nan, allowed 4.0e-05" in text.out
+    assert "✗ relative error, 16 × 16   nan, allowed 4.0e-05" in text.out
     assert text.out.endswith("the check failed\n")
 
 

@@ -96,18 +96,18 @@ def bench(
     quick: _Flag = False,
     json: _Json = False,
 ) -> int:
-    """Measure, beside a peer in the same run, and judge by the goals.
+    """Measure this library beside others in the same run, and compare with the goals.
 
     Prints one table of medians and ratios, and the machine. On a machine with other users only the
     ratios mean something.
 
     Args:
         names: Benchmarks, or groups of them such as actors. Default: all.
-        list_: Say what is measured, and measure nothing.
+        list_: List the benchmarks with a description each, and run none.
         backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
-        isolation: Measure only what uses a device, in this isolation. Default: everything.
+        isolation: Run only the benchmarks of a device with its context there. Default: all.
         pairs: Measurements of ours and of the peer each. Default: 25.
-        quick: See that all runs; too little to trust the numbers.
+        quick: Only check that all of them run; the numbers mean little.
         json: Print one JSON document and nothing else.
     """
     from trio_accel.cli._bench import choose, list_benchmarks, make_plan, run_benchmarks
@@ -121,14 +121,14 @@ def bench(
 
 @demo.default
 def tour(*, backend: _Backend = None, isolation: _Isolation = None, json: _Json = False) -> int:
-    """Run the main job on real input, every result checked.
+    """Run four demonstrations on real input, and check every result.
 
-    Without a name all four steps run one after the other, on the inputs that the package carries;
-    with a name that step alone, which takes options of its own.
+    Without a name all four run one after the other, on input that comes with the package. With a name
+    that one runs alone, and takes options of its own.
 
     Args:
         backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
-        isolation: Where the device's context lives. Default: the backend's.
+        isolation: Where the device computes: in this process or in a worker. Default: the backend's.
         json: Print one JSON document and nothing else.
     """
     from trio_accel.cli._matmul import MatmulStep
@@ -160,7 +160,7 @@ def matmul(
         clients: Tasks that ask at the same time.
         dtype: Element type of the operands.
         backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
-        isolation: Where the device's context lives. Default: the backend's.
+        isolation: Where the device computes: in this process or in a worker. Default: the backend's.
         json: Print one JSON document and nothing else.
     """
     from trio_accel.cli._matmul import MatmulStep
@@ -185,7 +185,7 @@ def spectrum(
         audio: WAV file (PCM or float, any number of channels). Default: a sentence read aloud.
         output: PNG file to write; an existing one is replaced.
         backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
-        isolation: Where the device's context lives. Default: the backend's.
+        isolation: Where the device computes: in this process or in a worker. Default: the backend's.
         json: Print one JSON document and nothing else.
     """
     from trio_accel.cli._spectrum import SpectrumStep
@@ -214,7 +214,7 @@ def solve(
         rtol: Residual at which to stop, relative to the right-hand side.
         max_iterations: Iterations allowed. Default: ten per row, at least 1000.
         backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
-        isolation: Where the device's context lives. Default: the backend's.
+        isolation: Where the device computes: in this process or in a worker. Default: the backend's.
         json: Print one JSON document and nothing else.
     """
     from trio_accel.cli._solve import SolveStep
@@ -239,7 +239,7 @@ def recover(
     Args:
         rounds: How often each fault is injected.
         backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
-        isolation: Where the device's context lives. Default: in a worker process where the device has one.
+        isolation: Where the device computes. Default: in a worker process where it can.
         json: Print one JSON document and nothing else.
     """
     from trio_accel.cli._recover import RecoverStep

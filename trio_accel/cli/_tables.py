@@ -67,7 +67,7 @@ def _checks(result: StepResult) -> Table:
     table.add_column(justify="right", no_wrap=True)
     for check in result.checks:
         mark = "[green]✓[/]" if check.is_ok else "[bold red]✗[/]"
-        table.add_row(mark, escape(check.name), _comparison(check))
+        table.add_row(mark, escape(check.name), f"  {_comparison(check)}")
     return table
 
 
@@ -77,8 +77,8 @@ def _comparison(check: Check) -> str:
     return f"{check.value:.1e}, allowed {check.limit:.1e}"
 
 
-def _matmul(data: MatmulData) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+def _matmul(data: MatmulData) -> RenderableType:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column(data.dtype)
     for heading in ("products", "GFLOP/s", "bare NumPy", "ratio", "error"):
         table.add_column(heading, justify="right")
@@ -91,7 +91,7 @@ def _matmul(data: MatmulData) -> Table:
             f"{row.gflops / row.numpy_gflops:.2f}",
             f"{row.error:.1e}",
         )
-    return table
+    return Padding(table, (1, 0))
 
 
 def _spectrum(data: SpectrumData) -> Iterator[tuple[str, str]]:
