@@ -8,6 +8,7 @@ has. The dispatch checks what it is about: requests, chunks, blocks.
 
 from __future__ import annotations
 
+import array
 import functools
 import json
 import reprlib
@@ -26,12 +27,14 @@ __all__ = ["ANSWERS"]
 _Data: TypeAlias = bytes | memoryview
 
 # What the first byte of a message says: how the rest is written.
-_JSON, _DONE, _PREPARED, _GRANTED, _RESULT, _COPY, _SEVERAL = range(7)
+_JSON, _DONE, _PREPARED, _GRANTED, _RESULT, _COPY, _SEVERAL, _DONES = range(8)
 _BRIEF = frozenset({_DONE, _PREPARED})
+_TAG_OF_DONES = bytes([_DONES])
 _HEAD = struct.Struct("<BQ")
 _HEAD_OF_COPY = struct.Struct("<B5QqQBB")
 _PLACE = struct.Struct("<QQQQ")
 _LENGTH = struct.Struct("<Q")
+_WORDS_OF_PLACE = _PLACE.size // _LENGTH.size
 # What was read takes some twenty times as much memory.
 _LONGEST = 16 << 20
 _LARGEST = 2**63
@@ -84,11 +87,32 @@ def _layout(ndim: int) -> struct.Struct:
 
 
 def _encode_all(messages: Sequence[Message]) -> bytes:
+    words = _words_of(messages)
+    if words is not None:
+        return _TAG_OF_DONES + words.tobytes()
     parts = [bytes([_SEVERAL])]
     for message in messages:
         data = _encode(message)
         parts += (_LENGTH.pack(len(data)), data)
     return b"".join(parts)
+
+
+def _words_of(messages: Sequence[Message]) -> array.array[int] | None:
+    """Answers to operations that went well, as words: number, how many places, and those; None for others.
+
+    Many askers get these together, so that each takes a third of the time of a message by itself.
+    """
+    words: list[int] = []
+    for message in messages:
+        if message[0] != "done":
+            return None
+        _, number, places, results, trouble = cast("tuple[Any, ...]", message)
+        if results or trouble is not None:
+            return None
+        words += (number, len(places))
+        for place in places:
+            words += place
+    return array.array("Q", words)
 
 
 def _plain(value: object) -> object:
@@ -108,6 +132,8 @@ _to_json = json.JSONEncoder(default=_plain, separators=(",", ":")).encode
 
 def _decode(data: _Data) -> Message | list[Message]:
     try:
+        if data[0] == _DONES:
+            return _read_dones(data)
         if data[0] == _SEVERAL:
             return _read_several(data)
         return _read(data)
@@ -126,6 +152,28 @@ def _read_several(data: _Data) -> list[Message]:
         _check(length <= len(data) - start, "one of several messages is cut off")
         messages.append(_read(data[start : start + length]))
         start += length
+    return messages
+
+
+def _read_dones(data: _Data) -> list[Message]:
+    words = array.array("Q")
+    words.frombytes(data[1:])
+    numbers = words.tolist()
+    messages: list[Message] = []
+    start, end = 0, len(numbers)
+    while start < end:
+        places: tuple[Any, ...] = ()
+        after = start + 2 + numbers[start + 1] * _WORDS_OF_PLACE
+        if after != start + 2:
+            _check(after <= end, "one of several answers is cut off")
+            places = tuple(
+                [
+                    tuple(numbers[first : first + _WORDS_OF_PLACE])
+                    for first in range(start + 2, after, _WORDS_OF_PLACE)
+                ]
+            )
+        messages.append(("done", numbers[start], places, (), None))
+        start = after
     return messages
 
 
@@ -234,7 +282,7 @@ def _each(read: Callable[[Any], Any], values: Any) -> tuple[Any, ...]:
 
 def _place(value: Any) -> tuple[int, ...]:
     place = _each(_count, value)
-    if len(place) != _PLACE.size // _LENGTH.size:
+    if len(place) != _WORDS_OF_PLACE:
         _refuse(value, "place")
     return place
 
