@@ -212,17 +212,26 @@ class AccelRef(NoOperators):
     async def copy_to(self, device: Device) -> AccelRef:
         """Copy the array to another device, through host memory.
 
+        A large one is copied in pieces of 16 MiB. Several pieces are on their way at the same time, and no
+        more host memory than these need is taken. The copy is contiguous.
+
+        Returns:
+            The copy, once all of it is there. If the call fails or is cancelled, nothing is left of it.
+
         Raises:
             OutOfMemoryError: There is not enough memory there.
+            StaleRefError: The array must not be used any more.
+            ContextPoisonedError, DeviceLostError: One of the devices was lost meanwhile.
             TypeError: It is no open device.
         """
         from ._device import Device
+        from ._transfer import copy_between
 
         if not isinstance(device, Device):
             raise TypeError(
                 f"copy_to: device must be an open Device, got {type(device).__name__}{what_to_do(device)}"
             )
-        return await device.put(await self.to_host())
+        return await (self.copy() if device is self.device else copy_between(self, device))
 
     async def copy(self) -> AccelRef:
         """Copy the array to new memory of its device."""
