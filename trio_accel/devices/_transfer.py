@@ -119,7 +119,9 @@ class _Shared(_Reader):
 
     async def read(self, part: _Part) -> npt.NDArray[Any]:
         # With the dots it is an array in any case.
-        return self._array[(*part, ...)]
+        index: tuple[Any, ...] = (*part, ...)
+        piece: npt.NDArray[Any] = self._array[index]
+        return piece
 
     def another(self) -> _Shared:
         return self

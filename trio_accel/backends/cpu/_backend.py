@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 import numpy.typing as npt
 
 from ..base import BackendReport, ChunkKeeper, DeviceInfo, DeviceReport, NotSupportedError
 from ..base.host import has_shared_memory, map_shared, total_bytes
 from ._device import CpuDevice
-from ._library import library_names
+from ._library import library_names, load_kernels
 from ._malloc import keep_freed_memory
 from ._processor import model_name, usable_cores
 
@@ -58,7 +60,7 @@ class CpuBackend:
     def open_device(
         self, index: int, *, memory_limit: int | None, keeper: ChunkKeeper | None = None
     ) -> CpuDevice:
-        """Open the device.
+        """Open the device; blocks while NumPy's and SciPy's modules are imported, unless there is a keeper.
 
         Args:
             index: 0.
@@ -77,6 +79,8 @@ class CpuBackend:
         info = devices[index]
         if keeper is not None:
             _check_shared(info.name)
+        if keeper is None:
+            _load_libraries()
         return CpuDevice(info, info.total_memory if memory_limit is None else memory_limit, keeper)
 
     def prepare_worker(self) -> None:
@@ -87,6 +91,19 @@ class CpuBackend:
         """Map a chunk; see `AccelBackend.map_host`."""
         _check_shared(None)
         return map_shared(descriptor, nbytes)
+
+
+def _load_libraries() -> None:
+    """Import what every library needs.
+
+    Now, and not with the first operation. Such an import holds the interpreter's lock for many milliseconds,
+    whichever thread makes it. A program that has a device open serves others meanwhile. With a keeper this is
+    a worker, which has no others and should be ready soon.
+    """
+    for name in library_names():
+        # One that cannot be imported is no error until a program asks for it.
+        with suppress(ImportError):
+            load_kernels(name)
 
 
 def _check_shared(device: str | None) -> None:
