@@ -73,7 +73,7 @@ generation 3, 4 MiB intact
         "own_library.py",
         "--rows 300 --columns 5 --isolation process --backend cpu",
         """
-blas [(]StatisticsActor[)] running, 3 handled
+own_library:StatisticsActor [(]StatisticsActor[)] running, 3 handled
 largest relative error [0-9.e+-]+: right
 """,
     ),

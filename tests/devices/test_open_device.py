@@ -419,3 +419,47 @@ async def test_a_device_is_not_opened_from_elsewhere(
     assert system.tree().children == ()
     async with system.open_device(BACKEND, options=options) as device:
         assert (await (await device.put(np.ones(2))).to_host()).sum() == 2.0
+
+
+@pytest.mark.filterwarnings("always:open_device")
+async def test_a_second_context_of_a_device_is_told_with_where_and_what_to_do(
+    system: ta.System, isolation: Isolation
+) -> None:
+    options = ta.DeviceOptions(isolation=isolation)
+    async with system.open_device(BACKEND, options=options):
+        text = (
+            rf"open_device: {NAME} is open already, as test/{NAME}; test/{NAME}#2 is a second context, with "
+            r"memory of its own\. Share the Device object that you have, or close it first; "
+        )
+        with pytest.warns(RuntimeWarning, match=text) as caught:
+            second = await system.open_device(BACKEND, options=options)
+        with pytest.warns(RuntimeWarning, match=rf"test/{NAME}#3 is a second context") as more:
+            async with system.open_device(BACKEND, options=options):
+                pass
+        assert [warning.filename for warning in (*caught, *more)] == [__file__, __file__]
+        await second.close()
+
+
+@pytest.mark.filterwarnings("error")
+async def test_a_device_that_was_closed_is_opened_again_without_a_word(
+    system: ta.System, isolation: Isolation
+) -> None:
+    options = ta.DeviceOptions(isolation=isolation)
+    for _ in range(2):
+        async with system.open_device(BACKEND, options=options) as device:
+            assert device.path == f"test/{NAME}"
+
+
+@pytest.mark.filterwarnings("error")
+async def test_an_actor_that_has_the_name_of_a_device(system: ta.System, isolation: Isolation) -> None:
+    class Idle(ta.Actor):
+        pass
+
+    await system.spawn(Idle, name=NAME)
+    await system.spawn(Idle, name="launcher")
+    async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation)) as device:
+        # The names at the top are the program's: who comes first has them, and the device says where it is.
+        assert device.path == f"test/{NAME}#2"
+        assert (await (await device.put(np.ones(2))).to_host()).sum() == 2.0
+        with pytest.raises(ValueError, match=rf"has a child named '{NAME}#2' already; choose another name"):
+            await system.spawn(Idle, name=f"{NAME}#2")

@@ -138,7 +138,7 @@ async def test_a_plan_that_breaks_restarts_its_library(
     finish(await begun(pipe))
     await asker.is_over.wait()
     assert asker.outcome is x
-    assert system.tree().find(f"test/{device.name}/context/blas").restarts == 1
+    assert system.tree().find(f"test/{device.name}/context/planning_library:PlanningActor").restarts == 1
 
 
 async def test_a_context_that_is_lost_by_planning_is_replaced(

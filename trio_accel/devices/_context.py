@@ -214,18 +214,25 @@ class ContextActor(Actor):
         library = await self.context.spawn(
             actor_class,
             self._session.engine,
-            name=_free_name(actor_class.library, libraries.values()),
+            name=_name_of(actor_class, message.library, libraries.values()),
             policy=recovery_policy(options, grace=options.close_grace),
         )
         libraries[message.library] = library
         return library
 
 
-def _free_name(library: str, taken: Iterable[Ref[LibraryActor]]) -> str:
-    """The library's name, numbered where several actors serve the same one, each with its own stream."""
-    names = {ref.path.rpartition("/")[2] for ref in taken if not ref.is_terminated}
-    numbered = (f"{library}#{number}" for number in itertools.count(2))
-    return next(name for name in itertools.chain([library], numbered) if name not in names)
+def _name_of(actor_class: type[LibraryActor], path: str, others: Iterable[Ref[LibraryActor]]) -> str:
+    """The name of a library's actor in the tree.
+
+    The actors of this package have the names of their libraries, whatever was opened before. One of a
+    program's own has its import path, also where it launches with a library that has an actor here.
+    """
+    package = __name__.partition(".")[0]
+    name = actor_class.library if actor_class.__module__.partition(".")[0] == package else path
+    names = {ref.path.rpartition("/")[2] for ref in others if not ref.is_terminated}
+    # An actor may be named by several import paths.
+    numbered = (f"{name}#{number}" for number in itertools.count(2))
+    return next(free for free in itertools.chain([name], numbered) if free not in names)
 
 
 def load_library(path: str) -> type[LibraryActor]:

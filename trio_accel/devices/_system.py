@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import sys
+import warnings
 from collections.abc import AsyncGenerator, Generator
 from contextlib import ExitStack, asynccontextmanager
 from types import TracebackType
@@ -19,6 +20,7 @@ from ..backends import candidates
 from ..backends.base import AccelBackend, DeviceInfo, NotSupportedError
 from ._adoption import check_adoption, options_of_heir, take_memory
 from ._device import Device
+from ._device_actor import DeviceActor
 from ._options import DeviceOptions
 from ._refusals import NotAwaited
 from .worker import free_left_memory
@@ -86,6 +88,9 @@ class System(actors.System):
         adopt: Device | None = None,
     ) -> DeviceOpening:
         """Open a device: ``await system.open_device("cpu")``, or ``async with``, which closes it.
+
+        Open a device once and share the `Device`. Where it is open already, it gets a second context with
+        memory of its own, and a number in its name in the tree (``cpu:0#2``); a `RuntimeWarning` says so.
 
         Args:
             spec: Name of a backend or device, such as ``"cpu"`` or ``"cuda:1"``. None takes what the
@@ -205,10 +210,34 @@ def _check_isolation(info: DeviceInfo, options: DeviceOptions) -> None:
 
 
 def _free_name(system: System, info: DeviceInfo) -> str:
+    """The name of the device in the tree, numbered where it is taken; warns if the device is open already."""
     # Others may be on their way to the tree.
-    taken = {child.name for child in system.tree().children} | system.opening
+    children = {child.name: child.actor_class for child in system.tree().children}
     names = itertools.chain([info.name], (f"{info.name}#{number}" for number in itertools.count(2)))
-    return next(name for name in names if name not in taken)
+    name = next(name for name in names if name not in children and name not in system.opening)
+    for other in (*children, *system.opening):
+        if other.partition("#")[0] == info.name and children.get(other, _DEVICE) == _DEVICE:
+            warnings.warn(
+                f"open_device: {info.name} is open already, as {system.name}/{other}; {system.name}/{name} "
+                "is a second context, with memory of its own. Share the Device object that you have, or "
+                "close it first; where two contexts are meant, filter this warning",
+                RuntimeWarning,
+                stacklevel=_levels_to_caller(),
+            )
+            break
+    return name
+
+
+_DEVICE = DeviceActor.__name__
+
+
+def _levels_to_caller() -> int:
+    """How far up the stack the program is, for a warning of the function that calls this."""
+    package, level = __name__.partition(".")[0] + ".", 1
+    frame = sys._getframe(1)  # noqa: SLF001  # there is no other way to the stack
+    while frame.f_back is not None and f"{frame.f_globals.get('__name__')}.".startswith(package):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 async def _start(system: System, device: Device, name: str) -> Device:
