@@ -222,7 +222,10 @@ async def test_an_isolation_that_is_not_there_is_a_row_that_says_so(monkeypatch:
     (benchmark,) = select(["devices.matmul-64-process"])
     (row,) = await benchmark.run(Plan(pairs=1, backend="cpu"))
     assert (row.name, row.verdict) == ("devices.matmul-64-process", Verdict.NOT_RUN)
-    assert row.reason == "isolation='process' is not there for this device; it has 'inline'"
+    assert row.reason == (
+        "isolation='process' is not there for this device; it has 'inline'; "
+        "open the device with isolation='inline'"
+    )
 
 
 def test_every_benchmark_says_in_a_sentence_what_it_measures() -> None:

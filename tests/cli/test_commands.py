@@ -111,8 +111,10 @@ def test_an_isolation_that_is_not_there(refused: Refused, monkeypatch: pytest.Mo
     only_inline = tuple(attrs.evolve(info, isolations=("inline",)) for info in infos)
     monkeypatch.setattr(CpuBackend, "list_devices", lambda self: only_inline)
     line = refused(*step.split(), "--isolation", "process", "--backend", "cpu")
-    reason = "isolation='process' is not there for this device; it has 'inline' (device cpu:0)"
-    assert line == f"cannot open a device: {reason}"
+    assert line == (
+        "cannot open a device: isolation='process' is not there for this device; it has 'inline'; "
+        "open the device with isolation='inline' (device cpu:0)"
+    )
     assert refused(*step.split(), "--isolation", "thread").endswith('Choose from: "inline", "process".')
 
 
