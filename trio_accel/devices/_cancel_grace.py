@@ -18,6 +18,7 @@ def cancel_grace(seconds: float) -> Generator[None, None, None]:
     It goes before ``DeviceOptions(cancel_grace=...)``, for every device. Tasks that are started in the
     body inherit it. It is looked up when an asker is cancelled, and at no other time.
 
+    >>> import trio_accel
     >>> with trio_accel.cancel_grace(5.0):
     ...     pass  # await trio_accel.linalg.matmul(a, b)
 
