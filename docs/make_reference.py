@@ -45,7 +45,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "BackendReport BlockMemory ChunkAllocator ChunkSource CopyFromForeignSpec DeviceReport ForeignArray "
         "Hold Loan PlacedBlock Placement Poison SharesCudaMemory Software as_bits checks ops scalar"
     ),
-    "trio_accel.backends.base.ops": _names("array_fields number_fields"),
+    "trio_accel.backends.base.ops": _names("array_fields number_fields product_shape transformed_shape"),
     "ActorContext": _names("served show show_process"),
     "AdaptiveCompletion": _names("open"),
     "CompletionStrategy": _names("open"),

@@ -111,11 +111,16 @@ def check_spec(name: str, spec: OperationSpec) -> None:
 
     Raises:
         TypeError: An array field without an `ArraySpec`, or no number where there is to be one.
-        ValueError: A number that the arrays cannot hold.
+        ValueError: A number that the arrays cannot hold, or shapes that do not fit each other.
     """
+    if not _test(type(spec))(spec):  # type: ignore[arg-type]  # mypy takes no class for hashable
+        _check_fields(name, spec)
+    spec.check_shapes(name)
+
+
+def _check_fields(name: str, spec: OperationSpec) -> None:
+    """Refuse what is no array or no number, one field after the other."""
     cls = type(spec)
-    if _test(cls)(spec):  # type: ignore[arg-type]  # mypy takes no class for hashable
-        return
     for field in array_fields(cls):
         array = getattr(spec, field)
         if not isinstance(array, ArraySpec):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import SupportsIndex, TypeAlias
 
 from ..backends.base import DType
-from ..backends.base.ops import ArraySpec, FftDirection, FftKind, FftNorm, FftSpec
+from ..backends.base.ops import ArraySpec, FftDirection, FftKind, FftNorm, FftSpec, transformed_shape
 from ..devices import AccelRef, Planned, Planner
 
 __all__ = [
@@ -56,7 +55,7 @@ def plan_transform(
     name = planner.name
     kind, direction = transform
     scaling = _norm(name, norm)
-    shape = _result_shape(kind, source.shape, axes, lengths)
+    shape = transformed_shape(source.shape, axes, lengths, is_halved=kind == "r2c")
     result = planner.output(shape, _result_dtype(name, transform, source.dtype), out)
     if out is not None:
         planner.distinct("out", result.spec, a=source)
@@ -64,18 +63,6 @@ def plan_transform(
         # Libraries have these transforms for complex input alone.
         source = planner.convert(source, _COMPLEX[source.dtype])
     return Planned(FftSpec(kind, direction, lengths, axes, scaling, source, result.spec), result)
-
-
-@lru_cache
-def _result_shape(
-    kind: FftKind, shape: tuple[int, ...], axes: tuple[int, ...], lengths: tuple[int, ...]
-) -> tuple[int, ...]:
-    extents = list(shape)
-    for axis, length in zip(axes, lengths, strict=True):
-        extents[axis] = length
-    if kind == "r2c":
-        extents[axes[-1]] = lengths[-1] // 2 + 1
-    return tuple(extents)
 
 
 def default_length(name: str, argument: str, source: ArraySpec, axis: int, *, is_halved: bool) -> int:

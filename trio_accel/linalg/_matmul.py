@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import ClassVar
 
 import attrs
 
-from ..backends.base.ops import MatmulSpec
+from ..backends.base.ops import MatmulSpec, product_shape
 from ..devices import AccelRef, Operand, Operation, Planned, Planner, device_of
 from ._actor import BlasActor
 from ._checks import same_dtype
@@ -29,7 +28,7 @@ class Matmul(Operation[BlasActor, AccelRef]):
         a = planner.read("a", self.a)
         b = planner.read("b", self.b)
         dtype = a.dtype if a.dtype is b.dtype else same_dtype(planner.name, a=a, b=b)
-        out = planner.output(_product_shape(planner.name, a.shape, b.shape), dtype, self.out)
+        out = planner.output(product_shape(planner.name, a.shape, b.shape), dtype, self.out)
         if self.out is not None:
             planner.distinct("out", out.spec, a=a, b=b)
         return Planned(MatmulSpec(a, b, out.spec), out)
@@ -57,32 +56,3 @@ async def matmul(a: Operand, b: Operand, *, out: AccelRef | None = None) -> Acce
     See `Device.ask` for cancellation and the errors that any operation can end with.
     """
     return await device_of("matmul", a, b, out).ask(Matmul(a, b, out))
-
-
-@lru_cache
-def _product_shape(name: str, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    if not a or not b:
-        scalar = "a" if not a else "b"
-        raise ValueError(f"{name}: {scalar} must have at least one axis, got an array without axes; use scal")
-    rows, columns = a[:-1][-1:], b[1:] if len(b) == 1 else b[-1:]
-    inner = b[0] if len(b) == 1 else b[-2]
-    if a[-1] != inner:
-        raise ValueError(
-            f"{name}: the last axis of a and the {'only' if len(b) == 1 else 'last but one'} axis of b must "
-            f"have one length, got a of shape {a} and b of shape {b}"
-        )
-    return _broadcast(name, a, b) + rows + columns
-
-
-def _broadcast(name: str, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    first, second = a[:-2], b[:-2]
-    width = max(len(first), len(second))
-    first, second = (1,) * (width - len(first)) + first, (1,) * (width - len(second)) + second
-    stack: list[int] = []
-    for left, right in zip(first, second, strict=True):
-        if left != right and 1 not in (left, right):
-            raise ValueError(
-                f"{name}: the leading axes of a and b must broadcast, got a of shape {a} and b of shape {b}"
-            )
-        stack.append(right if left == 1 else left)
-    return tuple(stack)

@@ -1,6 +1,7 @@
 """Operation specifications: what crosses from an actor to a backend, or to a worker process."""
 
 from ._host_use import HostUse
+from ._shapes import product_shape, transformed_shape
 from ._spec import (
     ArraySpec,
     NumberRole,
@@ -48,7 +49,9 @@ __all__ = [
     "exact",
     "number",
     "number_fields",
+    "product_shape",
     "reads",
+    "transformed_shape",
     "updates",
     "writes",
 ]

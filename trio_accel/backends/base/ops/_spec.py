@@ -151,6 +151,19 @@ class OperationSpec:
         """Blocks that the operation reads, and blocks that it changes (updated ones are both)."""
         return _block_finder(type(self))(self)  # type: ignore[arg-type]  # the same
 
+    def check_shapes(self, name: str) -> None:
+        """Refuse arrays whose shapes or dtypes do not fit each other, before anything is launched.
+
+        Here nothing is refused. A class whose arrays can disagree overrides it.
+
+        Args:
+            name: Name of the operation, for the message.
+
+        Raises:
+            ValueError: Shapes that do not fit.
+            TypeError: Dtypes that do not fit.
+        """
+
     def identity(self) -> tuple[object, ...] | None:
         """What tells it from others as long as its arrays are held: which `ArraySpec` each is, and the rest.
 

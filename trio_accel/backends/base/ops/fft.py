@@ -6,6 +6,8 @@ from typing import Literal, TypeAlias
 
 import attrs
 
+from ..dtypes import DType
+from ._shapes import refuse_shapes, transformed_shape
 from ._spec import ArraySpec, OperationSpec, exact, reads, writes
 
 __all__ = ["FftDirection", "FftKind", "FftNorm", "FftSpec"]
@@ -13,6 +15,14 @@ __all__ = ["FftDirection", "FftKind", "FftNorm", "FftSpec"]
 FftKind: TypeAlias = Literal["c2c", "r2c", "c2r"]
 FftDirection: TypeAlias = Literal["forward", "inverse"]
 FftNorm: TypeAlias = Literal["backward", "ortho", "forward"]
+
+_PAIRS = ((DType.float32, DType.complex64), (DType.float64, DType.complex128))
+# By the kind: dtypes of source and out.
+_DTYPES: dict[str, frozenset[tuple[DType, DType]]] = {
+    "c2c": frozenset([(spectrum, spectrum) for _, spectrum in _PAIRS]),
+    "r2c": frozenset(_PAIRS),
+    "c2r": frozenset([(spectrum, real) for real, spectrum in _PAIRS]),
+}
 
 
 @attrs.define(on_setattr=None, unsafe_hash=True)
@@ -41,3 +51,24 @@ class FftSpec(OperationSpec):
     norm: FftNorm = exact()
     source: ArraySpec = reads()
     out: ArraySpec = writes()
+
+    def check_shapes(self, name: str) -> None:
+        """See `OperationSpec.check_shapes`."""
+        source, out, axes, lengths = self.source, self.out, self.axes, self.lengths
+        if (
+            not axes
+            or len(axes) != len(lengths)
+            or len(set(axes)) != len(axes)
+            or not 0 <= min(axes) <= max(axes) < len(source.shape)
+            or min(lengths) < 1
+        ):
+            rule = f"axes={axes} must be distinct axes of source, each with one of lengths={lengths} above 0"
+            refuse_shapes(name, self, rule, source=source, out=out)
+        shape = transformed_shape(source.shape, axes, lengths, is_halved=self.kind == "r2c")
+        if out.shape != shape:
+            rule = f"out must have shape {shape} for axes={axes} and lengths={lengths}"
+            refuse_shapes(name, self, rule, source=source, out=out)
+        if (source.dtype, out.dtype) not in _DTYPES.get(self.kind, ()):
+            raise TypeError(
+                f"{name}: FftSpec: kind={self.kind!r} has no source of {source.dtype} and out of {out.dtype}"
+            )

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal
 
 import attrs
 
+from ._shapes import check_one_dtype, product_shape, refuse_shapes
 from ._spec import ArraySpec, NumberRole, OperationSpec, exact, number, reads, updates, writes
 
 __all__ = ["AxpySpec", "DotSpec", "GemmSpec", "MatmulSpec", "Nrm2Spec", "ScalSpec", "Transpose"]
 
 Transpose = Literal["N", "T", "C"]
 """As it is, transposed, or transposed and conjugated: the BLAS's letters."""
+
+_LETTERS = ("N", "T", "C")
 
 
 @attrs.define(on_setattr=None, unsafe_hash=True)
@@ -24,6 +28,15 @@ class MatmulSpec(OperationSpec):
     a: ArraySpec = reads()
     b: ArraySpec = reads()
     out: ArraySpec = writes()
+
+    def check_shapes(self, name: str) -> None:
+        """See `OperationSpec.check_shapes`."""
+        a, b, out = self.a, self.b, self.out
+        shape = product_shape(name, a.shape, b.shape)
+        if out.shape != shape:
+            refuse_shapes(name, self, f"out must have the shape {shape} of the product", a=a, b=b, out=out)
+        if a.dtype is not b.dtype or a.dtype is not out.dtype:
+            check_one_dtype(name, self, a=a, b=b, out=out)
 
 
 @attrs.define(on_setattr=None, unsafe_hash=True)
@@ -41,6 +54,18 @@ class GemmSpec(OperationSpec):
     b: ArraySpec = reads()
     c: ArraySpec = updates()
 
+    def check_shapes(self, name: str) -> None:
+        """See `OperationSpec.check_shapes`."""
+        a, b, c = self.a, self.b, self.c
+        if not _is_product(self.transpose_a, self.transpose_b, a.shape, b.shape, c.shape):
+            rule = (
+                "a, b and c must be matrices, c of the shape of op(a) @ op(b), with "
+                f"transpose_a={self.transpose_a!r} and transpose_b={self.transpose_b!r} of 'N', 'T' and 'C'"
+            )
+            refuse_shapes(name, self, rule, a=a, b=b, c=c)
+        if a.dtype is not b.dtype or a.dtype is not c.dtype:
+            check_one_dtype(name, self, a=a, b=b, c=c)
+
 
 @attrs.define(on_setattr=None, unsafe_hash=True)
 class AxpySpec(OperationSpec):
@@ -49,6 +74,14 @@ class AxpySpec(OperationSpec):
     alpha: complex = number(NumberRole.FACTOR, "y")
     x: ArraySpec = reads()
     y: ArraySpec = updates()
+
+    def check_shapes(self, name: str) -> None:
+        """See `OperationSpec.check_shapes`."""
+        x, y = self.x, self.y
+        if x.shape != y.shape:
+            refuse_shapes(name, self, "x and y must have one shape", x=x, y=y)
+        if x.dtype is not y.dtype:
+            check_one_dtype(name, self, x=x, y=y)
 
 
 @attrs.define(on_setattr=None, unsafe_hash=True)
@@ -67,6 +100,16 @@ class DotSpec(OperationSpec):
     y: ArraySpec = reads()
     out: ArraySpec = writes()
 
+    def check_shapes(self, name: str) -> None:
+        """See `OperationSpec.check_shapes`."""
+        x, y, out = self.x, self.y, self.out
+        if len(x.shape) != 1 or x.shape != y.shape or out.shape:
+            refuse_shapes(
+                name, self, "x and y must be vectors of one length, out without axes", x=x, y=y, out=out
+            )
+        if x.dtype is not y.dtype or x.dtype is not out.dtype:
+            check_one_dtype(name, self, x=x, y=y, out=out)
+
 
 @attrs.define(on_setattr=None, unsafe_hash=True)
 class Nrm2Spec(OperationSpec):
@@ -74,3 +117,20 @@ class Nrm2Spec(OperationSpec):
 
     x: ArraySpec = reads()
     out: ArraySpec = writes()
+
+    def check_shapes(self, name: str) -> None:
+        """See `OperationSpec.check_shapes`."""
+        if len(self.x.shape) != 1 or self.out.shape:
+            refuse_shapes(name, self, "x must be a vector, out without axes", x=self.x, out=self.out)
+
+
+@lru_cache
+def _is_product(
+    transpose_a: str, transpose_b: str, a: tuple[int, ...], b: tuple[int, ...], c: tuple[int, ...]
+) -> bool:
+    """Whether these are letters of the BLAS, and c has the shape of the product of the two matrices."""
+    if not len(a) == len(b) == len(c) == 2 or transpose_a not in _LETTERS or transpose_b not in _LETTERS:
+        return False
+    rows, inner = a if transpose_a == "N" else a[::-1]
+    also_inner, columns = b if transpose_b == "N" else b[::-1]
+    return inner == also_inner and c == (rows, columns)

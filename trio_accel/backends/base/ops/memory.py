@@ -8,6 +8,7 @@ import attrs
 import numpy.typing as npt
 
 from ._host_use import HostUse
+from ._shapes import refuse_shapes
 from ._spec import ArraySpec, NumberRole, OperationSpec, number, reads, writes
 
 __all__ = ["CopyFromHostSpec", "CopySpec", "CopyToHostSpec", "FillSpec"]
@@ -37,6 +38,10 @@ class CopyFromHostSpec(_HostCopySpec):
     host: npt.NDArray[Any]
     out: ArraySpec = writes()
 
+    def check_shapes(self, name: str) -> None:
+        """See `OperationSpec.check_shapes`."""
+        _check_host(name, self, self.host, out=self.out)
+
 
 @attrs.define(on_setattr=None, unsafe_hash=True)
 class CopyToHostSpec(_HostCopySpec):
@@ -45,6 +50,10 @@ class CopyToHostSpec(_HostCopySpec):
     host: npt.NDArray[Any]
     source: ArraySpec = reads()
 
+    def check_shapes(self, name: str) -> None:
+        """See `OperationSpec.check_shapes`."""
+        _check_host(name, self, self.host, source=self.source)
+
 
 @attrs.define(on_setattr=None, unsafe_hash=True)
 class CopySpec(OperationSpec):
@@ -52,6 +61,11 @@ class CopySpec(OperationSpec):
 
     source: ArraySpec = reads()
     out: ArraySpec = writes()
+
+    def check_shapes(self, name: str) -> None:
+        """See `OperationSpec.check_shapes`."""
+        if self.source.shape != self.out.shape:
+            refuse_shapes(name, self, "source and out must have one shape", source=self.source, out=self.out)
 
 
 @attrs.define(on_setattr=None, unsafe_hash=True)
@@ -63,3 +77,13 @@ class FillSpec(OperationSpec):
 
     value: int | float | complex | bool = number(NumberRole.ELEMENT, "out")
     out: ArraySpec = writes()
+
+
+def _check_host(name: str, spec: OperationSpec, host: npt.NDArray[Any], **arrays: ArraySpec) -> None:
+    """Require the shape and dtype of the host array of the other one."""
+    [(field, array)] = arrays.items()
+    if host.shape != array.shape:
+        refuse_shapes(name, spec, f"{field} must have the shape {host.shape} of host", **arrays)
+    if host.dtype != array.dtype.dtype:
+        cls = type(spec).__name__
+        raise TypeError(f"{name}: {cls}: {field} must have the dtype {host.dtype} of host, got {array.dtype}")

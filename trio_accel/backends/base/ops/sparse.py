@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 
+from ._shapes import check_one_dtype, refuse_shapes
 from ._spec import ArraySpec, OperationSpec, exact, reads, writes
 
 __all__ = ["SpmvCsrSpec"]
@@ -29,3 +30,23 @@ class SpmvCsrSpec(OperationSpec):
     data: ArraySpec = reads()
     x: ArraySpec = reads()
     out: ArraySpec = writes()
+
+    def check_shapes(self, name: str) -> None:
+        """See `OperationSpec.check_shapes`."""
+        indptr, indices, data, x, out = self.indptr, self.indices, self.data, self.x, self.out
+        if (
+            indptr.shape != (self.rows + 1,)
+            or len(data.shape) != 1
+            or indices.shape != data.shape
+            or x.shape != (self.columns,)
+            or out.shape != (self.rows,)
+        ):
+            rule = (
+                f"a matrix of rows={self.rows} and columns={self.columns} takes indptr of rows + 1, indices "
+                "and data of one length, x of columns and out of rows elements"
+            )
+            refuse_shapes(name, self, rule, indptr=indptr, indices=indices, data=data, x=x, out=out)
+        if indptr.dtype is not indices.dtype:
+            check_one_dtype(name, self, indptr=indptr, indices=indices)
+        if x.dtype is not data.dtype or x.dtype is not out.dtype:
+            check_one_dtype(name, self, data=data, x=x, out=out)

@@ -1,0 +1,144 @@
+"""Specifications of own operations whose arrays do not fit each other: refused in the caller's task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+import pytest
+
+import trio_accel as ta
+from trio_accel.backends.base.ops import (
+    ArraySpec,
+    AxpySpec,
+    CopyFromHostSpec,
+    CopySpec,
+    CopyToHostSpec,
+    DotSpec,
+    FftSpec,
+    GemmSpec,
+    MatmulSpec,
+    Nrm2Spec,
+    OperationSpec,
+    SpmvCsrSpec,
+)
+from trio_accel.devices import LibraryActor, Operation, Planned, Planner
+
+Make = Callable[..., OperationSpec]
+Shape = tuple[int, ...]
+
+
+@attrs.frozen(eq=False)
+class Own(Operation[LibraryActor, ta.AccelRef]):
+    """Any specification, of operands as they are given and a new result."""
+
+    make: Make
+    operands: tuple[Any, ...]
+    shape: Shape
+    dtype: ta.DType = ta.DType.float64
+    library: ClassVar[str] = "trio_accel.linalg:BlasActor"
+
+    def plan(self, planner: Planner) -> Planned[ta.AccelRef]:
+        arrays = [planner.read(f"operand {i}", operand) for i, operand in enumerate(self.operands)]
+        out = planner.output(self.shape, self.dtype)
+        return Planned(self.make(*arrays, out.spec), out)
+
+
+def gemm(transpose_a: Any, transpose_b: Any) -> Make:
+    return lambda a, b, c: GemmSpec(1.0, 0.0, transpose_a, transpose_b, a, b, c)
+
+
+def fft(lengths: Shape, axes: Shape, kind: Any = "c2c") -> Make:
+    return lambda source, out: FftSpec(kind, "forward", lengths, axes, "backward", source, out)
+
+
+def axpy(x: ArraySpec, y: ArraySpec) -> AxpySpec:
+    return AxpySpec(1.0, x, y)
+
+
+def spmv(rows: int, columns: int) -> Make:
+    return lambda indptr, indices, data, x, out: SpmvCsrSpec(rows, columns, indptr, indices, data, x, out)
+
+
+MISSHAPEN: dict[str, tuple[Make, tuple[Shape, ...], Shape, str]] = {
+    "gemm inner": (gemm("N", "N"), ((2, 3), (2, 3)), (2, 3), r"GemmSpec: .*a of shape \(2, 3\), b of shape"),
+    "gemm long inner": (gemm("N", "N"), ((2, 300), (3, 4)), (2, 4), r"a of shape \(2, 300\)"),
+    "gemm out": (gemm("N", "N"), ((2, 3), (3, 4)), (5, 5), r"c of shape \(5, 5\)"),
+    "gemm transposed": (gemm("T", "N"), ((2, 3), (3, 4)), (2, 4), r"transpose_a='T'"),
+    "gemm letter": (gemm("X", "N"), ((2, 3), (3, 4)), (2, 4), r"transpose_a='X'"),
+    "gemm stack": (gemm("N", "N"), ((1, 2, 3), (3, 4)), (2, 4), r"must be matrices"),
+    "matmul inner": (MatmulSpec, ((2, 3), (2, 3)), (2, 3), r"a of shape \(2, 3\) and b of shape \(2, 3\)"),
+    "matmul out": (
+        MatmulSpec,
+        ((2, 3), (3, 4)),
+        (5, 5),
+        r"MatmulSpec: out .*\(2, 4\).*out of shape \(5, 5\)",
+    ),
+    "axpy": (axpy, ((3,),), (4,), r"AxpySpec: x and y .*x of shape \(3,\), y of shape \(4,\)"),
+    "dot": (DotSpec, ((3,), (4,)), (), r"DotSpec: .*x of shape \(3,\), y of shape \(4,\)"),
+    "dot out": (DotSpec, ((3,), (3,)), (1,), r"out of shape \(1,\)"),
+    "nrm2": (Nrm2Spec, ((3, 2),), (), r"Nrm2Spec: x must be a vector"),
+    "copy": (
+        CopySpec,
+        ((3,),),
+        (4,),
+        r"CopySpec: source and out .*source of shape \(3,\), out of shape \(4,\)",
+    ),
+    "fft axis": (fft((4,), (1,)), ((4,),), (4,), r"FftSpec: axes=\(1,\)"),
+    "fft lengths": (fft((4, 4), (0,)), ((4,),), (4,), r"FftSpec: axes=\(0,\)"),
+    "fft no points": (fft((0,), (0,)), ((4,),), (0,), r"lengths=\(0,\)"),
+    "fft out": (fft((4,), (0,)), ((4,),), (5,), r"FftSpec: out must have shape \(4,\)"),
+    "fft half": (fft((4,), (0,), "r2c"), ((4,),), (4,), r"FftSpec: out must have shape \(3,\)"),
+    "spmv": (spmv(2, 3), ((3,), (4,), (4,), (2,)), (2,), r"SpmvCsrSpec: .*x of shape \(2,\)"),
+    "spmv out": (spmv(2, 3), ((3,), (4,), (4,), (3,)), (3,), r"out of shape \(3,\)"),
+    "from host": (lambda out: CopyFromHostSpec(np.ones(3), out), (), (4,), r"shape \(3,\) of host.*\(4,\)"),
+    "to host": (lambda a, _: CopyToHostSpec(np.ones(3), a), ((4,),), (1,), r"shape \(3,\) of host.*\(4,\)"),
+}
+
+MIXED: dict[str, tuple[Make, tuple[Any, ...], Shape, str]] = {
+    "gemm": (gemm("N", "N"), (np.ones((2, 2), "f4"), np.ones((2, 2))), (2, 2), "a of float32, b of float64"),
+    "matmul": (MatmulSpec, (np.ones((2, 2), "f4"), np.ones((2, 2))), (2, 2), "a of float32, b of float64"),
+    "axpy": (axpy, (np.ones(2, "f4"),), (2,), "x of float32, y of float64"),
+    "dot": (DotSpec, (np.ones(2, "f4"), np.ones(2)), (), "x of float32, y of float64"),
+    "fft": (fft((2,), (0,)), (np.ones(2),), (2,), "source of float64 and out of float64"),
+    "spmv": (
+        spmv(1, 1),
+        (np.ones(2, "i4"), np.ones(1, "i8"), np.ones(1), np.ones(1)),
+        (1,),
+        "indptr of int32, indices of int64",
+    ),
+    "from host": (lambda out: CopyFromHostSpec(np.ones(4, "f4"), out), (), (4,), "float32 of host"),
+}
+
+
+@pytest.mark.parametrize("name", MISSHAPEN)
+async def test_shapes_that_do_not_fit(
+    system: ta.System, device: ta.Device, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    make, shapes, shape, text = MISSHAPEN[name]
+    own = Own(make, tuple(np.ones(extents) for extents in shapes), shape)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=text) as caught:
+            await device.ask(own)
+        assert str(caught.value).startswith("test_spec_shapes.Own: ")
+    with pytest.raises(ValueError, match=text):
+        device.submit(own)
+    assert capfd.readouterr() == ("", "")
+    assert {node.restarts for node in system.tree().walk()} == {0}
+
+
+@pytest.mark.parametrize("name", MIXED)
+async def test_dtypes_that_do_not_fit(device: ta.Device, name: str) -> None:
+    make, operands, shape, text = MIXED[name]
+    with pytest.raises(TypeError, match=text):
+        await device.ask(Own(make, operands, shape))
+
+
+async def test_shapes_that_fit(device: ta.Device) -> None:
+    a, b = np.arange(6.0).reshape(2, 3), np.arange(12.0).reshape(4, 3)
+    product = await device.ask(Own(gemm("N", "T"), (a, b), (2, 4)))
+    np.testing.assert_allclose(await product.to_host(), a @ b.T)
+    stacked = await device.ask(Own(MatmulSpec, (np.ones((5, 1, 2, 3)), np.ones((4, 3))[:3]), (5, 1, 2, 3)))
+    np.testing.assert_array_equal(await stacked.to_host(), np.full((5, 1, 2, 3), 3.0))
