@@ -63,6 +63,10 @@ def test_the_tour_is_one_json_document(cli: Cli) -> None:
             assert list(check) == ["name", "value", "limit", "ok"]
             assert check["ok"] is (check["value"] <= check["limit"]) is True
     assert [row["size"] for row in document["steps"][0]["data"]["rows"]] == [256, 512, 1024]
+    recovered = document["steps"][3]["data"]
+    assert recovered["isolation"] == ("process" if "process" in info.isolations else "inline")
+    lost = [array["lost_with"] is not None for array in recovered["arrays"]]
+    assert lost == [recovered["isolation"] == "inline"] * 4
 
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
@@ -74,6 +78,26 @@ def test_a_step_runs_in_either_isolation(cli: Cli, isolation: str) -> None:
     assert done.out.startswith(f"trio-accel {ta.__version__} on {name} ({where}), ")
     document = json.loads(cli("demo", "matmul", "--sizes", 16, "--isolation", isolation, "--json").out)
     assert (document["isolation"], document["ok"]) == (isolation, True)
+
+
+def headers_of(text: str) -> list[str]:
+    """Where each device of a run computes."""
+    return re.findall(r"^(?:trio-accel \S+|now) on \S+ \((.+?)\)", text, re.MULTILINE)
+
+
+@pytest.mark.skipif("process" not in ISOLATIONS, reason="the device has no worker processes")
+def test_only_recover_has_a_worker_process_of_its_own(cli: Cli) -> None:
+    done = cli("demo")
+    assert (done.code, done.err) == (0, "")
+    assert headers_of(done.out) == ["inline", "in a worker process"]
+    between = done.out.partition("✓ solve")[2].partition("✓ recover")[0]
+    assert "now on " in between
+
+
+def test_a_chosen_isolation_holds_for_every_step_of_the_tour(cli: Cli) -> None:
+    done = cli("demo", "--isolation", "inline")
+    assert (done.code, done.err) == (0, "")
+    assert headers_of(done.out) == ["inline", "inline"]
 
 
 def test_the_tour_goes_on_without_matplotlib(
@@ -106,7 +130,7 @@ def test_the_tour_goes_on_where_no_picture_can_be_written(cli: Cli, tmp_path: Pa
 
 def test_a_failing_step_fails_the_tour_and_says_which(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ta.testing, "inject_fault", lambda *_, **__: None)
-    done = cli("demo")
+    done = cli("demo", "--isolation", "inline")
     assert done.code == 1
     marks = [tuple(line.split()[:2]) for line in done.out.splitlines() if line[:1] in ("✓", "✗")]
     assert marks == [("✓", "matmul"), ("✓", "spectrum"), ("✓", "solve"), ("✗", "recover")]

@@ -128,7 +128,8 @@ def tour(*, backend: _Backend = None, isolation: _Isolation = None, json: _Json 
 
     Args:
         backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
-        isolation: Where the device computes: in this process or in a worker. Default: the backend's.
+        isolation: Where the device computes: in this process or in a worker. Default: for recover in a
+            worker where it can, for the others the backend's.
         json: Print one JSON document and nothing else.
     """
     from trio_accel.cli._matmul import MatmulStep

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import attrs
@@ -18,10 +19,23 @@ from trio_accel.cli._run import run_async
 from trio_accel.cli._screen import Reporter, SilentReporter, make_console, open_screen
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Sequence
+    from typing import Protocol
 
     from trio_accel.cli._device import Isolation
     from trio_accel.cli._results import Step, StepResult
+
+    class _Opening(Protocol):
+        """`open_device` with the choices of the command line."""
+
+        async def __call__(
+            self,
+            system: ta.System,
+            *,
+            preferred: Isolation | None = None,
+            stuck_after: float | None = None,
+        ) -> ta.Device: ...
+
 
 __all__ = ["run_demo"]
 
@@ -31,7 +45,13 @@ _WHERE: dict[Isolation, str] = {"inline": "inline", "process": "in a worker proc
 
 @attrs.define(kw_only=True, eq=False)
 class _Document:
-    """What ``--json`` prints, filled while the steps run."""
+    """What ``--json`` prints, filled while the steps run.
+
+    Attributes:
+        device: The device of the first step.
+        isolation: Where the context of the first step's device lives; the data of `RecoverStep` has its own.
+        results: The steps that have run.
+    """
 
     device: ta.DeviceInfo | None = None
     isolation: Isolation | None = None
@@ -57,13 +77,13 @@ class _Document:
 def run_demo(
     steps: Sequence[Step], *, backend: str | None, isolation: Isolation | None, as_json: bool
 ) -> int:
-    """Run ``steps`` one after the other on one device.
+    """Run ``steps`` one after the other.
 
     Args:
         steps: What to run.
         backend: Device to open, ``None`` for the best one.
-        isolation: Where its context lives; ``None`` for the backend's default, but for `RecoverStep` alone a
-            worker process where the device has one.
+        isolation: Where its context lives; ``None`` for the backend's default, but for `RecoverStep` a
+            worker process where the device has one. That step has the device opened anew.
         as_json: Print one JSON document and nothing else.
 
     Returns:
@@ -75,53 +95,58 @@ def run_demo(
         AccelError, ActorError: A step failed.
     """
     document = _Document()
-    # A step that has operations hang needs them to be given up; no operation of any step takes so long.
-    limit = _STUCK_AFTER if any(isinstance(step, RecoverStep) for step in steps) else None
-    # What a worker process is for is what that step shows.
-    preferred: Isolation | None = "process" if all(isinstance(step, RecoverStep) for step in steps) else None
-    opening = partial(
-        open_device, backend=backend, isolation=isolation, preferred=preferred, stuck_after=limit
-    )
+    opening = partial(open_device, backend=backend, isolation=isolation)
     job = partial(_run, steps, opening, document, as_json)
     return run_for_json(job, document.render) if as_json else run_async(job)
 
 
-async def _run(
-    steps: Sequence[Step],
-    opening: Callable[[ta.System], Awaitable[ta.Device]],
-    document: _Document,
-    is_json: bool,
-) -> int:
+async def _run(steps: Sequence[Step], opening: _Opening, document: _Document, is_json: bool) -> int:
     for step in steps:
         await step.prepare()
     async with ta.open_system("demo") as system:
-        device = await opening(system)
-        document.device = device.info
-        document.isolation = isolation_of(device)
         if is_json:
-            await _run_steps(steps, system, device, SilentReporter(), document)
+            await _run_steps(steps, system, opening, SilentReporter(), document)
         else:
             console = make_console()
             async with open_screen(console, [step.name for step in steps]) as screen:
-                screen.show_header(
-                    f"trio-accel {ta.__version__} on {device.info.name} ({_WHERE[document.isolation]}), "
-                    f"{device.info.description}"
-                )
-                await _run_steps(steps, system, device, screen, document)
+                await _run_steps(steps, system, opening, screen, document)
                 console.print(_verdict(document.results))
     return 0 if all(result.is_ok for result in document.results) else 1
 
 
 async def _run_steps(
-    steps: Sequence[Step], system: ta.System, device: ta.Device, reporter: Reporter, document: _Document
+    steps: Sequence[Step], system: ta.System, opening: _Opening, reporter: Reporter, document: _Document
 ) -> None:
-    for step in steps:
-        reporter.begin(step.name)
-        start = trio.current_time()
-        result = await step.run(Bench(system=system, device=device, progress=reporter))
-        result = attrs.evolve(result, seconds=trio.current_time() - start)
-        document.results.append(result)
-        reporter.finish(result)
+    """Run the steps; those that lose contexts on purpose have a device of their own, opened for that."""
+    for is_recover, group in groupby(steps, lambda step: isinstance(step, RecoverStep)):
+        # An operation hangs there and has to be given up; no operation of any step takes so long.
+        device = await (
+            opening(system, preferred="process", stuck_after=_STUCK_AFTER) if is_recover else opening(system)
+        )
+        async with device:
+            reporter.show_header(_header(device, document))
+            for step in group:
+                await _run_step(
+                    step, Bench(system=system, device=device, progress=reporter), reporter, document
+                )
+
+
+async def _run_step(step: Step, bench: Bench, reporter: Reporter, document: _Document) -> None:
+    reporter.begin(step.name)
+    start = trio.current_time()
+    result = await step.run(bench)
+    result = attrs.evolve(result, seconds=trio.current_time() - start)
+    document.results.append(result)
+    reporter.finish(result)
+
+
+def _header(device: ta.Device, document: _Document) -> str:
+    """What a person reads above the steps of a device; the first device goes into the document."""
+    where = f"{device.info.name} ({_WHERE[isolation_of(device)]})"
+    if document.device is not None:
+        return f"now on {where}"
+    document.device, document.isolation = device.info, isolation_of(device)
+    return f"trio-accel {ta.__version__} on {where}, {device.info.description}"
 
 
 def _verdict(results: Sequence[StepResult]) -> str:
