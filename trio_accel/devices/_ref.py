@@ -39,8 +39,9 @@ class AccelRef(NoOperators):
     still uses it is finished first. Every use is checked before the device is touched.
 
     A reference has no operators, because what they would do has to be awaited: their use is a `TypeError`
-    that names the function. That includes ``==`` with arrays, numbers and other references. Two references
-    are told apart by ``is``; as members of sets and keys of dictionaries they go by identity.
+    that names the function. That includes ``==`` and ``!=`` with arrays, numbers, lists, tuples and other
+    references. ``a == a`` is True for the same reference, and ``==`` with anything else is False. Two
+    references are told apart by ``is``; as members of sets and keys of dictionaries they go by identity.
 
     Attributes:
         block: The memory block, for the runtime's own use.
