@@ -58,7 +58,7 @@ def safe_repr(value: object) -> str:
         return f"<{type(value).__name__}, which cannot be printed>"
 
 
-class _Unprintable(BaseExceptionGroup[BaseException]):
+class _Unprintable(BaseExceptionGroup[BaseException]):  # noqa: ASYNC126  # it does, below
     """Around an error whose ``repr`` fails.
 
     A Trio nursery prints the exception that it is left with. If that fails, the state of the whole run is
@@ -74,7 +74,7 @@ class _Unprintable(BaseExceptionGroup[BaseException]):
         return f"<{self.message}>"
 
 
-class _UnprintableFailure(_Unprintable, ExceptionGroup[Exception]):
+class _UnprintableFailure(_Unprintable, ExceptionGroup[Exception]):  # noqa: ASYNC126  # inherited
     """The same, around failures alone: an `Exception` itself."""
 
 

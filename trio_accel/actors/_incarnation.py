@@ -333,9 +333,7 @@ class Incarnation:
             else:
                 cell.mailbox.stash(envelope)
             return
-        if state == EnvelopeState.DEFERRED and not (
-            isinstance(reply, DeferredReply) and reply.is_of(envelope)
-        ):
+        if state == EnvelopeState.DEFERRED and not _is_reply_to(reply, envelope):
             # Who returns it shows that it did not forget; its asker would wait for ever.
             raise not_returned(envelope, reply)
         cell.handled += 1
@@ -404,3 +402,7 @@ async def _take_context(task: trio.lowlevel.Task, context: Context) -> None:  # 
         # Takes effect with the checkpoint.
         task.context = context
         await trio.lowlevel.cancel_shielded_checkpoint()
+
+
+def _is_reply_to(reply: object, envelope: Envelope) -> bool:
+    return isinstance(reply, DeferredReply) and reply.is_of(envelope)

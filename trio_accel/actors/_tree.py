@@ -79,7 +79,7 @@ class ActorSnapshot:
     def walk(self) -> Iterator[ActorSnapshot]:
         """This snapshot and all below it, parents before children."""
         # A tree may be deeper than Python's stack.
-        left = [self]
+        left: list[ActorSnapshot] = [self]
         while left:
             node = left.pop()
             yield node

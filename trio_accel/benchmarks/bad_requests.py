@@ -198,5 +198,7 @@ async def main(seconds: float, every: float = 1.0) -> Report:
 
 if __name__ == "__main__":
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    seconds: float
+    every: float
     seconds, every = (*map(float, sys.argv[1:]), *(600.0, 1.0)[len(sys.argv) - 1 :])
     sys.stdout.write(f"{trio.run(main, seconds, every)}\n")

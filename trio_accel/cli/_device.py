@@ -49,11 +49,11 @@ async def open_device(
     try:
         return await system.open_device(backend, options=options)
     except ta.NotSupportedError as error:
-        if isolation is None and preferred is not None:
-            return await open_device(system, backend, None, stuck_after=stuck_after)
-        raise _unusable(error) from error
+        if isolation is not None or preferred is None:
+            raise _unusable(error) from error
     except ValueError as error:
         raise _unusable(error) from error
+    return await open_device(system, backend, None, stuck_after=stuck_after)
 
 
 def _unusable(error: Exception) -> InputError:

@@ -115,7 +115,8 @@ def parse_matrix(name: str, content: bytes) -> Matrix:
     """
     try:
         blocks = blocks_of_lines(name, content)
-        head = next(blocks, [])
+        nothing: list[bytes] = []
+        head = next(blocks, nothing)
         header = _header(name, head)
         csr = _csr(header, _entries(name, header, chain([head[header.lines :]], blocks)))
     except MemoryError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import logging
 import sys
@@ -234,8 +235,13 @@ _DEVICE = DeviceActor.__name__
 def _levels_to_caller() -> int:
     """How far up the stack the program is, for a warning of the function that calls this."""
     package, level = __name__.partition(".")[0] + ".", 1
-    frame = sys._getframe(1)  # noqa: SLF001  # there is no other way to the stack
-    while frame.f_back is not None and f"{frame.f_globals.get('__name__')}.".startswith(package):
+    frame = inspect.currentframe()
+    frame = frame and frame.f_back
+    while (
+        frame is not None
+        and frame.f_back is not None
+        and f"{frame.f_globals.get('__name__')}.".startswith(package)
+    ):
         frame, level = frame.f_back, level + 1
     return level
 

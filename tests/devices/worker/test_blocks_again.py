@@ -63,7 +63,7 @@ async def test_a_block_that_is_in_flight_becomes_no_other(
 async def test_what_was_withdrawn_holds_up_nothing_in_its_block_which_is_known_as_any_other(
     system: ta.System, isolation: Isolation
 ) -> None:
-    async with system.open_device(BACKEND, options=options(isolation=isolation)) as device:
+    async with system.open_device(BACKEND, options=options(isolation=isolation, cancel_grace=5.0)) as device:
         if not (isolation == "inline" or device.backend.shares_memory_with_host):
             pytest.skip("its memory cannot be leased from a worker")
         x, host = await device.put(np.arange(5.0)), np.full(5, 2.0)

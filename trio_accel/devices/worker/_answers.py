@@ -13,7 +13,7 @@ import functools
 import json
 import reprlib
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, SupportsIndex, TypeAlias, cast
 
 from ...backends.base import DType
@@ -203,20 +203,19 @@ def _read(data: _Data) -> Message:
 
 
 def _read_copy(data: _Data) -> Message:
-    _, *numbers, block, start, dtype, ndim = _HEAD_OF_COPY.unpack_from(data)
+    head: tuple[int, ...] = _HEAD_OF_COPY.unpack_from(data)
+    block, start, dtype, ndim = head[-4:]
     sizes = _layout(ndim).unpack(data[_HEAD_OF_COPY.size :])
     array = ArraySpec(block, start, _DTYPES[dtype], sizes[:ndim], sizes[ndim:])
-    return "copy", *numbers, array
+    return "copy", *head[1:-4], array
 
 
 def _tuples(value: Any) -> Any:
     """What JSON calls an array was a tuple."""
     if type(value) is list:
-        items: list[Any] = value
-        return tuple([_tuples(item) for item in items])
+        return tuple([_tuples(item) for item in cast("Sequence[Any]", value)])
     if type(value) is dict:
-        fields: dict[str, Any] = value
-        return {name: _tuples(item) for name, item in fields.items()}
+        return {name: _tuples(item) for name, item in cast("Mapping[str, Any]", value).items()}
     return value
 
 
@@ -276,8 +275,7 @@ def _content(value: Any) -> bytes:
 def _each(read: Callable[[Any], Any], values: Any) -> tuple[Any, ...]:
     if type(values) is not tuple:
         _refuse(values, "sequence")
-    items: tuple[Any, ...] = values
-    return tuple([read(item) for item in items])
+    return tuple([read(item) for item in cast("Sequence[Any]", values)])
 
 
 def _place(value: Any) -> tuple[int, ...]:
@@ -338,17 +336,26 @@ def _read_event(data: Any, actor_class: Any) -> Message:
     return event, _text(actor_class)
 
 
+def _of(*reads: Callable[[Any], Any]) -> Callable[..., Message]:
+    """Reads so many fields, each by its own function."""
+
+    def read(*fields: Any) -> Message:
+        return tuple([one(field) for one, field in zip(reads, fields, strict=True)])
+
+    return read
+
+
 _READERS: dict[str, Callable[..., Message]] = {
-    "ready": lambda libraries: (_each(_text, libraries),),
-    "started": lambda: (),
+    "ready": _of(functools.partial(_each, _text)),
+    "started": _of(),
     "done": _read_done,
-    "chunk": lambda number, nbytes: (_count(number), _count(nbytes)),
-    "unchunk": lambda number: (_count(number),),
+    "chunk": _of(_count, _count),
+    "unchunk": _of(_count),
     "result": _read_result,
     "event": _read_event,
-    "log": lambda name, level, text: (_text(name), _count(level), _text(text)),
-    "lost": lambda error, is_silent: (_read_error(error), _flag(is_silent)),
-    "closed": lambda: (),
+    "log": _of(_text, _count, _text),
+    "lost": _of(_read_error, _flag),
+    "closed": _of(),
 }
 
 ANSWERS = Codec(_encode, _encode_all, _decode)

@@ -84,9 +84,10 @@ class WorkerProcess:
     def _fields(self) -> list[str] | None:
         """What the kernel says of it, from its state on."""
         try:
-            with open(f"/proc/{self.pid}/stat", encoding="ascii", errors="replace") as file:
+            # Bytes, as a codec may have to be imported.
+            with open(f"/proc/{self.pid}/stat", "rb") as file:
                 # Its name may hold anything, and stands in brackets.
-                return file.read().rpartition(")")[2].split()
+                return file.read().rpartition(b")")[2].decode().split()
         except OSError:
             return None
 
