@@ -51,7 +51,8 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     "CompletionStrategy": _names("open"),
     "DeferredReply": _names("fail_as_crash is_of look_last"),
     "Device": _names(
-        "check_ask check_pending descriptors end fate_of_arrays have_back lost start validated wait_ended"
+        "check_ask check_pending descriptors end fate_of_arrays have_back is_given_up lost start validated "
+        "wait_ended"
     ),
     "HostCallbackCompletion": _names("open"),
     "LibraryActor": _names("launch launch_here launch_now lifespan start_grace"),

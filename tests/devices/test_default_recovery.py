@@ -171,13 +171,13 @@ async def test_an_operator_is_told_of_each_loss_and_apart_of_many(
     told = [record for record in caplog.records if record.name == "trio_accel.devices"]
     losses = [record.getMessage() for record in told if record.levelname == "WARNING"]
     assert len(losses) == 10
-    assert losses[0].startswith("device manual:0 lost its context of generation 1: ")
+    assert losses[0].startswith(f"device {device.path} lost its context of generation 1: ")
     assert "the driver reports an illegal address" in losses[0]
     assert losses[0].endswith("; the next one starts at once")
     assert "generation 2, which had completed no request: " in losses[1]
     assert "the next one starts in 1.00 s" in losses[-1] or "the next one starts in 0.9" in losses[-1]
     (summary,) = [record.getMessage() for record in told if record.levelname == "ERROR"]
-    assert summary.startswith("device manual:0 has lost 5 contexts within 60 s, 5 since it was opened")
+    assert summary.startswith(f"device {device.path} has lost 5 contexts within 60 s, 5 since it was opened")
 
 
 async def test_giving_up_is_told(
@@ -192,7 +192,7 @@ async def test_giving_up_is_told(
     with pytest.raises(ta.DeviceLostError):
         await serve(device)
     (told,) = [record.getMessage() for record in caplog.records if record.name == "trio_accel.devices"]
-    assert told == "device manual:0 is given up in generation 1; contexts lost since it was opened: 1"
+    assert told == f"device {device.path} is given up in generation 1; contexts lost since it was opened: 1"
 
 
 @pytest.mark.parametrize("isolation", ["process"])
@@ -224,3 +224,25 @@ async def test_workers_that_serve_nobody_are_not(system: ta.System, isolation: I
             await device.ask(ta.linalg.Nrm2(np.ones(4)))
     with pytest.raises(ta.DeviceLostError, match="given up"):
         await serve(device)
+
+
+@pytest.mark.parametrize("isolation", ["process", "inline"])
+@pytest.mark.filterwarnings("ignore:open_device. cpu.0 is open already:RuntimeWarning")
+@pytest.mark.skipif(BACKEND != "cpu", reason="its loss is made by hand")
+async def test_logs_tell_two_devices_of_one_name_apart(
+    system: ta.System, isolation: ta.Isolation, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And say once where a lost context was raised: in the tree, without a traceback beside."""
+    options = ta.DeviceOptions(isolation=isolation)
+    await system.open_device("cpu", options=options)
+    second = await system.open_device("cpu", options=options)
+    x = await second.put(np.ones(3))
+    ta.testing.poison(second)
+    with pytest.raises(ta.ContextPoisonedError):
+        await x.to_host()
+    while second.generation == 1 or not second.availability.is_ready:
+        await second.availability.wait_changed()
+    (told,) = [record.getMessage() for record in caplog.records if record.name == "trio_accel.devices"]
+    assert told.startswith(f"device {system.name}/cpu:0#2 lost its context of generation 1: ")
+    crashes = [record for record in caplog.records if "crashed" in record.getMessage()]
+    assert {record.exc_info for record in crashes} <= {None}

@@ -129,6 +129,8 @@ async def test_where_there_are_no_worker_processes_inline_is(
         ({"memory_limit": 0}, ValueError, "memory_limit must be a whole number of at least 1, got 0"),
         ({"intensity": 3}, TypeError, "intensity must be an Intensity or None, got 3"),
         ({"backoff": 0.1}, TypeError, "backoff must be a Backoff or None, got 0.1"),
+        ({"heartbeat_timeout": None}, ValueError, "heartbeat_timeout must be seconds above 0, got None"),
+        ({"stuck_after": 0}, ValueError, "stuck_after must be seconds above 0 or None, got 0"),
         ({"spares": -1}, ValueError, "spares must be a whole number of at least 0, got -1"),
         (
             {"spares": 17},

@@ -9,7 +9,7 @@ from typing import ClassVar
 import attrs
 import numpy as np
 import pytest
-from chosen import NAME
+from chosen import BACKEND, NAME
 from isolations import inline, isolated
 
 import trio_accel as ta
@@ -102,7 +102,11 @@ NOWHERE: list[tuple[str, type[Exception], str]] = [
     ("MyActor", ValueError, r"must be an import path 'package\.module:Class'"),
     (f"{__name__}:NoLibrary", TypeError, r"NoLibrary' names no subclass of LibraryActor"),
     (f"{__name__}:Missing", TypeError, r"Missing' names no subclass of LibraryActor"),
-    ("no_such_module_anywhere:MyActor", ImportError, r"no_such_module_anywhere"),
+    (
+        "no_such_module_anywhere:MyActor",
+        ModuleNotFoundError,
+        r"\.Message: library: 'no_such_module_anywhere:MyActor' cannot be imported: No module",
+    ),
     (f"{__name__}:NoSuchLibrary", ta.NotSupportedError, r"has no library 'abacus'; it has blas, fft"),
 ]
 
@@ -167,3 +171,28 @@ def test_names_of_operations() -> None:
     assert operation_name(ta.linalg.Matmul) == "linalg.Matmul"
     assert operation_name(Negate) == "test_user_library.Negate"
     assert operation_name(type("Mine", (Negate,), {"__module__": "__main__"})) == "__main__.Mine"
+
+
+async def test_an_option_that_names_no_library(system: ta.System, isolation: ta.Isolation) -> None:
+    options = ta.DeviceOptions(isolation=isolation, libraries=("no_such_module_anywhere:MyActor",))
+    with pytest.raises(ModuleNotFoundError) as caught:
+        await system.open_device(BACKEND, options=options)
+    assert str(caught.value) == (
+        "DeviceOptions.libraries: library: 'no_such_module_anywhere:MyActor' cannot be imported: "
+        "No module named 'no_such_module_anywhere'"
+    )
+
+
+async def test_a_plan_that_returns_nothing(device: ta.Device) -> None:
+    @attrs.frozen(eq=False)
+    class Planless(Operation[MyActor, ta.AccelRef]):
+        library: ClassVar[str] = "trio_accel.linalg:BlasActor"
+
+        def plan(self, planner: Planner) -> Planned[ta.AccelRef]:
+            return None  # type: ignore[return-value]  # wrong on purpose
+
+    text = r"\.Planless: plan\(\) must return Planned\(spec, reply\), got NoneType"
+    with pytest.raises(TypeError, match=text):
+        await device.ask(Planless())
+    with pytest.raises(TypeError, match=text):
+        device.submit(Planless())

@@ -29,6 +29,8 @@ class Actor:
 
     context: ActorContext
     __handlers__: ClassVar[HandlerTable] = {}
+    # Errors of which a crash is logged without a traceback: what follows from them is logged elsewhere.
+    expected_crashes: ClassVar[tuple[type[Exception], ...]] = ()
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)

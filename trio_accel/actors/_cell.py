@@ -385,7 +385,8 @@ class Cell:
                 over = "" if incarnation.told is None else f" over {incarnation.told}"
                 level = logging.ERROR if over else logging.WARNING
                 text = "actor %s%s crashed%s: %s"
-                _logger.log(level, text, self.path, where, over, safe_repr(error), exc_info=error)
+                trace = None if isinstance(error, self.actor_class.expected_crashes) else error
+                _logger.log(level, text, self.path, where, over, safe_repr(error), exc_info=trace)
         if self._is_started and self.stop_reason is None:
             self.state = CellState.RESTARTING
             self.mailbox.suspend()

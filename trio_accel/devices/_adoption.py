@@ -48,6 +48,11 @@ async def check_adoption(system: System, old: Device) -> None:
         raise ValueError(
             f"open_device: adopt: {old.path} is open; only a device that was given up can be adopted"
         )
+    if not old.is_given_up:
+        raise ValueError(
+            f"open_device: adopt: {old.path} was closed, which gave its memory back; only a device that was "
+            "given up can be adopted"
+        )
     if old.isolation == "inline":
         raise DeviceLostError(
             "its arrays cannot be adopted: with isolation='inline' they were lost with its context; "
@@ -63,11 +68,6 @@ async def check_adoption(system: System, old: Device) -> None:
             f"its arrays cannot be adopted: the hardware reported an uncorrectable error of its memory "
             f"({old.memory_failure}); make them again",
             device=old.name,
-        )
-    if old.left is None:
-        raise ValueError(
-            f"open_device: adopt: {old.path} was closed, which gave its memory back; only a device that was "
-            "given up can be adopted"
         )
 
 

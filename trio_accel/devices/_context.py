@@ -134,6 +134,9 @@ class ContextOwner(Protocol):
 class ContextActor(Actor):
     """Opens the device, owns the engine, and supervises the library actors."""
 
+    # The device logs each loss.
+    expected_crashes = (ContextPoisonedError,)
+
     def __init__(self, owner: ContextOwner) -> None:
         self._owner = owner
         self._session: Session
@@ -165,7 +168,7 @@ class ContextActor(Actor):
                 nursery.start_soon(engine.watch)
                 nursery.start_soon(engine.completion.run)
                 for path in owner.options.libraries:
-                    await self.open_library(OpenLibrary(path))
+                    await self.open_library(OpenLibrary(path, "DeviceOptions.libraries"))
                 owner.attach(self._session)
                 yield
                 nursery.cancel_scope.cancel(reason="the context ends")
@@ -207,9 +210,9 @@ class ContextActor(Actor):
         if known is not None and not known.is_terminated:
             return known
         if message.library.partition(":")[0] in sys.modules:
-            actor_class = load_library(message.library)
+            actor_class = load_library(message.library, message.named_by)
         else:
-            actor_class = await trio.to_thread.run_sync(load_library, message.library)
+            actor_class = await trio.to_thread.run_sync(load_library, message.library, message.named_by)
         options = self._owner.options
         library = await self.context.spawn(
             actor_class,
@@ -235,8 +238,12 @@ def _name_of(actor_class: type[LibraryActor], path: str, others: Iterable[Ref[Li
     return next(free for free in itertools.chain([name], numbered) if free not in names)
 
 
-def load_library(path: str) -> type[LibraryActor]:
+def load_library(path: str, named_by: str) -> type[LibraryActor]:
     """Find the class of a library actor.
+
+    Args:
+        path: Its import path.
+        named_by: Operation or option that has the path.
 
     Raises:
         ValueError: No import path, or one of __main__.
@@ -246,10 +253,14 @@ def load_library(path: str) -> type[LibraryActor]:
     module, separator, name = path.partition(":")
     if not separator or module == "__main__":
         raise ValueError(
-            f"library: {path!r} must be an import path 'package.module:Class' that any process can import, "
-            "so no class of __main__"
+            f"{named_by}: library: {path!r} must be an import path 'package.module:Class' that any "
+            "process can import, so no class of __main__"
         )
-    found = getattr(importlib.import_module(module), name, None)
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        text = f"{named_by}: library: {path!r} cannot be imported: {error}"
+        raise ModuleNotFoundError(text, name=error.name, path=error.path) from error
     if not (isinstance(found, type) and issubclass(found, LibraryActor)):
-        raise TypeError(f"library: {path!r} names no subclass of LibraryActor")
+        raise TypeError(f"{named_by}: library: {path!r} names no subclass of LibraryActor")
     return found

@@ -78,6 +78,7 @@ class Device:
         self.adopted: LeftMemory | None = adopted
         self.left: LeftMemory | None = None
         self.adopted_by: str | None = None
+        self.is_given_up = False
         # What the hardware has said of its memory, if that is broken.
         self.memory_failure: BaseException | None = None
         # Arrays that the program holds by `lease`, where they outlive the context.
@@ -91,7 +92,7 @@ class Device:
             self.availability.generation = adopted.generation
             self._have(adopted)
         self.faults: Faults = Faults()
-        self.losses: Losses = Losses(info.name, self.availability)
+        self.losses: Losses = Losses(path, self.availability)
         self.hooks: list[EngineHook] = []
         self.window: SubmitWindow = SubmitWindow(info.name, options.in_flight)
         # Where the device has memory of its own, its transfers are fast from and to memory that it knows.
@@ -393,6 +394,7 @@ class Device:
     def end(self, *, is_given_up: bool) -> None:
         """The device is closed or given up: no context follows."""
         self.availability.end()
+        self.is_given_up = is_given_up
         if is_given_up:
             self.losses.given_up(self.fate_of_arrays())
         if self.left is None:
@@ -429,7 +431,7 @@ class Device:
             cause = cause.__cause__
         why = describe(error) if cause is None else cause.message
         lost = DeviceLostError(
-            f"the device was given up: {why}{self.fate_of_arrays()}",
+            f"{self._path}: the device was given up: {why}{self.fate_of_arrays()}",
             device=self.name,
             generation=self.generation,
         )

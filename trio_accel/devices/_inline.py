@@ -169,7 +169,7 @@ class InlineDispatch:
             session = self.session or await self._ready()
             planner = Planner(self._device, operation)
             planned = operation.plan(planner)
-            launch = planner.launch(planned.spec)
+            launch = planner.launch(planned)
             has_refs = bool(launch.uses)
             path, engine = operation.library, session.engine
             library = session.libraries.get(path)
@@ -258,7 +258,7 @@ class InlineDispatch:
         self._device.window.check_room(operation.library)
         planner = Planner(self._device, operation)
         planned = operation.plan(planner)
-        launch = planner.launch(planned.spec)
+        launch = planner.launch(planned)
         self._device.validated(launch)
         travel = None if self._copies is None else self._copies.start(launch)
         pending = Pending(launch.name, planned.reply)
@@ -338,7 +338,7 @@ class InlineDispatch:
         assert self._context_ref is not None  # a session is a context's
         library = None
         try:
-            library = await self._context_ref.ask(OpenLibrary(launch.library))
+            library = await self._context_ref.ask(OpenLibrary(launch.library, launch.name))
         except ActorStoppedError:
             await self._end_of(session)
         except ActorFailedError as error:

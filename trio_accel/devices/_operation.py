@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 from collections.abc import Sequence
@@ -84,6 +85,19 @@ class Operation(Request[LibraryT_contra, ReplyT_co]):
             NotSupportedError: The operation does not exist.
         """
         raise NotSupportedError(f"{type(self).__name__} lowers to no operation specification")
+
+
+def _check_planned(name: str, planned: object) -> None:
+    """Require what `Operation.plan` has to return.
+
+    Raises:
+        TypeError: Something else.
+    """
+    if not isinstance(planned, Planned):
+        raise TypeError(
+            f"{name}: plan() must return Planned(spec, reply), got {type(planned).__name__}"
+            + ("; plan() is a plain function, not an async one" if inspect.iscoroutine(planned) else "")
+        )
 
 
 def operation_name(cls: type[Operation[Any, Any]]) -> str:
@@ -334,13 +348,16 @@ class Planner:
                     f"{self.name}: {argument} must not share memory with {name}; give one of them as a copy()"
                 )
 
-    def launch(self, spec: OperationSpec) -> Launch:
+    def launch(self, planned: Planned[Any]) -> Launch:
         """Put what was planned together.
 
         Raises:
-            TypeError, ValueError: A field of the specification that no library can work with.
+            TypeError, ValueError: A field of the specification that no library can work with; or the plan
+                returned something else.
         """
-        spec, reads, writes = self._lowered(spec)
+        if type(planned) is not Planned:
+            _check_planned(self.name, planned)
+        spec, reads, writes = self._lowered(planned.spec)
         for staged in self._staged:
             reads |= staged.blocks()[0]
         faults = self._device.faults

@@ -61,8 +61,21 @@ def _isolation(
 
 
 def _above_zero(instance: DeviceOptions, attribute: attrs.Attribute[float], value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+    if not _is_above_zero(value):
+        raise ValueError(f"DeviceOptions: {attribute.name} must be seconds above 0, got {value!r}")
+
+
+def _above_zero_or_none(
+    instance: DeviceOptions, attribute: attrs.Attribute[float | None], value: float | None
+) -> None:
+    if value is not None and not _is_above_zero(value):
         raise ValueError(f"DeviceOptions: {attribute.name} must be seconds above 0 or None, got {value!r}")
+
+
+def _is_above_zero(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return 0 < value < float("inf")
 
 
 def _intensity(
@@ -147,7 +160,7 @@ class DeviceOptions:
     backoff: Backoff | None = attrs.field(default=None, validator=_backoff)
     cancel_grace: float = attrs.field(default=0.0, validator=_seconds)
     close_grace: float = attrs.field(default=5.0, validator=_seconds)
-    stuck_after: float | None = attrs.field(default=None, validator=attrs.validators.optional(_above_zero))
+    stuck_after: float | None = attrs.field(default=None, validator=_above_zero_or_none)
     heartbeat_timeout: float = attrs.field(default=15.0, validator=_above_zero)
     memory_limit: int | None = attrs.field(default=None, validator=attrs.validators.optional(_positive))
     libraries: tuple[str, ...] = attrs.field(default=(), validator=_paths)

@@ -29,9 +29,11 @@ class OpenLibrary(Request["ContextActor", Ref[LibraryActor]]):
 
     Attributes:
         library: Import path, ``"package.module:Class"``.
+        named_by: Operation or option that has the path, for errors.
     """
 
     library: str
+    named_by: str
 
 
 @attrs.define(eq=False)
@@ -87,7 +89,7 @@ class Submissions:
         else:
             self._opening[path] = [submitted]
             try:
-                context.post(OpenLibrary(path), lambda result: self._opened(path, result))
+                context.post(OpenLibrary(path, launch.name), lambda result: self._opened(path, result))
             except ActorError as error:
                 self._opened(path, outcome.Error(error))
 

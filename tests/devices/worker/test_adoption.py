@@ -202,6 +202,13 @@ async def test_an_inline_device_has_nothing_to_adopt(system: ta.System) -> None:
         await system.open_device(adopt=device)
 
 
+async def test_a_closed_inline_device_was_closed(system: ta.System) -> None:
+    device = await system.open_device("cpu", options=ta.DeviceOptions(isolation="inline"))
+    await device.close()
+    with pytest.raises(ValueError, match=f"{device.path} was closed, which gave its memory back"):
+        await system.open_device(adopt=device)
+
+
 async def test_after_an_uncorrectable_memory_error_nothing_is_adopted(system: ta.System) -> None:
     device = await system.open_device(BACKEND, options=OPTIONS)
     x = await device.put(np.ones(3))

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from ...actors import Actor, ActorContext
+from ...backends.base import ContextPoisonedError
 
 if TYPE_CHECKING:
     from ._dispatch import WorkerDispatch
@@ -16,6 +17,9 @@ __all__ = ["WorkerContextActor"]
 
 class WorkerContextActor(Actor):
     """One incarnation is one generation of the device, served by one worker."""
+
+    # The device logs each loss.
+    expected_crashes = (ContextPoisonedError,)
 
     def __init__(self, dispatch: WorkerDispatch) -> None:
         self._dispatch = dispatch

@@ -366,8 +366,8 @@ class WorkerDispatch:
         self._release([block for block in told if block not in self._chunks.blocks])
         self._device.blocks.release = self._release
         self._device.availability.begin(number)
-        name, pid = self._device.name, link.process.pid
-        _logger.info("device %s: worker process %d serves generation %d", name, pid, number)
+        path, pid = self._device.path, link.process.pid
+        _logger.info("device %s: worker process %d serves generation %d", path, pid, number)
         self._open_requests()
         self._pool.refill()
 
@@ -393,7 +393,7 @@ class WorkerDispatch:
         """The device ends: no worker follows."""
         error = self._fates.closed()
         if given_up is not None:
-            error.message = f"the device was given up: {given_up}{arrays}"
+            error.message = f"{self._device.path}: the device was given up: {given_up}{arrays}"
             error.generation = self._device.generation
         for request in (*self._requests.close(), *self._requests.take_waiting()):
             again = attrs.evolve(error)
@@ -437,7 +437,7 @@ class WorkerDispatch:
             device.check_pending(self._requests.waiting)
         planner = Planner(device, operation)
         planned = operation.plan(planner)
-        launch = planner.launch(planned.spec)
+        launch = planner.launch(planned)
         if device.hooks:
             device.validated(launch)
         hosts = HostArrays(self._by_value, self._staging)

@@ -65,6 +65,7 @@ class WorkerLink:
         page: SharedPage,
         *,
         device: str,
+        path: str,
         heartbeat_timeout: float,
         stuck_after: float | None,
         window: float = 0.0,
@@ -87,6 +88,7 @@ class WorkerLink:
         self.post: Callable[..., None] = channel.post
         self.forms: FormTable = FormTable(channel.post)
         self._device = device
+        self._path = path
         self._tick = heartbeat_timeout / _BEATS
         self._timeout = heartbeat_timeout
         self._stuck_after = stuck_after
@@ -225,7 +227,7 @@ class WorkerLink:
         self.notify()
 
     def _log_end(self) -> None:
-        _logger.info("device %s: worker process %d %s", self._device, self.process.pid, self.how)
+        _logger.info("device %s: worker process %d %s", self._path, self.process.pid, self.how)
 
     async def wait(self, condition: Callable[[], Any]) -> None:
         """Wait for something that a message tells.

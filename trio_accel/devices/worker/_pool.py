@@ -229,7 +229,7 @@ class WorkerPool:
                     # What ails it will show when it is needed.
                     self._failures += 1
                     _logger.warning(
-                        "device %s: a spare worker did not come up: %s", self._device, describe(error)
+                        "device %s: a spare worker did not come up: %s", self._path, describe(error)
                     )
         finally:
             self._is_refilling = False
@@ -253,7 +253,7 @@ class WorkerPool:
             except (OSError, LauncherError) as error:
                 if not is_shortage(error) or trio.current_time() >= end:
                     raise
-                _logger.warning("device %s: a worker cannot be started yet: %s", self._device, error)
+                _logger.warning("device %s: a worker cannot be started yet: %s", self._path, error)
             await trio.sleep(pause)
             pause = min(2 * pause, _LONGEST_SHORTAGE_PAUSE)
 
@@ -277,6 +277,7 @@ class WorkerPool:
             Channel(ours, receives=ANSWERS, limit=self._limit),
             page,
             device=self._device,
+            path=self._path,
             heartbeat_timeout=self._options.heartbeat_timeout,
             stuck_after=self._options.stuck_after,
             window=self._window,

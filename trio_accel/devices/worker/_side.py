@@ -341,7 +341,7 @@ class WorkerSide:
         """Load a library now, so that its first operation need not wait for it."""
         # If it cannot be loaded, whoever uses it hears of it.
         with suppress(Exception):
-            self._ready_libraries.load(load_library(path).library)
+            self._ready_libraries.load(load_library(path, "a worker").library)
 
     def _on_tell_chunk(self, chunk: int) -> None:
         # Otherwise the application asks again.
