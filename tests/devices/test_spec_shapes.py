@@ -47,11 +47,17 @@ class Own(Operation[LibraryActor, ta.AccelRef]):
 
 
 def gemm(transpose_a: Any, transpose_b: Any) -> Make:
-    return lambda a, b, c: GemmSpec(1.0, 0.0, transpose_a, transpose_b, a, b, c)
+    def make(a: ArraySpec, b: ArraySpec, c: ArraySpec) -> GemmSpec:
+        return GemmSpec(1.0, 0.0, transpose_a, transpose_b, a, b, c)
+
+    return make
 
 
 def fft(lengths: Shape, axes: Shape, kind: Any = "c2c") -> Make:
-    return lambda source, out: FftSpec(kind, "forward", lengths, axes, "backward", source, out)
+    def make(source: ArraySpec, out: ArraySpec) -> FftSpec:
+        return FftSpec(kind, "forward", lengths, axes, "backward", source, out)
+
+    return make
 
 
 def axpy(x: ArraySpec, y: ArraySpec) -> AxpySpec:
@@ -59,7 +65,21 @@ def axpy(x: ArraySpec, y: ArraySpec) -> AxpySpec:
 
 
 def spmv(rows: int, columns: int) -> Make:
-    return lambda indptr, indices, data, x, out: SpmvCsrSpec(rows, columns, indptr, indices, data, x, out)
+    def make(*arrays: ArraySpec) -> SpmvCsrSpec:
+        return SpmvCsrSpec(rows, columns, *arrays)
+
+    return make
+
+
+def from_host(host: np.ndarray[Any, Any]) -> Make:
+    def make(out: ArraySpec) -> CopyFromHostSpec:
+        return CopyFromHostSpec(host, out)
+
+    return make
+
+
+def to_host(source: ArraySpec, unused: ArraySpec) -> CopyToHostSpec:
+    return CopyToHostSpec(np.ones(3), source)
 
 
 MISSHAPEN: dict[str, tuple[Make, tuple[Shape, ...], Shape, str]] = {
@@ -93,8 +113,8 @@ MISSHAPEN: dict[str, tuple[Make, tuple[Shape, ...], Shape, str]] = {
     "fft half": (fft((4,), (0,), "r2c"), ((4,),), (4,), r"FftSpec: out must have shape \(3,\)"),
     "spmv": (spmv(2, 3), ((3,), (4,), (4,), (2,)), (2,), r"SpmvCsrSpec: .*x of shape \(2,\)"),
     "spmv out": (spmv(2, 3), ((3,), (4,), (4,), (3,)), (3,), r"out of shape \(3,\)"),
-    "from host": (lambda out: CopyFromHostSpec(np.ones(3), out), (), (4,), r"shape \(3,\) of host.*\(4,\)"),
-    "to host": (lambda a, _: CopyToHostSpec(np.ones(3), a), ((4,),), (1,), r"shape \(3,\) of host.*\(4,\)"),
+    "from host": (from_host(np.ones(3)), (), (4,), r"shape \(3,\) of host.*\(4,\)"),
+    "to host": (to_host, ((4,),), (1,), r"shape \(3,\) of host.*\(4,\)"),
 }
 
 MIXED: dict[str, tuple[Make, tuple[Any, ...], Shape, str]] = {
@@ -109,7 +129,7 @@ MIXED: dict[str, tuple[Make, tuple[Any, ...], Shape, str]] = {
         (1,),
         "indptr of int32, indices of int64",
     ),
-    "from host": (lambda out: CopyFromHostSpec(np.ones(4, "f4"), out), (), (4,), "float32 of host"),
+    "from host": (from_host(np.ones(4, "f4")), (), (4,), "float32 of host"),
 }
 
 

@@ -88,8 +88,8 @@ async def test_the_log_names_the_worker(
     await kill(device, first)
     second = (await device.statistics()).pid
     told = [(record.levelname, record.getMessage()) for record in caplog.records]
-    assert ("INFO", f"device {NAME}: worker process {first} was killed by SIGKILL") in told
-    assert ("INFO", f"device {NAME}: worker process {second} serves generation 2") in told
+    assert ("INFO", f"device {device.path}: worker process {first} was killed by SIGKILL") in told
+    assert ("INFO", f"device {device.path}: worker process {second} serves generation 2") in told
     (crashed,) = [text for level, text in told if level == "WARNING" and "crashed" in text]
     assert crashed.startswith(f"actor {CONTEXT} in process {first} crashed: ContextPoisonedError(")
 
