@@ -78,7 +78,7 @@ class Device:
         self.adopted: LeftMemory | None = adopted
         self.left: LeftMemory | None = None
         self.adopted_by: str | None = None
-        self.is_given_up = False
+        self.is_given_up: bool = False
         # What the hardware has said of its memory, if that is broken.
         self.memory_failure: BaseException | None = None
         # Arrays that the program holds by `lease`, where they outlive the context.
