@@ -8,7 +8,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
 from contextvars import Context
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import attrs
 import trio
@@ -135,7 +135,7 @@ class ContextActor(Actor):
     """Opens the device, owns the engine, and supervises the library actors."""
 
     # The device logs each loss.
-    expected_crashes = (ContextPoisonedError,)
+    expected_crashes: ClassVar[tuple[type[Exception], ...]] = (ContextPoisonedError,)
 
     def __init__(self, owner: ContextOwner) -> None:
         self._owner = owner

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ...actors import Actor, ActorContext
 from ...backends.base import ContextPoisonedError
@@ -19,7 +19,7 @@ class WorkerContextActor(Actor):
     """One incarnation is one generation of the device, served by one worker."""
 
     # The device logs each loss.
-    expected_crashes = (ContextPoisonedError,)
+    expected_crashes: ClassVar[tuple[type[Exception], ...]] = (ContextPoisonedError,)
 
     def __init__(self, dispatch: WorkerDispatch) -> None:
         self._dispatch = dispatch
