@@ -271,5 +271,5 @@ def test_a_device_that_gives_up_is_one_line(cli: Cli, monkeypatch: pytest.Monkey
     monkeypatch.setattr("trio_accel.cli._device._INTENSITY", ta.Intensity(0, 60.0))
     done = cli("demo", "recover", "--isolation", "inline")
     assert done.code == 1
-    assert done.err.startswith("trio-accel: DeviceLostError: the device was given up")
+    assert done.err.startswith("trio-accel: DeviceLostError: demo/cpu:0: the device was given up")
     assert done.err.count("\n") == 1

@@ -32,7 +32,9 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[
     monkeypatch.syspath_prepend(Path(ta.__file__).parents[1])
     monkeypatch.delenv("TRIO_ACCEL_BACKEND", raising=False)
     monkeypatch.setattr("trio_accel.testing._leaks._SETTLE", 0.2)
-    pytester.makeini("[pytest]\ntrio_mode = true\nfilterwarnings = error\n")
+    # Another test of this process may have imported the fixtures before.
+    warnings = "error\n  ignore:Module already imported:pytest.PytestAssertRewriteWarning"
+    pytester.makeini(f"[pytest]\ntrio_mode = true\nfilterwarnings =\n  {warnings}\n")
     pytester.makeconftest('pytest_plugins = ["trio_accel.testing.fixtures"]')
 
     def run(source: str, *arguments: str) -> pytest.RunResult:
