@@ -237,7 +237,7 @@ async def test_an_opening_that_fails_leaves_the_arrays_where_they_are(
         patch.setattr(sys, "executable", str(program))
         with pytest.raises(ta.AccelError, match="exited with code 7"):
             await system.open_device(adopt=old)
-    with trio.move_on_after(0.05) as scope:
+    with trio.move_on_after(0.005) as scope:
         await system.open_device(adopt=old)
     assert scope.cancelled_caught
     assert kept(old).device is old
