@@ -52,7 +52,10 @@ def become(name: str) -> None:
     _fake_files(machine)
     _fake_cores(machine)
     _fake_memory(machine)
-    uname = platform.uname()._replace(system=machine.system, node="machine", release=machine.release)
+    # Not `platform.uname`: to copy its answer starts a program that tells the processor.
+    _, _, _, version, architecture = os.uname()
+    uname = platform.uname_result(machine.system, "machine", machine.release, version, architecture)
+    vars(uname)["processor"] = machine.processor
     platform.uname = lambda: uname
     platform.processor = lambda: machine.processor
 
