@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
@@ -31,6 +32,11 @@ from trio_accel.devices.worker._launcher import Launcher, WorkerProcess
 _CACHED = "Trio thread "
 _JOIN = 2.0
 _SELF = Path("/proc/self")
+
+
+# A shell starts programs in the background with SIGINT ignored, and tests interrupt themselves.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
