@@ -26,7 +26,7 @@ from trio_accel.actors._cell import Cell
 from trio_accel.backends.base import AccelDevice, Isolation
 from trio_accel.backends.cpu import CpuBackend
 from trio_accel.backends.cuda import CudaBackend
-from trio_accel.devices.worker._launcher import Launcher, WorkerProcess
+from trio_accel.devices.worker.launcher._launcher import Launcher, WorkerProcess
 
 # Trio keeps the threads of `to_thread.run_sync` for a while, to use them again.
 _CACHED = "Trio thread "

@@ -38,7 +38,7 @@ EXPORTED = ("interop",)  # what of the top is a public name itself
 RUN_BY = {"benchmarks": "cli"}  # what of the top another part of it may import, its public names
 
 # Foreign threads reach Trio in one module; besides that, only a backend's streams may own threads.
-THREADS = re.compile(r"trio_accel\.(devices\._bridge|backends\.(?!base\b)\w+\._?\w*streams?)")
+THREADS = re.compile(r"trio_accel\.(devices\.base\._bridge|backends\.(?!base\b)\w+\._?\w*streams?)")
 # And these, for the reason given.
 THREADS_TOO = {
     "trio_accel.actors._runs": "the number of a thread: each Trio run has one, and nothing is started",
@@ -50,8 +50,8 @@ THREADS_TOO = {
     "trio_accel.backends.cuda._reclaim": "to unmap memory may wait for a stream that Trio's thread holds",
     "trio_accel.backends.cuda._transfers": "copies of pageable memory, which make their caller wait",
     "trio_accel.backends.cuda._words": "a lock: holds are released from any thread",
-    "trio_accel.devices.worker._page": "the heartbeat: a sign of life must not depend on the loop",
-    "trio_accel.devices.worker._shared_frame": "a lock: to take one is a barrier between two processes",
+    "trio_accel.devices.worker.transport._page": "the heartbeat: a sign of life must not depend on the loop",
+    "trio_accel.devices.worker.transport._shared_frame": "a lock: taken, it is a barrier",
     "trio_accel.testing._census": "the leak check looks at the threads there are, and starts none",
 }
 THREAD_MODULES = {"threading", "_thread", "concurrent", "multiprocessing", "queue"}
@@ -167,17 +167,17 @@ UPWARDS = {
     "relative": Module("trio_accel.actors._cell", "from ..devices import Device"),
     "relative, from a package": Module("trio_accel.actors", "from ..devices import Device", is_package=True),
     "relative, two up": Module("trio_accel.backends.base.ops.fft", "from ....devices import Device"),
-    "the name of a part": Module("trio_accel.devices._engine", "from trio_accel import fft"),
+    "the name of a part": Module("trio_accel.devices.engine._engine", "from trio_accel import fft"),
     "the package itself": Module("trio_accel.linalg._actor", "import trio_accel as ta"),
     "inside a function": Module(
         "trio_accel.backends.cpu.library", "def load():\n    from trio_accel.linalg import Matmul"
     ),
     "for type checkers only": Module(
-        "trio_accel.devices._engine",
+        "trio_accel.devices.engine._engine",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from trio_accel.linalg import Matmul",
     ),
     "by literal name": Module(
-        "trio_accel.devices._engine", "import importlib\nimportlib.import_module('trio_accel.linalg')"
+        "trio_accel.devices.engine._engine", "import importlib\nimportlib.import_module('trio_accel.linalg')"
     ),
     "a sibling": Module("trio_accel.sparse._actor", "from trio_accel.linalg import Matmul"),
     "another backend": Module(
@@ -187,7 +187,7 @@ UPWARDS = {
         "trio_accel.backends.base.errors", "from trio_accel.backends import cpu"
     ),
     "a capability that knows one backend": Module("trio_accel.fft._actor", "import trio_accel.backends.cpu"),
-    "a private name": Module("trio_accel.cli._demo", "from trio_accel.devices._engine import Engine"),
+    "a private name": Module("trio_accel.cli._demo", "from trio_accel.devices.engine._engine import Engine"),
     "the command line": Module("trio_accel.testing._probe", "from trio_accel.cli import main"),
     "the command line, from the facade": Module("trio_accel", "from . import cli", is_package=True),
     "the benchmarks": Module("trio_accel.testing._probe", "from trio_accel.benchmarks import select"),
@@ -220,7 +220,7 @@ DOWN = {
         "trio_accel.cli._bench", "from trio_accel.benchmarks import select"
     ),
     "private names, from the tools for tests": Module(
-        "trio_accel.testing._faults", "from trio_accel.devices._engine import Engine"
+        "trio_accel.testing._faults", "from trio_accel.devices.engine._engine import Engine"
     ),
     "the facade": Module("trio_accel", "from .devices._device import Device", is_package=True),
     "the interop, from the facade": Module("trio_accel", "from . import interop", is_package=True),
@@ -235,11 +235,11 @@ def test_an_import_that_points_downwards_is_allowed(module: Module) -> None:
 @pytest.mark.parametrize(
     ("name", "allowed"),
     [
-        ("trio_accel.devices._bridge", True),
+        ("trio_accel.devices.base._bridge", True),
         ("trio_accel.backends.cpu._stream", True),
         ("trio_accel.backends.base.streams", False),
         ("trio_accel.backends.cpu.library", False),
-        ("trio_accel.devices._engine", False),
+        ("trio_accel.devices.engine._engine", False),
     ],
 )
 def test_where_threads_may_be_imported(name: str, allowed: bool) -> None:

@@ -31,7 +31,9 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Generator[ManualBackend, None, N
     """A backend moved by hand, which every `open_device` opens."""
     backend = ManualBackend()
     backend.may_open.set()
-    monkeypatch.setattr("trio_accel.devices._system.candidates", lambda spec: ((backend, backend.info),))
+    monkeypatch.setattr(
+        "trio_accel.devices.front._system.candidates", lambda spec: ((backend, backend.info),)
+    )
     monkeypatch.setattr(trio.to_thread, "run_sync", backend.run_sync)
     yield backend
     for device in backend.devices:

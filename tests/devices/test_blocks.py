@@ -16,9 +16,9 @@ from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.backends.base import Isolation
-from trio_accel.devices._availability import Availability
-from trio_accel.devices._blocks import Block, BlockTable
-from trio_accel.devices._bridge import LoopWaker
+from trio_accel.devices.arrays._blocks import Block, BlockTable
+from trio_accel.devices.base._availability import Availability
+from trio_accel.devices.base._bridge import LoopWaker
 
 LARGE = 8 << 20
 

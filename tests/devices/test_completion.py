@@ -20,9 +20,11 @@ from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.backends.base import Waker
-from trio_accel.devices import Put, _completion, _engine
-from trio_accel.devices._completion import CompletionPort
-from trio_accel.devices._hooks import Phase
+from trio_accel.devices import Put
+from trio_accel.devices.completion import _completion
+from trio_accel.devices.completion._completion import CompletionPort
+from trio_accel.devices.engine import _engine
+from trio_accel.devices.operations._hooks import Phase
 
 STRATEGIES = [
     ta.HostCallbackCompletion(),

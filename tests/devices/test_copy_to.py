@@ -14,7 +14,7 @@ import trio
 from chosen import BACKEND, IS_STAND_IN
 
 import trio_accel as ta
-from trio_accel.devices import _transfer
+from trio_accel.devices.front import _transfer
 
 ISOLATIONS = ("inline", "process")
 

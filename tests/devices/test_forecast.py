@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_accel.devices._forecast import Forecast
+from trio_accel.devices.completion._latency import Forecast
 
 SECONDS = st.floats(0.01, 100.0)
 

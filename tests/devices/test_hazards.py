@@ -20,7 +20,7 @@ from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.backends.base import Isolation
-from trio_accel.devices._memory_in_use import MemoryInUse
+from trio_accel.devices.engine._memory_in_use import MemoryInUse
 
 LENGTH = 8
 ARRAYS = 3
@@ -127,7 +127,9 @@ async def run_by_hand(program: list[Step], order: random.Random) -> None:
         backend.device.is_held = False
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr("trio_accel.devices._system.candidates", lambda spec: ((backend, backend.info),))
+        monkeypatch.setattr(
+            "trio_accel.devices.front._system.candidates", lambda spec: ((backend, backend.info),)
+        )
         monkeypatch.setattr(trio.to_thread, "run_sync", backend.run_sync)
         # No grace: a program that fails must not wait for streams that are held.
         options = ta.DeviceOptions(cancel_grace=0.0)

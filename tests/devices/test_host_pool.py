@@ -19,11 +19,11 @@ from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.backends.base.host import make_shared
-from trio_accel.devices import _host_pool
-from trio_accel.devices._host_pool import HostPool, Slab
-from trio_accel.devices._registrar import HostRegistrar
-from trio_accel.devices.worker import _slabs
-from trio_accel.devices.worker._slabs import WorkerSlabs
+from trio_accel.devices.host import _host_pool
+from trio_accel.devices.host._host_pool import HostPool, Slab
+from trio_accel.devices.host._registrar import HostRegistrar
+from trio_accel.devices.worker.back import _slabs
+from trio_accel.devices.worker.back._slabs import WorkerSlabs
 
 MIB = 1 << 20
 

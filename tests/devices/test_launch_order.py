@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trio_accel.devices._launch_order import LaunchOrder
-from trio_accel.devices._order import Turn
+from trio_accel.devices.base._order import Turn
+from trio_accel.devices.engine._launch_order import LaunchOrder
 
 
 class Waiting:

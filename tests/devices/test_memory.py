@@ -21,8 +21,8 @@ from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.backends.base import Isolation
-from trio_accel.devices import _engine
-from trio_accel.devices._inline import InlineDispatch
+from trio_accel.devices.engine import _engine
+from trio_accel.devices.inline._dispatch import InlineDispatch
 from trio_accel.devices.worker import WorkerDispatch
 
 DTYPES = tuple(ta.DType)

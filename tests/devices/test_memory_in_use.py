@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trio_accel.backends.base import OutOfMemoryError
-from trio_accel.devices._memory_in_use import BlockUse, MemoryInUse
+from trio_accel.devices.engine._memory_in_use import BlockUse, MemoryInUse
 
 SIZES = st.sampled_from([8, 16])
 STREAM: Any = object()

@@ -160,7 +160,7 @@ async def test_a_subclass_may_ask_in_its_own_way(
             type(self).asked += 1
             return await super().ask(operation)
 
-    monkeypatch.setattr("trio_accel.devices._system.Device", Counting)
+    monkeypatch.setattr("trio_accel.devices.front._system.Device", Counting)
     async with system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation)) as device:
         ref = await device.put(np.ones(3))
         np.testing.assert_array_equal(await ref.to_host(), [1, 1, 1])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
 import trio_accel as ta
-from trio_accel.devices._views import overlaps_itself
+from trio_accel.devices.base._views import overlaps_itself
 
 Host = npt.NDArray[Any]
 

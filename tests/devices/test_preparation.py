@@ -15,7 +15,8 @@ from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.backends.base.ops import ScalSpec
-from trio_accel.devices import Fill, _engine
+from trio_accel.devices import Fill
+from trio_accel.devices.engine import _engine
 
 
 @pytest.fixture

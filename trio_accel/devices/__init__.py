@@ -1,27 +1,10 @@
 """Devices as supervised actors: arrays, operations, completion."""
 
-from ._cancel_grace import cancel_grace
-from ._completion import (
-    AdaptiveCompletion,
-    CompletionPort,
-    CompletionStrategy,
-    HostCallbackCompletion,
-    PolledCompletion,
-    SyncCompletion,
-)
-from ._context import ContextActor
-from ._device import Device, device_of
-from ._device_actor import DeviceActor
-from ._faults import Fault, FaultHow, FaultKind, FaultPlan, anew
-from ._hooks import EngineHook, Phase
-from ._library import LibraryActor
-from ._memory import Copy, Empty, Fill, MemoryActor, Put, ToHost
-from ._operation import Launch, Operand, Operation, Planned, Planner, operation_name
-from ._options import DeviceOptions
-from ._pending import Pending
-from ._ref import AccelRef
-from ._statistics import DeviceStatistics, QueueStatistics
-from ._streams import (
+from .arrays._pending import Pending
+from .arrays._ref import AccelRef
+from .base._cancel_grace import cancel_grace
+from .base._statistics import DeviceStatistics, QueueStatistics
+from .base._streams import (
     PerActorStreams,
     PerLibraryStreams,
     SingleStream,
@@ -29,8 +12,25 @@ from ._streams import (
     StreamSource,
     StreamStrategy,
 )
-from ._system import DeviceOpening, System, open_system
-from ._values import in_range
+from .completion._completion import (
+    AdaptiveCompletion,
+    CompletionPort,
+    CompletionStrategy,
+    HostCallbackCompletion,
+    PolledCompletion,
+    SyncCompletion,
+)
+from .engine._context import ContextActor
+from .engine._library import LibraryActor
+from .engine._options import DeviceOptions
+from .front._device import Device, device_of
+from .front._device_actor import DeviceActor
+from .front._system import DeviceOpening, System, open_system
+from .operations._faults import Fault, FaultHow, FaultKind, FaultPlan, anew
+from .operations._hooks import EngineHook, Phase
+from .operations._memory import Copy, Empty, Fill, MemoryActor, Put, ToHost
+from .operations._operation import Launch, Operand, Operation, Planned, Planner, operation_name
+from .operations._values import in_range
 
 __all__ = [
     "AccelRef",

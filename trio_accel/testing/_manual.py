@@ -9,8 +9,8 @@ import trio
 
 from ..backends.base import AccelEvent, AccelStream
 from ..devices import CompletionPort
-from ..devices._bridge import LoopWaker
-from ..devices._engine import Engine
+from ..devices.base._bridge import LoopWaker
+from ..devices.engine._engine import Engine
 
 __all__ = ["ManualCompletion"]
 

@@ -19,7 +19,7 @@ from ..actors._tasks import cells
 from ..backends import resolve
 from ..backends.base import Isolation
 from ..devices import Device, DeviceActor, DeviceOptions, System, open_system
-from ..devices.worker._launcher import LauncherSupervisor
+from ..devices.worker.launcher._launcher import LauncherSupervisor
 from ._census import Census, everything
 from ._leaks import raise_leaks
 

@@ -7,8 +7,8 @@ import threading
 import pytest
 import trio
 
-from trio_accel.devices._copying import Copying
-from trio_accel.devices.worker import _copy_service
+from trio_accel.devices.host._copying import Copying
+from trio_accel.devices.worker.front import _copy_service
 
 __all__ = ["Cut"]
 

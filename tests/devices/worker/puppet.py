@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import trio
 
-from trio_accel.devices.worker._answers import ANSWERS
-from trio_accel.devices.worker._channel import Channel, EndOfChannel
-from trio_accel.devices.worker._launcher import Launcher
-from trio_accel.devices.worker._launches import ALLOCATIONS
-from trio_accel.devices.worker._page import SharedPage
+from trio_accel.devices.worker.launcher._launcher import Launcher
+from trio_accel.devices.worker.transport._answers import ANSWERS
+from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel
+from trio_accel.devices.worker.transport._launches import ALLOCATIONS
+from trio_accel.devices.worker.transport._page import SharedPage
 
 __all__ = ["Puppet", "Puppets", "in_json"]
 

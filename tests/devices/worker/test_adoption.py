@@ -184,7 +184,7 @@ async def test_other_hardware_is_refused(
     def found(spec: str | None) -> list[tuple[Any, DeviceInfo]]:
         return [(old.backend, other)]
 
-    monkeypatch.setattr("trio_accel.devices._system.candidates", found)
+    monkeypatch.setattr("trio_accel.devices.front._system.candidates", found)
     with pytest.raises(ValueError, match=f"are in the memory of {old.name}, which {other.name} cannot use"):
         await system.open_device(other.name, adopt=old)
 

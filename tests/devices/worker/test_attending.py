@@ -25,12 +25,12 @@ from isolated import BLAS, options
 from processes import until
 
 import trio_accel as ta
-from trio_accel.devices import _completion
-from trio_accel.devices.worker import _channel
-from trio_accel.devices.worker._channel import Channel, EndOfChannel, Received
-from trio_accel.devices.worker._link import WorkerLink
-from trio_accel.devices.worker._page import SharedPage
-from trio_accel.devices.worker._vigil import Vigil
+from trio_accel.devices.completion import _completion
+from trio_accel.devices.worker.front._link import WorkerLink
+from trio_accel.devices.worker.transport import _channel
+from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel, Received
+from trio_accel.devices.worker.transport._page import SharedPage
+from trio_accel.devices.worker.transport._spin_wait import Vigil
 
 
 class Peers:

@@ -20,8 +20,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from trio_accel.devices.worker import _channel
-from trio_accel.devices.worker._channel import LOST, MAX_DESCRIPTORS, Channel, EndOfChannel, Message, Received
+from trio_accel.devices.worker.transport import _channel
+from trio_accel.devices.worker.transport._channel import (
+    LOST,
+    MAX_DESCRIPTORS,
+    Channel,
+    EndOfChannel,
+    Message,
+    Received,
+)
 
 LARGE = bytes(range(256)) * (3 << 12)  # 3 MiB: more than the socket and the read buffer hold
 

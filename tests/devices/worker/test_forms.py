@@ -28,11 +28,11 @@ from trio_accel.backends.base.ops import (
     reads,
     writes,
 )
-from trio_accel.devices._operation import Launch
-from trio_accel.devices.worker import _forms
-from trio_accel.devices.worker._forms import Form, FormTable
-from trio_accel.devices.worker._host_arrays import HostArrays
-from trio_accel.devices.worker._worker_blocks import WorkerBlocks
+from trio_accel.devices.operations._operation import Launch
+from trio_accel.devices.worker.back._blocks import WorkerBlocks
+from trio_accel.devices.worker.transport import _templates as _forms
+from trio_accel.devices.worker.transport._host_arrays import HostArrays
+from trio_accel.devices.worker.transport._templates import Form, FormTable
 
 FLOAT32 = DType.float32
 

@@ -18,8 +18,8 @@ from processes import LAUNCHER, command
 import trio_accel as ta
 from trio_accel.backends.base.search_path import search_path
 from trio_accel.backends.cpu import CpuBackend
-from trio_accel.devices.worker import _program
-from trio_accel.devices.worker._launcher import open_launcher
+from trio_accel.devices.worker.launcher import _program
+from trio_accel.devices.worker.launcher._launcher import open_launcher
 
 # What an interpreter or a worker imports early, and what it looks for and usually does not find.
 HOSTILE = [

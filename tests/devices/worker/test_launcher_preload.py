@@ -22,8 +22,8 @@ from processes import LAUNCHER, command, descriptors, launcher, until, wait_dead
 
 import trio_accel as ta
 from trio_accel.backends.cpu import CpuBackend
-from trio_accel.devices.worker._launcher import Launcher, open_launcher
-from trio_accel.devices.worker._launcher_link import LauncherLink
+from trio_accel.devices.worker.launcher._launcher import Launcher, open_launcher
+from trio_accel.devices.worker.launcher._link import LauncherLink
 
 # Each worker writes JSON to its first descriptor.
 SAY = (

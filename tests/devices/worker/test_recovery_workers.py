@@ -19,7 +19,7 @@ from recovery_load import AT_ONCE
 
 import trio_accel as ta
 from trio_accel.actors import ActorRestarted, ActorStarted
-from trio_accel.devices.worker._channel import Channel, Received
+from trio_accel.devices.worker.transport._channel import Channel, Received
 
 
 async def wait_spares(device: ta.Device, count: int) -> None:

@@ -6,8 +6,8 @@ import attrs
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trio_accel.devices.worker._request import RemoteRequest
-from trio_accel.devices.worker._requests import RequestTable
+from trio_accel.devices.worker.front._request import RemoteRequest
+from trio_accel.devices.worker.front._requests import RequestTable
 
 LIBRARIES = ("a", "b", "c", "")
 LIMIT = 2

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trio_accel.devices.worker import _channel, _shared_frame
-from trio_accel.devices.worker._channel import Channel, EndOfChannel, Message, Received
-from trio_accel.devices.worker._page import SharedPage
-from trio_accel.devices.worker._shared_frame import SIZE, SharedFrame
+from trio_accel.devices.worker.transport import _channel, _shared_frame
+from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel, Message, Received
+from trio_accel.devices.worker.transport._page import SharedPage
+from trio_accel.devices.worker.transport._shared_frame import SIZE, SharedFrame
 
 pytestmark = pytest.mark.skipif(not SharedFrame.is_possible(), reason="this processor reorders stores")
 

@@ -19,7 +19,7 @@ from processes import descriptors, until
 import trio_accel as ta
 from trio_accel.backends.cpu import CpuBackend
 from trio_accel.devices import Empty
-from trio_accel.devices.worker import _pool
+from trio_accel.devices.worker.front import _pool
 
 # More than the first chunk has room for.
 LARGE = 9 << 20

@@ -25,8 +25,9 @@ from recovery_load import MEMORY
 import trio_accel as ta
 from trio_accel.backends.base.ops import FillSpec
 from trio_accel.backends.cpu import CpuBackend
-from trio_accel.devices import Operation, Planned, Planner, Put, ToHost, _host_pool
-from trio_accel.devices.worker._dispatch import WorkerDispatch
+from trio_accel.devices import Operation, Planned, Planner, Put, ToHost
+from trio_accel.devices.host import _host_pool
+from trio_accel.devices.worker.front._dispatch import WorkerDispatch
 
 SIZE = 1 << 16
 HOST = np.arange(SIZE, dtype=float)

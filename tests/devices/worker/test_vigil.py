@@ -14,11 +14,11 @@ import trio.testing
 from chosen import BACKEND
 
 import trio_accel as ta
-from trio_accel.devices import _completion
-from trio_accel.devices._completion import window_of
-from trio_accel.devices.worker import _vigil
-from trio_accel.devices.worker._channel import Channel, EndOfChannel
-from trio_accel.devices.worker._vigil import Vigil
+from trio_accel.devices.completion import _completion
+from trio_accel.devices.completion._completion import window_of
+from trio_accel.devices.worker.transport import _spin_wait as _vigil
+from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel
+from trio_accel.devices.worker.transport._spin_wait import Vigil
 
 PERIOD, WINDOW = 0.05, 0.2
 

@@ -7,11 +7,11 @@ import pytest
 
 from trio_accel.backends.base import DType, StaleRefError
 from trio_accel.backends.base.ops import ArraySpec, MatmulSpec
-from trio_accel.devices._availability import Availability
-from trio_accel.devices._blocks import BlockTable
-from trio_accel.devices.worker._forms import Form
-from trio_accel.devices.worker._wire import encode_spec, no_host
-from trio_accel.devices.worker._worker_blocks import WorkerBlocks
+from trio_accel.devices.arrays._blocks import BlockTable
+from trio_accel.devices.base._availability import Availability
+from trio_accel.devices.worker.back._blocks import WorkerBlocks
+from trio_accel.devices.worker.transport._templates import Form
+from trio_accel.devices.worker.transport._wire import encode_spec, no_host
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from chosen import BACKEND
 
 import trio_accel as ta
-from trio_accel.devices.worker import _mirror
+from trio_accel.devices.worker.transport import _mirror
 
 VALUES: dict[str, object] = {
     "str": "x",

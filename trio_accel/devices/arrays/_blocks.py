@@ -1,0 +1,317 @@
+"""Memory blocks as the caller's side knows them: who owns them and whether they are usable."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, TypeAlias
+
+from ...actors import describe
+from ...backends.base import StaleRefError
+from ...backends.base.ops import ArraySpec, OperationSpec
+from ..base._availability import Availability
+from ..base._bridge import LoopWaker
+
+if TYPE_CHECKING:
+    from ..front._device import Device
+
+__all__ = ["Block", "BlockTable", "Lowered", "bare"]
+
+Lowered: TypeAlias = tuple[OperationSpec, frozenset[int], frozenset[int]]
+"""A specification, and the blocks that it reads and writes."""
+
+_ids = itertools.count(1)
+
+_LARGE = 8 << 20
+_MANY = 64
+# So many dropped blocks are looked at for one of the size that is wanted.
+_LOOKS = 4
+# So many are kept for a while, each of so many bytes at most: together they are of no account.
+_KEPT = 8
+_SMALL = 128 << 10
+# The size of what is no place for another.
+_NONE = -1
+
+
+class Block:
+    """One block of device memory, shared by the references to it.
+
+    It is given back when the last of them is gone. The finaliser may run on any thread, so it
+    only puts the id on a queue.
+
+    Attributes:
+        id: Its number.
+        nbytes: Its size.
+        generation: That of the device in which it was made.
+        damaged_by: The operation that was to write it and did not finish.
+        failure: What that failed with.
+        is_released: Whether its memory was given back.
+        spec: The array that it was made for, if that is known.
+        table: Where it goes then: that of its device.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "damaged_by",
+        "failure",
+        "generation",
+        "id",
+        "is_released",
+        "nbytes",
+        "spec",
+        "table",
+    )
+
+    def __init__(
+        self,
+        table: BlockTable,
+        nbytes: int,
+        generation: int,
+        number: int,
+        spec: ArraySpec | None = None,
+    ) -> None:
+        self.id: int = number
+        self.nbytes: int = nbytes
+        self.generation: int = generation
+        self.damaged_by: str | None = None
+        self.failure: BaseException | None = None
+        self.is_released: bool = False
+        self.spec: ArraySpec | None = spec
+        self.table: BlockTable = table
+
+    def release(self) -> None:
+        """Give the memory back; later use of any reference to it is refused."""
+        if not self.is_released:
+            self.is_released = True
+            # Operations in flight may use it.
+            self.table.drop(self, is_free=False)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its memory is gone with the context that it was made in."""
+        return self.generation < self.table.valid_since
+
+    def spoil(self, operation: str, failure: BaseException | None) -> None:
+        """An operation that writes it did not finish: its contents are not to be used."""
+        if self.damaged_by is None:
+            self.damaged_by = operation
+            self.failure = bare(failure) if failure is not None else None
+
+    def __del__(self) -> None:
+        if not self.is_released:
+            # Nearly every block ends here. What is in flight holds those that it uses.
+            self.is_released = True
+            self.table.drop(self, is_free=self.damaged_by is None)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether `check` lets it pass."""
+        return not self.is_released and self.damaged_by is None and self.generation >= self.table.valid_since
+
+    def check(self, argument: str) -> None:
+        """Refuse a block that must not be used.
+
+        Raises:
+            StaleRefError: It was released, lost with an earlier generation, or damaged.
+        """
+        if self.is_usable:
+            return
+        device, generation = self.table.device_name, self.table.generation
+        if self.is_released:
+            why = "its memory was released"
+        elif self.is_lost:
+            why = f"its memory was lost with generation {self.generation} of the device; make it again"
+        else:
+            why = f"its contents were spoiled by {self.damaged_by}, which did not finish; make it again"
+        raise StaleRefError(f"{argument}: {why}", device=device, generation=generation)
+
+
+def bare(error: BaseException) -> BaseException:
+    """A copy of an error without its frames, which would keep the arrays in their variables alive."""
+    try:
+        again = copy.copy(error)
+    except Exception:  # noqa: BLE001  # a stranger's exception, that cannot be made again
+        return RuntimeError(describe(error))
+    again.__cause__ = error.__cause__
+    return again
+
+
+class BlockTable:
+    """Where dropped blocks of one device go.
+
+    Args:
+        device_name: Name of the device.
+        availability: Which generation there is.
+        keeps: Whether a few small ones may wait for more than the next operation. Not where bytes are
+            limited: a worker that finds no memory cannot have them given back.
+
+    Attributes:
+        device: The device, unless this is a worker's; another one after an adoption.
+        device_name: Its name.
+        availability: Which generation there is.
+        dropped: Blocks that were let go, and are not given back yet: ids, sizes of those that nothing uses,
+            and the arrays that they were made for.
+        kept: Those of them that were there at the last operation: a program with several arrays in each round
+            wants one of each size again.
+        lowered: Specifications of arrays alone by their identities, with the blocks that they read and write.
+        is_watched: Whether somebody gives them back soon in any case.
+        valid_since: First generation whose memory is still there.
+        release: Gives the memory of blocks back.
+    """
+
+    __slots__ = (
+        "_is_rung",
+        "_keeps",
+        "_large",
+        "_waker",
+        "availability",
+        "device",
+        "device_name",
+        "dropped",
+        "is_watched",
+        "kept",
+        "lowered",
+        "release",
+        "valid_since",
+    )
+
+    def __init__(self, device_name: str, availability: Availability, *, keeps: bool = True) -> None:
+        self.device: Device
+        self.device_name: str = device_name
+        self.valid_since: int = 0
+        self.availability: Availability = availability
+        self.dropped: deque[tuple[int, int, ArraySpec | None]] = deque()
+        self.kept: deque[tuple[int, int, ArraySpec | None]] = deque()
+        self.lowered: dict[tuple[object, ...], Lowered] = {}
+        self.is_watched: bool = False
+        self._keeps = keeps
+        self._is_rung = False
+        # A block of so many bytes is given back at once.
+        self._large = _LARGE
+        self._waker = LoopWaker(self.drain)
+        self.release: Callable[[Iterable[int]], None] = _nowhere
+
+    @property
+    def generation(self) -> int:
+        """Generation of the device."""
+        return self.availability.generation
+
+    def new(self, nbytes: int, number: int | None = None) -> Block:
+        """Name a block of the current generation; no memory is taken yet.
+
+        Args:
+            nbytes: Its size.
+            number: Its id, if another process has named it.
+        """
+        spec: ArraySpec | None = None
+        if number is None:
+            number, spec = self.next(nbytes)
+        return Block(self, nbytes, self.availability.generation, number, spec)
+
+    def next(self, nbytes: int) -> tuple[int, ArraySpec | None]:
+        """The id of a block that is to be made: that of one of this size that was dropped, if there is one.
+
+        Then its memory is there, and stays. Trio thread only.
+
+        Returns:
+            The id, and the array that it was made for.
+        """
+        dropped = self.dropped
+        for _ in range(min(len(dropped), _LOOKS)):
+            # Others may be appended meanwhile.
+            last = dropped.pop()
+            if last[1] == nbytes:
+                return last[0], last[2]
+            dropped.appendleft(last)
+        for place, entry in enumerate(self.kept):
+            if entry[1] == nbytes:
+                del self.kept[place]
+                return entry[0], entry[2]
+        return next(_ids), None
+
+    def drop(self, block: Block, *, is_free: bool) -> None:
+        """Give a block back: soon if it is large or one of many, else with the next operation.
+
+        Any thread.
+
+        Args:
+            block: The block, which is not kept.
+            is_free: Whether nothing uses it, so that it is a place for another.
+        """
+        nbytes = block.nbytes
+        self.dropped.append((block.id, nbytes if is_free else _NONE, block.spec))
+        if len(self.dropped) < _MANY and (nbytes < self._large or self.is_watched):
+            # To wake the loop costs as much as a third of a small operation, and the next one drains.
+            return
+        # Whoever finds the bell rung has added the block before, and the drain that it is rung for
+        # looks at the blocks after it has unset it: none is overlooked. "Was it empty?" would not do.
+        if not self._is_rung:
+            self._is_rung = True
+            self._waker.ring()
+
+    def drain(self) -> None:
+        """Give all dropped blocks back now. Trio thread only."""
+        dropped = self.take()
+        if dropped:
+            self.release(dropped)
+
+    def take(self) -> list[int]:
+        """Ids of all dropped blocks, for whoever gives them back. Trio thread only."""
+        self._is_rung = False
+        dropped, kept = self.dropped, self.kept
+        taken: list[int] = []
+        # Others may be appended meanwhile.
+        while dropped:
+            taken.append(dropped.popleft()[0])
+        while kept:
+            taken.append(kept.popleft()[0])
+        return taken
+
+    def take_some(self) -> list[int]:
+        """Ids of dropped blocks, but for a few small ones that are given back soon in any case.
+
+        For whoever launches an operation: what that does not want, the next may. Trio thread only.
+        """
+        if not (self._keeps and self.is_watched):
+            return self.take()
+        self._is_rung = False
+        dropped, kept = self.dropped, self.kept
+        taken: list[int] = []
+        while dropped:
+            entry = dropped.popleft()
+            if _NONE < entry[1] <= _SMALL:
+                kept.append(entry)
+                if len(kept) > _KEPT:
+                    taken.append(kept.popleft()[0])
+            else:
+                taken.append(entry[0])
+        return taken
+
+    def lose(self) -> None:
+        """The context is gone and all memory with it: there is nothing to give back."""
+        self.release = _nowhere
+
+    def leave(self, release: Callable[[Iterable[int]], None]) -> None:
+        """The device was given up, and its memory is there: give blocks back as they are dropped."""
+        self.release = release
+        self.is_watched = False
+        # No operation follows that a small one could wait for.
+        self._large = 0
+        self.drain()
+
+    def move(self, device: Device, availability: Availability, *, keeps: bool) -> None:
+        """The blocks pass to another device, which has no context yet."""
+        self.device, self.availability, self._keeps = device, availability, keeps
+        self._large = _LARGE
+        self.lowered.clear()
+
+    def close(self) -> None:
+        """Take no more notice of dropped blocks."""
+        self._waker.close()
+        self.lose()
+
+
+def _nowhere(blocks: Iterable[int]) -> None:
+    """Release of blocks whose context is gone."""

@@ -1,0 +1,83 @@
+"""Operations that nobody waits for yet."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+import trio
+
+from ..base._refusals import NotAwaited
+from ._blocks import bare
+
+__all__ = ["Pending"]
+
+ReplyT = TypeVar("ReplyT")
+
+
+class Pending(NotAwaited, Generic[ReplyT]):
+    """An operation that was handed over. Made by `Device.submit`.
+
+    Attributes:
+        value: Its reply, before the device has completed it: arrays in it can be given to further
+            operations at once, which are ordered after this one. A host array in it is filled by
+            the time that `wait` returns.
+    """
+
+    __slots__ = ("_done", "_error", "_operation", "value")
+    what_to_do: ClassVar[str] = (
+        "its reply is pending.value, which can be given to further operations at once; "
+        "await pending.wait() waits until the operation is done"
+    )
+
+    def __init__(self, operation: str, value: ReplyT) -> None:
+        self.value: ReplyT = value
+        self._operation = operation
+        self._error: BaseException | None = None
+        self._done = trio.Event()
+
+    def __repr__(self) -> str:
+        if self._error is not None:
+            state = f"failed: {self._error!r}"
+        else:
+            state = "done" if self.is_done else "in flight"
+        return f"<Pending {self._operation}, {state}>"
+
+    if not TYPE_CHECKING:  # a type checker reports it where there is none
+
+        def __await__(self) -> Generator[Any, Any, ReplyT]:
+            raise TypeError(f"a Pending is not awaited itself; {self.what_to_do}")
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the device has completed it, or it has failed."""
+        return self._done.is_set()
+
+    @property
+    def error(self) -> BaseException | None:
+        """What it failed with; None while it has not."""
+        return self._error
+
+    async def wait(self) -> ReplyT:
+        """Wait until the device has completed the operation.
+
+        Cancelling this wait cancels nothing else: other operations may depend on this one.
+
+        Returns:
+            `value`.
+
+        Raises:
+            InputFailedError: It did not run, because one that makes its input failed.
+            Exception: As for `Device.ask`.
+        """
+        await self._done.wait()
+        if self._error is not None:
+            # Nobody else may raise this object: another one for the next who waits.
+            error, self._error = self._error, bare(self._error)
+            raise error
+        return self.value
+
+    def settle(self, error: BaseException | None) -> None:
+        """Take the outcome; called by the device, once."""
+        self._error = error
+        self._done.set()

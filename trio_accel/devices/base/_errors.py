@@ -1,0 +1,76 @@
+"""The one table that says what kind of failure an exception is."""
+
+from __future__ import annotations
+
+import enum
+
+from ...actors import ActorStoppedError
+from ...backends.base import (
+    AccelError,
+    ContextPoisonedError,
+    DeviceLostError,
+    InputFailedError,
+    LibraryError,
+    NotSupportedError,
+    OutOfMemoryError,
+    StaleRefError,
+)
+
+__all__ = ["FailureClass", "WithdrawnError", "classify", "damage_to_memory", "locate"]
+
+
+class WithdrawnError(Exception):
+    """An operation was taken back before its launch; whoever took it back expects this."""
+
+
+class FailureClass(enum.Enum):
+    """What a failure while enqueueing or executing says about the engine."""
+
+    REFUSED = "refused"
+    """The library did not do it: the asker's problem."""
+    RESOURCE = "resource"
+    """Something ran out: the asker's problem."""
+    SUSPECT = "suspect"
+    """The library's state cannot be trusted: its actor restarts."""
+    CONTEXT_LOST = "context lost"
+    """The context cannot be used any more: it is replaced."""
+
+
+_TABLE: tuple[tuple[type[Exception], FailureClass], ...] = (
+    (ContextPoisonedError, FailureClass.CONTEXT_LOST),
+    (DeviceLostError, FailureClass.CONTEXT_LOST),
+    (OutOfMemoryError, FailureClass.RESOURCE),
+    (LibraryError, FailureClass.REFUSED),
+    (NotSupportedError, FailureClass.REFUSED),
+    (StaleRefError, FailureClass.REFUSED),
+    (InputFailedError, FailureClass.REFUSED),
+    # Not started: the asker sends it to whoever comes next.
+    (ActorStoppedError, FailureClass.REFUSED),
+    (WithdrawnError, FailureClass.REFUSED),
+)
+
+
+def classify(error: Exception) -> FailureClass:
+    """Find the class of a failure; what is not in the table makes the library suspect."""
+    for cls, failure in _TABLE:
+        if isinstance(error, cls):
+            return failure
+    return FailureClass.SUSPECT
+
+
+def damage_to_memory(error: BaseException | None) -> ContextPoisonedError | None:
+    """What the hardware has said of its memory, among an error and its causes."""
+    while error is not None:
+        if isinstance(error, ContextPoisonedError) and error.is_memory_damaged:
+            return error
+        error = error.__cause__
+    return None
+
+
+def locate(error: Exception, *, device: str, operation: str, generation: int) -> None:
+    """Fill in where an error happened, unless it says so itself."""
+    if isinstance(error, AccelError):
+        error.device = error.device or device
+        error.operation = error.operation or operation
+        if error.generation is None:
+            error.generation = generation

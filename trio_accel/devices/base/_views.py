@@ -1,0 +1,125 @@
+"""Views: other shapes over the same memory, worked out without touching it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from types import EllipsisType
+from typing import Any, TypeAlias
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
+
+from ...backends.base.ops import ArraySpec, contiguous_strides
+
+__all__ = ["Index", "indexed", "overlaps", "overlaps_itself", "reshaped", "transposed"]
+
+Index: TypeAlias = "int | slice | EllipsisType | tuple[int | slice | EllipsisType | None, ...] | None"
+
+
+def indexed(spec: ArraySpec, index: Index) -> ArraySpec:
+    """Take a part by NumPy's basic indexing: whole numbers, slices, ``...`` and ``None``.
+
+    Raises:
+        TypeError: An index of another kind, which would need a copy.
+        IndexError: An index that is out of range, or too many of them.
+    """
+    parts = index if isinstance(index, tuple) else (index,)
+    for part in parts:
+        if part is None or part is Ellipsis or isinstance(part, slice):
+            continue
+        if not _is_whole(part):
+            raise TypeError(
+                f"index: whole numbers, slices, ... and None make a view; {part!r} would make a copy, which "
+                "is not there: await ref.to_host() and index the host array"
+            )
+    if not any(part is Ellipsis for part in parts):
+        # Without it, NumPy would read an element where nothing but whole numbers are given.
+        parts = (*parts, ...)
+    return _seen(spec, lambda shadow: shadow[parts])
+
+
+def reshaped(spec: ArraySpec, shape: Sequence[int]) -> ArraySpec:
+    """Take the elements in C order under another shape; one size may be -1.
+
+    Raises:
+        ValueError: Another number of elements, or a layout that no view can give this shape.
+    """
+    sizes = tuple(operator.index(size) for size in shape)
+    try:
+        return _seen(spec, lambda shadow: np.reshape(shadow, sizes, copy=False))
+    except ValueError as error:
+        if "copy" not in str(error):
+            raise ValueError(f"reshape: {error}") from None
+        raise ValueError(
+            f"reshape: shape {spec.shape} with strides {spec.strides} has no view of shape {sizes}; "
+            "reshape a copy: (await ref.copy()).reshape(...)"
+        ) from None
+
+
+def transposed(spec: ArraySpec) -> ArraySpec:
+    """Take the axes in the opposite order."""
+    return attrs.evolve(spec, shape=spec.shape[::-1], strides=spec.strides[::-1])
+
+
+def overlaps(first: ArraySpec, second: ArraySpec) -> bool:
+    """Whether two arrays may share an element: their byte ranges in one block meet."""
+    if first.block != second.block or not first.size or not second.size:
+        return False
+    start, end = _range(first)
+    other_start, other_end = _range(second)
+    return start < other_end and other_start < end
+
+
+def overlaps_itself(host: npt.NDArray[Any]) -> bool:
+    """Whether two elements of a host array may share memory, as those of a broadcast array do.
+
+    False for all that NumPy's indexing, transposing and reshaping make of an ordinary array. True also for
+    layouts made by hand whose axes lie in one another, and do not meet.
+    """
+    if host.flags.c_contiguous or not host.size:
+        return False
+    extent = host.itemsize
+    axes = [(abs(stride), size) for stride, size in zip(host.strides, host.shape, strict=True) if size > 1]
+    for stride, size in sorted(axes):
+        if stride < extent:
+            return True
+        extent += stride * (size - 1)
+    return False
+
+
+def _is_whole(part: object) -> bool:
+    if isinstance(part, (bool, np.bool)):
+        return False
+    try:
+        operator.index(part)  # type: ignore[arg-type]  # that is the question
+    except TypeError:
+        return False
+    return True
+
+
+def _range(spec: ArraySpec) -> tuple[int, int]:
+    """The first byte of the first element in memory, and the one after the last."""
+    steps = [(extent - 1) * stride for extent, stride in zip(spec.shape, spec.strides, strict=True)]
+    start = spec.offset + sum(step for step in steps if step < 0)
+    end = spec.offset + sum(step for step in steps if step > 0) + spec.dtype.itemsize
+    return start, end
+
+
+def _seen(spec: ArraySpec, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> ArraySpec:
+    """Let NumPy change an array of this layout that lies over no memory, and read the layout off."""
+    shadow = as_strided(np.empty(1, f"V{spec.dtype.itemsize}"), spec.shape, spec.strides)
+    view = change(shadow)
+    if not view.size:
+        # Without elements there is no place that could lie outside the block.
+        strides = contiguous_strides(view.shape, spec.dtype.itemsize)
+        return attrs.evolve(spec, shape=view.shape, strides=strides, offset=0)
+    offset = spec.offset + _address(view) - _address(shadow)
+    return attrs.evolve(spec, shape=view.shape, strides=view.strides, offset=offset)
+
+
+def _address(array: npt.NDArray[Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

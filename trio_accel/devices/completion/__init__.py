@@ -1,0 +1,1 @@
+"""How a loop learns that work on a stream is done."""

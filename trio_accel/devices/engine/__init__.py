@@ -1,0 +1,1 @@
+"""The engine of one context: library actors, streams, hazards, memory, completion."""

@@ -1,0 +1,266 @@
+"""The context actor: one incarnation is one generation of a device."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import sys
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import asynccontextmanager
+from contextvars import Context
+from typing import ClassVar, Protocol
+
+import attrs
+import trio
+
+from ...actors import Actor, ActorContext, Directive, Policy, Ref, handles
+from ...backends.base import AccelDevice, ContextPoisonedError, DeviceLostError, KernelLibrary
+from ..arrays._blocks import BlockTable
+from ..operations._hooks import EngineHook
+from ..operations._operation import Launch
+from ._engine import Engine
+from ._library import LibraryActor
+from ._options import DeviceOptions
+from ._recovery import recovery_policy
+from ._submissions import OpenLibrary, Submissions
+
+__all__ = ["ContextActor", "ContextOwner", "Session", "context_policy", "load_library"]
+
+# A library that cannot be opened is the asker's problem, unless the context is lost over it.
+_DIRECTIVES = {
+    Exception: Directive.RESUME,
+    ContextPoisonedError: Directive.RESTART,
+    # No context will be had any more.
+    DeviceLostError: Directive.ESCALATE,
+}
+
+
+def context_policy(options: DeviceOptions) -> Policy:
+    """How a context is supervised, and supervises its libraries."""
+    return recovery_policy(options, directives=_DIRECTIVES, grace=options.close_grace + 5.0)
+
+
+@attrs.define(eq=False)
+class Session:
+    """What the device's front needs of one generation.
+
+    Attributes:
+        generation: Its number.
+        engine: Where operations are launched.
+        context: The context actor.
+        libraries: Library actors that were started, by import path.
+        submissions: Operations that nobody waits for.
+        variables: Context variables that they are served with; None for those of whoever submits.
+    """
+
+    generation: int
+    engine: Engine
+    context: ActorContext
+    variables: Context | None = None
+    libraries: dict[str, Ref[LibraryActor]] = attrs.field(factory=dict[str, Ref[LibraryActor]])
+    submissions: Submissions = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.submissions = Submissions(self.engine, self.libraries, self.variables)
+
+    def forget(self, path: str, library: Ref[LibraryActor]) -> None:
+        """The actor of a library has ended: the next request for it starts another."""
+        if self.libraries.get(path) is library:
+            del self.libraries[path]
+
+
+class ContextOwner(Protocol):
+    """Whom a context belongs to: a device, or a worker process."""
+
+    @property
+    def options(self) -> DeviceOptions:
+        """Options of the device."""
+        ...
+
+    @property
+    def hooks(self) -> list[EngineHook]:
+        """Who sees every operation."""
+        ...
+
+    @property
+    def blocks(self) -> BlockTable:
+        """Where dropped blocks go."""
+        ...
+
+    @property
+    def next_generation(self) -> int:
+        """Number of the context that is being opened; 0 where it stands ready and has none yet."""
+        ...
+
+    @property
+    def variables(self) -> Context | None:
+        """Context variables of submitted operations; None for those of whoever submits."""
+        ...
+
+    @property
+    def on_launch(self) -> Callable[[Launch], None] | None:
+        """Called before each launch, whatever becomes of it."""
+        ...
+
+    @property
+    def on_look(self) -> Callable[[int], None] | None:
+        """Called whenever the engine looks after what is in flight; with 0 when nothing is any more."""
+        ...
+
+    def may_defer(self, in_flight: int) -> bool:
+        """Whether nobody looks for the end of the next operation at once, with so many in flight."""
+        ...
+
+    def is_alone(self) -> bool:
+        """Whether nothing else is asked for than the operation that is being launched."""
+        ...
+
+    @property
+    def opened(self) -> AccelDevice | None:
+        """The device, where it is open already."""
+        ...
+
+    def open_device(self) -> AccelDevice:
+        """Open the device; blocks."""
+        ...
+
+    def attach(self, session: Session) -> None:
+        """The context is ready."""
+
+    def detach(self, error: BaseException | None) -> None:
+        """It is gone, or ends by itself; called twice when it was lost, first with what it was lost to."""
+
+
+class ContextActor(Actor):
+    """Opens the device, owns the engine, and supervises the library actors."""
+
+    # The device logs each loss.
+    expected_crashes: ClassVar[tuple[type[Exception], ...]] = (ContextPoisonedError,)
+
+    def __init__(self, owner: ContextOwner) -> None:
+        self._owner = owner
+        self._session: Session
+
+    @asynccontextmanager
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        """Hold the open device and its engine; the library actors end before it is given back."""
+        owner = self._owner
+        opened, memory = await self._open()
+        engine = Engine(
+            opened,
+            memory,
+            options=owner.options,
+            generation=owner.next_generation,
+            hooks=owner.hooks,
+            lose=self._lose,
+            blocks=owner.blocks,
+            on_launch=owner.on_launch,
+            on_look=owner.on_look,
+            is_alone=owner.is_alone,
+            may_defer=owner.may_defer,
+            on_progress=context.report_progress,
+        )
+        self._session = Session(engine.generation, engine, context, owner.variables)
+        cause: BaseException | None = None
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(engine.alarms.run)
+                nursery.start_soon(engine.watch)
+                nursery.start_soon(engine.completion.run)
+                for path in owner.options.libraries:
+                    await self.open_library(OpenLibrary(path, "DeviceOptions.libraries"))
+                owner.attach(self._session)
+                yield
+                nursery.cancel_scope.cancel(reason="the context ends")
+        except BaseException as error:
+            cause = error
+            raise
+        finally:
+            owner.detach(cause)
+            engine.fail_all(cause)
+            # The device bounds this by its close_grace.
+            with trio.CancelScope(shield=True):
+                await engine.close()
+
+    async def _open(self) -> tuple[AccelDevice, KernelLibrary]:
+        opened = self._owner.opened
+        if opened is None:
+            opened = await trio.to_thread.run_sync(self._owner.open_device)
+        try:
+            memory = opened.ready_library("memory")
+            if memory is None:
+                memory = await trio.to_thread.run_sync(opened.open_library, "memory")
+            return opened, memory
+        except BaseException:
+            # Cancelled, too: it may have been while the device was being opened.
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(opened.close, self._owner.options.close_grace)
+            raise
+
+    def _lose(self, error: Exception) -> None:
+        """The context is dead: send no more work to it, and have it replaced."""
+        self._owner.detach(error)
+        self.context.crash(error)
+
+    @handles(OpenLibrary, ki_protected=True)
+    async def open_library(self, message: OpenLibrary) -> Ref[LibraryActor]:
+        """Start a library actor on first use."""
+        libraries = self._session.libraries
+        known = libraries.get(message.library)
+        if known is not None and not known.is_terminated:
+            return known
+        if message.library.partition(":")[0] in sys.modules:
+            actor_class = load_library(message.library, message.named_by)
+        else:
+            actor_class = await trio.to_thread.run_sync(load_library, message.library, message.named_by)
+        options = self._owner.options
+        library = await self.context.spawn(
+            actor_class,
+            self._session.engine,
+            name=_name_of(actor_class, message.library, libraries.values()),
+            policy=recovery_policy(options, grace=options.close_grace),
+        )
+        libraries[message.library] = library
+        return library
+
+
+def _name_of(actor_class: type[LibraryActor], path: str, others: Iterable[Ref[LibraryActor]]) -> str:
+    """The name of a library's actor in the tree.
+
+    The actors of this package have the names of their libraries, whatever was opened before. One of a
+    program's own has its import path, also where it launches with a library that has an actor here.
+    """
+    package = __name__.partition(".")[0]
+    name = actor_class.library if actor_class.__module__.partition(".")[0] == package else path
+    names = {ref.path.rpartition("/")[2] for ref in others if not ref.is_terminated}
+    # An actor may be named by several import paths.
+    numbered = (f"{name}#{number}" for number in itertools.count(2))
+    return next(free for free in itertools.chain([name], numbered) if free not in names)
+
+
+def load_library(path: str, named_by: str) -> type[LibraryActor]:
+    """Find the class of a library actor.
+
+    Args:
+        path: Its import path.
+        named_by: Operation or option that has the path.
+
+    Raises:
+        ValueError: No import path, or one of __main__.
+        TypeError: No such class.
+        ImportError: No such module.
+    """
+    module, separator, name = path.partition(":")
+    if not separator or module == "__main__":
+        raise ValueError(
+            f"{named_by}: library: {path!r} must be an import path 'package.module:Class' that any "
+            "process can import, so no class of __main__"
+        )
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        text = f"{named_by}: library: {path!r} cannot be imported: {error}"
+        raise ModuleNotFoundError(text, name=error.name, path=error.path) from error
+    if not (isinstance(found, type) and issubclass(found, LibraryActor)):
+        raise TypeError(f"{named_by}: library: {path!r} names no subclass of LibraryActor")
+    return found

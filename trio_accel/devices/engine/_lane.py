@@ -1,0 +1,169 @@
+"""Streams with their operations in flight."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TypeAlias
+
+import attrs
+import trio
+
+from ...actors import DeferredReply, DirectReply
+from ...backends.base import AccelEvent, AccelStream, InputFailedError
+from ..operations._operation import Launch
+from ._memory_in_use import BlockUse
+
+__all__ = ["InFlight", "Lane", "Reply", "StreamLoad"]
+
+Reply: TypeAlias = "DeferredReply[None] | DirectReply"
+"""What the asker of an operation waits for: by way of the library's mailbox, or without it."""
+
+
+class InFlight:
+    """An operation that the backend has, and what is held until it is done.
+
+    Attributes:
+        launch: What was launched.
+        event: Done when it is.
+        number: How many were launched before it.
+        uses: The blocks that it uses.
+        after: Work in flight that makes its inputs, if any; done when this is, though perhaps not seen to be.
+        reply: What its asker waits for.
+        crash: Restarts the library actor.
+        has_grace: Whether its asker was cancelled and waits for it, so that an alarm is set.
+        is_lost: Its context is gone, and its asker knows.
+        is_given_up: Its asker was cancelled, has waited for its grace and has left it.
+    """
+
+    __slots__ = (
+        "_failure",
+        "after",
+        "crash",
+        "event",
+        "has_grace",
+        "is_given_up",
+        "is_lost",
+        "launch",
+        "number",
+        "reply",
+        "uses",
+    )
+
+    def __init__(self, launch: Launch, event: AccelEvent, number: int) -> None:
+        self.launch: Launch = launch
+        self.event: AccelEvent = event
+        self.number: int = number
+        self.uses: list[BlockUse] = []
+        self.after: list[InFlight] | None = None
+        self.reply: Reply | None = None
+        self.crash: Callable[[Exception], None] | None = None
+        self.has_grace: bool = False
+        self.is_lost: bool = False
+        self.is_given_up: bool = False
+        self._failure: Exception | None = None
+
+    def touches(self, block: int, *, write: bool) -> bool:
+        """Whether it must be over before the host reads a block, or writes it."""
+        launch = self.launch
+        return block in launch.writes or (write and block in launch.reads)
+
+    def failure(self) -> Exception | None:
+        """What it failed with, by itself or with its inputs; may be asked once it is done."""
+        if self._failure is None:
+            self._failure = self.event.error
+            if self.after is not None:
+                self._failure = self._failure or self._failed_input(self.after)
+                self.after = None
+        return self._failure
+
+    def _failed_input(self, producers: list[InFlight]) -> InputFailedError | None:
+        for producer in producers:
+            cause = producer.failure()
+            if cause is not None:
+                failed = InputFailedError(
+                    f"an input was being written by {producer.launch.name}, which failed; "
+                    "make the input again, then ask again"
+                )
+                failed.__cause__ = cause
+                return failed
+        return None
+
+
+# A driver's queue is finite, and a launch into a full one blocks.
+_MOST_ON_A_STREAM = 256
+
+
+@attrs.define(eq=False)
+class StreamLoad:
+    """What several lanes that share a stream have on it together."""
+
+    outstanding: int = 0
+    finished: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the stream takes no more for now."""
+        return self.outstanding >= _MOST_ON_A_STREAM
+
+
+@attrs.define(eq=False)
+class Lane:
+    """A stream with its operations in flight, in order."""
+
+    stream: AccelStream
+    load: StreamLoad
+    limit: int
+    owner: str
+    """Path of the library actor whose incarnations launch here, one lane each."""
+    on_progress: Callable[[], None] | None = None
+    """Called once, when the first operation has completed without an error."""
+    operations: deque[InFlight] = attrs.field(factory=deque[InFlight])
+    is_lost: bool = False
+    """The context is gone: nothing is launched here any more."""
+    on_idle: Callable[[], None] | None = None
+    """Set when the stream takes no more work: called when the last operation is done."""
+    _changed: trio.Event | None = attrs.field(default=None, init=False)
+    _seen: tuple[int, int] | None = attrs.field(default=None, init=False)
+    _seen_since: float = attrs.field(default=0.0, init=False)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether an operation has to wait for room in the window, or on the stream."""
+        is_full = len(self.operations) >= self.limit or self.load.outstanding >= _MOST_ON_A_STREAM
+        return is_full and not self.is_lost
+
+    async def drain(self, *, with_left: bool) -> None:
+        """Wait until nothing is in flight, or nothing but what its askers have left.
+
+        What is in flight on a lost context does not count.
+        """
+        while any(
+            not (operation.is_lost or (operation.is_given_up and not with_left))
+            for operation in self.operations
+        ):
+            await self.wait_changed()
+
+    def is_stuck(self, now: float, limit: float) -> bool:
+        """Whether neither its first operation nor others on the stream have got anywhere for so long.
+
+        The time begins when this first sees them so: nothing is timed while operations come and go.
+        """
+        if not self.operations:
+            return False
+        seen = self.operations[0].number, self.load.finished
+        if seen != self._seen:
+            self._seen, self._seen_since = seen, now
+        return now - self._seen_since > limit
+
+    async def wait_changed(self) -> None:
+        """Wait for a change."""
+        if self._changed is None:
+            self._changed = trio.Event()
+        await self._changed.wait()
+
+    def notify(self) -> None:
+        """Wake those that wait for a change."""
+        changed, self._changed = self._changed, None
+        if changed is not None:
+            changed.set()

@@ -1,0 +1,183 @@
+"""Leases: an array is the program's for a while, in the device's own memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import attrs
+import trio
+
+from ...backends.base import AccelDevice, AccelEvent, AccelStream, ContextPoisonedError, Loan
+from ...backends.base.ops import ArraySpec
+from ..arrays._blocks import Block
+from ..base._order import Turn
+from ._lane import Lane
+from ._launch_order import LaunchOrder
+from ._memory_in_use import BlockUse, MemoryInUse
+
+__all__ = ["Leases"]
+
+
+@attrs.define(eq=False)
+class _Tail:
+    """What a program enqueued during a lease, on streams of its own, and that may still run."""
+
+    use: BlockUse
+    write: bool
+    stream: AccelStream
+    event: AccelEvent
+
+
+class Leases:
+    """Gives arrays of one context to the program, each in its turn, and follows what that does with them.
+
+    A lease takes its turn as an operation does, as a reader or a writer. It begins when everything before
+    is done, which is waited for here; what comes after it waits on the device for what the program has
+    enqueued meanwhile, and the host waits for nothing.
+
+    Args:
+        device: Whose arrays they are.
+        lanes: Its streams, with the operations in flight.
+        order: In which turn operations are launched.
+        memory: Blocks that are in use; gets what the program has enqueued.
+        watch: Has `reap` called soon after an event on a stream is done.
+        lose: Has the context replaced, which is lost.
+    """
+
+    def __init__(
+        self,
+        device: AccelDevice,
+        lanes: Sequence[Lane],
+        order: LaunchOrder,
+        memory: MemoryInUse,
+        watch: Callable[[AccelStream, AccelEvent], None],
+        lose: Callable[[Exception], None],
+    ) -> None:
+        self._device = device
+        self._lanes = lanes
+        self._order = order
+        self._memory = memory
+        self._watch = watch
+        self._lose = lose
+        self._tails: list[_Tail] = []
+        self._changed = trio.Event()
+        self._lost: Callable[[], Exception] | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing that a program enqueued during a lease may still run."""
+        return not self._tails
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the context cannot be used any more, as what was enqueued last shows."""
+        return next((failure for tail in self._tails if (failure := tail.stream.failure) is not None), None)
+
+    @asynccontextmanager
+    async def lease(
+        self, block: Block, spec: ArraySpec, *, write: bool, stream: object
+    ) -> AsyncGenerator[Any, None]:
+        """Give an array to the program; see `AccelRef.lease`.
+
+        Args:
+            block: The memory of the array.
+            spec: The array.
+            write: Whether the program may change it.
+            stream: Where the program will enqueue its work; see `AccelDevice.lend`.
+
+        Raises:
+            ContextPoisonedError, DeviceLostError: The context ended before its turn came.
+        """
+        async with self.hold(spec.block, write=write):
+            if self._lost is not None:
+                raise self._lost()
+            try:
+                loan = self._device.lend(spec, write=write, stream=stream)
+            except ContextPoisonedError as error:
+                self._lose(error)
+                raise
+            try:
+                yield loan.array
+            finally:
+                self._end(loan, block, write=write)
+
+    def hold(self, block: int, *, write: bool) -> AbstractAsyncContextManager[None]:
+        """Hold a block for whoever else gives it out; its turn is that of this call."""
+        turn = self._order.enter_lease(block, write=write)
+        return self._hold(turn, block, write=write)
+
+    def reap(self) -> None:
+        """Let go of the blocks that the program's work is done with."""
+        if not self._tails:
+            return
+        done = [tail for tail in self._tails if tail.event.is_done]
+        if done:
+            self._tails = [tail for tail in self._tails if tail not in done]
+            errors = [error for tail in done if (error := tail.event.error) is not None]
+            if errors:
+                # They are done with because the context is lost, and may be running all the same.
+                self._lose(errors[0])
+                return
+            for tail in done:
+                self._memory.unpin(tail.use)
+            self._notify()
+
+    async def drain(self) -> None:
+        """Wait until nothing is left that a program has enqueued during a lease."""
+        while self._tails and self._lost is None:
+            await self._changed.wait()
+
+    def lose(self, error: Callable[[], Exception]) -> None:
+        """The context ends: whoever waits for a lease gets the error, and nothing is followed any more."""
+        self._lost = error
+        # What they use stays taken until the device is closed, which waits for them.
+        self._tails.clear()
+        self._notify()
+
+    @asynccontextmanager
+    async def _hold(self, turn: Turn, block: int, *, write: bool) -> AsyncGenerator[None, None]:
+        try:
+            await turn.wait()
+            for lane in tuple(self._lanes):
+                while any(operation.touches(block, write=write) for operation in lane.operations):
+                    if lane.is_lost:
+                        break
+                    await lane.wait_changed()
+            while any(tail.use.block == block and (write or tail.write) for tail in self._tails):
+                await self._changed.wait()
+            use = self._memory.pin(block)
+            try:
+                yield
+            finally:
+                self._memory.unpin(use)
+        finally:
+            self._order.leave_lease(turn)
+
+    def _end(self, loan: Loan, block: Block, *, write: bool) -> None:
+        """Take an array back, before the turn of later operations comes."""
+        try:
+            last = loan.take_back()
+        except Exception as error:
+            # Nobody knows when the program's work is over: the memory is never anybody else's.
+            self._memory.pin(block.id)
+            if write:
+                block.spoil("lease", error)
+            raise
+        if last is None:
+            return
+        use = self._memory.pin(block.id)
+        if self._lost is not None:
+            return
+        stream, event = last
+        if write:
+            use.write(stream, event)
+        else:
+            use.read(stream, event)
+        self._tails.append(_Tail(use, write, stream, event))
+        self._watch(stream, event)
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, trio.Event()
+        changed.set()

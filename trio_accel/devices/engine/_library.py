@@ -1,0 +1,142 @@
+"""The base of library actors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from contextvars import Context
+from typing import ClassVar
+
+import trio
+
+from ...actors import NOT_NOW, Actor, ActorContext, DeferredReply, DirectReply, handles, quick
+from ...backends.base import KernelLibrary
+from ..base._errors import FailureClass, classify
+from ..operations._operation import Launch
+from ._engine import Engine
+from ._lane import InFlight, Lane
+
+__all__ = ["LibraryActor"]
+
+
+class LibraryActor(Actor):
+    """Owns the handle of one library and a stream; launches one operation after the other.
+
+    Its handler returns as soon as the operation is enqueued; the reply comes at completion.
+
+    Attributes:
+        library: Name of the backend's library.
+    """
+
+    library: ClassVar[str]
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._kernels: KernelLibrary
+        self._lane: Lane
+        self._is_plain = False
+
+    @asynccontextmanager
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        """Hold the library's handle and a stream.
+
+        A graceful end waits for what is in flight, that of earlier incarnations too. A crash does
+        not: that work belongs to the engine, which sees it through, while the next incarnation has
+        a new handle and stream.
+        """
+        engine = self._engine
+        kernels = engine.device.ready_library(self.library)
+        if kernels is None:
+            kernels = await trio.to_thread.run_sync(engine.device.open_library, self.library)
+        try:
+            lane = engine.open_lane(self.library, context.path, context.report_progress)
+        except BaseException:
+            kernels.close()
+            raise
+        self._kernels, self._lane = kernels, lane
+        # A subclass may do more with a launch than this class knows.
+        cls = type(self)
+        self._is_plain = cls.launch is LibraryActor.launch and cls.launch_now is LibraryActor.launch_now
+        try:
+            yield
+            # One that is cancelled says nothing of the others.
+            await trio.lowlevel.checkpoint_if_cancelled()
+            engine.expect_end()
+            await engine.synchronize(context.path)
+        finally:
+            engine.retire_lane(lane, kernels.close)
+
+    def launch_now(self, message: Launch) -> object:
+        """Enqueue an operation, unless it would have to wait."""
+        try:
+            if self._kernels.prepare(message.spec) is not None:
+                return NOT_NOW
+            if not self._engine.may_launch(message, self._lane):
+                return NOT_NOW
+            context = self.context
+            return self._engine.launch(message, self._kernels, self._lane, context.defer, context.crash, None)
+        except Exception as error:  # noqa: BLE001  # whose it is, is told there
+            return self._refused(error)
+
+    def launch_here(self, launch: Launch, reply: DirectReply) -> InFlight | bool:
+        """Enqueue an operation in place of the actor, which is `at_rest`, unless it would have to wait.
+
+        Args:
+            launch: Was not handed over before: nothing else may wait to be launched.
+            reply: Given at completion, or here if the operation fails at once.
+
+        Returns:
+            The operation; True if it has failed, as `reply` knows; False if nothing has happened.
+        """
+        engine, lane, kernels = self._engine, self._lane, self._kernels
+        if not self._is_plain or not engine.order.is_clear or lane.is_full:
+            return False
+        if launch.arrivals and not launch.has_arrived:
+            return False
+        try:
+            if kernels.prepare(launch.spec) is not None:
+                return False
+            operation = engine.enqueue(launch, kernels, lane)
+        except Exception as error:  # noqa: BLE001  # whose it is, is told there
+            self.context.served(reply, error if classify(error) is FailureClass.SUSPECT else None)
+            reply.fail(error)
+            return True
+        context = self.context
+        context.served(reply)
+        operation.crash, operation.reply = context.crash, reply
+        engine.see_to(operation, lane, reply)
+        return operation
+
+    def start_grace(self, operation: InFlight, context: Context) -> None:
+        """The asker of an operation that `launch_here` returned is cancelled; these are its variables."""
+        self._engine.start_grace(self._lane, operation, context)
+
+    @handles(Launch, ki_protected=True)
+    @quick(launch_now)
+    async def launch(self, message: Launch) -> DeferredReply[None]:
+        """Enqueue an operation, when the window has room and those before it are launched."""
+        failure: Exception | None = None
+        try:
+            prepare = self._kernels.prepare(message.spec)
+            if prepare is not None:
+                failure = await self._engine.prepare(message, self._lane, prepare)
+            if not self._engine.may_launch(message, self._lane):
+                await self._engine.wait_to_launch(message, self._lane)
+            context = self.context
+            return self._engine.launch(
+                message, self._kernels, self._lane, context.defer, context.crash, failure
+            )
+        except Exception as error:  # noqa: BLE001  # whose it is, is told there
+            return self._refused(error)
+
+    def _refused(self, error: Exception) -> DeferredReply[None]:
+        """Reply with what the library said; called while that is handled.
+
+        Raises:
+            Exception: The same, if the library is suspect.
+        """
+        if classify(error) is FailureClass.SUSPECT:
+            raise error
+        reply: DeferredReply[None] = self.context.defer()
+        reply.fail(error)
+        return reply

@@ -1,0 +1,255 @@
+"""The blocks of one context: which there are, who uses them, and what must wait for whom because of them."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from ...backends.base import AccelDevice, AccelEvent, AccelStream, OutOfMemoryError, PlacedBlock
+from ..arrays._blocks import BlockTable
+
+if TYPE_CHECKING:
+    from ._lane import InFlight
+
+__all__ = ["BlockUse", "MemoryInUse"]
+
+
+class BlockUse:
+    """What is known of one block.
+
+    Attributes:
+        block: Its id.
+        is_allocated: Whether it is there.
+        is_dropped: Whether it is to be freed as soon as nothing uses it.
+        pins: How many operations in flight, and leases, use it.
+        writer: The operation in flight that writes it last.
+        last_write: The last write that was enqueued, unless it was seen to be done.
+        reads: Those since then, if any: the last of each stream.
+    """
+
+    __slots__ = ("block", "is_allocated", "is_dropped", "last_write", "pins", "reads", "writer")
+
+    def __init__(self, block: int, *, is_allocated: bool = False) -> None:
+        self.block: int = block
+        self.is_allocated: bool = is_allocated
+        self.is_dropped: bool = False
+        self.pins: int = 0
+        self.writer: InFlight | None = None
+        self.last_write: tuple[AccelStream, AccelEvent] | None = None
+        self.reads: dict[AccelStream, AccelEvent] | None = None
+
+    def order(self, stream: AccelStream, *, is_write: bool) -> None:
+        """Make a stream wait for what a read must follow, or a write."""
+        if self.last_write is not None:
+            writer, written = self.last_write
+            if writer is not stream:
+                if written.is_done:
+                    # Nobody has to wait for it any more.
+                    self.last_write = None
+                else:
+                    stream.wait(written)
+        if is_write and self.reads:
+            for other, event in self.reads.items():
+                if other is not stream and not event.is_done:
+                    stream.wait(event)
+
+    def read(self, stream: AccelStream, event: AccelEvent) -> None:
+        """Remember a read that was enqueued: the event is done when it is."""
+        reads = self.reads
+        if reads is None:
+            self.reads = {stream: event}
+            return
+        if stream not in reads:
+            # An array that is read for ever by one stream after the other keeps none that is done.
+            for other in [other for other, last in reads.items() if last.is_done]:
+                del reads[other]
+        reads[stream] = event
+
+    def write(self, stream: AccelStream, event: AccelEvent) -> None:
+        """Remember a write that was enqueued."""
+        # Earlier reads are ordered before this write, so whoever waits for it has waited for them.
+        self.last_write = stream, event
+        self.reads = None
+
+
+class MemoryInUse:
+    """Frees blocks that were let go as soon as nothing in flight, and no lease, uses them.
+
+    It also knows what of their use is not finished: read-after-write, write-after-read and
+    write-after-write. Work on one stream is ordered by the stream; only other streams' events are waited
+    for, and only on the device: the host never waits.
+
+    Args:
+        device: Whose memory it is.
+
+    Attributes:
+        fresh: Blocks that were made where they were not before, unless somebody has taken note of where.
+    """
+
+    __slots__ = ("_device", "_uses", "fresh")
+
+    def __init__(self, device: AccelDevice) -> None:
+        self._device = device
+        self.fresh: set[int] = set()
+        self._uses: dict[int, BlockUse] = {}
+
+    def adopt(self, blocks: Iterable[int]) -> None:
+        """Take over blocks that are there from the context before."""
+        for block in blocks:
+            self.use(block).is_allocated = True
+
+    def use(self, block: int) -> BlockUse:
+        """What is known of a block; of one that is not there, too."""
+        use = self._uses.get(block)
+        if use is None:
+            use = self._uses[block] = BlockUse(block)
+        return use
+
+    def exchange(self, table: BlockTable, wanted: Sequence[tuple[int, int]]) -> None:
+        """Free what the program has let go, each as soon as nothing uses it, and make other blocks.
+
+        Args:
+            table: Has what was let go.
+            wanted: Ids and sizes of the others.
+
+        Raises:
+            OutOfMemoryError: As for `allocate`.
+        """
+        if table.dropped:
+            self.release_all(table.take_some())
+        if wanted:
+            self.allocate(wanted, table.drain)
+
+    def allocate(self, blocks: Iterable[tuple[int, int]], drain: Callable[[], None]) -> None:
+        """Make blocks; one that is there is made anew where it lies.
+
+        A program that makes one result after the other has the same block for all.
+
+        Args:
+            blocks: Their ids and sizes.
+            drain: Gives back what the program has let go.
+
+        Raises:
+            OutOfMemoryError: There is no memory, also when garbage was collected.
+        """
+        uses = self._uses
+        for block, nbytes in blocks:
+            use = uses.get(block)
+            if use is not None and use.is_allocated:
+                use.is_dropped = False
+                if not use.pins:
+                    use.last_write = use.reads = None
+                self._device.renew(block)
+                continue
+            try:
+                self._device.allocate(block, nbytes)
+            except OutOfMemoryError:
+                # Arrays in reference cycles, such as those of an error's frames, wait to be collected.
+                gc.collect()
+                drain()
+                self._device.allocate(block, nbytes)
+            self.fresh.add(block)
+            if block in uses:
+                uses[block].is_allocated = True
+            else:
+                uses[block] = BlockUse(block, is_allocated=True)
+
+    def order(self, stream: AccelStream, reads: Iterable[int], writes: Iterable[int]) -> None:
+        """Make a stream wait for everything that work on these blocks must follow."""
+        known = self._uses.get
+        for block in reads:
+            use = known(block)
+            if use is not None and use.last_write is not None and use.last_write[0] is not stream:
+                use.order(stream, is_write=False)
+        for block in writes:
+            use = known(block)
+            if use is not None and (use.last_write is not None or use.reads is not None):
+                use.order(stream, is_write=True)
+
+    def occupy(self, operation: InFlight, stream: AccelStream, *, is_whole: bool) -> None:
+        """Pin what an operation in flight uses, until `vacate`, and remember its reads and writes.
+
+        Args:
+            operation: The operation, whose event was recorded.
+            stream: Where it is.
+            is_whole: Whether it was enqueued as a whole, so that it makes what it writes.
+        """
+        uses, event, pinned = self._uses, operation.event, operation.uses
+        written = stream, event
+        launch = operation.launch
+        for block in launch.reads:
+            # Nearly all are known.
+            use = uses.get(block) or self.use(block)
+            use.pins += 1
+            pinned.append(use)
+            reads = use.reads
+            if reads is None:
+                use.reads = {stream: event}
+            elif stream in reads:
+                reads[stream] = event
+            else:
+                use.read(stream, event)
+            if use.writer is not None:
+                if operation.after is None:
+                    operation.after = []
+                operation.after.append(use.writer)
+        for block in launch.writes:
+            use = uses.get(block) or self.use(block)
+            use.pins += 1
+            pinned.append(use)
+            use.last_write, use.reads = written, None
+            if is_whole:
+                use.writer = operation
+
+    def vacate(self, operation: InFlight) -> None:
+        """An operation is over: what it pinned is used by it no more."""
+        for use in operation.uses:
+            if use.writer is operation:
+                use.writer = None
+            if use.is_allocated and not use.is_dropped:
+                use.pins -= 1
+            else:
+                self.unpin(use)
+
+    def release(self, block: int) -> None:
+        """Free a block, as soon as nothing uses it."""
+        self.release_all((block,))
+
+    def release_all(self, blocks: Iterable[int]) -> None:
+        """Free blocks, each as soon as nothing uses it."""
+        uses = self._uses
+        for block in blocks:
+            use = uses.get(block)
+            if use is None or not use.is_allocated:
+                # Its operation was withdrawn before it was launched.
+                continue
+            if use.pins:
+                use.is_dropped = True
+            else:
+                del uses[block]
+                self.fresh.discard(block)
+                self._device.free(block)
+
+    def placed(self, block: int) -> PlacedBlock | None:
+        """Where a block of a chunk that is kept lies; None if it is freed, or will be as soon as it may."""
+        use = self._uses.get(block)
+        if use is None or not use.is_allocated or use.is_dropped:
+            return None
+        return self._device.placement(block)
+
+    def pin(self, block: int) -> BlockUse:
+        """It is used."""
+        use = self.use(block)
+        use.pins += 1
+        return use
+
+    def unpin(self, use: BlockUse) -> None:
+        """A use of a block is over."""
+        use.pins -= 1
+        if use.pins:
+            return
+        if use.is_dropped:
+            self.release(use.block)
+        elif not use.is_allocated:
+            del self._uses[use.block]

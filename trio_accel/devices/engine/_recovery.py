@@ -1,0 +1,129 @@
+"""The default recovery policy, and how an operator is told of lost contexts."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+
+import attrs
+import trio
+
+from ...actors import ActorRestarted, Backoff, Directive, Intensity, Policy, describe
+from ..base._availability import Availability
+from ._options import DeviceOptions
+
+__all__ = ["Losses", "recovery_policy"]
+
+_logger = logging.getLogger("trio_accel.devices")
+
+_INTENSITY = Intensity(3, 60.0, counts_progress=False)
+_BACKOFF = Backoff()
+# A context that has worked for half a second is replaced at once. Where one follows the other more closely,
+# starting workers must not take the processors for itself.
+_AFTER_PROGRESS = Backoff(initial=0.0, base=0.1, factor=2.0, maximum=1.0, reset_after=0.5)
+_NOTHING: Mapping[type[Exception], Directive] = {}
+# So many losses within so many seconds are told of apart, once in that time.
+_MANY = 5
+_WITHIN = 60.0
+
+
+def recovery_policy(
+    options: DeviceOptions, *, grace: float, directives: Mapping[type[Exception], Directive] = _NOTHING
+) -> Policy:
+    """How a device, its context or a library is supervised, and supervises what is below it.
+
+    What the options leave open is the default recovery policy: whatever has made progress is in no crash
+    loop, so that its restart is not counted and waits for a second at most.
+
+    Args:
+        options: Options of the device.
+        grace: Seconds that the actor may take to stop.
+        directives: What its supervisor does about its errors.
+    """
+    return Policy(
+        directives=directives,
+        backoff=_BACKOFF if options.backoff is None else options.backoff,
+        backoff_after_progress=_AFTER_PROGRESS if options.backoff is None else None,
+        grace=grace,
+        intensity=_INTENSITY if options.intensity is None else options.intensity,
+    )
+
+
+@attrs.define(eq=False)
+class Losses:
+    """Counts the contexts that a device has lost, and logs each.
+
+    Attributes:
+        count: How many since the device was opened.
+    """
+
+    _device: str
+    _availability: Availability
+    count: int = attrs.field(default=0, init=False)
+    _last: int = attrs.field(default=0, init=False)
+    _recent: deque[float] = attrs.field(factory=deque[float], init=False)
+    _summed_up: float = attrs.field(default=float("-inf"), init=False)
+
+    def restarted(self, event: ActorRestarted) -> None:
+        """A context is gone, or could not be made; the next one is made after a delay."""
+        generation = self._availability.generation
+        cause = "it ended by itself" if event.error is None else describe(event.error)
+        next_one = (
+            f"the next one starts in {event.delay:.2f} s" if event.delay else "the next one starts at once"
+        )
+        if generation == self._last:
+            _logger.warning(
+                "device %s: no context of generation %d could be made: %s; %s",
+                self._device,
+                generation + 1,
+                cause,
+                next_one,
+            )
+            return
+        self._last = generation
+        self.count += 1
+        _logger.warning(
+            "device %s lost its context of generation %d%s: %s; %s",
+            self._device,
+            generation,
+            "" if event.has_progressed else ", which had completed no request",
+            cause,
+            next_one,
+        )
+        self._sum_up()
+
+    def given_up(self, arrays: str) -> None:
+        """No context follows; its supervisor says why.
+
+        Args:
+            arrays: What becomes of the arrays, or nothing.
+        """
+        if self._availability.generation > self._last:
+            self._last = self._availability.generation
+            self.count += 1
+        _logger.error(
+            "device %s is given up in generation %d; contexts lost since it was opened: %d%s",
+            self._device,
+            self._last,
+            self.count,
+            arrays,
+        )
+
+    def _sum_up(self) -> None:
+        """Say apart, once a minute, that a device loses contexts all the time."""
+        now = trio.current_time()
+        self._recent.append(now)
+        while self._recent[0] < now - _WITHIN:
+            self._recent.popleft()
+        if len(self._recent) < _MANY or now < self._summed_up + _WITHIN:
+            return
+        self._summed_up = now
+        _logger.error(
+            "device %s has lost %d contexts within %g s, %d since it was opened: requests lose them, or the "
+            "hardware does; to have the device given up instead, set DeviceOptions.intensity",
+            self._device,
+            len(self._recent),
+            _WITHIN,
+            self.count,
+        )

@@ -1,0 +1,1 @@
+"""What programs hold: devices, and the system that opens them."""

@@ -1,0 +1,70 @@
+"""Where the operations of a device go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from ...actors import ActorContext
+    from ..arrays._pending import Pending
+    from ..arrays._ref import AccelRef
+    from ..base._statistics import DeviceStatistics
+    from ..operations._operation import Operation
+
+__all__ = ["Dispatch"]
+
+LibraryT = TypeVar("LibraryT")
+ReplyT = TypeVar("ReplyT")
+
+
+class Dispatch(Protocol):
+    """Serves a device's operations, over all its generations: in this process, or through workers."""
+
+    @property
+    def pending(self) -> int:
+        """Requests that wait for a context."""
+        ...
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """Descriptors of the memory that arrays of the device lie in, as far as this process holds any."""
+        ...
+
+    @property
+    def libraries(self) -> Sequence[str]:
+        """Names of the libraries that the current context has."""
+        ...
+
+    async def prepare(self) -> None:
+        """Start what must outlive the device's actor."""
+
+    def open(self, context: ActorContext) -> AbstractAsyncContextManager[None]:
+        """Hold what lasts longer than a context: the device's actor lives inside."""
+        ...
+
+    async def start_context(self, context: ActorContext) -> None:
+        """Start the context's actor as a child of the device's."""
+
+    async def ask(self, operation: Operation[LibraryT, ReplyT]) -> ReplyT:
+        """See `Device.ask`."""
+        ...
+
+    def submit(self, operation: Operation[LibraryT, ReplyT]) -> Pending[ReplyT]:
+        """See `Device.submit`."""
+        ...
+
+    def lease(self, ref: AccelRef, *, write: bool, stream: object) -> AbstractAsyncContextManager[Any]:
+        """See `AccelRef.lease`."""
+        ...
+
+    async def synchronize(self) -> None:
+        """See `Device.synchronize`."""
+
+    async def statistics(self) -> DeviceStatistics:
+        """See `Device.statistics`."""
+        ...
+
+    def poison(self, reason: str) -> None:
+        """See `trio_accel.testing.poison`."""

@@ -1,0 +1,255 @@
+"""A system of actors that can open devices."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import logging
+import sys
+import warnings
+from collections.abc import AsyncGenerator, Generator
+from contextlib import ExitStack, asynccontextmanager
+from types import TracebackType
+from typing import Any, ClassVar
+
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from ... import actors
+from ...actors import SystemOptions
+from ...backends import candidates
+from ...backends.base import AccelBackend, DeviceInfo, NotSupportedError
+from ..base._refusals import NotAwaited
+from ..engine._options import DeviceOptions
+from ..worker import free_left_memory
+from ._adoption import check_adoption, options_of_heir, take_memory
+from ._device import Device
+from ._device_actor import DeviceActor
+
+__all__ = ["DeviceOpening", "System", "open_system"]
+
+_logger = logging.getLogger("trio_accel.devices")
+
+
+class DeviceOpening(NotAwaited):
+    """A device being opened: await it, or use it in ``async with``, which closes the device at the end."""
+
+    __slots__ = ("_adopt", "_device", "_options", "_spec", "_system")
+    what_to_do: ClassVar[str] = (
+        "the device is not open yet: device = await system.open_device(...), "
+        "or async with system.open_device(...) as device"
+    )
+
+    def __init__(
+        self, system: System, spec: str | None, options: DeviceOptions | None, adopt: Device | None
+    ) -> None:
+        self._system = system
+        self._spec = spec
+        self._options = options
+        self._adopt = adopt
+        self._device: Device | None = None
+
+    def __await__(self) -> Generator[Any, Any, Device]:
+        if self._adopt is not None:
+            return _open_adopting(self._system, self._spec, self._options, self._adopt).__await__()
+        return _open(self._system, self._spec, self._options or DeviceOptions()).__await__()
+
+    @enable_ki_protection
+    async def __aenter__(self) -> Device:
+        self._device = await self
+        return self._device
+
+    @enable_ki_protection
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._device is not None:
+            await self._device.close()  # noqa: ASYNC102  # it shields itself
+
+
+class System(actors.System):
+    """A tree of actors, devices among them. Made by `open_system`.
+
+    Attributes:
+        opening: Names of devices that are being opened.
+    """
+
+    def __init__(self, name: str, options: SystemOptions, nursery: trio.Nursery) -> None:
+        super().__init__(name, options, nursery)
+        self.opening: set[str] = set()
+
+    def open_device(
+        self,
+        spec: str | None = None,
+        *,
+        options: DeviceOptions | None = None,
+        adopt: Device | None = None,
+    ) -> DeviceOpening:
+        """Open a device: ``await system.open_device("cpu")``, or ``async with``, which closes it.
+
+        Open a device once and share the `Device`. Where it is open already, it gets a second context with
+        memory of its own, and a number in its name in the tree (``cpu:0#2``); a `RuntimeWarning` says so.
+
+        Args:
+            spec: Name of a backend or device, such as ``"cpu"`` or ``"cuda:1"``. None takes what the
+                environment variable ``TRIO_ACCEL_BACKEND`` names, else the best device that can be opened.
+            options: How it is opened and supervised.
+            adopt: A device of this system that was given up (its requests raise `DeviceLostError`), on the
+                same hardware and with worker processes: the new device takes over its memory. All its arrays
+                are arrays of the new device then, by the same references, with the same contents; those that
+                were damaged stay so. Where nothing else is given, the new device is opened as that one was.
+                If it cannot be opened, the arrays stay where they are, and can be adopted again.
+
+        Raises:
+            ValueError: There is no such backend or device; or the device to be adopted is another system's,
+                is open, was closed or adopted already, is other hardware, takes more than `memory_limit`,
+                or has an array that is leased.
+            TypeError: No name, no options, or no device.
+            NotSupportedError: The backend is not available, or does not have an option.
+            RuntimeError: It is awaited in another thread or Trio run than the system's.
+            DeviceLostError: The memory of the device to be adopted is lost: it was inline, or the hardware
+                reported an uncorrectable error of its memory.
+        """
+        if spec is not None and not isinstance(spec, str):
+            raise TypeError(
+                f"open_device: spec must be the name of a device such as 'cpu' or None, got {spec!r}"
+            )
+        if options is not None and not isinstance(options, DeviceOptions):
+            raise TypeError(f"open_device: options must be DeviceOptions, got {options!r}")
+        if adopt is not None and not isinstance(adopt, Device):
+            raise TypeError(f"open_device: adopt must be a Device that was given up, got {adopt!r}")
+        return DeviceOpening(self, spec, options, adopt)
+
+
+@asynccontextmanager
+@enable_ki_protection
+async def open_system(name: str, *, options: SystemOptions | None = None) -> AsyncGenerator[System, None]:
+    """Open a system of actors and devices: the body of the ``async with`` runs beside them.
+
+    When the body ends, by itself or by an exception, devices and actors are stopped in reverse
+    start order; on exit none is alive. That holds too when the body is cancelled.
+
+    Raises:
+        ExceptionGroup: What the body raised, and what a failed actor escalated to the top.
+    """
+    actors.check_name(name)
+    with ExitStack() as at_end:
+        async with System.open(name, options) as system:
+            at_end.callback(free_left_memory, system)
+            yield system
+
+
+@enable_ki_protection
+async def _open(system: System, spec: str | None, options: DeviceOptions) -> Device:
+    system.check_run("open_device")
+    *others, last = await trio.to_thread.run_sync(candidates, spec)
+    for backend, info in others:
+        device, name = _make(system, backend, info, options)
+        # Nobody has named it: another will do. What is wrong with the options was told by now.
+        try:
+            return await _start(system, device, name)
+        except NotSupportedError as error:
+            _logger.warning("%s was found, but cannot be opened: %s", info.name, error.message)
+    return await _start(system, *_make(system, *last, options))
+
+
+@enable_ki_protection
+async def _open_adopting(
+    system: System, spec: str | None, options: DeviceOptions | None, old: Device
+) -> Device:
+    """Open a device with the memory of one that was given up, which keeps it if that fails."""
+    system.check_run("open_device")
+    await check_adoption(system, old)
+    options = options_of_heir(old, options)
+    *_, (backend, info) = await trio.to_thread.run_sync(candidates, spec or old.name)
+    _check_isolation(info, options)
+    name = _free_name(system, info)
+    memory = take_memory(old, f"{system.name}/{name}", backend, info, options)
+    try:
+        heir = Device(backend, info, options, f"{system.name}/{name}", system, memory)
+        return await _start(system, heir, name)
+    except BaseException:
+        old.have_back(memory)
+        raise
+
+
+def _make(
+    system: System, backend: AccelBackend, info: DeviceInfo, options: DeviceOptions
+) -> tuple[Device, str]:
+    """A device that is not started yet, and the name of its actor.
+
+    Raises:
+        NotSupportedError: It does not have an option.
+    """
+    _check_isolation(info, options)
+    name = _free_name(system, info)
+    return Device(backend, info, options, f"{system.name}/{name}", system), name
+
+
+def _check_isolation(info: DeviceInfo, options: DeviceOptions) -> None:
+    if options.isolation is not None and options.isolation not in info.isolations:
+        allowed = ", ".join(repr(isolation) for isolation in info.isolations)
+        reason = ""
+        if options.isolation == "process" and sys.platform != "linux":
+            reason = f": worker processes need Linux, and this is {sys.platform}"
+        raise NotSupportedError(
+            f"isolation={options.isolation!r} is not there for this device; it has {allowed}{reason}; open "
+            f"the device with isolation={info.isolations[0]!r}",
+            device=info.name,
+            backend=info.backend,
+        )
+    if options.spares and (options.isolation or info.isolations[0]) == "inline":
+        raise NotSupportedError(
+            f"spares={options.spares}: spares are worker processes, and the context of {info.name} is in "
+            "this process; open it with isolation='process', or with spares=0",
+            device=info.name,
+            backend=info.backend,
+        )
+
+
+def _free_name(system: System, info: DeviceInfo) -> str:
+    """The name of the device in the tree, numbered where it is taken; warns if the device is open already."""
+    # Others may be on their way to the tree.
+    children = {child.name: child.actor_class for child in system.tree().children}
+    names = itertools.chain([info.name], (f"{info.name}#{number}" for number in itertools.count(2)))
+    name = next(name for name in names if name not in children and name not in system.opening)
+    for other in (*children, *system.opening):
+        if other.partition("#")[0] == info.name and children.get(other, _DEVICE) == _DEVICE:
+            warnings.warn(
+                f"open_device: {info.name} is open already, as {system.name}/{other}; {system.name}/{name} "
+                "is a second context, with memory of its own. Share the Device object that you have, or "
+                "close it first; where two contexts are meant, filter this warning",
+                RuntimeWarning,
+                stacklevel=_levels_to_caller(),
+            )
+            break
+    return name
+
+
+_DEVICE = DeviceActor.__name__
+
+
+def _levels_to_caller() -> int:
+    """How far up the stack the program is, for a warning of the function that calls this."""
+    package, level = __name__.partition(".")[0] + ".", 1
+    frame = inspect.currentframe()
+    frame = frame and frame.f_back
+    while (
+        frame is not None
+        and frame.f_back is not None
+        and f"{frame.f_globals.get('__name__')}.".startswith(package)
+    ):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+async def _start(system: System, device: Device, name: str) -> Device:
+    system.opening.add(name)
+    try:
+        await device.start(name)
+    finally:
+        system.opening.discard(name)
+    return device

@@ -1,0 +1,1 @@
+"""Host memory that a device transfers from and to."""

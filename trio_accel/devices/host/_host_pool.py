@@ -1,0 +1,298 @@
+"""Memory of the host that a device transfers from and to by itself."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import mmap
+import os
+from collections import deque
+from collections.abc import Callable
+from typing import Any, cast
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+from trio.lowlevel import enable_ki_protection
+
+from ...backends.base import OutOfMemoryError
+from ...backends.base.chunks import ChunkAllocator
+from ...backends.base.host import address_of, available_bytes, make_shared, total_bytes
+from ..base._bridge import LoopWaker
+from ..base._shortage import is_out_of_files, out_of_descriptors
+
+__all__ = ["HostPool", "Region", "Slab"]
+
+# So much is given out at a time: whole pages, so that no two arrays share one.
+_PAGE = 4096
+_FIRST = 64 << 20
+_LARGEST = 256 << 20
+# What is kept while nothing lies in it: a share of the host's memory, within these bounds. To have a gigabyte
+# made, known to the driver and forgotten by it takes longer than to copy it.
+_KEPT, _KEEP_LEAST, _KEEP_MOST = 32, 256 << 20, 2 << 30
+_MOST = 512
+# What is dropped goes back with the next array, or soon if it is large or one of many.
+_LARGE = 1 << 20
+_MANY = 64
+
+
+@attrs.frozen(eq=False)
+class Slab:
+    """A piece of memory for several arrays. It is unmapped when the last array over it is gone.
+
+    Attributes:
+        number: Its id in the pool.
+        memory: All of it.
+        address: Where it starts.
+        descriptor: What other processes map it by; None if none may.
+    """
+
+    number: int
+    memory: npt.NDArray[np.uint8]
+    address: int
+    descriptor: int | None
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return self.memory.nbytes
+
+
+class Region:
+    """Memory for one array, in a slab: it goes back to the pool when nothing refers to it any more.
+
+    NumPy keeps what an array was made of as its base. Of a chain of arrays it keeps the first only, so
+    that cannot be an array itself: every view of whatever depth holds on to this.
+    """
+
+    __slots__ = ("__weakref__", "_drop", "_number", "nbytes", "offset", "slab")
+
+    def __init__(
+        self, number: int, slab: Slab, offset: int, nbytes: int, drop: Callable[[int, int], None]
+    ) -> None:
+        self.slab: Slab = slab
+        self.offset: int = offset
+        self.nbytes: int = nbytes
+        self._number = number
+        self._drop = drop
+
+    @property
+    def __array_interface__(self) -> dict[str, object]:
+        return {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (self.nbytes,),
+            "data": (self.slab.address + self.offset, False),
+        }
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """An array over its start, contiguous in C order."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        memory: npt.NDArray[np.uint8] = np.asarray(cast("Any", self))
+        return memory[:nbytes].view(dtype).reshape(shape)
+
+    def __del__(self) -> None:
+        self._drop(self._number, self.nbytes)
+
+
+class HostPool:
+    """Arrays of the host that lie in a few large pieces of memory, which the device knows.
+
+    To make memory known to a device takes long, so slabs are kept and used again. They grow by doubling;
+    a large array lies alone. Arrays outlive the pool: when that is closed, it only forgets them.
+
+    Everything but the end of an array happens on the Trio thread, and nothing of it is torn apart by a
+    Ctrl-C: it may be the program's own task that asks.
+
+    Args:
+        is_shared: Whether other processes are to have the memory.
+
+    Attributes:
+        slabs: By id.
+        on_make: Called with each slab that is made.
+        on_drop: Called with each one that is given back; no array lies in it.
+    """
+
+    def __init__(self, *, is_shared: bool) -> None:
+        self.slabs: dict[int, Slab] = {}
+        self.on_make: Callable[[Slab], None] = _ignore
+        self.on_drop: Callable[[Slab], None] = _ignore
+        self.is_closed: bool = False
+        self._is_shared = is_shared
+        keep = min(max(_KEEP_LEAST, total_bytes() // _KEPT), _KEEP_MOST)
+        self._allocator = ChunkAllocator(
+            self._make, self._give_back, first=_FIRST, largest=_LARGEST, keep=keep, most=_MOST
+        )
+        self._slab_numbers = itertools.count(1)
+        self._region_numbers = itertools.count(1)
+        # Sorted by address.
+        self._starts: list[int] = []
+        self._sorted: list[Slab] = []
+        self._dropped: deque[int] = deque()
+        # Regions up to this number may still be written to, and those of them that were dropped meanwhile.
+        self._unsure = 0
+        self._held_back: list[int] = []
+        self._is_rung = False
+        self._waker = LoopWaker(self.drain)
+
+    @property
+    def used(self) -> int:
+        """Bytes that arrays take, those included that were dropped since the last one was made."""
+        return self._allocator.used
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of all slabs."""
+        return self._allocator.reserved
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Make an array, not initialised.
+
+        Raises:
+            MemoryError: The machine has not so much.
+        """
+        nbytes = math.prod(shape) * dtype.itemsize
+        return self.region(nbytes).array(shape, dtype) if nbytes else np.empty(shape, dtype)
+
+    @enable_ki_protection
+    def region(self, nbytes: int) -> Region:
+        """Take memory.
+
+        Raises:
+            MemoryError: The machine has not so much.
+        """
+        self.drain()
+        number = next(self._region_numbers)
+        try:
+            place = self._allocator.allocate(number, -(-nbytes // _PAGE) * _PAGE)
+        except MemoryError:
+            self._allocator.trim()
+            place = self._allocator.allocate(number, -(-nbytes // _PAGE) * _PAGE)
+        return Region(number, self.slabs[place.chunk], place.offset, nbytes, self._drop)
+
+    def stage(self, nbytes: int) -> Region:
+        """Take memory by way of which an array travels.
+
+        Raises:
+            OutOfMemoryError: The machine has not so much, or there are too many open files.
+        """
+        try:
+            return self.region(nbytes)
+        except MemoryError as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and is_out_of_files(cause):
+                raise out_of_descriptors(nbytes, cause) from error
+            raise OutOfMemoryError(
+                f"there is no host memory to bring {nbytes} bytes to or from the device by way of; make the "
+                "array with device.host_empty(), which needs none, or in smaller parts",
+                requested=nbytes,
+                free=available_bytes(),
+                total=total_bytes(),
+            ) from error
+
+    def find(self, array: npt.NDArray[Any]) -> tuple[int, int] | None:
+        """Where an array lies: id of the slab, and bytes from its start to the first element.
+
+        Returns:
+            None if not all of it lies in one slab.
+        """
+        if not self._starts or not array.size:
+            return None
+        first = address_of(array)
+        if array.flags.c_contiguous:
+            low, high = first, first + array.nbytes
+        else:
+            low, high = first, first + array.itemsize
+            for extent, stride in zip(array.shape, array.strides, strict=True):
+                reach = (extent - 1) * stride
+                low, high = low + min(reach, 0), high + max(reach, 0)
+        index = bisect.bisect_right(self._starts, low) - 1
+        if index < 0 or high > self._starts[index] + self._sorted[index].nbytes:
+            return None
+        return self._sorted[index].number, first - self._starts[index]
+
+    def drain(self) -> None:
+        """Give back now what was dropped."""
+        self._is_rung = False
+        if not self.is_closed:
+            for _ in range(len(self._dropped)):
+                region = self._dropped.popleft()
+                if region <= self._unsure:
+                    self._held_back.append(region)
+                else:
+                    self._allocator.free(region)
+
+    def hold_back(self) -> None:
+        """A device was lost and may still write to what is in use now: nothing of it is given out again."""
+        self.drain()
+        self._unsure = next(self._region_numbers)
+
+    def let_go(self) -> None:
+        """No lost device writes any more: give out again what was held back."""
+        self._unsure = 0
+        self._dropped.extend(self._held_back)
+        self._held_back.clear()
+        self.drain()
+
+    def close(self) -> None:
+        """Forget everything; arrays stay as they are."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._waker.close()
+        for slab in self.slabs.values():
+            if slab.descriptor is not None:
+                os.close(slab.descriptor)
+        self.slabs.clear()
+        self._starts.clear()
+        self._sorted.clear()
+
+    def _drop(self, region: int, nbytes: int) -> None:
+        """Take a region back. Any thread, in the midst of anything."""
+        self._dropped.append(region)
+        if (nbytes >= _LARGE or len(self._dropped) >= _MANY) and not self._is_rung:
+            # As with blocks: whoever finds it rung has appended before.
+            self._is_rung = True
+            self._waker.ring()
+
+    def _make(self, nbytes: int) -> tuple[int, int]:
+        # The system would promise more than there is, and end the process that takes it at its word.
+        available = available_bytes()
+        if nbytes > available:
+            raise MemoryError(f"{nbytes} bytes of host memory, {available} available")
+        try:
+            memory, descriptor = make_shared(nbytes) if self._is_shared else (_make_private(nbytes), None)
+        except OSError as error:
+            raise MemoryError(f"{nbytes} bytes of host memory: {error}") from error
+        address = address_of(memory)
+        slab = Slab(next(self._slab_numbers), memory, address, descriptor)
+        self.slabs[slab.number] = slab
+        index = bisect.bisect(self._starts, address)
+        self._starts.insert(index, address)
+        self._sorted.insert(index, slab)
+        try:
+            self.on_make(slab)
+        except OSError as error:
+            # There is no descriptor left to give to others.
+            self._give_back(slab.number)
+            raise MemoryError(f"{nbytes} bytes of host memory: {error}") from error
+        return slab.number, slab.nbytes
+
+    def _give_back(self, number: int) -> None:
+        slab = self.slabs.pop(number)
+        index = bisect.bisect_left(self._starts, slab.address)
+        del self._starts[index], self._sorted[index]
+        self.on_drop(slab)
+        if slab.descriptor is not None:
+            os.close(slab.descriptor)
+
+
+def _make_private(nbytes: int) -> npt.NDArray[np.uint8]:
+    # Mapped as shared with children, which share nothing else: to copy on write what a device writes to
+    # by itself would part the two.
+    return np.frombuffer(mmap.mmap(-1, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE), np.uint8)
+
+
+def _ignore(slab: Slab) -> None:
+    """Nobody wants to know."""

@@ -1,0 +1,167 @@
+"""Making the pool of host memory known to the devices that are opened in this process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from math import inf
+
+import attrs
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from ...actors import describe
+from ...backends.base import AccelDevice
+from ..base._arrival import Arrival
+from ._host_pool import HostPool, Slab
+
+__all__ = ["HostRegistrar"]
+
+_logger = logging.getLogger("trio_accel.devices")
+
+
+def _nobody() -> None:
+    """Nobody waits for it."""
+
+
+@attrs.frozen(eq=False)
+class _Change:
+    """What a thread does, and who is told when it has."""
+
+    make: Callable[[], None]
+    told: Callable[[], None] = _nobody
+
+
+@attrs.frozen(eq=False)
+class _Removal:
+    """What a thread does when the device rests."""
+
+    make: Callable[[], None]
+    rest: Callable[[], Awaitable[None]]
+
+
+class HostRegistrar:
+    """Has each new device learn of all slabs, and the device of now of those that come and go.
+
+    That takes milliseconds for each slab, so a thread does it, one after the other. If the device
+    refuses, the arrays in it are to the device as any other.
+
+    A device that was lost may have a stream that is stuck, and still write to an array of the pool when
+    that goes on. So what was in use then is given out again only when such a device has ended.
+
+    Args:
+        pool: The slabs.
+    """
+
+    def __init__(self, pool: HostPool) -> None:
+        self._pool = pool
+        self._device: AccelDevice | None = None
+        self._lost: list[AccelDevice] = []
+        # By slab: over when the device of now knows it, or has refused.
+        self._known: dict[int, Arrival] = {}
+        self._changes, self._pending = trio.open_memory_channel[_Change](inf)
+        self._removals, self._removed = trio.open_memory_channel[_Removal](inf)
+        self._rest: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
+        pool.on_make = self._add
+        pool.on_drop = self._remove
+
+    def attach(
+        self, device: AccelDevice, rest: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
+    ) -> None:
+        """A device is open; until it is closed it knows what is registered. Those before it are closed.
+
+        Args:
+            device: The device.
+            rest: Waits until it does nothing, before it is to forget a slab.
+        """
+        self._device = device
+        self._rest = rest
+        self._known.clear()
+        if self._lost:
+            self._changes.send_nowait(_Change(_nothing))
+        for slab in self._pool.slabs.values():
+            self._add(slab)
+
+    def detach(self) -> None:
+        """The device is lost, or about to be closed, which makes it forget everything."""
+        if self._device is not None:
+            self._lost.append(self._device)
+            self._device = None
+            self._pool.hold_back()
+
+    def known(self, slab: int) -> Arrival | None:
+        """What is over when the device knows a slab; None if it does now, or is lost."""
+        return self._known.get(slab)
+
+    async def run(self) -> None:
+        """Tell the devices, until it is cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run_removals)
+            await self._run_changes()
+
+    async def _run_removals(self) -> None:
+        async for removal in self._removed:
+            await removal.rest()
+            await self._tell(removal.make)
+            del removal
+
+    async def _run_changes(self) -> None:
+        async for change in self._pending:
+            if self._lost and self._device is not None:
+                await self._settle()
+            try:
+                await self._tell(change.make)
+            finally:
+                change.told()
+            # Nothing is to hold on to memory while there is nothing to do.
+            del change
+
+    @enable_ki_protection
+    async def _settle(self) -> None:
+        """See whether the lost devices have ended: a device that is closed again says so."""
+        for device in tuple(self._lost):
+            # One that cannot even be closed has not ended, as far as anybody knows.
+            with suppress(Exception):
+                if await trio.to_thread.run_sync(device.close, 0.0):
+                    self._lost.remove(device)
+        if not self._lost:
+            self._pool.let_go()
+
+    @enable_ki_protection
+    async def _tell(self, make: Callable[[], None]) -> None:
+        try:
+            await trio.to_thread.run_sync(make)
+        except Exception as error:  # noqa: BLE001  # the device is closed by now, or cannot; it goes on without
+            _logger.debug("host memory is not known to the device: %s", describe(error))
+
+    def _add(self, slab: Slab) -> None:
+        if self._device is not None:
+            known = self._known[slab.number] = Arrival()
+            self._changes.send_nowait(
+                _Change(
+                    partial(self._device.register_host, slab.memory), partial(self._end, slab.number, known)
+                )
+            )
+
+    def _remove(self, slab: Slab) -> None:
+        # Whatever used it is over: it held on to its array.
+        if self._device is not None:
+            forget = partial(self._device.unregister_host, slab.memory)
+            remove = partial(self._removals.send_nowait, _Removal(forget, self._rest))
+            known = self._known.get(slab.number)
+            if known is None:
+                remove()
+            else:
+                # What were forgotten first would then be registered, and unmapped all the same.
+                known.tell(remove)
+
+    def _end(self, slab: int, known: Arrival) -> None:
+        if self._known.get(slab) is known:
+            del self._known[slab]
+        known.end()
+
+
+def _nothing() -> None:
+    """Only look after the lost devices."""

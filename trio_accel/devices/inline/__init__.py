@@ -1,0 +1,1 @@
+"""Contexts in the process of the program."""

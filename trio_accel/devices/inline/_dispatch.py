@@ -1,0 +1,372 @@
+"""Contexts in this process: operations go straight to the library actors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from ...actors import ActorContext, ActorFailedError, ActorStoppedError, Ref, at_rest
+from ...backends.base import AccelDevice, ContextPoisonedError, DeviceLostError, QueueFullError
+from ..arrays._pending import Pending
+from ..arrays._ref import AccelRef
+from ..base._statistics import DeviceStatistics
+from ..engine._asked import Asked
+from ..engine._context import ContextActor, Session, context_policy
+from ..engine._submissions import OpenLibrary
+from ..host._registrar import HostRegistrar
+from ..operations._operation import Launch, Operation, Planner
+from ._copies import WITH_HOST, InlineCopies, Travel
+
+if TYPE_CHECKING:
+    from ..arrays._blocks import BlockTable
+    from ..engine._engine import Engine
+    from ..engine._library import LibraryActor
+    from ..engine._options import DeviceOptions
+    from ..front._device import Device
+    from ..operations._hooks import EngineHook
+
+__all__ = ["InlineDispatch"]
+
+# Where so many operations of a stream are in flight, those that follow may share events.
+_MANY = 8
+
+LibraryT = TypeVar("LibraryT")
+ReplyT = TypeVar("ReplyT")
+
+
+class InlineDispatch:
+    """Serves a device from an engine in this process; each context has memory of its own."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        pool = device.host_pool
+        self._registrar = None if pool is None else HostRegistrar(pool)
+        self._copies: InlineCopies | None = None
+        self._context_ref: Ref[ContextActor] | None = None
+        self.pending = 0
+        self._asking = 0
+        self.session: Session | None = None
+
+    @property
+    def options(self) -> DeviceOptions:
+        """Options of the device."""
+        return self._device.options
+
+    @property
+    def hooks(self) -> list[EngineHook]:
+        """Who sees every operation."""
+        return self._device.hooks
+
+    @property
+    def blocks(self) -> BlockTable:
+        """Where dropped blocks go."""
+        return self._device.blocks
+
+    @property
+    def next_generation(self) -> int:
+        """Number of the context that is being opened."""
+        return self._device.generation + 1
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """None: the memory is the context's."""
+        return ()
+
+    @property
+    def libraries(self) -> Sequence[str]:
+        """Names of the libraries of the current context."""
+        return tuple(self._engine().device.libraries)
+
+    async def prepare(self) -> None:
+        """Nothing must be there before the device's actor."""
+        await trio.lowlevel.checkpoint()
+
+    @asynccontextmanager
+    async def open(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        """Make the pool of host memory, if there is one, known to each context's device."""
+        if self._registrar is None:
+            await trio.lowlevel.checkpoint()
+            yield
+            return
+        pool = self._device.host_pool
+        assert pool is not None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._registrar.run)
+            self._copies = InlineCopies(pool, self._registrar, nursery)
+            yield
+            nursery.cancel_scope.cancel(reason="the device ends")
+
+    async def start_context(self, context: ActorContext) -> None:
+        """Start the context's actor."""
+        self._context_ref = await context.spawn(
+            ContextActor, self, name="context", policy=context_policy(self.options)
+        )
+
+    @property
+    def variables(self) -> None:
+        """Those of whoever submits."""
+        return
+
+    @property
+    def on_launch(self) -> None:
+        """Nobody counts."""
+        return
+
+    @property
+    def on_look(self) -> None:
+        """Nobody watches over this loop."""
+        return
+
+    def may_defer(self, in_flight: int) -> bool:
+        """With so many, others are in flight while these wait for one another."""
+        return in_flight >= _MANY
+
+    def is_alone(self) -> bool:
+        """Whether only one task asks for anything."""
+        return self._asking == 1
+
+    @property
+    def opened(self) -> None:
+        """It is opened for each context."""
+        return
+
+    def open_device(self) -> AccelDevice:
+        """Open the device; blocks."""
+        device = self._device
+        return device.backend.open_device(device.info.index, memory_limit=device.options.memory_limit)
+
+    def attach(self, session: Session) -> None:
+        """A context is ready: start its generation."""
+        self.session = session
+        if self._registrar is not None:
+            self._registrar.attach(session.engine.device, session.engine.rest)
+        blocks = self._device.blocks
+        blocks.valid_since = session.generation
+        blocks.release = session.engine.release_all
+        self._device.availability.begin(session.generation)
+
+    def detach(self, error: BaseException | None) -> None:
+        """The context is gone; requests wait for the next."""
+        self._device.blocks.drain()
+        self._device.blocks.lose()
+        self.session = None
+        if self._registrar is not None:
+            self._registrar.detach()
+        self._device.availability.interrupt()
+
+    @enable_ki_protection
+    async def ask(self, operation: Operation[LibraryT, ReplyT]) -> ReplyT:
+        """See `Device.ask`."""
+        self._device.check_ask(operation)
+        # One that is done by the time of a cancellation returns: a loop of these must end all the same.
+        await trio.lowlevel.checkpoint_if_cancelled()
+        losses = 0
+        while True:
+            session = self.session or await self._ready()
+            planner = Planner(self._device, operation)
+            planned = operation.plan(planner)
+            launch = planner.launch(planned)
+            has_refs = bool(launch.uses)
+            path, engine = operation.library, session.engine
+            library = session.libraries.get(path)
+            if library is None:
+                library = await self._open_library(session, launch)
+            if library is None or self.session is not session:
+                # Its blocks are those of a context that is gone: it is planned anew.
+                launch.forget()
+                continue
+            self._asking += 1
+            try:
+                if self._device.hooks:
+                    self._device.validated(launch)
+                if self._copies is not None and (launch.staged or isinstance(launch.spec, WITH_HOST)):
+                    await self._serve_with_copies(launch, library, engine, self._copies)
+                else:
+                    await _serving(launch, library, engine)
+            except ActorStoppedError:
+                # Never executed, because its context ends: it runs on the next one, if there is one.
+                await library.wait_terminated()
+                session.forget(path, library)
+                continue
+            except (ActorFailedError, ContextPoisonedError) as error:
+                losses += 1
+                may_run_again = not has_refs and losses <= self.options.retry
+                self._check_loss(error, launch, library, engine, may_run_again=may_run_again)
+                continue
+            finally:
+                self._asking -= 1
+                if not launch.is_forgotten:
+                    engine.over(launch)
+            return planned.reply
+
+    def _serve_with_copies(
+        self, launch: Launch, library: Ref[LibraryActor], engine: Engine, copies: InlineCopies
+    ) -> Awaitable[object]:
+        """Have an operation launched, with host arrays that the device may not transfer; await it at once."""
+        travel = copies.start(launch)
+        if travel is None:
+            return _serving(launch, library, engine)
+        return self._serve_travelling(travel, launch, library, engine)
+
+    async def _serve_travelling(
+        self, travel: Travel, launch: Launch, library: Ref[LibraryActor], engine: Engine
+    ) -> None:
+        try:
+            await _serving(travel.launch, library, engine)
+            await travel.fetch()
+        finally:
+            launch.is_in_flight = travel.launch.is_in_flight
+            engine.over(travel.launch)
+            with trio.CancelScope(shield=True):
+                await travel.end()
+
+    def _check_loss(
+        self,
+        error: ActorFailedError | ContextPoisonedError,
+        launch: Launch,
+        library: Ref[LibraryActor],
+        engine: Engine,
+        *,
+        may_run_again: bool,
+    ) -> None:
+        """Raise what an operation ended with, unless that was its context and it may run again on the next.
+
+        Called while `error` is handled. It may where nothing that it needs was lost.
+        """
+        if isinstance(error, ActorFailedError):
+            if not library.is_terminated or not launch.is_in_flight:
+                raise error
+            # The library did not crash over this operation: it ended with its context, for good.
+            lost = engine.lost(launch, error)
+            if not may_run_again or not isinstance(lost, ContextPoisonedError):
+                raise lost from error
+        elif not may_run_again:
+            raise error
+
+    @enable_ki_protection
+    def submit(self, operation: Operation[LibraryT, ReplyT]) -> Pending[ReplyT]:
+        """See `Device.submit`."""
+        session, context = self.session, self._context_ref
+        if session is None or context is None:
+            if self._device.availability.is_ended:
+                raise DeviceLostError("the device is closed, or was given up", device=self._device.name)
+            raise QueueFullError("the context is being rebuilt: ask() waits for it", device=self._device.name)
+        self._device.window.check_room(operation.library)
+        planner = Planner(self._device, operation)
+        planned = operation.plan(planner)
+        launch = planner.launch(planned)
+        self._device.validated(launch)
+        travel = None if self._copies is None else self._copies.start(launch)
+        pending = Pending(launch.name, planned.reply)
+        done = self._device.window.enter(operation.library, pending)
+        if travel is not None:
+            launch, done = travel.launch, travel.end_by(done)
+        session.submissions.submit(context, launch, done)
+        return pending
+
+    @asynccontextmanager
+    async def lease(self, ref: AccelRef, *, write: bool, stream: object) -> AsyncGenerator[Any, None]:
+        """See `AccelRef.lease`."""
+        session = await self._ready()
+        ref.block.check("lease")
+        lease = session.engine.leases.lease(ref.block, ref.spec, write=write, stream=stream)
+        async with lease as array:
+            # While its turn was waited for, it may have been spoiled or released.
+            ref.block.check("lease")
+            yield array
+
+    async def synchronize(self) -> None:
+        """See `Device.synchronize`."""
+        session = await self._ready()
+        await session.engine.synchronize()
+        self._device.blocks.drain()
+        await trio.lowlevel.checkpoint()
+
+    async def statistics(self) -> DeviceStatistics:
+        """See `Device.statistics`."""
+        session = await self._ready()
+        await trio.lowlevel.checkpoint()
+        self._device.blocks.drain()
+        engine = session.engine
+        return DeviceStatistics(
+            generation=session.generation,
+            launched=engine.launched,
+            completed=engine.completed,
+            in_flight=engine.in_flight,
+            queues=engine.queues(),
+            memory=engine.device.memory(),
+            losses=self._device.losses.count,
+        )
+
+    def poison(self, reason: str) -> None:
+        """See `trio_accel.testing.poison`."""
+        self._engine().device.poison(reason)
+
+    def _engine(self) -> Engine:
+        if self.session is None:
+            raise DeviceLostError("the device has no context now", device=self._device.name)
+        return self.session.engine
+
+    async def _ready(self) -> Session:
+        """The current generation; waits while the context is being rebuilt."""
+        availability = self._device.availability
+        if self.session is None and not availability.is_ended:
+            self._device.check_pending(self.pending)
+            self.pending += 1
+            try:
+                while self.session is None and not availability.is_ended:
+                    await availability.wait_changed()
+            finally:
+                self.pending -= 1
+        if self.session is None:
+            raise await self._device.lost()
+        return self.session
+
+    async def _open_library(self, session: Session, launch: Launch) -> Ref[LibraryActor] | None:
+        """Start the actor of an operation's library on first use; None if the session ended meanwhile.
+
+        A library that is started may belong to the next session already. Without one the operation is over.
+
+        Raises:
+            ContextPoisonedError: The context was found to be lost over this.
+            DeviceLostError: The same, while the device closes.
+        """
+        assert self._context_ref is not None  # a session is a context's
+        library = None
+        try:
+            library = await self._context_ref.ask(OpenLibrary(launch.library, launch.name))
+        except ActorStoppedError:
+            await self._end_of(session)
+        except ActorFailedError as error:
+            cause = error.__cause__
+            if isinstance(cause, ContextPoisonedError):
+                # Not begun, but not to be tried again unasked: it may be the library that loses contexts.
+                raise session.engine.lost_to_library(launch, cause) from cause
+            if not isinstance(cause, (ActorStoppedError, DeviceLostError)):
+                raise
+            # The context was ended while it served this, and not over it.
+            await self._end_of(session)
+        finally:
+            if library is None:
+                launch.forget()
+        return library
+
+    async def _end_of(self, session: Session) -> None:
+        while self.session is session:
+            await self._device.availability.wait_changed()
+
+
+def _serving(launch: Launch, library: Ref[LibraryActor], engine: Engine) -> Awaitable[object]:
+    """Have an operation launched, without the mailbox if its actor has nothing to do; await it at once."""
+    actor = at_rest(library)
+    if actor is not None:
+        asked = Asked(launch)
+        operation = actor.launch_here(launch, asked)
+        if operation is not False:
+            return asked.wait(actor, operation)
+    engine.enter(launch)
+    return library.ask(launch)

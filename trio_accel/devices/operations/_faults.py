@@ -1,0 +1,195 @@
+"""What can be made to happen to an operation on purpose."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+from collections.abc import Sequence
+from typing import Literal, TypeAlias, cast
+
+import attrs
+import trio
+
+from ...backends.base import AccelDevice, AccelError, AccelStream, Hold, Poison
+from ..base._alarms import Alarms
+from ..base._bridge import LoopWaker
+
+__all__ = ["Fault", "FaultHit", "FaultHow", "FaultKind", "FaultPlan", "Faults", "anew"]
+
+FaultKind = Literal["fail", "delay", "hang", "poison", "segfault", "kill"]
+FaultHow: TypeAlias = Literal["kernel", "writing"] | Poison
+
+
+@attrs.frozen(kw_only=True)
+class Fault:
+    """What happens to one launch; made by `trio_accel.testing.inject_fault`.
+
+    Attributes:
+        kind: ``"fail"``, the backend raises; ``"delay"``, the operation takes longer; ``"hang"``, it
+            never ends; ``"poison"``, it loses the context; ``"segfault"`` and ``"kill"``, the process
+            that has the context dies while it runs.
+        how: ``"poison"`` has the kinds of `Poison`. What hangs is held back by the host, or by a
+            ``"kernel"`` that does not end, or by one that is ``"writing"`` to what the operation has made;
+            by that a process may be killed, too.
+        error: What the backend raises.
+        seconds: How much longer it takes.
+    """
+
+    kind: FaultKind
+    how: FaultHow | None = None
+    error: Exception | None = None
+    seconds: float = 0.0
+
+    def before(self, device: AccelDevice, stream: AccelStream, alarms: Alarms, holds: list[Hold]) -> None:
+        """Act before the operation is enqueued.
+
+        Raises:
+            Exception: The error of kind ``"fail"``, a new instance each time.
+        """
+        if self.kind == "fail" and self.error is not None:
+            raise anew(self.error)
+        if self.kind == "segfault":
+            stream.crash()
+        elif self.kind == "delay":
+            holds.append(self._delay(stream, alarms))
+        elif self.kind == "hang" and self.how != "writing":
+            holds.append(device.spin(stream) if self.how == "kernel" else stream.hold())
+
+    def behind(
+        self, device: AccelDevice, stream: AccelStream, written: Sequence[int], holds: list[Hold]
+    ) -> None:
+        """Act when the work is enqueued, and its end is not.
+
+        Args:
+            device: Where.
+            stream: The operation's.
+            written: Blocks that it writes.
+            holds: Takes what is to be released with the context.
+        """
+        if self.kind == "poison":
+            how = cast("Poison | None", self.how) or "illegal_address"
+            device.poison("poisoned by an injected fault", how, stream)
+        elif self.how == "writing":
+            reached = stream.record()
+            holds.append(device.spin(stream, written[0] if written else None))
+            if self.kind == "kill":
+                stream.notify(reached, _Kill())
+
+    def _delay(self, stream: AccelStream, alarms: Alarms) -> Hold:
+        def reached() -> None:
+            waker.close()
+            alarms.set(id(hold), trio.current_time() + self.seconds, hold.release)
+
+        # The time begins when the stream gets there: delays on one stream add up.
+        waker = LoopWaker(reached)
+        hold = stream.hold(waker)
+        return hold
+
+    def after(self) -> None:
+        """Act once it is launched."""
+        if self.kind == "kill" and self.how != "writing":
+            _Kill().ring()
+
+
+class _Kill:
+    """A waker that kills its own process."""
+
+    def ring(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def anew(error: Exception) -> Exception:
+    """A copy of an error: an exception object must not be raised twice."""
+    # Errors of devices have fields that their `args` do not tell.
+    return attrs.evolve(error) if isinstance(error, AccelError) else copy.copy(error)
+
+
+@attrs.define(eq=False)
+class FaultPlan:
+    """A fault that waits for its operation.
+
+    Attributes:
+        operation: Name of the operation it hits, such as ``"linalg.Matmul"``.
+        fault: What happens to each launch that it hits.
+        remaining: How many more it hits.
+        hit: How many it has hit.
+        is_removed: Whether it is to hit no more.
+    """
+
+    operation: str
+    fault: Fault
+    remaining: int
+    hit: int = attrs.field(default=0, init=False)
+    is_removed: bool = attrs.field(default=False, init=False)
+
+
+class FaultHit:
+    """A fault that goes with one request. Made by `Faults.take`.
+
+    Attributes:
+        fault: What is to happen to it.
+        is_struck: Whether it has happened, or was given back.
+    """
+
+    __slots__ = ("_faults", "_plan", "fault", "is_struck")
+
+    def __init__(self, plan: FaultPlan, faults: Faults) -> None:
+        self.fault: Fault = plan.fault
+        self.is_struck: bool = False
+        self._plan = plan
+        self._faults = faults
+
+    def strike(self) -> None:
+        """It happens now."""
+        if not self.is_struck:
+            self.is_struck = True
+            self._plan.hit += 1
+
+    def give_back(self) -> None:
+        """The request is over: unless it has happened, it hits the next one."""
+        if not self.is_struck:
+            self.is_struck = True
+            self._faults.put_back(self._plan)
+
+
+class Faults:
+    """The faults that wait on one device. Each goes with one request, on whichever context that runs.
+
+    Attributes:
+        waiting: Those that have hits left.
+    """
+
+    __slots__ = ("waiting",)
+
+    def __init__(self) -> None:
+        self.waiting: list[FaultPlan] = []
+
+    def __contains__(self, plan: FaultPlan) -> bool:
+        return plan in self.waiting
+
+    def add(self, plan: FaultPlan) -> None:
+        """Hit the next launches of an operation."""
+        self.waiting.append(plan)
+
+    def remove(self, plan: FaultPlan) -> None:
+        """Hit no more."""
+        plan.is_removed = True
+        if plan in self.waiting:
+            self.waiting.remove(plan)
+
+    def take(self, operation: str) -> FaultHit | None:
+        """Take a hit for the next request for an operation, if a fault waits for it."""
+        for plan in self.waiting:
+            if plan.operation == operation:
+                plan.remaining -= 1
+                if not plan.remaining:
+                    self.waiting.remove(plan)
+                return FaultHit(plan, self)
+        return None
+
+    def put_back(self, plan: FaultPlan) -> None:
+        """The request that a hit was taken for was never launched."""
+        plan.remaining += 1
+        if not plan.is_removed and plan not in self.waiting:
+            self.waiting.insert(0, plan)

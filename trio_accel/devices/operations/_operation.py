@@ -1,0 +1,437 @@
+"""Operations: messages that a device serves, and their way to a launch."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import sys
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from ...actors import Request
+from ...backends.base import CopyFromForeignSpec, DType, InputFailedError, NotSupportedError
+from ...backends.base.ops import (
+    ArraySpec,
+    CopyFromHostSpec,
+    CopySpec,
+    CopyToHostSpec,
+    OperationSpec,
+    contiguous_strides,
+)
+from ..arrays._blocks import Block, Lowered
+from ..arrays._ref import AccelRef
+from ..base._arrival import Arrival
+from ..base._refusals import what_to_do
+from ..base._views import overlaps
+from ._faults import FaultHit
+from ._values import check_conversion, check_spec, factor
+
+if TYPE_CHECKING:
+    from ..engine._library import LibraryActor  # noqa: F401  # named in the bases of Launch
+    from ..front._device import Device
+
+__all__ = ["Launch", "Operand", "Operation", "Planned", "Planner", "operation_name"]
+
+# What NumPy can hold.
+_MAX_AXES = 64
+
+# Specifications that are kept. A program that drops its results has the same again and again.
+_MOST_LOWERED = 1024
+
+LibraryT_contra = TypeVar("LibraryT_contra", contravariant=True)
+ReplyT_co = TypeVar("ReplyT_co", covariant=True)
+
+Operand: TypeAlias = "AccelRef | npt.NDArray[Any]"
+"""What operations take: an array on the device, or a NumPy array that is copied there first."""
+
+
+@attrs.define(on_setattr=None)
+class Planned(Generic[ReplyT_co]):
+    """A validated operation: what the backend runs, and what the asker gets when it has."""
+
+    spec: OperationSpec
+    reply: ReplyT_co
+
+
+class Operation(Request[LibraryT_contra, ReplyT_co]):
+    """Base of the messages that devices serve: attrs classes, asked of a `Device`.
+
+    None is to be changed once it is made. Those of this package are not frozen, as that would take longer
+    than to make one.
+
+    Attributes:
+        library: Import path of the library actor, ``"package.module:Class"``.
+    """
+
+    __slots__ = ()
+    library: ClassVar[str]
+
+    @property
+    def operation(self) -> str:
+        """Capability and class, such as ``"linalg.Matmul"``."""
+        return _name_of(type(self))  # type: ignore[arg-type]  # mypy takes no class for hashable
+
+    def plan(self, planner: Planner) -> Planned[ReplyT_co]:
+        """Validate the operation and lower it to a specification. Runs in the caller's task.
+
+        Raises:
+            TypeError, ValueError: A wrong argument; the message names it.
+            StaleRefError: An array that must not be used.
+            NotSupportedError: The operation does not exist.
+        """
+        raise NotSupportedError(f"{type(self).__name__} lowers to no operation specification")
+
+
+def _check_planned(name: str, planned: object) -> None:
+    """Require what `Operation.plan` has to return.
+
+    Raises:
+        TypeError: Something else.
+    """
+    if not isinstance(planned, Planned):
+        raise TypeError(
+            f"{name}: plan() must return Planned(spec, reply), got {type(planned).__name__}"
+            + ("; plan() is a plain function, not an async one" if inspect.iscoroutine(planned) else "")
+        )
+
+
+def operation_name(cls: type[Operation[Any, Any]]) -> str:
+    """Capability and class name of an operation."""
+    return _name_of(cls)  # type: ignore[arg-type]  # mypy takes no class for hashable
+
+
+@cache
+def _name_of(cls: type[Operation[Any, Any]]) -> str:
+    package = cls.__module__.split(".")
+    # trio_accel.linalg._matmul -> linalg; a user's own module keeps its last public part.
+    public = [part for part in package if not part.startswith("_")] or package
+    return f"{public[-1]}.{cls.__name__}"
+
+
+@attrs.define(eq=False, on_setattr=None)
+class Launch(Request["LibraryActor", None]):
+    """A validated operation on its way to a library actor: the same inline and in a worker.
+
+    Nothing of it is changed once it is made, which is not enforced: that would take as long as to make it.
+
+    Attributes:
+        name: Name of the operation.
+        spec: What the backend runs.
+        reads: Blocks that it reads, with what is staged for it.
+        writes: Blocks that it changes.
+        allocations: Id and bytes of the blocks to make first.
+        staged: Copies and conversions of operands, to be enqueued before `spec`.
+        outputs: Blocks that `spec` writes; they are damaged if it does not finish.
+        uses: Arguments that exist already, and their blocks: checked again at the launch.
+        keep: What else must live until it is complete: new blocks, and host arrays of the program.
+        library: Import path of the library actor.
+        fault: What is to happen to it on purpose.
+        number: Place among the requests of the device; 0 where nobody counts.
+        arrivals: What must be over before it is launched.
+        is_in_flight: Whether the backend has it.
+        is_forgotten: Whether it is over and holds nothing any more.
+    """
+
+    name: str
+    spec: OperationSpec
+    reads: frozenset[int]
+    writes: frozenset[int]
+    allocations: tuple[tuple[int, int], ...]
+    staged: tuple[CopyFromHostSpec | CopySpec, ...]
+    outputs: Sequence[Block]
+    uses: Sequence[tuple[str, Block]]
+    keep: Sequence[object]
+    library: str = ""
+    fault: FaultHit | None = None
+    number: int = 0
+    arrivals: Sequence[Arrival] = ()
+    is_in_flight: bool = attrs.field(default=False, init=False)
+    is_forgotten: bool = attrs.field(default=False, init=False)
+
+    @property
+    def advice(self) -> str:
+        """What to do when it was lost in flight."""
+        if isinstance(self.spec, CopyToHostSpec):
+            return "read the array again"
+        if isinstance(self.spec, (CopyFromHostSpec, CopyFromForeignSpec)):
+            return "put the array again"
+        made = {number for number, _ in self.allocations}
+        if all(output.id in made for output in self.outputs):
+            return "its result was not made; ask again"
+        return "make the arrays that it was to change again, then ask again"
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether everything that it needs is there, or never will be."""
+        return not self.arrivals or all(arrival.is_over for arrival in self.arrivals)
+
+    def check_inputs(self) -> None:
+        """Refuse arrays that were spoiled or released while the operation was queued.
+
+        Raises:
+            InputFailedError: An argument was to be written by an operation that failed.
+            StaleRefError: An argument was released or lost.
+        """
+        for argument, used in self.uses:
+            # Those of an earlier generation were refused before, and what is launched has its context.
+            if not used.is_released and used.damaged_by is None:
+                continue
+            if used.damaged_by is None:
+                used.check(f"{self.name}: {argument}")
+                continue
+            failed = InputFailedError(
+                f"{argument} was to be written by {used.damaged_by}, which failed; "
+                "make it again, then ask again"
+            )
+            failed.__cause__ = used.failure
+            raise failed
+
+    def without_fault(self) -> Launch:
+        """The same, with nothing happening to it on purpose; it shares what is held."""
+        return self if self.fault is None else attrs.evolve(self, fault=None)
+
+    def forget(self) -> None:
+        """Hold nothing any more: the operation is over.
+
+        Errors live on, in the tree and in the program, with frames that refer to the launch; they
+        must not keep its arrays alive.
+        """
+        if self.is_forgotten:
+            return
+        self.is_forgotten = True
+        # Others may be launched with the same.
+        self.outputs = self.uses = self.keep = ()
+        if self.fault is not None:
+            self.fault.give_back()
+
+    @property
+    def operation(self) -> str:
+        """Name of the operation that is launched."""
+        return self.name
+
+
+class Planner:
+    """Checks operands and names outputs while an operation is planned."""
+
+    __slots__ = (
+        "_allocations",
+        "_device",
+        "_hosts",
+        "_keep",
+        "_library",
+        "_outputs",
+        "_staged",
+        "_table",
+        "_uses",
+        "name",
+    )
+
+    def __init__(self, device: Device, operation: Operation[Any, Any]) -> None:
+        self.name: str = _name_of(type(operation))  # type: ignore[arg-type]  # mypy takes no class for hashable
+        self._device = device
+        self._table = device.blocks
+        self._library = operation.library
+        # Of these most operations have none, or one.
+        self._allocations: tuple[tuple[int, int], ...] = ()
+        self._staged: tuple[CopyFromHostSpec | CopySpec, ...] = ()
+        self._outputs: list[Block] = []
+        self._uses: list[tuple[str, Block]] = []
+        self._keep: list[object] = []
+        # By its block on the device: which argument a host array is.
+        self._hosts: dict[int, str] | None = None
+
+    def read(self, argument: str, operand: Operand) -> ArraySpec:
+        """Take an operand that is read; a NumPy array is copied to the device first."""
+        if type(operand) is AccelRef or isinstance(operand, AccelRef):
+            block, table = operand.block, self._table
+            # As `_use` finds out, without a call for each.
+            if (
+                block.table is table
+                and not block.is_released
+                and block.damaged_by is None
+                and block.generation >= table.valid_since
+            ):
+                self._uses.append((argument, block))
+            else:
+                self._use(argument, operand)
+            return operand.spec
+        if not isinstance(operand, np.ndarray):
+            raise TypeError(
+                f"{self.name}: {argument} must be an AccelRef or a NumPy array, got {type(operand).__name__}"
+                f"{what_to_do(operand)}"
+            )
+        self.unmasked(argument, operand)
+        staged = self._new(operand.shape, self.dtype(argument, operand.dtype))
+        self._staged += (CopyFromHostSpec(operand, staged.spec),)
+        self._keep.append(operand)
+        self._hosts = {**(self._hosts or {}), staged.spec.block: argument}
+        return staged.spec
+
+    def convert(self, source: ArraySpec, dtype: DType) -> ArraySpec:
+        """Convert an operand on the device before the operation, to memory that is freed after it.
+
+        Values are converted as `AccelRef.cast` converts them.
+
+        Raises:
+            TypeError: Complex to real, which would drop the imaginary parts.
+        """
+        check_conversion(self.name, self._argument(source), source.dtype, dtype)
+        converted = self._new(source.shape, dtype)
+        self._staged += (CopySpec(source, converted.spec),)
+        return converted.spec
+
+    def update(self, argument: str, operand: AccelRef) -> ArraySpec:
+        """Take an array that is changed in place."""
+        self._use(argument, operand)
+        self._outputs.append(operand.block)
+        return operand.spec
+
+    def output(
+        self, shape: tuple[int, ...], dtype: DType, out: AccelRef | None = None, *, argument: str = "out"
+    ) -> AccelRef:
+        """Name the array that is written: a new one, or the caller's if it has this shape and dtype."""
+        if out is None:
+            new = self._new(shape, dtype)
+            self._outputs.append(new.block)
+            return new
+        self._use(argument, out)
+        if out.shape != shape or out.dtype is not dtype:
+            raise ValueError(
+                f"{self.name}: {argument} must have shape {shape} and dtype {dtype}, "
+                f"got shape {out.shape} and dtype {out.dtype}"
+            )
+        if not out.spec.is_contiguous:
+            raise ValueError(
+                f"{self.name}: {argument} must be contiguous, got a view of shape {out.shape} with strides "
+                f"{out.strides}"
+            )
+        self._outputs.append(out.block)
+        return out
+
+    def unmasked(self, argument: str, host: npt.NDArray[Any]) -> None:
+        """Refuse a masked array: a device array has no mask."""
+        if type(host) is not np.ndarray and isinstance(host, np.ma.MaskedArray):
+            raise TypeError(f"{self.name}: {argument} is a masked array; fill it first: array.filled(value)")
+
+    def factor(self, argument: str, value: object, dtype: DType) -> complex:
+        """Require a number by which arrays of a dtype can be multiplied; returns it as a Python number.
+
+        Raises:
+            TypeError: No number; or a complex one for real arrays; or the dtype is one of whole numbers.
+            ValueError: It is outside the range of the dtype.
+        """
+        return factor(self.name, argument, value, dtype)
+
+    def keep(self, item: object) -> None:
+        """Keep something alive until the operation is complete."""
+        self._keep.append(item)
+
+    def dtype(self, argument: str, like: np.dtype[Any]) -> DType:
+        """Find the dtype of a host operand."""
+        try:
+            return DType.of(like)
+        except TypeError as error:
+            raise TypeError(f"{self.name}: {argument}: {error}") from None
+
+    def distinct(self, argument: str, written: ArraySpec, **others: ArraySpec) -> None:
+        """Refuse a written array that shares memory with one of the others; a new one does with none."""
+        if self._allocations and written.block == self._allocations[-1][0]:
+            return
+        for name, other in others.items():
+            if overlaps(written, other):
+                raise ValueError(
+                    f"{self.name}: {argument} must not share memory with {name}; give one of them as a copy()"
+                )
+
+    def launch(self, planned: Planned[Any]) -> Launch:
+        """Put what was planned together.
+
+        Raises:
+            TypeError, ValueError: A field of the specification that no library can work with; or the plan
+                returned something else.
+        """
+        if type(planned) is not Planned:
+            _check_planned(self.name, planned)
+        spec, reads, writes = self._lowered(planned.spec)
+        for staged in self._staged:
+            reads |= staged.blocks()[0]
+        faults = self._device.faults
+        return Launch(
+            self.name,
+            spec,
+            reads,
+            writes,
+            self._allocations,
+            self._staged,
+            self._outputs,
+            self._uses,
+            self._keep,
+            self._library,
+            faults.take(self.name) if faults.waiting else None,
+        )
+
+    def _lowered(self, spec: OperationSpec) -> Lowered:
+        """The specification, or an equal one from before, and its blocks."""
+        identity = spec.identity()
+        if identity is None:
+            check_spec(self.name, spec)
+            return spec, *spec.blocks()
+        known = self._table.lowered
+        lowered = known.get(identity)
+        if lowered is None:
+            check_spec(self.name, spec)
+            if len(known) >= _MOST_LOWERED:
+                known.clear()
+            # It holds its arrays, so that none that is made later has their identity.
+            lowered = known[identity] = spec, *spec.blocks()
+        return lowered
+
+    def _use(self, argument: str, ref: AccelRef) -> None:
+        if type(ref) is not AccelRef and not isinstance(ref, AccelRef):
+            raise TypeError(
+                f"{self.name}: {argument} must be an AccelRef, got {type(ref).__name__}{what_to_do(ref)}"
+            )
+        block = ref.block
+        if block.table is not self._table:
+            raise ValueError(
+                f"{self.name}: {argument} is on {ref.device.path}, this runs on {self._device.path}; "
+                f"copy it there: await {argument}.copy_to(device)"
+            )
+        if not block.is_usable:
+            block.check(f"{self.name}: {argument}")
+        self._uses.append((argument, block))
+
+    def _argument(self, source: ArraySpec) -> str:
+        """Name of the operand that lies there."""
+        for argument, block in self._uses:
+            if block.id == source.block:
+                return argument
+        return (self._hosts or {}).get(source.block, "an operand")
+
+    def _new(self, shape: tuple[int, ...], dtype: DType) -> AccelRef:
+        if len(shape) > _MAX_AXES:
+            raise ValueError(f"{self.name}: shape must have at most {_MAX_AXES} axes, got {len(shape)}")
+        strides, nbytes = _layout(shape, dtype.itemsize)
+        if not nbytes and math.prod(extent or 1 for extent in shape) * dtype.itemsize > sys.maxsize:
+            # Where there are elements, their memory is refused; here there are none.
+            raise ValueError(f"{self.name}: shape {shape} of {dtype} is larger than any memory")
+        table = self._table
+        number, spec = table.next(nbytes)
+        if spec is None or spec.shape != shape or spec.dtype is not dtype:
+            spec = ArraySpec(number, 0, dtype, shape, strides)
+        block = Block(table, nbytes, table.availability.generation, number, spec)
+        self._allocations += ((number, nbytes),)
+        self._keep.append(block)
+        return AccelRef(block, spec)
+
+
+@lru_cache
+def _layout(shape: tuple[int, ...], itemsize: int) -> tuple[tuple[int, ...], int]:
+    """Strides and bytes of a new array."""
+    extents = tuple(map(int, shape))
+    return contiguous_strides(extents, itemsize), math.prod(extents) * itemsize

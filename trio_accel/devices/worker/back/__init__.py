@@ -1,0 +1,1 @@
+"""The worker's side: it serves requests with the engine."""

@@ -1,0 +1,82 @@
+"""The program of a worker process."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import socket
+import sys
+
+import trio
+
+from ...front._system import System
+from ..transport._answers import ANSWERS
+from ..transport._channel import Channel, EndOfChannel
+from ..transport._frames import WorkerConfig
+from ..transport._page import Heartbeat, SharedPage
+from ..transport._spin_wait import Vigil
+from ._logs import LogForwarder
+from ._server import WorkerSide
+
+__all__ = ["main"]
+
+_SOCKET, _PAGE = 3, 4
+# Seconds after which a thread is asked for the interpreter's lock. Python's own 5 ms let what is done wait
+# for its reply while others are launched: 64 askers of 64×64 products got 7000 of them a second, and 11 000
+# with this.
+_SWITCH = 0.0005
+
+
+def main() -> None:
+    """Serve one device until the application says that it is enough, or is gone."""
+    if os.environ.get("PYTHONFAULTHANDLER"):
+        # An isolated interpreter does not look.
+        faulthandler.enable()
+    _keep_to_itself(_SOCKET, _PAGE)
+    page = SharedPage(_PAGE)
+    heartbeat = Heartbeat(page)
+    heartbeat.start()
+    # The loop and the threads of the streams take turns with the interpreter's lock for microseconds each.
+    sys.setswitchinterval(_SWITCH)
+    trio.run(_main, page)
+    # Streams that are stuck are no reason to stay.
+    os._exit(0)
+
+
+def _keep_to_itself(*descriptors: int) -> None:
+    """Let no child have descriptors of this process: what it starts may outlive it for a moment."""
+
+    def replace() -> None:
+        # Their numbers stay taken: objects of this process, which the child has too, may close them.
+        null = os.open(os.devnull, os.O_RDWR)
+        for descriptor in descriptors:
+            os.dup2(null, descriptor, inheritable=False)
+        os.close(null)
+
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    os.register_at_fork(after_in_child=replace)
+
+
+async def _main(page: SharedPage) -> None:
+    channel = Channel(socket.socket(fileno=_SOCKET), sends=ANSWERS)
+    try:
+        received = await channel.receive()
+    except EndOfChannel:
+        os._exit(0)
+    config = received[0][0][1]
+    assert isinstance(config, WorkerConfig)
+    logging.getLogger("trio_accel").addHandler(LogForwarder(channel.send))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(channel.run)
+        if config.window:
+            # Who has an answer may ask again.
+            channel.vigil = Vigil(config.window, frozenset({"done"}), frozenset({"request", "again"}))
+            channel.share(*reversed(page.frames))
+            nursery.start_soon(channel.listen)
+        async with System.open(config.path) as system:
+            side = WorkerSide(system, channel, page, config)
+            with system.subscribe(side.observe_life, messages=False):
+                await side.run(received[1:])
+        nursery.cancel_scope.cancel(reason="the worker ends")

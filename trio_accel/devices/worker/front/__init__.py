@@ -1,0 +1,1 @@
+"""The application's side of a worker: requests, their outcomes, memory that outlives it."""

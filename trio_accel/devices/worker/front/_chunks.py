@@ -1,0 +1,206 @@
+"""The memory of a device as the application holds it: chunks by their descriptors, and what lies in them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from ....backends.base import AccelBackend
+from ....backends.base.chunks import ALIGNMENT
+from ....backends.base.ops import ArraySpec
+from ...base._shortage import out_of_descriptors
+from ..transport._codec import NonsenseError
+from ..transport._frames import Place
+
+if TYPE_CHECKING:
+    from ..launcher._launcher import Launcher
+
+__all__ = ["Chunk", "ChunkTable"]
+
+
+# The place of a block whose request is not answered.
+_UNKNOWN = 0, inf, 0, 0
+# More than the allocator of a worker makes.
+_MOST = 4096
+
+
+@attrs.define(eq=False)
+class Chunk:
+    """Memory that a worker has made.
+
+    Attributes:
+        number: Its id on the device.
+        nbytes: Its size.
+        descriptor: What it is mapped by.
+        kept: What the launcher calls it.
+    """
+
+    number: int
+    nbytes: int
+    descriptor: int
+    kept: int
+    mapped: npt.NDArray[np.uint8] | None = None
+
+
+class ChunkTable:
+    """Outlives every worker: from this the next one learns what memory there is and what lies where.
+
+    Attributes:
+        chunks: By id.
+        blocks: The blocks that arrays of the program live in, by id.
+        missing: Why this process has no descriptor of a chunk that the worker has made, by id.
+        on_drop: Called with the id of a chunk that is gone.
+    """
+
+    def __init__(self, backend: AccelBackend, on_drop: Callable[[int], None]) -> None:
+        self.chunks: dict[int, Chunk] = {}
+        self.blocks: dict[int, Place] = {}
+        self.missing: dict[int, OSError] = {}
+        self.on_drop: Callable[[int], None] = on_drop
+        self._backend = backend
+        self._launcher: Launcher | None = None
+
+    def open(self, launcher: Launcher) -> None:
+        """Have the launcher cut the memory to nothing if this process dies."""
+        if launcher is self._launcher:
+            return
+        self._launcher = launcher
+        for chunk in self.chunks.values():
+            # They were kept by one that is gone.
+            chunk.kept = launcher.keep_chunk(chunk.descriptor)
+
+    def check_new(self, number: int, nbytes: int, descriptor: int) -> None:
+        """See that a chunk can be what a worker says of it.
+
+        Raises:
+            NonsenseError: It cannot.
+        """
+        if number in self.chunks or len(self.chunks) >= _MOST:
+            raise NonsenseError(f"chunk {number}: there are {len(self.chunks)}, and it may be one of them")
+        if not nbytes:
+            raise NonsenseError(f"chunk {number} is empty")
+        if self._backend.shares_memory_with_host and os.fstat(descriptor).st_size < nbytes:
+            raise NonsenseError(f"chunk {number} has less than its {nbytes} bytes")
+
+    def check_place(self, place: Place) -> None:
+        """See that a block can lie where a worker says.
+
+        Raises:
+            NonsenseError: There is no such chunk, or it ends before the block does.
+        """
+        block, nbytes, number, offset = place
+        chunk = self.chunks.get(number)
+        if number not in self.missing and (chunk is None or offset + nbytes > chunk.nbytes):
+            raise NonsenseError(f"block {block} cannot lie at {offset} of chunk {number}")
+
+    def check_array(self, number: int, offset: int, array: ArraySpec) -> None:
+        """See that an array can lie where a worker says; the arguments are those of `view`.
+
+        Raises:
+            NonsenseError: There is no such chunk, or the array reaches out of it.
+        """
+        chunk = self.chunks.get(number)
+        first = last = offset + array.offset
+        for extent, step in zip(array.shape, array.strides, strict=True):
+            first += min(step * (extent - 1), 0)
+            last += max(step * (extent - 1), 0)
+        is_in = chunk is not None and first >= 0 and last + array.dtype.itemsize <= chunk.nbytes
+        if not is_in and array.size and number not in self.missing:
+            raise NonsenseError(f"an array of block {array.block} cannot lie at {offset} of chunk {number}")
+
+    def drop_unsound(self) -> None:
+        """Forget blocks that cannot lie where they are said to: outside of all chunks, or over another.
+
+        A worker that was not what it should be may have said so, and the next could not take them over.
+        """
+        ends = dict.fromkeys(self.chunks, 0)
+        for place in sorted(self.blocks.values(), key=lambda place: place[2:]):
+            block, nbytes, number, offset = place
+            chunk = self.chunks.get(number)
+            end = offset + max(-(-nbytes // ALIGNMENT), 1) * ALIGNMENT
+            if chunk is None or offset % ALIGNMENT or offset < ends[number] or end > chunk.nbytes:
+                del self.blocks[block]
+            else:
+                ends[number] = end
+
+    def keep(self, number: int, nbytes: int, descriptor: int) -> Chunk:
+        """Take a chunk, and its descriptor.
+
+        Raises:
+            OSError: There are too many open files.
+        """
+        assert self._launcher is not None
+        kept = self._launcher.keep_chunk(descriptor)
+        self.missing.pop(number, None)
+        chunk = self.chunks[number] = Chunk(number, nbytes, descriptor, kept)
+        return chunk
+
+    def drop(self, number: int) -> None:
+        """Give a chunk back; arrays over it that the program still has keep the mapping."""
+        chunk = self.chunks.pop(number)
+        if self._launcher is not None:
+            self._launcher.forget_chunk(chunk.kept)
+        os.close(chunk.descriptor)
+        self.on_drop(number)
+
+    def drop_empty(self) -> None:
+        """Give every chunk back in which nothing lies. Only while no worker places blocks."""
+        full = {chunk for _, _, chunk, _ in self.blocks.values()}
+        for number in [number for number in self.chunks if number not in full]:
+            self.drop(number)
+
+    def view(self, chunk: int, offset: int, array: ArraySpec) -> npt.NDArray[Any]:
+        """A host array over an array of the device.
+
+        Args:
+            chunk: Where it lies.
+            offset: Bytes from the start of the chunk to that of the block.
+            array: What it looks like.
+
+        Raises:
+            NotSupportedError: The host cannot address the device's memory.
+            OutOfMemoryError: There are too many open files, or mappings.
+        """
+        try:
+            if chunk in self.missing:
+                raise self.missing[chunk]
+            held = self.chunks[chunk]
+            if held.mapped is None:
+                held.mapped = self._backend.map_host(held.descriptor, held.nbytes)
+        except OSError as error:
+            raise out_of_descriptors(array.size * array.dtype.itemsize, error) from error
+        return np.ndarray(
+            array.shape, array.dtype.dtype, held.mapped.data, offset + array.offset, array.strides
+        )
+
+    def place(self, places: Iterable[Place]) -> None:
+        """Take note of where blocks lie."""
+        for place in places:
+            self.blocks[place[0]] = place
+
+    def unplace(self, allocations: Iterable[tuple[int, int]]) -> None:
+        """It is not known any more where these lie."""
+        for block, _ in allocations:
+            self.blocks.pop(block, None)
+
+    def forget(self, blocks: Iterable[int]) -> float:
+        """The program has no array in these blocks any more.
+
+        Returns:
+            How many bytes they are; infinity if that is not known of one.
+        """
+        nbytes = 0.0
+        for block in blocks:
+            nbytes += self.blocks.pop(block, _UNKNOWN)[1]
+        return nbytes
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.blocks.clear()
+        self.drop_empty()

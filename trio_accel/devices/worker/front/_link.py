@@ -1,0 +1,317 @@
+"""The application's connection to one worker process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeAlias
+
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from ..launcher._launcher import WorkerProcess
+from ..transport._channel import Channel, EndOfChannel, Message, Received
+from ..transport._codec import NonsenseError
+from ..transport._frames import WorkerConfig, died
+from ..transport._page import FIRST_WORD, SharedPage
+from ..transport._spin_wait import Vigil
+from ..transport._templates import FormTable
+from ._chunks import Chunk
+
+__all__ = ["MessageHandler", "WorkerLink"]
+
+MessageHandler: TypeAlias = Callable[["WorkerLink", list[Received]], None]
+
+_logger = logging.getLogger("trio_accel.devices")
+
+# The launcher reports a death within milliseconds; whoever waits for a request's outcome waits no longer.
+_REPORT = 0.05
+# What a worker answers, and with what.
+_ASKS = frozenset({"request", "again", "lease", "call"})
+_ANSWERS = frozenset({"done", "granted", "result"})
+_BEATS = 10
+_LONGEST_TICK = 0.1
+# The worker itself is the first to see it, if it can.
+_MARGIN = 0.5
+# Of several heartbeats: whatever the machine does, one is among them.
+_LEAST_SILENCE = 1.0
+# It imports its libraries, on a machine that may be busy.
+_START = 60.0
+
+
+class WorkerLink:
+    """A worker from its start to its death: its process, its messages and the words it shares.
+
+    Attributes:
+        libraries: Names of the libraries that its device has.
+        is_ready: Whether its device is open.
+        how: In words how it ended, or why it is not to be used any more; None while it serves.
+        is_started: Whether it serves a generation.
+        is_distrusted: Whether it has sent what makes no sense: nothing that it sent after that counts.
+        is_silent: Whether nothing of its context writes to memory any more, dead or not.
+        is_stuck: Whether it was killed because its loop stood still over an operation that does not end.
+        is_asked: Tells whether it has requests that it has not answered.
+        post: Sends a small message of plain values, together with others; see `Channel.post`.
+        forms: Of operations; those that it knows.
+        words: The shared words of the libraries that were used, by their import paths.
+    """
+
+    def __init__(
+        self,
+        process: WorkerProcess,
+        channel: Channel,
+        page: SharedPage,
+        *,
+        device: str,
+        path: str,
+        heartbeat_timeout: float,
+        stuck_after: float | None,
+        window: float = 0.0,
+    ) -> None:
+        self.process: WorkerProcess = process
+        self.page: SharedPage = page
+        self.libraries: tuple[str, ...] = ()
+        self.is_ready: bool = False
+        self.how: str | None = None
+        self.is_started: bool = False
+        self.is_distrusted: bool = False
+        self.is_silent: bool = False
+        self.is_stuck: bool = False
+        self.is_asked: Callable[[], bool] = bool
+        self._channel = channel
+        if window:
+            channel.vigil = Vigil(window, _ASKS, _ANSWERS)
+            channel.share(*page.frames)
+        # Of each operation there is one, so that it goes straight there.
+        self.post: Callable[..., None] = channel.post
+        self.forms: FormTable = FormTable(channel.post)
+        self._device = device
+        self._path = path
+        self._tick = heartbeat_timeout / _BEATS
+        self._timeout = heartbeat_timeout
+        self._stuck_after = stuck_after
+        self._error: Exception | None = None
+        self.words: dict[str, int] = {}
+        # What the words said at its death.
+        self._last: dict[str, int] | None = None
+        # Requests whose end was seen ahead of its answer.
+        self._heard: set[int] = set()
+        self._changed = trio.Event()
+        self._is_over = trio.Event()
+
+    def __repr__(self) -> str:
+        return f"<WorkerLink {self.process!r}, {self.how or 'open'}>"
+
+    def send(self, message: Message, descriptors: Sequence[int] = (), *, now: bool = False) -> None:
+        """Send a message; one to a worker that has ended is dropped."""
+        self._channel.send(message, descriptors, now=now)
+
+    def configure(self, config: WorkerConfig, chunks: Sequence[Chunk]) -> None:
+        """Tell a new worker what it is to be."""
+        self.send(("config", config))
+        for chunk in chunks:
+            self.send_chunk(chunk)
+
+    def send_chunk(self, chunk: Chunk) -> None:
+        """Have it map memory that is there."""
+        self.send(("chunk", chunk.number, chunk.nbytes), (chunk.descriptor,))
+
+    def word(self, library: str) -> int:
+        """The shared word of a library."""
+        return self.words.setdefault(library, len(self.words) + FIRST_WORD)
+
+    def started(self, library: str) -> int:
+        """Number of the last request of a library that it has begun to launch; also when it is gone."""
+        if self._last is not None:
+            return self._last.get(library, 0)
+        word = self.words.get(library)
+        return 0 if word is None else self.page.started(word)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether an answer is due so soon that whoever waits for it may `attend`."""
+        return self._channel.is_awaited
+
+    def hear(self, request: int) -> bool:
+        """Whether the worker shows that a request is over; its answer still comes."""
+        if not self.page.is_over(request):
+            return False
+        assert self._channel.vigil is not None
+        self._channel.vigil.heard("done", request)
+        self._heard.add(request)
+        return True
+
+    def take_heard(self, request: int) -> bool:
+        """Take note of an answer; returns whether it was heard of before, by `hear`."""
+        was_heard = request in self._heard
+        self._heard.discard(request)
+        return was_heard
+
+    def was_heard(self, request: int) -> bool:
+        """Whether the end of this request was the last that was heard of by `hear`, ahead of its answer."""
+        vigil = self._channel.vigil
+        return vigil is not None and vigil.known == ("done", request)
+
+    async def attend(
+        self, request: int, take: Callable[[list[Received]], bool], goes_on: Callable[[], bool]
+    ) -> None:
+        """Look for the answer to a request in the task that waits for it; see `Channel.attend`."""
+        await self._channel.attend(take, goes_on, partial(self.page.is_over, request))
+
+    @enable_ki_protection
+    async def run(self, handle: MessageHandler, on_end: Callable[[WorkerLink], None]) -> None:
+        """Serve the connection until the worker has ended; the worker is dead and gone when this returns."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._channel.run)
+                if self._channel.vigil is not None:
+                    nursery.start_soon(self._channel.listen)
+                nursery.start_soon(self._listen_to_heart)
+                nursery.start_soon(self._wait_for_death)
+                if self._stuck_after is not None:
+                    nursery.start_soon(self._watch_the_watch, self._stuck_after)
+                    nursery.start_soon(self._watch_the_process, self._stuck_after)
+                await self._receive(handle)
+                # All its threads have ended, or it has closed its end by itself.
+                how = self.process.ending()
+                self.process.kill()
+                if how is None:
+                    with trio.move_on_after(_REPORT):
+                        how = await self.process.wait()
+                self._end(how or self.process.ending() or "ended")
+                on_end(self)
+                nursery.cancel_scope.cancel(reason="the worker has ended")
+        finally:
+            with trio.CancelScope(shield=True):
+                self.process.kill()
+                self._end(await self.process.wait())
+                # Again, if it was not reached above; whoever has requests here looks at the words.
+                on_end(self)
+                self._bury()
+
+    @enable_ki_protection
+    async def _wait_for_death(self) -> None:
+        """A child of the worker may hold its end of the socket: then the socket tells of no death."""
+        await self.process.wait_dead()
+        self._channel.expect_no_more()
+
+    async def _receive(self, handle: MessageHandler) -> None:
+        """Have messages handled until there are no more, or one makes no sense."""
+        try:
+            while not self.is_distrusted:
+                handle(self, await self._channel.receive())
+        except EndOfChannel as end:
+            if isinstance(end.__cause__, NonsenseError):
+                self.distrust(end.__cause__)
+
+    def distrust(self, error: NonsenseError) -> None:
+        """Kill it over what it has sent."""
+        self.is_distrusted = True
+        self.condemn(f"sent a message that makes no sense: {error}")
+
+    def _end(self, how: str) -> None:
+        if self.how is None:
+            self.how = how
+            self._log_end()
+        self.notify()
+
+    def condemn(self, why: str, error: Exception | None = None) -> None:
+        """Kill it; what it has sent is still taken."""
+        if self.how is None:
+            self.how = why
+            self._error = error
+            self._log_end()
+        self.process.kill()
+        self.notify()
+
+    def _log_end(self) -> None:
+        _logger.info("device %s: worker process %d %s", self._path, self.process.pid, self.how)
+
+    async def wait(self, condition: Callable[[], Any]) -> None:
+        """Wait for something that a message tells.
+
+        Raises:
+            ContextPoisonedError: The worker ended before.
+            Exception: What the worker gave up over.
+        """
+        while not condition():
+            if self.how is not None:
+                raise self._error or died(self.how, self._device)
+            await self._changed.wait()
+
+    async def wait_gone(self) -> None:
+        """Wait until it is dead and nothing of it is left."""
+        await self._is_over.wait()
+
+    def notify(self) -> None:
+        """Have those look again that wait for something."""
+        changed, self._changed = self._changed, trio.Event()
+        changed.set()
+
+    @enable_ki_protection
+    async def _listen_to_heart(self) -> None:
+        with trio.move_on_after(_START), suppress(Exception):
+            # If it ends before, there is nothing to listen to.
+            await self.wait(lambda: self.is_ready)
+        if not self.is_ready:
+            self.condemn(f"was not ready after {_START:g} s and was killed")
+        last, silent = -1, 0
+        while self.how is None:
+            # Ticks are counted, and not seconds: if this process was stopped, time has passed for both.
+            await trio.sleep(self._tick)
+            beat = self.page.heartbeat
+            silent = silent + 1 if beat == last else 0
+            last = beat
+            if silent >= _BEATS:
+                self.condemn(f"gave no sign of life for {self._timeout:g} s and was killed")
+
+    @enable_ki_protection
+    async def _watch_the_watch(self, stuck_after: float) -> None:
+        """See that its engine looks for operations that do not end.
+
+        Behind such an operation a call of the driver may not return either, and with it the worker's loop.
+        """
+        last, missed = 0, 0.0
+        tick = min(stuck_after, _LONGEST_TICK)
+        while self.how is None:
+            # As with the heart, what counts is how often this process has looked.
+            await trio.sleep(tick)
+            looks = self.page.looks
+            missed = missed + tick if looks and looks == last else 0.0
+            last = looks
+            if missed >= stuck_after + _MARGIN:
+                self.is_stuck = True
+                self.condemn(f"stood still for stuck_after = {stuck_after:g} s and was killed")
+
+    @enable_ki_protection
+    async def _watch_the_process(self, stuck_after: float) -> None:
+        """See that it runs while it has requests, begun or not.
+
+        One that imports, plans or waits for its device runs: at least its heart beats, and where a library
+        holds the interpreter's lock meanwhile, that computes or reads from a disk. One that is stopped, or
+        frozen, has not even begun with its requests, so that its engine looks for nothing.
+        """
+        limit = max(stuck_after + _MARGIN, _LEAST_SILENCE)
+        tick = min(stuck_after, _LONGEST_TICK)
+        last, still = (-1, -1), 0.0
+        while self.how is None:
+            await trio.sleep(tick)
+            used = self.process.processor_time(), self.page.heartbeat
+            still = still + tick if used == last and self.is_asked() else 0.0
+            last = used
+            if still >= limit:
+                if self.process.is_in_disk_wait():
+                    still = 0.0
+                    continue
+                self.condemn(
+                    f"has requests and did not run for stuck_after = {stuck_after:g} s, and was killed"
+                )
+
+    def _bury(self) -> None:
+        self.process.close()
+        self._channel.close()
+        self._last = {library: self.page.started(word) for library, word in self.words.items()}
+        self.page.close()
+        self._is_over.set()

@@ -1,0 +1,221 @@
+"""What becomes of requests, and of the arrays that they write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ....backends.base import (
+    AccelError,
+    CompletionTimeoutError,
+    ContextPoisonedError,
+    DeviceLostError,
+    OutOfMemoryError,
+)
+from ...arrays._blocks import Block
+from ...operations._hooks import Phase, notify
+from ...operations._operation import Launch
+from ..transport._frames import Place
+from ._copy_service import CopyService
+from ._link import WorkerLink
+from ._request import LeaseRequest, OperationRequest, RemoteRequest
+
+if TYPE_CHECKING:
+    from ...front._device import Device
+
+__all__ = ["Fates", "TryAgainError"]
+
+# What a worker would tell of an operation if there were anything to be told.
+_FINE: Any = "done", True, False, None, ()
+_PHASES = (Phase.ENQUEUE, Phase.COMPLETE, Phase.REPLY, Phase.RELEASE)
+
+
+class TryAgainError(Exception):
+    """A request is to be made once more."""
+
+
+class Fates:
+    """Gives every request its one outcome.
+
+    Args:
+        device: Whose requests they are.
+        copies: What copies their host arrays.
+
+    Attributes:
+        is_closing: Whether the device is being closed, so that nothing runs again.
+    """
+
+    def __init__(self, device: Device, copies: CopyService) -> None:
+        self.is_closing: bool = False
+        self._device = device
+        self._copies = copies
+
+    def done(
+        self, request: OperationRequest, places: tuple[Place, ...], results: tuple[Any, ...], trouble: Any
+    ) -> tuple[Sequence[Place], BaseException | None]:
+        """The worker is done with an operation.
+
+        Args:
+            request: Whose it is.
+            places: Where those of its new blocks lie of which this was not known.
+            results: Host arrays by value.
+            trouble: What the worker tells of it unless it was launched and all went well.
+
+        Returns:
+            The blocks that arrays of the program live in now, and what the operation failed with.
+
+        Raises:
+            TryAgainError: There was not enough memory, and garbage may hold some: nothing has become of it.
+        """
+        launch, device = request.launch, self._device
+        error: BaseException | None = None
+        is_launched, damaged = True, ()
+        if trouble is not None or request.failure is not None:
+            fate, is_launched, is_hit, found, damaged = trouble or _FINE
+            if fate == "withdrawn":
+                self._copies.cancel(request)
+                request.unwind_after_copies()
+                return (), None
+            error = self._error_of(request, found, is_launched=is_launched)
+            if is_hit:
+                _strike(launch)
+        if error is not None or request.hosts.is_used:
+            self._copy(request, results, error)
+        generation = device.generation
+        made: list[int] = []
+        for block in launch.keep:
+            # Of an asker that has gone, nobody has the arrays, and they are released already.
+            if isinstance(block, Block) and not block.is_released:
+                # It may have been planned while there was no context.
+                block.generation = generation
+                made.append(block.id)
+        if damaged or request.failure is not None:
+            self._spoil(request, damaged, error)
+        if is_launched and device.hooks:
+            self._notify(launch)
+        request.finish_after_copies(error)
+        return [place for place in places if place[0] in made] if places else (), error
+
+    def _copy(self, request: OperationRequest, results: Any, error: BaseException | None) -> None:
+        """Fill the host arrays of an operation, unless it failed."""
+        if error is not None or request.is_left:
+            self._copies.cancel(request)
+        else:
+            request.hosts.fill(results)
+            self._copies.fetch(request)
+
+    def _spoil(self, request: OperationRequest, damaged: Any, error: BaseException | None) -> None:
+        """Spoil what the worker says, or all that it writes if a copy has failed."""
+        for output in request.launch.outputs:
+            if output.id in damaged or request.failure is not None:
+                output.spoil(request.launch.name, error)
+
+    def _error_of(
+        self, request: OperationRequest, found: Exception | None, *, is_launched: bool
+    ) -> BaseException | None:
+        error = found or request.failure
+        if isinstance(found, OutOfMemoryError) and request.may_collect and not self.is_closing:
+            raise TryAgainError
+        if error is not None and self.is_closing and not is_launched:
+            return self.closed()
+        return error
+
+    def _may_collect(self, request: OperationRequest) -> bool:
+        return request.may_collect and not self.is_closing
+
+    def sort(
+        self, requests: Iterable[RemoteRequest], link: WorkerLink, cause: Exception, *, retry: int
+    ) -> list[RemoteRequest]:
+        """Decide about the requests that a lost worker had, in their order.
+
+        Returns:
+            Those that the next worker gets.
+        """
+        if link.is_stuck:
+            requests = self._without_stuck(requests, link)
+        return [request for request in requests if self._runs_again(request, link, cause, retry)]
+
+    def _without_stuck(self, requests: Iterable[RemoteRequest], link: WorkerLink) -> list[RemoteRequest]:
+        """Fail the operation that was begun first, which the others wait for; returns the others."""
+        left = list(requests)
+        for request in left:
+            if isinstance(request, OperationRequest) and request.number <= link.started(request.library):
+                _strike(request.launch)
+                stuck = CompletionTimeoutError(
+                    "it did not complete, and the worker's loop stood still with it",
+                    device=self._device.name,
+                    operation=request.launch.name,
+                    generation=self._device.generation,
+                )
+                self._end_in_flight(request, stuck)
+                left.remove(request)
+                break
+        return left
+
+    def _runs_again(self, request: RemoteRequest, link: WorkerLink, cause: Exception, retry: int) -> bool:
+        if isinstance(request, LeaseRequest):
+            # The memory is still there, and so is the program's view of it.
+            return not request.is_given_back
+        assert isinstance(request, OperationRequest)
+        if request.number <= link.started(request.library):
+            request.losses += 1
+            _strike(request.launch)
+            if request.losses > retry or not request.makes_all_it_writes:
+                self._fail_in_flight(request, cause)
+                return False
+            request.launch = request.launch.without_fault()
+        if request.is_cancelled:
+            self._copies.cancel(request)
+            request.unwind_after_copies()
+            return False
+        return not request.is_over
+
+    def _fail_in_flight(self, request: OperationRequest, cause: Exception) -> None:
+        launch, device = request.launch, self._device
+        error: DeviceLostError | ContextPoisonedError
+        if self.is_closing:
+            error = DeviceLostError("the device was closed while this operation was in flight")
+        else:
+            error = ContextPoisonedError(
+                f"the device's context was lost while this operation was in flight; {launch.advice}"
+            )
+            error.__cause__ = cause
+        error.device, error.operation, error.generation = device.name, launch.name, device.generation
+        self._end_in_flight(request, error)
+
+    def _end_in_flight(self, request: OperationRequest, error: AccelError) -> None:
+        launch = request.launch
+        for output in launch.outputs:
+            output.spoil(launch.name, error)
+        self._notify(launch)
+        self._copies.cancel(request)
+        request.finish_after_copies(error)
+
+    def refuse(self, request: RemoteRequest, error: Exception) -> None:
+        """A request ends that no worker has begun with."""
+        if isinstance(request, LeaseRequest):
+            request.failure = error
+            request.granted.set()
+            return
+        assert isinstance(request, OperationRequest)
+        if request.spoils:
+            for output in request.launch.outputs:
+                output.spoil(request.launch.name, error)
+        self._copies.cancel(request)
+        if request.is_cancelled:
+            request.unwind_after_copies()
+        else:
+            request.finish_after_copies(error)
+
+    def closed(self) -> DeviceLostError:
+        """The error of a request that came too late."""
+        return DeviceLostError("the device is closed", device=self._device.name)
+
+    def _notify(self, launch: Launch) -> None:
+        for phase in _PHASES:
+            notify(self._device.hooks, phase, launch)
+
+
+def _strike(launch: Launch) -> None:
+    if launch.fault is not None:
+        launch.fault.strike()

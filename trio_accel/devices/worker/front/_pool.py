@@ -1,0 +1,316 @@
+"""The worker processes of a device: the one that serves, those that stand ready, those that are dying."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import socket
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from ....actors import describe
+from ....backends.base import NotSupportedError
+from ...base._shortage import is_shortage
+from ...completion._completion import SyncCompletion, window_of
+from ..launcher._launcher import Launcher, LauncherError
+from ..launcher._program import program_arguments
+from ..transport._answers import ANSWERS
+from ..transport._channel import Channel
+from ..transport._frames import WorkerConfig
+from ..transport._page import SharedPage
+from ._chunks import Chunk, ChunkTable
+from ._link import MessageHandler, WorkerLink
+from ._slab_table import SlabTable
+
+if TYPE_CHECKING:
+    from ...front._device import Device
+
+__all__ = ["WorkerPool", "check_options"]
+
+# The most bytes of a worker's message; with host arrays by value.
+_LARGEST_ANSWER = 32 << 20
+_MOST_BY_VALUE = 2**32 - 1
+# Between attempts to have a spare.
+_LEAST_PAUSE = 0.05
+_LONGEST_PAUSE = 10.0
+_DOUBLINGS = 8
+# While there are too few descriptors for a worker: for so many seconds, and so far apart at most.
+_SHORTAGE = 30.0
+_LONGEST_SHORTAGE_PAUSE = 1.0
+# A worker stays awake for requests that follow their answers closely, and for no others.
+_WINDOW = 0.5e-3
+_logger = logging.getLogger("trio_accel.devices")
+# What a worker begins with, for backends whose workers are to have it imported ahead.
+_PROGRAM = "trio_accel.devices.worker.back._process"
+
+
+def check_options(device: Device) -> None:
+    """Refuse options that another process cannot have.
+
+    Raises:
+        NotSupportedError: A strategy that cannot be pickled, or whose class is one of __main__; or spares
+            on a device that takes one process at a time.
+    """
+    options = device.options
+    if options.spares and device.info.is_exclusive:
+        raise NotSupportedError(
+            f"spares={options.spares}: {device.name} is in exclusive compute mode and takes one process at a"
+            " time; open it with spares=0, or have the mode set to default",
+            device=device.name,
+            backend=device.info.backend,
+        )
+    for name in ("completion", "streams"):
+        strategy = getattr(options, name)
+        why = None
+        if type(strategy).__module__ == "__main__":
+            why = "its class is defined in __main__; move it to a module"
+        else:
+            try:
+                pickle.dumps(strategy)
+            except Exception as error:  # noqa: BLE001  # whatever a stranger's class raises
+                why = describe(error)
+        if why is not None:
+            raise NotSupportedError(
+                f"{name}={strategy!r} cannot be given to a worker process ({why}); "
+                "or open the device with isolation='inline'"
+            )
+
+
+class WorkerPool:
+    """Starts workers and hands them out; every one is gone when the pool is closed.
+
+    Args:
+        device: Whose they are.
+        chunks: The memory that every worker maps.
+        handle: Takes what workers send.
+        on_end: Called when one has ended.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        chunks: ChunkTable,
+        handle: MessageHandler,
+        on_end: Callable[[WorkerLink], None],
+    ) -> None:
+        self._is_observed = False
+        self._device = device.name
+        self._is_exclusive = device.info.is_exclusive
+        self._path = device.path
+        modules = device.backend.preload
+        self._preload = (*modules, _PROGRAM) if modules else ()
+        self._options = options = device.options
+        # Large results come by value only where nothing else is possible.
+        is_by_value = isinstance(options.completion, SyncCompletion)
+        self._limit = _MOST_BY_VALUE if is_by_value else _LARGEST_ANSWER
+        self._window = window_of(options.completion, device.info)
+        self._chunks = chunks
+        self._slabs = SlabTable(device.host_pool, lambda: self.links)
+        self._handle = handle
+        self._on_end = on_end
+        self._links: set[WorkerLink] = set()
+        self._spares: list[WorkerLink] = []
+        # What the program has used: the next worker is to have it loaded.
+        self._warm: list[str] = list(options.libraries)
+        self._launcher: Launcher
+        self._nursery: trio.Nursery
+        self._is_refilling = False
+        # Spares in a row that died before they were used.
+        self._failures = 0
+        self._is_closed = False
+
+    @property
+    def links(self) -> Iterable[WorkerLink]:
+        """All workers that are not gone."""
+        return tuple(self._links)
+
+    @property
+    def spares(self) -> int:
+        """Workers that stand ready."""
+        return len(self._spares)
+
+    def open(self, launcher: Launcher, nursery: trio.Nursery) -> None:
+        """Begin; workers are served by tasks of the nursery."""
+        self._launcher = launcher
+        self._nursery = nursery
+        self._slabs.open(launcher)
+
+    async def take(self) -> WorkerLink:
+        """A worker that is ready, alone: those before it are dead, and write to memory no more.
+
+        Raises:
+            ContextPoisonedError: It did not come up.
+            LauncherError: It could not be started.
+        """
+        # A spare whose death is known by now is none.
+        self._spares = [spare for spare in self._spares if spare.how is None]
+        if self._spares:
+            self._failures = 0
+            link = self._spares.pop(0)
+        else:
+            if self._is_exclusive:
+                await self._wait_gone(None)
+            link = await self._start_when_possible()
+        try:
+            await self._wait_gone(link)
+        except BaseException:
+            link.condemn("was not needed")
+            raise
+        return link
+
+    async def _wait_gone(self, successor: WorkerLink | None) -> None:
+        """Wait for the end of those that are to take no part any more, and may still write to memory."""
+        for other in self.links:
+            is_over = other is not successor and other not in self._spares and other.how is not None
+            if is_over and not (other.is_silent and successor is not None):
+                await other.wait_gone()
+
+    def refill(self) -> None:
+        """Have as many spares as the options say."""
+        if self._options.spares and not self._is_refilling:
+            self._is_refilling = True
+            self._nursery.start_soon(self._refill)
+
+    def observe(self, *, is_observed: bool) -> None:
+        """Tell the workers whether somebody observes messages."""
+        if is_observed is not self._is_observed:
+            self._is_observed = is_observed
+            for link in self._links:
+                link.send(("observe", is_observed))
+
+    def warm(self, library: str) -> None:
+        """Have the workers that come, and those that stand ready, load a library ahead."""
+        if library not in self._warm:
+            self._warm.append(library)
+            for link in self._spares:
+                link.send(("warm", library))
+
+    def share(self, chunk: Chunk, maker: WorkerLink) -> None:
+        """Have all workers but its maker map a chunk."""
+        for link in self._links:
+            if link is not maker:
+                try:
+                    link.send_chunk(chunk)
+                except OSError as error:
+                    # It would serve without a part of the memory.
+                    link.condemn(f"was not needed: it could not be given memory ({error})")
+
+    def unshare(self, number: int, *, but: WorkerLink | None) -> None:
+        """Have all workers but one unmap a chunk that is gone."""
+        for link in self._links:
+            if link is not but:
+                link.send(("unchunk", number))
+
+    async def close(self) -> None:
+        """End all workers that are left, and wait until they are gone."""
+        self._is_closed = True
+        for link in self.links:
+            link.condemn("was ended with its device")
+        for link in self.links:
+            await link.wait_gone()
+        self._slabs.close()
+
+    @enable_ki_protection
+    async def _refill(self) -> None:
+        try:
+            # The worker that has just taken over has the processors for itself first.
+            await trio.sleep(_LEAST_PAUSE)
+            while self._wants_spare():
+                if self._failures:
+                    await trio.sleep(min(_LEAST_PAUSE * 2 ** min(self._failures, _DOUBLINGS), _LONGEST_PAUSE))
+                try:
+                    await self._add_spare()
+                except Exception as error:  # noqa: BLE001  # whatever it is, the device goes on without
+                    if self._is_closed:
+                        return
+                    # What ails it will show when it is needed.
+                    self._failures += 1
+                    _logger.warning(
+                        "device %s: a spare worker did not come up: %s", self._path, describe(error)
+                    )
+        finally:
+            self._is_refilling = False
+
+    def _wants_spare(self) -> bool:
+        return not self._is_closed and len(self._spares) < self._options.spares
+
+    async def _add_spare(self) -> None:
+        known = len(self._warm)
+        link = await self._start()
+        self._spares.append(link)
+        for library in self._warm[known:]:
+            link.send(("warm", library))
+
+    async def _start_when_possible(self) -> WorkerLink:
+        """Start a worker; where this process has too few descriptors for that, try again for a while."""
+        end, pause = trio.current_time() + _SHORTAGE, _LEAST_PAUSE
+        while True:
+            try:
+                return await self._start()
+            except (OSError, LauncherError) as error:
+                if not is_shortage(error) or trio.current_time() >= end:
+                    raise
+                _logger.warning("device %s: a worker cannot be started yet: %s", self._path, error)
+            await trio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_SHORTAGE_PAUSE)
+
+    async def _start(self) -> WorkerLink:
+        page = SharedPage.create()
+        try:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                try:
+                    process = await self._launcher.start_worker(
+                        program_arguments(), (theirs.fileno(), page.descriptor), self._preload
+                    )
+                except BaseException:
+                    ours.close()
+                    raise
+        except BaseException:
+            page.close()
+            raise
+        link = WorkerLink(
+            process,
+            Channel(ours, receives=ANSWERS, limit=self._limit),
+            page,
+            device=self._device,
+            path=self._path,
+            heartbeat_timeout=self._options.heartbeat_timeout,
+            stuck_after=self._options.stuck_after,
+            window=self._window,
+        )
+        self._links.add(link)
+        self._nursery.start_soon(self._serve, link)
+        try:
+            link.configure(
+                WorkerConfig(
+                    device=self._device,
+                    path=self._path,
+                    options=self._options,
+                    warm=tuple(self._warm),
+                    is_observed=self._is_observed,
+                    window=min(self._window, _WINDOW),
+                ),
+                tuple(self._chunks.chunks.values()),
+            )
+            self._slabs.tell(link)
+            await link.wait(lambda: link.is_ready)
+        except BaseException:
+            link.condemn("was not needed")
+            raise
+        return link
+
+    @enable_ki_protection
+    async def _serve(self, link: WorkerLink) -> None:
+        try:
+            await link.run(self._handle, self._on_end)
+        finally:
+            self._links.discard(link)
+            if link in self._spares:
+                self._spares.remove(link)
+                if not self._is_closed:
+                    self._failures += 1
+                    self.refill()

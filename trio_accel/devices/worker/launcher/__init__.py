@@ -1,0 +1,1 @@
+"""The launcher process, which starts workers and leaves none behind."""

@@ -1,0 +1,405 @@
+"""The launcher: starts the worker processes of a system, and none outlives it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import sys
+import weakref
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
+
+import attrs
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from ....actors import (
+    Actor,
+    ActorContext,
+    Backoff,
+    DeferredReply,
+    Intensity,
+    Policy,
+    Ref,
+    Request,
+    System,
+    handles,
+)
+from ....backends.base import AccelError, NotSupportedError
+from ....backends.base.search_path import search_path
+from ...base._shortage import lost_descriptors
+from ._link import EndOfLink, LauncherError, LauncherLink, Report, check_interpreter, describe_exit
+from ._program import interpreter_options
+from ._worker import WorkerProcess
+
+__all__ = ["Launcher", "LauncherActor", "LauncherError", "StartWorker", "WorkerProcess", "open_launcher"]
+
+_END = 2.0
+# A process that has lived for a second after its start has done what it is for.
+_POLICY = Policy(backoff=Backoff(base=0.1, maximum=2.0, reset_after=1.0))
+# Its failures are those of the devices that order workers, which count them; never the system's.
+_ALWAYS = Policy(intensity=Intensity(sys.maxsize, 1.0), grace=2 * _POLICY.grace)
+_logger = logging.getLogger("trio_accel.devices")
+
+
+@attrs.frozen
+class StartWorker(Request["LauncherActor", WorkerProcess]):
+    """Start a worker process; the reply comes when its program has begun.
+
+    A cancelled asker gets its cancellation when nothing is left of the worker. With
+    ``abandon_on_cancel`` nobody would have the worker: it would live until the launcher ends.
+
+    Attributes:
+        arguments: What follows `sys.executable` and `interpreter_options` on its command line.
+        descriptors: It has them as 3, 4, 5 and so on. They stay the caller's.
+        preload: Modules to import ahead, found by the `sys.path` of this program. The launcher imports them
+            once; the worker is a fork of it, and runs what follows ``-c``. Without, or where a fork would not
+            do, the worker is a fresh interpreter, isolated as the launcher is.
+
+    If the launcher dies before that, the next one starts it. If it died of imports, no other tries them.
+
+    Raises:
+        LauncherError: It could not be started, or a second launcher died over it.
+        ActorFailedError: The launcher's actor ended meanwhile.
+    """
+
+    arguments: tuple[str, ...] = attrs.field(converter=tuple[str, ...])
+    descriptors: tuple[int, ...] = attrs.field(default=(), converter=tuple[int, ...])
+    preload: tuple[str, ...] = attrs.field(default=(), converter=tuple[str, ...])
+
+
+@attrs.frozen
+class Order:
+    """A worker to be started, and who is told.
+
+    Attributes:
+        message: What was asked for.
+        reply: Where the worker goes.
+        is_again: Whether a launcher has died over it.
+    """
+
+    message: StartWorker
+    reply: DeferredReply[WorkerProcess]
+    is_again: bool = False
+
+
+class LauncherActor(Actor):
+    """Holds a launcher process; when that dies, all workers have died with it, and another is started."""
+
+    def __init__(self, front: Launcher) -> None:
+        self._front = front
+        self._link: LauncherLink
+        self._numbers = itertools.count(1)
+        self._orders: dict[int, Order] = {}
+        self._workers: dict[int, WorkerProcess] = {}
+        # What the process has imported, as workers were started with it.
+        self._imported: set[str] = set()
+        # Why some were none of its forks, said already.
+        self._reasons: set[str] = set()
+
+    @asynccontextmanager
+    @enable_ki_protection
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        """Hold the process; its workers end with it, and it is gone when this ends."""
+        try:
+            self._link = link = await LauncherLink.open()
+        except AccelError as error:
+            self._front.refuse(error)
+            raise
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(link.write)
+                nursery.start_soon(link.watch, self._is_asked)
+                nursery.start_soon(self._read)
+                context.show_process(link.pid)
+                for order in self._front.attach(link):
+                    self._accept(order)
+                yield
+                nursery.cancel_scope.cancel(reason="the launcher ends")
+        finally:
+            self._front.detach()
+            how = await link.close()  # noqa: ASYNC102  # it shields itself, and is bounded
+            await self._end_all(how)  # noqa: ASYNC102  # the same
+
+    @handles(StartWorker, ki_protected=True)
+    async def start(self, message: StartWorker) -> DeferredReply[WorkerProcess]:
+        """Order a worker."""
+        reply: DeferredReply[WorkerProcess] = self.context.defer(on_cancel=self._front.withdraw)
+        self._accept(Order(message, reply))
+        return reply
+
+    def _accept(self, order: Order) -> None:
+        number = next(self._numbers)
+        try:
+            self._send(number, order.message)
+        except (OSError, TypeError, NotSupportedError) as error:
+            failed = LauncherError(f"a worker process could not be ordered: {error}")
+            failed.__cause__ = error
+            order.reply.fail(failed)
+        else:
+            self._orders[number] = order
+            self._link.ask()
+
+    def _is_asked(self) -> bool:
+        return bool(self._orders) or any(worker.is_asked_for for worker in self._workers.values())
+
+    def _send(self, number: int, message: StartWorker) -> None:
+        order: dict[str, object] = {
+            "arguments": [check_interpreter(), *interpreter_options(), *message.arguments],
+            "environment": self._link.environment_changes(),
+            "descriptors": 1 + len(message.descriptors),
+        }
+        if message.preload and self._front.preloads:
+            order.update(preload=message.preload, path=search_path())
+        directory = os.open(".", os.O_PATH | os.O_DIRECTORY)
+        try:
+            self._link.send("start", number, order, (directory, *message.descriptors))
+        finally:
+            os.close(directory)
+
+    @enable_ki_protection
+    async def _read(self) -> None:
+        try:
+            while True:
+                self._take(await self._link.receive())
+        except EndOfLink:
+            how = await self._link.wait_end()
+            if not all(self._imported.issuperset(order.message.preload) for order in self._orders.values()):
+                # It may have died of the imports, and the next one would.
+                self._front.preloads = False
+            self.context.crash(LauncherError(f"the launcher of worker processes {how}"))
+
+    def _take(self, report: Report) -> None:
+        number, detail = report.number, report.detail
+        if report.kind == "failed":
+            self._refuse(number, f"a worker process could not be started: {detail}")
+            return
+        if report.kind == "fresh":
+            self._begin_fresh(number, str(detail))
+            return
+        if report.kind in ("importing", "pong"):
+            return
+        assert isinstance(detail, int)
+        if report.kind == "started":
+            self._begun(number, detail, report.descriptors)
+            return
+        if number in self._workers:
+            self._workers.pop(number).report(describe_exit(os.waitstatus_to_exitcode(detail)))
+        if number in self._orders:
+            # Its asker has waited for that.
+            self._orders.pop(number).reply.cancelled()
+
+    def _begun(self, number: int, pid: int, descriptors: tuple[int, ...]) -> None:
+        if not descriptors:
+            self._link.send("kill", number)
+            self._refuse(
+                number,
+                "a worker process has been ended again: there are too many open files here",
+                lost_descriptors(),
+            )
+            return
+        worker = self._workers[number] = WorkerProcess(pid, descriptors[0], self._link.ask)
+        self._imported.update(self._orders[number].message.preload)
+        if self._orders[number].reply.is_cancelled:
+            worker.close()
+        elif not self._orders.pop(number).reply.set(worker):
+            # Nobody is there any more to take it.
+            worker.close()
+
+    def _begin_fresh(self, number: int, why: str) -> None:
+        order = self._orders[number]
+        # Nothing was imported for it.
+        self._orders[number] = attrs.evolve(order, message=attrs.evolve(order.message, preload=()))
+        if why not in self._reasons:
+            self._reasons.add(why)
+            _logger.info("worker processes start as fresh interpreters, which takes longer: %s", why)
+
+    def _refuse(self, number: int, why: str, cause: OSError | None = None) -> None:
+        reply = self._orders.pop(number).reply
+        if reply.is_cancelled:
+            reply.cancelled()
+        else:
+            error = LauncherError(why)
+            error.__cause__ = cause
+            reply.fail(error)
+
+    async def _end_all(self, how: str) -> None:
+        for number in tuple(self._orders):
+            order = self._orders[number]
+            if order.is_again or order.reply.is_cancelled:
+                self._refuse(number, f"a worker process was not started: the launcher {how}")
+            else:
+                # If there is no next launcher, the reply fails with the end of this actor.
+                self._front.postpone(attrs.evolve(order, is_again=True))
+        workers = tuple(self._workers.values())
+        self._workers.clear()
+        for worker in workers:
+            # They were killed already, unless the launcher was so suddenly that they are about to be.
+            worker.kill()
+            worker.report("ended with its launcher")
+        with trio.move_on_after(_END, shield=True):
+            for worker in workers:
+                await worker.wait()
+
+
+class Launcher:
+    """The launcher of a system, for the devices that share it. Made by `open_launcher`.
+
+    Attributes:
+        preloads: Whether it imports modules ahead: not once a launcher process has died meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self.preloads: bool = True
+        self._supervisor: Ref[LauncherSupervisor] | None = None
+        self._ref: Ref[LauncherActor] | None = None
+        self._link: LauncherLink | None = None
+        self._opening = trio.Lock()
+        self._numbers = itertools.count(1)
+        self._chunks: dict[int, int] = {}
+        self._postponed: list[Order] = []
+        # Who has ordered, and what they were refused for.
+        self._asking: set[trio.CancelScope] = set()
+        self._refusal: Exception | None = None
+
+    def __repr__(self) -> str:
+        return f"<Launcher {self._ref!r}, {len(self._chunks)} chunks>"
+
+    @property
+    def ref(self) -> Ref[LauncherActor]:
+        """Address of its actor."""
+        assert self._ref is not None
+        return self._ref
+
+    async def start_worker(
+        self, arguments: Iterable[str], descriptors: Iterable[int] = (), preload: Iterable[str] = ()
+    ) -> WorkerProcess:
+        """Start a worker process; see `StartWorker`.
+
+        Raises:
+            LauncherError: As there; or the launcher that is to start it does not start itself.
+        """
+        message = StartWorker(tuple(arguments), tuple(descriptors), tuple(preload))
+        with trio.CancelScope() as scope:
+            self._asking.add(scope)
+            try:
+                return await self.ref.ask(message)
+            finally:
+                self._asking.discard(scope)
+        raise LauncherError(f"a worker process was not started: {self._refusal}") from self._refusal
+
+    def refuse(self, error: Exception) -> None:
+        """Refuse what is ordered now, as no launcher starts; for the actor."""
+        self._refusal = error
+        for scope in self._asking:
+            scope.cancel(reason="the launcher does not start")
+
+    @enable_ki_protection
+    def keep_chunk(self, descriptor: int) -> int:
+        """Have shared memory cut to nothing when this process dies, whoever holds a descriptor then.
+
+        Each launcher process that takes over is told again.
+
+        Args:
+            descriptor: It stays the caller's, and must be open until the chunk is forgotten.
+
+        Returns:
+            The number to forget it by.
+
+        Raises:
+            OSError: The descriptor is not open.
+        """
+        number = next(self._numbers)
+        if self._link is not None:
+            self._link.send("keep", number, None, (descriptor,))
+        self._chunks[number] = descriptor
+        return number
+
+    @enable_ki_protection
+    def forget_chunk(self, number: int) -> None:
+        """Keep a chunk no longer; its memory goes when all its other descriptors and mappings have gone.
+
+        Raises:
+            KeyError: There is no such chunk.
+        """
+        del self._chunks[number]
+        if self._link is not None:
+            self._link.send("forget", number)
+
+    def attach(self, link: LauncherLink) -> list[Order]:
+        """Go on with a new process; for the actor. Returns what the one before has left."""
+        self._link = link
+        for number, descriptor in self._chunks.items():
+            link.send("keep", number, None, (descriptor,))
+        left = [order for order in self._postponed if not order.reply.is_done]
+        self._postponed.clear()
+        return left
+
+    def detach(self) -> None:
+        """The process is at its end; for the actor."""
+        self._link = None
+
+    def postpone(self, order: Order) -> None:
+        """Leave an order to the next process; for the actor."""
+        self._postponed.append(order)
+
+    def withdraw(self) -> None:
+        """Let go of cancelled askers whom no process serves; for the actor. The others wait for theirs."""
+        for order in tuple(self._postponed):
+            if order.reply.is_cancelled:
+                self._postponed.remove(order)
+                order.reply.cancelled()
+
+    async def open_in(self, system: System) -> None:
+        """Start the actor, unless it lives; for `open_launcher`."""
+        async with self._opening:
+            if self._supervisor is not None and not self._supervisor.is_terminated:
+                if not self.ref.is_terminated:
+                    return
+                await self._supervisor.stop()
+            taken = {child.name for child in system.tree().children}
+            names = itertools.chain(["launcher"], (f"launcher#{number}" for number in itertools.count(2)))
+            name = next(name for name in names if name not in taken)
+            self._supervisor = await system.spawn(LauncherSupervisor, self, name=name, policy=_ALWAYS)
+
+    async def open_process(self, context: ActorContext) -> None:
+        """Start the actor that holds the process; for its supervisor."""
+        self._ref = await context.spawn(LauncherActor, self, name="process", policy=_POLICY)
+
+
+class LauncherSupervisor(Actor):
+    """Has the actor of the launcher process restarted as often as it fails."""
+
+    def __init__(self, front: Launcher) -> None:
+        self._front = front
+
+    @asynccontextmanager
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        """Start that actor."""
+        await self._front.open_process(context)
+        yield
+
+
+# Weak on both sides, as a launcher's address holds its system: the actor itself keeps the launcher alive.
+_launchers: weakref.WeakKeyDictionary[System, weakref.ref[Launcher]] = weakref.WeakKeyDictionary()
+
+
+async def open_launcher(system: System) -> Launcher:
+    """Find the launcher of a system, or start it: concurrent first calls start one.
+
+    Actors are stopped in reverse start order, and the workers end with the launcher. So call this
+    before the actors that use them are spawned.
+
+    Raises:
+        NotSupportedError: The platform has not what worker processes take.
+        LauncherError: The launcher process did not start.
+        RuntimeError: The system is stopping.
+    """
+    known = _launchers.get(system)
+    launcher = None if known is None else known()
+    if launcher is None:
+        launcher = Launcher()
+        _launchers[system] = weakref.ref(launcher)
+    await launcher.open_in(system)
+    return launcher

@@ -1,0 +1,448 @@
+"""The program of the launcher process: it starts worker processes, and sees to it that none is left behind.
+
+Run by its path, in an isolated interpreter without `site`: it is to be up in no time, and must import
+nothing but the standard library. It has one thread, the only one that workers may be forked from: a
+parent-death signal comes when the thread that forked has ended.
+
+Orders and reports are JSON, one triple ``[kind, number, detail]`` a packet, with descriptors beside them. The
+detail of an order may be too long for a packet: then it lies in a file, whose descriptor is the last.
+
+What a worker starts dies with it: the worker adopts the orphans among its descendants, and this process
+adopts those that the worker leaves when it dies. They are killed before the end of the worker is reported
+and before the next one starts, as they may hold what was the worker's: sockets, memory, files of the driver.
+
+A worker is a fresh interpreter, unless its order names modules to be imported ahead: those the launcher
+imports once, and the worker is a fork of it. See `_launcher_fork.py`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+import warnings
+from array import array
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, cast
+
+if TYPE_CHECKING:
+    from trio_accel.devices.worker.launcher._launcher_fork import Forks
+
+_PACKET = 1 << 16  # what the application limits its packets to
+_STRING = 1 << 17  # the kernel's own limit for one string of an environment, with the zero at its end
+_MOST_DESCRIPTORS = 253  # the kernel's own limit for one packet
+_FIRST = 3  # of a worker's own descriptors, behind the standard ones
+_UNWIND = 1.0  # seconds for what was killed to be gone
+_SET_PDEATHSIG = 1
+_SET_CHILD_SUBREAPER = 36
+_SELF = "/proc/self/task"
+_FORKS = Path(__file__).with_name("_launcher_fork.py")
+
+_prctl = ctypes.CDLL(None).prctl
+_prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
+
+
+class Launcher:
+    """Serves the application until its control socket or its process ends."""
+
+    def __init__(self, control: socket.socket, application: int) -> None:
+        self._control = control
+        self._application = application
+        self._poll = select.poll()
+        self._poll.register(control, select.POLLIN)
+        self._poll.register(application, select.POLLIN)
+        # By the descriptor of the process: its number among the orders, and its pid.
+        self._workers: dict[int, tuple[int, int]] = {}
+        self._chunks: dict[int, int] = {}
+        self._forks: Forks | None = None
+        self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._is_wanted = True
+        self._ends_in_order = False
+
+    def run(self) -> None:
+        """Serve; when this returns, no worker is left."""
+        self._report("ready", 0, os.getpid())
+        while self._is_wanted:
+            # Deaths first: the next worker is to find nothing of those before it.
+            for descriptor, events in sorted(self._poll.poll(), key=self._is_other):
+                if descriptor == self._application:
+                    self._is_wanted = False
+                elif descriptor == self._control.fileno():
+                    self._talk(events)
+                else:
+                    self._reap(descriptor)
+        self._end_workers()
+        if not self._ends_in_order and _is_dead(self._application, _UNWIND):
+            # A child that the application forked may hold the memory for as long as it lives.
+            for chunk in self._chunks.values():
+                with suppress(OSError):
+                    os.ftruncate(chunk, 0)
+
+    def _is_other(self, event: tuple[int, int]) -> bool:
+        return event[0] not in self._workers
+
+    def _talk(self, events: int) -> None:
+        if events & select.POLLOUT:
+            self._flush()
+        if not events & ~select.POLLOUT:
+            return
+        try:
+            data, descriptors = _receive(self._control)
+        except ConnectionError:
+            data, descriptors = b"", []
+        if not data:
+            self._is_wanted = False
+            return
+        self._obey(*cast("tuple[str, int, object]", json.loads(data)), descriptors)
+
+    def _obey(self, kind: str, number: int, detail: object, descriptors: list[int]) -> None:
+        match kind:
+            case "ping":
+                self._report("pong", number, 0)
+            case "start":
+                self._start(number, detail, descriptors)
+            case "kill":
+                self._kill(number)
+            case "keep" if descriptors:
+                self._chunks[number] = descriptors[0]
+            case "forget" if number in self._chunks:
+                os.close(self._chunks.pop(number))
+            case "end":
+                self._ends_in_order = True
+            case _:
+                # A chunk whose descriptor found no room here, and the end of that chunk.
+                pass
+
+    def _start(self, number: int, detail: object, descriptors: list[int]) -> None:
+        started: tuple[int, int] | OSError
+        try:
+            order = _read_order(detail, descriptors)
+            started = _spawn(self._program(number, order, descriptors[0]), descriptors)
+        except OSError as error:
+            started = error
+        # Before the report: who hears of it may rely on nobody else holding them.
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if isinstance(started, OSError):
+            self._report("failed", number, str(started))
+            return
+        worker, pid = started
+        self._workers[worker] = (number, pid)
+        self._poll.register(worker, select.POLLIN)
+        self._report("started", number, pid, worker)
+
+    def _program(self, number: int, order: Mapping[str, object], directory: int) -> Callable[[int], object]:
+        """What a worker does when all is in its place; with modules to be imported ahead, import them now.
+
+        That takes half a second, in which this process sees nothing: the end of the application, which it
+        meets right after, and the ends of other workers. It dies of SIGALRM if it takes far too long.
+        """
+        arguments = cast("list[str]", order["arguments"])
+        environment = _environment(cast("dict[str, str | None]", order["environment"]))
+        modules = cast("list[str]", order.get("preload", []))
+        path = cast("list[str]", order.get("path", []))
+        if modules:
+            forks = self._forks = self._forks or _load_forks()
+            if forks.lacks(modules):
+                # For so long no answer is to be expected.
+                self._report("importing", number, 0)
+            why = forks.prepare(modules, path, arguments, environment, directory)
+            if why is None:
+                return lambda free: forks.run(arguments, environment, path, free)
+            self._report("fresh", number, why)
+        return lambda _: _execute(arguments, environment)
+
+    def _kill(self, number: int) -> None:
+        for worker, (other, _) in self._workers.items():
+            if other == number:
+                signal.pidfd_send_signal(worker, signal.SIGKILL)
+
+    def _reap(self, worker: int) -> None:
+        number, pid = self._workers.pop(worker)
+        self._poll.unregister(worker)
+        os.close(worker)
+        _, status = os.waitpid(pid, 0)
+        self._end_orphans()
+        self._report("exited", number, status)
+
+    def _end_orphans(self) -> None:
+        """Kill what dead workers have left; the death of each may make more."""
+        deadline = time.monotonic() + _UNWIND
+        while orphans := _children().difference(pid for _, pid in self._workers.values()):
+            for pid in orphans:
+                os.kill(pid, signal.SIGKILL)
+            for pid in orphans:
+                process = os.pidfd_open(pid)
+                is_dead = _is_dead(process, max(deadline - time.monotonic(), 0.0))
+                os.close(process)
+                if not is_dead:
+                    # The kernel holds on to it. When the next worker dies it is looked for again.
+                    return
+                os.waitpid(pid, 0)
+
+    def _report(self, kind: str, number: int, detail: int | str, *descriptors: int) -> None:
+        # Never waits: the application may be busy, and its end has to be noticed all the same.
+        self._outbox.append((json.dumps([kind, number, detail]).encode(), tuple(map(os.dup, descriptors))))
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._outbox:
+            data, descriptors = self._outbox[0]
+            try:
+                # Not `send_fds` and `recv_fds`: they take flags and ignore them.
+                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))
+                self._control.sendmsg([data], [rights] if descriptors else [], socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                self._poll.modify(self._control, select.POLLIN | select.POLLOUT)
+                return
+            except ConnectionError:
+                # The application has gone; that is noticed by reading.
+                pass
+            for descriptor in descriptors:
+                os.close(descriptor)
+            self._outbox.popleft()
+        self._poll.modify(self._control, select.POLLIN)
+
+    def _end_workers(self) -> None:
+        for worker in self._workers:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(worker, signal.SIGKILL)
+        deadline = time.monotonic() + _UNWIND
+        for worker, (_, pid) in self._workers.items():
+            # One that the kernel holds on to must not keep the others' memory.
+            if _is_dead(worker, max(deadline - time.monotonic(), 0.0)):
+                os.waitpid(pid, 0)
+        self._end_orphans()
+
+
+def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
+    """Take a packet and its descriptors, which no worker is to inherit."""
+    descriptors = array("i")
+    room = socket.CMSG_LEN(_MOST_DESCRIPTORS * descriptors.itemsize)
+    data, ancillary, _, _ = control.recvmsg(_PACKET, room, socket.MSG_CMSG_CLOEXEC)
+    for _, _, content in ancillary:
+        descriptors.frombytes(content)
+    return data, list(descriptors)
+
+
+def _read_order(detail: object, descriptors: list[int]) -> dict[str, object]:
+    """What a worker is to be; that may lie in a file, the last of the descriptors.
+
+    Raises:
+        OSError: Some of the descriptors are missing.
+    """
+    if detail is None and descriptors:
+        with open(descriptors.pop(), "rb") as file:
+            file.seek(0)
+            detail = json.load(file)
+    order = cast("dict[str, object] | None", detail)
+    if order is None or len(descriptors) != order["descriptors"]:
+        raise OSError("there are too many open files in the launcher of worker processes")
+    return order
+
+
+def _children() -> set[int]:
+    """The children of this process, dead ones that are not reaped among them."""
+    found: set[int] = set()
+    try:
+        for task in os.listdir(_SELF):
+            with open(f"{_SELF}/{task}/children", "rb") as file:
+                found.update(map(int, file.read().split()))
+    except FileNotFoundError:
+        # Not every kernel has these lists.
+        return {
+            pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _parent(pid) == os.getpid()
+        }
+    return found
+
+
+def _parent(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except OSError:
+        # It has ended meanwhile.
+        return 0
+
+
+def _is_dead(process: int, within: float) -> bool:
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(within * 1000))
+
+
+def _load_forks() -> Forks:
+    # By its path: there is no package here.
+    from importlib import util
+
+    spec = util.spec_from_file_location(_FORKS.stem, _FORKS)
+    assert spec is not None
+    assert spec.loader is not None
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return cast("type[Forks]", module.Forks)(_ENVIRONMENT)
+
+
+def _spawn(program: Callable[[int], object], descriptors: Sequence[int]) -> tuple[int, int]:
+    """Start a worker; returns its descriptor and its pid when its program has begun.
+
+    Args:
+        program: Takes the place of the forked child, given the first descriptor that is not its own.
+        descriptors: Of its working directory, and those it is to have.
+
+    Raises:
+        OSError: It could not be started.
+    """
+    directory, *given = descriptors
+    launcher = os.getpid()
+    reader, writer = os.pipe()
+    try:
+        with warnings.catch_warnings():
+            # Where an imported module has started a thread; what follows is an `execve` then.
+            warnings.filterwarnings("ignore", category=DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            _become(program, directory, given, launcher, writer)
+    except OSError:
+        os.close(reader)
+        raise
+    finally:
+        os.close(writer)
+    with open(reader, "rb") as pipe:
+        # Ends without a word as soon as the program takes the place of this one.
+        failure = pipe.read()
+    if failure:
+        os.waitpid(pid, 0)
+        raise OSError(failure.decode())
+    try:
+        return os.pidfd_open(pid), pid
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+
+
+def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
+    environment = dict(_ENVIRONMENT)
+    for name, value in changes.items():
+        if value is None:
+            environment.pop(name, None)
+        else:
+            environment[name] = value
+    return environment
+
+
+def _execute(arguments: list[str], environment: Mapping[str, str]) -> NoReturn:
+    """Be a fresh interpreter. Descriptors close by themselves: only the standard ones are inheritable here.
+
+    An environment may have become so long that no program can be started with it, and the application goes on
+    with it; then the worker has what can be had.
+    """
+    fitting = {name: value for name, value in environment.items() if _fits(name, value)}
+    try:
+        os.execve(arguments[0], arguments, fitting)  # noqa: S606  # what was asked for
+    except OSError as error:
+        if error.errno != errno.E2BIG:
+            raise
+        os.execve(arguments[0], arguments, _ENVIRONMENT)  # noqa: S606  # the same
+
+
+def _fits(name: str, value: str) -> bool:
+    return len(os.fsencode(name)) + len(os.fsencode(value)) + 2 <= _STRING
+
+
+def _become(
+    program: Callable[[int], object], directory: int, descriptors: Sequence[int], launcher: int, failure: int
+) -> NoReturn:
+    """In the forked child: turn into the worker."""
+    try:
+        _prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != launcher:
+            # It died before it was asked for a signal.
+            os._exit(1)
+        _prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        _reset_signals()
+        resource.setrlimit(resource.RLIMIT_NOFILE, _FILE_LIMIT)
+        os.fchdir(directory)
+        # First out of the way of their places.
+        free = _FIRST + len(descriptors)
+        failure = fcntl.fcntl(failure, fcntl.F_DUPFD_CLOEXEC, free)
+        aside = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, free) for descriptor in descriptors]
+        for place, descriptor in enumerate(aside, _FIRST):
+            os.dup2(descriptor, place)
+        program(free)
+    except Exception as error:  # noqa: BLE001  # whatever it is, it goes to the one who asked
+        os.write(failure, (str(error) or type(error).__name__).encode(errors="replace"))
+    finally:
+        os._exit(127)
+
+
+def _reset_signals() -> None:
+    # What the application ignores is handed down; handlers do not outlast an `execve`, and in a fork they are
+    # those of the modules that it has imported.
+    for number in signal.valid_signals():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _open_control(number: int) -> socket.socket:
+    """Take the control socket, out of the way of standard descriptors that the application had closed."""
+    moved = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _FIRST)
+    os.close(number)
+    while (null := os.open(os.devnull, os.O_RDWR)) < _FIRST:
+        os.set_inheritable(null, True)
+    os.close(null)
+    return socket.socket(fileno=moved)
+
+
+def main(control: int, parent: int) -> None:
+    """Run the launcher.
+
+    Args:
+        control: Descriptor of the control socket.
+        parent: Pid of the application.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # An application that ignores it hands that down, and the kernel would reap the workers.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # It would not end imports that hang.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    # It may keep the chunks of several devices.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_FILE_LIMIT[1], _FILE_LIMIT[1]))
+    with _open_control(control) as connected:
+        application = os.pidfd_open(os.getppid())
+        # Asked for afterwards: it was alive then, so that the descriptor is of the right process.
+        if os.getppid() != parent:
+            return
+        # No file system is kept busy by this process.
+        os.chdir("/")
+        Launcher(connected, application).run()
+
+
+_FILE_LIMIT = resource.getrlimit(resource.RLIMIT_NOFILE)
+# Imports of modules may change what this process has.
+_ENVIRONMENT = dict(os.environ)
+
+if __name__ == "__main__":
+    status = 1
+    try:
+        main(int(sys.argv[1]), int(sys.argv[2]))
+        status = 0
+    except Exception as error:  # noqa: BLE001  # said as an interpreter says it
+        sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        # Not kept by threads that imported modules may have started.
+        os._exit(status)

@@ -1,0 +1,1 @@
+"""What crosses between application and worker, and how: channel, frames, encoding."""

@@ -1,0 +1,369 @@
+"""The messages of a worker as bytes that hold values and nothing else.
+
+A worker is where native code of others runs, so what it sends may be anything. To unpickle that would let it
+run what it likes in the application. The answers to operations, of which there are many, are a few words
+packed in binary. All other messages are JSON. Each message is checked here against the form that its kind
+has. The dispatch checks what it is about: requests, chunks, blocks.
+"""
+
+from __future__ import annotations
+
+import array
+import functools
+import json
+import reprlib
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, SupportsIndex, TypeAlias, cast
+
+from ....backends.base import DType
+from ....backends.base.ops import ArraySpec
+from ._codec import Codec, Message, NonsenseError
+from ._mirror import decode_event
+from ._wire_errors import decode_error
+
+__all__ = ["ANSWERS"]
+
+_Data: TypeAlias = bytes | memoryview
+
+# What the first byte of a message says: how the rest is written.
+_JSON, _DONE, _PREPARED, _GRANTED, _RESULT, _COPY, _SEVERAL, _DONES = range(8)
+_BRIEF = frozenset({_DONE, _PREPARED})
+_TAG_OF_DONES = bytes([_DONES])
+_HEAD = struct.Struct("<BQ")
+_HEAD_OF_COPY = struct.Struct("<B5QqQBB")
+_PLACE = struct.Struct("<QQQQ")
+_LENGTH = struct.Struct("<Q")
+_WORDS_OF_PLACE = _PLACE.size // _LENGTH.size
+# What was read takes some twenty times as much memory.
+_LONGEST = 16 << 20
+_LARGEST = 2**63
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
+_DTYPES = tuple(DType)
+_NUMBERS = {member.value: number for number, member in enumerate(_DTYPES)}
+_BYTES, _COMPLEX = "\0bytes", "\0complex"
+
+
+def _encode(message: Message) -> bytes:
+    kind = message[0]
+    if kind == "done":
+        _, number, places, results, trouble = cast("tuple[Any, ...]", message)
+        if trouble is None:
+            if not results:
+                return _brief(_DONE, number, places)
+            if len(results) == 1 and not places:
+                content: bytes = results[0]
+                return _HEAD.pack(_RESULT, number) + content
+    elif kind == "prepared":
+        return _brief(_PREPARED, *cast("tuple[Any, Any]", message[1:]))
+    elif kind == "granted":
+        return _brief(_GRANTED, cast("int", message[1]), message[2:])
+    elif kind == "copy":
+        return _copy(*cast("tuple[Any, ...]", message[1:]))
+    text = b"\0" + _to_json(message).encode()
+    if len(text) > _LONGEST:
+        raise ValueError(f"a message of {len(text)} bytes is too long; allowed: {_LONGEST}")
+    return text
+
+
+def _brief(tag: int, number: int, places: Any) -> bytes:
+    if not places:
+        return _HEAD.pack(tag, number)
+    return b"".join([_HEAD.pack(tag, number), *[_PLACE.pack(*place) for place in places]])
+
+
+def _copy(transfer: int, number: int, index: int, chunk: int, offset: int, array: Any) -> bytes:
+    block, start, dtype, shape, strides = array
+    head = _HEAD_OF_COPY.pack(
+        _COPY, transfer, number, index, chunk, offset, block, start, _NUMBERS[dtype], len(shape)
+    )
+    return head + _layout(len(shape)).pack(*shape, *strides)
+
+
+@functools.cache
+def _layout(ndim: int) -> struct.Struct:
+    return struct.Struct(f"<{ndim}Q{ndim}q")
+
+
+def _encode_all(messages: Sequence[Message]) -> bytes:
+    words = _words_of(messages)
+    if words is not None:
+        return _TAG_OF_DONES + words.tobytes()
+    parts = [bytes([_SEVERAL])]
+    for message in messages:
+        data = _encode(message)
+        parts += (_LENGTH.pack(len(data)), data)
+    return b"".join(parts)
+
+
+def _words_of(messages: Sequence[Message]) -> array.array[int] | None:
+    """Answers to operations that went well, as words: number, how many places, and those; None for others.
+
+    Many askers get these together, so that each takes a third of the time of a message by itself.
+    """
+    words: list[int] = []
+    for message in messages:
+        if message[0] != "done":
+            return None
+        _, number, places, results, trouble = cast("tuple[Any, ...]", message)
+        if results or trouble is not None:
+            return None
+        words += (number, len(places))
+        for place in places:
+            words += place
+    return array.array("Q", words)
+
+
+def _plain(value: object) -> object:
+    """What JSON has no form for."""
+    if isinstance(value, bytes):
+        return {_BYTES: value.decode("latin-1")}
+    if isinstance(value, complex):
+        return {_COMPLEX: [value.real, value.imag]}
+    if isinstance(value, SupportsIndex):
+        return int(value)
+    raise TypeError(f"{_SHORT.repr(value)} cannot be sent: it is no plain value")
+
+
+# Made once: that takes longer than a message does.
+_to_json = json.JSONEncoder(default=_plain, separators=(",", ":")).encode
+
+
+def _decode(data: _Data) -> Message | list[Message]:
+    try:
+        if data[0] == _DONES:
+            return _read_dones(data)
+        if data[0] == _SEVERAL:
+            return _read_several(data)
+        return _read(data)
+    except NonsenseError:
+        raise
+    except Exception as error:  # noqa: BLE001  # whatever it stumbles over is the worker's doing
+        raise NonsenseError(f"{type(error).__name__}: {error}") from None
+
+
+def _read_several(data: _Data) -> list[Message]:
+    messages: list[Message] = []
+    start = 1
+    while start < len(data):
+        (length,) = _LENGTH.unpack_from(data, start)
+        start += _LENGTH.size
+        _check(length <= len(data) - start, "one of several messages is cut off")
+        messages.append(_read(data[start : start + length]))
+        start += length
+    return messages
+
+
+def _read_dones(data: _Data) -> list[Message]:
+    words = array.array("Q")
+    words.frombytes(data[1:])
+    numbers = words.tolist()
+    messages: list[Message] = []
+    start, end = 0, len(numbers)
+    while start < end:
+        places: tuple[Any, ...] = ()
+        after = start + 2 + numbers[start + 1] * _WORDS_OF_PLACE
+        if after != start + 2:
+            _check(after <= end, "one of several answers is cut off")
+            places = tuple(
+                [
+                    tuple(numbers[first : first + _WORDS_OF_PLACE])
+                    for first in range(start + 2, after, _WORDS_OF_PLACE)
+                ]
+            )
+        messages.append(("done", numbers[start], places, (), None))
+        start = after
+    return messages
+
+
+def _read(data: _Data) -> Message:
+    tag = data[0]
+    if tag in _BRIEF:
+        _, number = _HEAD.unpack_from(data)
+        places = () if len(data) == _HEAD.size else tuple(_PLACE.iter_unpack(data[_HEAD.size :]))
+        return ("done", number, places, (), None) if tag == _DONE else ("prepared", number, places)
+    if tag == _RESULT:
+        return "done", _HEAD.unpack_from(data)[1], (), (bytes(data[_HEAD.size :]),), None
+    if tag == _GRANTED:
+        (place,) = _PLACE.iter_unpack(data[_HEAD.size :])
+        return "granted", _HEAD.unpack_from(data)[1], place
+    if tag == _COPY:
+        return _read_copy(data)
+    if tag != _JSON or len(data) > _LONGEST:
+        raise NonsenseError(f"{len(data)} bytes that begin with {tag} are no message")
+    kind, *fields = _tuples(_from_json(str(data[1:], "ascii")))
+    reader = _READERS.get(kind) if type(kind) is str else None
+    if reader is None:
+        raise NonsenseError(f"there is no message {_SHORT.repr(kind)}")
+    try:
+        return kind, *reader(*fields)
+    except Exception as error:  # noqa: BLE001  # as above
+        raise NonsenseError(f"{kind}: {error}") from None
+
+
+def _read_copy(data: _Data) -> Message:
+    head: tuple[int, ...] = _HEAD_OF_COPY.unpack_from(data)
+    block, start, dtype, ndim = head[-4:]
+    sizes = _layout(ndim).unpack(data[_HEAD_OF_COPY.size :])
+    array = ArraySpec(block, start, _DTYPES[dtype], sizes[:ndim], sizes[ndim:])
+    return "copy", *head[1:-4], array
+
+
+def _tuples(value: Any) -> Any:
+    """What JSON calls an array was a tuple."""
+    if type(value) is list:
+        return tuple([_tuples(item) for item in cast("Sequence[Any]", value)])
+    if type(value) is dict:
+        return {name: _tuples(item) for name, item in cast("Mapping[str, Any]", value).items()}
+    return value
+
+
+def _value(found: dict[str, Any]) -> object:
+    if _BYTES in found:
+        return str(found[_BYTES]).encode("latin-1")
+    if _COMPLEX in found:
+        real, imaginary = found[_COMPLEX]
+        return complex(real, imaginary)
+    return found
+
+
+_from_json = json.JSONDecoder(object_hook=_value).decode
+
+# The forms of the messages; what a function is given may be anything.
+
+
+def _check(is_good: object, what: str) -> None:
+    if not is_good:
+        raise NonsenseError(what)
+
+
+def _refuse(value: object, what: str) -> NoReturn:
+    raise NonsenseError(f"{_SHORT.repr(value)} is no {what}")
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < _LARGEST:
+        _refuse(value, "count")
+    return value
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int or abs(value) >= _LARGEST:
+        _refuse(value, "integer")
+    return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        _refuse(value, "text")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if type(value) is not bool:
+        _refuse(value, "truth value")
+    return value
+
+
+def _content(value: Any) -> bytes:
+    if type(value) is not bytes:
+        _refuse(value, "content of an array")
+    return value
+
+
+def _each(read: Callable[[Any], Any], values: Any) -> tuple[Any, ...]:
+    if type(values) is not tuple:
+        _refuse(values, "sequence")
+    return tuple([read(item) for item in cast("Sequence[Any]", values)])
+
+
+def _place(value: Any) -> tuple[int, ...]:
+    place = _each(_count, value)
+    if len(place) != _WORDS_OF_PLACE:
+        _refuse(value, "place")
+    return place
+
+
+def _read_error(value: Any) -> Exception:
+    error = decode_error(value)
+    _try_texts(error)
+    return error
+
+
+def _try_texts(error: BaseException) -> None:
+    """See that its text can be had: it is made of fields that were sent."""
+    str(error)
+    repr(error)
+    if isinstance(error, BaseExceptionGroup):
+        for member in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            _try_texts(member)
+    if error.__cause__ is not None:
+        _try_texts(error.__cause__)
+
+
+def _trouble(fate: Any, is_launched: Any, is_hit: Any, error: Any, damaged: Any) -> Message:
+    if fate not in ("done", "withdrawn"):
+        _refuse(fate, "end of a request")
+    found = None if error is None else _read_error(error)
+    return fate, _flag(is_launched), _flag(is_hit), found, _each(_integer, damaged)
+
+
+def _read_done(number: Any, places: Any, results: Any, trouble: Any) -> Message:
+    found = None if trouble is None else _trouble(*trouble)
+    return _count(number), _each(_place, places), _each(_content, results), found
+
+
+def _read_result(number: Any, value: Any) -> Message:
+    if value is None:
+        return _count(number), None
+    launched, completed, in_flight, memory = value
+    _check(type(in_flight) is dict and len(memory) == 5, "it counts something else")
+    *counts, limit = memory
+    return _count(number), (
+        _count(launched),
+        _count(completed),
+        {name: _count(value) for name, value in in_flight.items()},
+        (*map(_count, counts), None if limit is None else _count(limit)),
+    )
+
+
+def _read_event(data: Any, actor_class: Any) -> Message:
+    event = decode_event(data)
+    error: BaseException | None = getattr(event, "error", None)
+    if error is not None:
+        _try_texts(error)
+    return event, _text(actor_class)
+
+
+def _of(*reads: Callable[[Any], Any]) -> Callable[..., Message]:
+    """Reads so many fields, each by its own function."""
+
+    def read(*fields: Any) -> Message:
+        return tuple([one(field) for one, field in zip(reads, fields, strict=True)])
+
+    return read
+
+
+_READERS: dict[str, Callable[..., Message]] = {
+    "ready": _of(functools.partial(_each, _text)),
+    "started": _of(),
+    "done": _read_done,
+    "chunk": _of(_count, _count),
+    "unchunk": _of(_count),
+    "result": _read_result,
+    "event": _read_event,
+    "log": _of(_text, _count, _text),
+    "lost": _of(_read_error, _flag),
+    "closed": _of(),
+}
+
+ANSWERS = Codec(_encode, _encode_all, _decode)
+"""How a worker writes what it tells the application, and how that is read there.
+
+What was read differs from what was written in that errors, events and arrays are made of their fields.
+
+Raises:
+    NonsenseError: While reading: it is no message of a worker.
+    TypeError: While writing: there is something that is no plain value.
+"""
