@@ -1,7 +1,8 @@
 """Devices as supervised actors: arrays, operations, completion."""
 
+from ._options import DeviceOptions
 from .arrays._pending import Pending
-from .arrays._ref import AccelRef
+from .arrays._ref import AccelRef, Device, device_of
 from .base._cancel_grace import cancel_grace
 from .base._statistics import DeviceStatistics, QueueStatistics
 from .base._streams import (
@@ -22,13 +23,11 @@ from .completion._completion import (
 )
 from .engine._context import ContextActor
 from .engine._library import LibraryActor
-from .engine._options import DeviceOptions
-from .front._device import Device, device_of
 from .front._device_actor import DeviceActor
+from .front._memory import Copy, Empty, Fill, MemoryActor, Put, ToHost
 from .front._system import DeviceOpening, System, open_system
 from .operations._faults import Fault, FaultHow, FaultKind, FaultPlan, anew
 from .operations._hooks import EngineHook, Phase
-from .operations._memory import Copy, Empty, Fill, MemoryActor, Put, ToHost
 from .operations._operation import Launch, Operand, Operation, Planned, Planner, operation_name
 from .operations._values import in_range
 

@@ -12,7 +12,8 @@ from typing import Literal, Self, TypeVar
 
 import attrs
 
-from ..devices import AccelRef, Device, System
+from ..devices import AccelRef, System
+from ..devices.front._device import OpenDevice, opened
 from ._kernel import Descriptor, Process, descendants, descriptors, shared_memory
 
 __all__ = ["Census", "Leak", "LeakKind", "everything", "open_devices"]
@@ -68,7 +69,7 @@ class Census:
         shared: Names of shared memory that is mapped or open, by inode; without that of open devices.
     """
 
-    devices: weakref.WeakSet[Device]
+    devices: weakref.WeakSet[OpenDevice]
     arrays: Mapping[int, str]
     memory: Mapping[str, tuple[int, int]]
     streams: tuple[str, ...]
@@ -81,7 +82,7 @@ class Census:
 
     @classmethod
     def take(
-        cls, belongs: Callable[[Device], bool], memory: Mapping[str, tuple[int, int]] | None = None
+        cls, belongs: Callable[[OpenDevice], bool], memory: Mapping[str, tuple[int, int]] | None = None
     ) -> Self:
         """Look at everything.
 
@@ -101,7 +102,7 @@ class Census:
             arrays={
                 ref.block.id: f"{ref!r}, {ref.nbytes} bytes"
                 for ref in _living(AccelRef)
-                if not ref.block.is_released and belongs(ref.device)
+                if not ref.block.is_released and belongs(opened(ref.device))
             },
             memory=memory or {},
             streams=tuple(f"{device.name} " for device in devices if device.isolation == "inline"),
@@ -184,14 +185,16 @@ class Census:
         return launchers, [process for process in self.processes if process.parent in pids]
 
 
-def everything(device: Device) -> bool:
+def everything(device: OpenDevice) -> bool:
     """Every device is looked at."""
     return True
 
 
-def open_devices(belongs: Callable[[Device], bool]) -> list[Device]:
+def open_devices(belongs: Callable[[OpenDevice], bool]) -> list[OpenDevice]:
     """Devices of this process that are open."""
-    return [device for device in _living(Device) if not device.availability.is_ended and belongs(device)]
+    return [
+        device for device in _living(OpenDevice) if not device.state.availability.is_ended and belongs(device)
+    ]
 
 
 def _living(cls: type[ItemT]) -> list[ItemT]:

@@ -8,6 +8,7 @@ import attrs
 
 from ..devices import Device, Fault, FaultHow, FaultKind, FaultPlan, Operation, operation_name
 from ..devices import anew as _anew
+from ..devices.front._device import opened
 
 __all__ = ["FaultInjection", "inject_fault", "poison"]
 
@@ -38,7 +39,7 @@ class FaultInjection:
     @property
     def remaining(self) -> int:
         """How many more requests it hits; one that is on its way to the device is none of them."""
-        return self._plan.remaining if self._plan in self.device.faults else 0
+        return self._plan.remaining if self._plan in opened(self.device).state.faults else 0
 
     @property
     def hit(self) -> int:
@@ -47,7 +48,7 @@ class FaultInjection:
 
     def remove(self) -> None:
         """Inject no more."""
-        self.device.faults.remove(self._plan)
+        opened(self.device).state.faults.remove(self._plan)
 
 
 def poison(device: Device, reason: str = "poisoned by a test") -> None:
@@ -60,7 +61,7 @@ def poison(device: Device, reason: str = "poisoned by a test") -> None:
     Raises:
         DeviceLostError: The device has no context now.
     """
-    device.dispatch.poison(reason)
+    opened(device).dispatch.poison(reason)
 
 
 def inject_fault(
@@ -134,7 +135,7 @@ def inject_fault(
         raise ValueError(f"inject_fault: delay must be seconds of at least 0, got {delay!r}")
     fault = Fault(kind=cast("FaultKind", kind), how=how, error=fail, seconds=seconds)
     plan = FaultPlan(operation_name(operation), fault, count)
-    device.faults.add(plan)
+    opened(device).state.faults.add(plan)
     return FaultInjection(device, plan)
 
 

@@ -10,6 +10,7 @@ import trio
 
 from ..backends.base import DeviceLostError
 from ..devices import Device, System
+from ..devices.front._device import OpenDevice
 from ..devices.worker import WorkerDispatch
 from ._census import Census, Leak, open_devices
 
@@ -84,18 +85,16 @@ def raise_leaks(before: Census, take: Callable[[], Census]) -> None:
         time.sleep(_LOOK)
 
 
-def _belongs(scope: tuple[Device | System, ...]) -> Callable[[Device], bool]:
-    token = trio.lowlevel.current_trio_token()
-
-    def belongs(device: Device) -> bool:
+def _belongs(scope: tuple[Device | System, ...]) -> Callable[[OpenDevice], bool]:
+    def belongs(device: OpenDevice) -> bool:
         if not scope:
-            return device._token is token  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-        return any(device is item or device.system is item for item in scope)
+            return device.state.is_own_run()
+        return any(device is item or device.state.system is item for item in scope)
 
     return belongs
 
 
-async def _take(belongs: Callable[[Device], bool]) -> Census:
+async def _take(belongs: Callable[[OpenDevice], bool]) -> Census:
     """Look at everything, when devices have nothing in flight and no memory to give back."""
     memory: dict[str, tuple[int, int]] = {}
     for device in open_devices(belongs):
@@ -111,7 +110,7 @@ async def _take(belongs: Callable[[Device], bool]) -> Census:
     return Census.take(belongs, memory)
 
 
-async def _wait_for_spares(device: Device) -> None:
+async def _wait_for_spares(device: OpenDevice) -> None:
     """Let the workers come up that are to stand ready: half of one cannot be told from a leak."""
     dispatch = device.dispatch
     deadline = time.monotonic() + _SETTLE

@@ -6,7 +6,7 @@ import copy
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol, TypeAlias
 
 from ...actors import describe
 from ...backends.base import StaleRefError
@@ -14,10 +14,7 @@ from ...backends.base.ops import ArraySpec, OperationSpec
 from ..base._availability import Availability
 from ..base._bridge import LoopWaker
 
-if TYPE_CHECKING:
-    from ..front._device import Device
-
-__all__ = ["Block", "BlockTable", "Lowered", "bare"]
+__all__ = ["Block", "BlockTable", "Lowered", "Owner", "bare"]
 
 Lowered: TypeAlias = tuple[OperationSpec, frozenset[int], frozenset[int]]
 """A specification, and the blocks that it reads and writes."""
@@ -33,6 +30,15 @@ _KEPT = 8
 _SMALL = 128 << 10
 # The size of what is no place for another.
 _NONE = -1
+
+
+class Owner(Protocol):
+    """Whose blocks they are: a device."""
+
+    @property
+    def path(self) -> str:
+        """Where it is in the tree."""
+        ...
 
 
 class Block:
@@ -178,7 +184,7 @@ class BlockTable:
     )
 
     def __init__(self, device_name: str, availability: Availability, *, keeps: bool = True) -> None:
-        self.device: Device
+        self.device: Owner
         self.device_name: str = device_name
         self.valid_since: int = 0
         self.availability: Availability = availability
@@ -301,7 +307,7 @@ class BlockTable:
         self._large = 0
         self.drain()
 
-    def move(self, device: Device, availability: Availability, *, keeps: bool) -> None:
+    def move(self, device: Owner, availability: Availability, *, keeps: bool) -> None:
         """The blocks pass to another device, which has no context yet."""
         self.device, self.availability, self._keeps = device, availability, keeps
         self._large = _LARGE

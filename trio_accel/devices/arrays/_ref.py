@@ -1,35 +1,34 @@
-"""References to arrays in device memory."""
+"""Arrays in device memory, and the device as they see it."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
-from functools import cache
-from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
+import abc
+import inspect
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import TracebackType
+from typing import Any, ClassVar, NoReturn, Self, SupportsIndex, TypeVar
 
 import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...backends.base import DType, DTypeLike
+from ...actors import Request
+from ...backends.base import DeviceInfo, DType, DTypeLike, Isolation, SharesCudaMemory
 from ...backends.base.ops import ArraySpec
-from ..base._refusals import NoOperators, what_to_do
+from .._options import DeviceOptions
+from ..base._refusals import NoOperators, NotAwaited, what_to_do
+from ..base._statistics import DeviceStatistics
 from ..base._views import Index, indexed, reshaped, transposed
 from ._blocks import Block
+from ._pending import Pending
 
-if TYPE_CHECKING:
-    from ..front._device import Device
-    from ..operations._memory import ToHost
+__all__ = ["AccelRef", "Device", "DeviceRequest", "device_of"]
 
-__all__ = ["AccelRef"]
-
-
-@cache
-def _to_host() -> type[ToHost]:
-    """The message, whose module needs this one; to import it at each call takes longer than to make it."""
-    from ..operations._memory import ToHost
-
-    return ToHost
+LibraryT = TypeVar("LibraryT")
+LibraryT_contra = TypeVar("LibraryT_contra", contravariant=True)
+ReplyT = TypeVar("ReplyT")
+ReplyT_co = TypeVar("ReplyT_co", covariant=True)
 
 
 class AccelRef(NoOperators):
@@ -69,7 +68,7 @@ class AccelRef(NoOperators):
     @property
     def device(self) -> Device:
         """The device whose memory it is: after an adoption (`System.open_device`), the new one."""
-        return self.block.table.device
+        return self.block.table.device  # type: ignore[return-value]  # whose blocks these are is a device
 
     @property
     def dtype(self) -> DType:
@@ -167,7 +166,7 @@ class AccelRef(NoOperators):
             ValueError: `out` has another shape or dtype, is read-only, or has elements that share memory.
             StaleRefError: The array must not be used any more.
         """
-        return await self.device.ask(_to_host()(self, out))
+        return await self.device._to_host(self, out)  # noqa: SLF001
 
     async def item(self) -> Any:
         """Copy the only element to the host, as a Python scalar.
@@ -225,20 +224,17 @@ class AccelRef(NoOperators):
             ContextPoisonedError, DeviceLostError: One of the devices was lost meanwhile.
             TypeError: It is no open device.
         """
-        from ..front._device import Device
-        from ..front._transfer import copy_between
-
         if not isinstance(device, Device):
             raise TypeError(
                 f"copy_to: device must be an open Device, got {type(device).__name__}{what_to_do(device)}"
             )
-        return await (self.copy() if device is self.device else copy_between(self, device))
+        if device is self.device:
+            return await self.copy()
+        return await device._copy_from(self)  # noqa: SLF001
 
     async def copy(self) -> AccelRef:
         """Copy the array to new memory of its device."""
-        from ..operations._memory import Copy
-
-        return await self.device.ask(Copy(self))
+        return await self.device._copy(self, self.dtype)  # noqa: SLF001
 
     async def cast(self, dtype: DTypeLike) -> AccelRef:
         """Copy the array to new memory with another element type, as `numpy.ndarray.astype` does.
@@ -246,9 +242,7 @@ class AccelRef(NoOperators):
         Raises:
             TypeError: Not an element type, or complex to real.
         """
-        from ..operations._memory import Copy
-
-        return await self.device.ask(Copy(self, DType.of(dtype)))
+        return await self.device._copy(self, DType.of(dtype))  # noqa: SLF001
 
     async def fill(self, value: complex) -> AccelRef:
         """Set every element to one value; returns this reference.
@@ -256,13 +250,246 @@ class AccelRef(NoOperators):
         Raises:
             TypeError, ValueError: The dtype cannot hold the value.
         """
-        from ..operations._memory import Fill
-
-        return await self.device.ask(Fill(self, value))
+        return await self.device._fill(self, value)  # noqa: SLF001
 
     @enable_ki_protection
     def release(self) -> None:
         """Give the memory back now, for every view of it too; work in flight is finished first."""
         self.block.release()
         if trio.lowlevel.in_trio_task():
-            self.device.blocks.drain()
+            self.block.table.drain()
+
+
+class DeviceRequest(Request[LibraryT_contra, ReplyT_co]):
+    """What a device can be asked: the base of `Operation`.
+
+    Attributes:
+        library: Import path of the library actor, ``"package.module:Class"``.
+    """
+
+    __slots__ = ()
+    library: ClassVar[str]
+
+
+class Device(abc.ABC):
+    """An open device. Made by `System.open_device`; also an async context manager that closes it."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()  # noqa: ASYNC102  # it shields itself
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """Name of the hardware, such as ``"cpu:0"``."""
+
+    @property
+    @abc.abstractmethod
+    def path(self) -> str:
+        """Path of the device's actor in the tree."""
+
+    @property
+    @abc.abstractmethod
+    def info(self) -> DeviceInfo:
+        """What the device is."""
+
+    @property
+    @abc.abstractmethod
+    def options(self) -> DeviceOptions:
+        """How it was opened."""
+
+    @property
+    @abc.abstractmethod
+    def generation(self) -> int:
+        """Which context this is, counting from 1."""
+
+    @property
+    @abc.abstractmethod
+    def isolation(self) -> Isolation:
+        """Where its context lives: in a worker process, or in this one."""
+
+    @property
+    @abc.abstractmethod
+    def libraries(self) -> Sequence[str]:
+        """Names of the libraries that the device has.
+
+        Raises:
+            DeviceLostError: The device is closed, lost or being rebuilt.
+        """
+
+    @property
+    @abc.abstractmethod
+    def pending(self) -> int:
+        """Requests that wait while the context is being rebuilt; 0 while there is one."""
+
+    @property
+    @abc.abstractmethod
+    def is_open(self) -> bool:
+        """Whether it was opened; also when it has ended since."""
+
+    @abc.abstractmethod
+    async def ask(self, operation: DeviceRequest[LibraryT, ReplyT], /) -> ReplyT:
+        """Run an operation and wait for its reply, which comes when the device has completed it.
+
+        The operation is validated in the calling task. While the device's context is being
+        rebuilt, the request waits for it.
+
+        When cancelled, a queued operation is withdrawn. A running one is awaited for `cancel_grace`
+        seconds; then the asker is let go, while the operation keeps its buffers until it ends. The asker
+        is let go later where the device uses host memory of the program itself: while a host array is
+        being copied, which ends soon; and until the operation ends where the device transfers an array of
+        `host_empty`, or reads an array of another GPU library. An operation that changes an array in place
+        is awaited until its large host operands are copied.
+
+        Raises:
+            TypeError, ValueError: A wrong argument; nothing was launched.
+            StaleRefError: An array that must not be used any more; nothing was launched.
+            NotSupportedError: The backend does not have the operation.
+            LibraryError, OutOfMemoryError: The library refused it; the device stays usable.
+            ActorFailedError: The library's actor crashed over it and was restarted.
+            ContextPoisonedError: The context was lost while it was in flight, or while its library was
+                opened for it.
+            DeviceLostError: The device is closed, or gave up.
+            QueueFullError: Too many requests wait for the context.
+        """
+
+    @abc.abstractmethod
+    def submit(self, operation: DeviceRequest[LibraryT, ReplyT], /) -> Pending[ReplyT]:
+        """Hand an operation over without waiting; its arrays can be used in further operations at once.
+
+        Submitted operations take effect in the order in which they were handed over, also those of
+        different libraries: where they touch the same memory, the device keeps the order, and the
+        program waits for nothing in between.
+
+        Returns:
+            The operation: ``pending.value`` is its reply, ``await pending.wait()`` its completion. One
+            whose producer failed does not run; its error is `InputFailedError`. When it fails, the
+            arrays that it was to write or change are damaged, and their use is refused.
+
+        Raises:
+            QueueFullError: As many operations of the library as `in_flight` allows are not done, or the
+                context is being rebuilt.
+            TypeError, ValueError, StaleRefError, NotSupportedError: As for `ask`; nothing was handed over.
+            DeviceLostError: The device is closed, or gave up.
+        """
+
+    @abc.abstractmethod
+    async def put(self, host: npt.ArrayLike | SharesCudaMemory) -> AccelRef:
+        """Copy an array to the device; returns when the original may be changed again.
+
+        Args:
+            host: A NumPy array of any strides and a device dtype (native byte order), or what
+                `numpy.asarray` makes one of. A CUDA device in this process also takes arrays of CuPy, PyTorch
+                and others, by ``__cuda_array_interface__``: they are copied on the device, after the stream
+                that they name, or the legacy default stream where they cannot name one.
+
+        Raises:
+            TypeError: Its dtype is no element type of a device.
+            NotSupportedError: An array on a GPU, which the device's context does not address.
+            OutOfMemoryError: There is not enough device memory.
+        """
+
+    @abc.abstractmethod
+    async def zeros(self, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> AccelRef:
+        """Make an array of zeros."""
+
+    @abc.abstractmethod
+    async def empty(self, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> AccelRef:
+        """Make an array to be written; like `zeros`, so that no other program's data shows."""
+
+    @abc.abstractmethod
+    async def full(
+        self, shape: int | Sequence[int], value: complex, dtype: DTypeLike = "float64"
+    ) -> AccelRef:
+        """Make an array with every element set to a value.
+
+        Raises:
+            ValueError, TypeError: A negative size, or a value that the dtype cannot hold.
+            OutOfMemoryError: There is not enough device memory.
+        """
+
+    @abc.abstractmethod
+    def host_empty(self, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> npt.NDArray[Any]:
+        """Make a host array, not initialised, that travels to and from the device without a copy in between.
+
+        With `put` and ``to_host(out=)`` it is copied once, by the device itself or to where the device
+        has it; so are parts of it that are contiguous. On the CPU backend that is so of any host array; a
+        device with memory of its own needs such. The array may be kept for as long as you like, beyond the
+        end of the device; its memory is used again when no array over it is left.
+
+        Made in another thread than the device's own, or when the device is closed, it is an ordinary array.
+
+        Raises:
+            ValueError, TypeError: A negative size, or no element type.
+            MemoryError: The machine has not so much.
+        """
+
+    @abc.abstractmethod
+    def lease(
+        self, ref: AccelRef, *, write: bool = False, stream: object = None
+    ) -> AbstractAsyncContextManager[Any]:
+        """Hold an array without a copy; see `AccelRef.lease`."""
+
+    @abc.abstractmethod
+    async def synchronize(self) -> None:
+        """Wait until everything launched is complete and all dropped memory is given back."""
+
+    @abc.abstractmethod
+    def watch_generation(self) -> AsyncGenerator[int, None]:
+        """Iterate over the generations: the current one first, then each new one; ends with the device.
+
+        A slow reader sees the latest, and not each one in between. Close it (``aclosing``) if the loop
+        is left early.
+        """
+
+    @abc.abstractmethod
+    async def statistics(self) -> DeviceStatistics:
+        """Count operations and memory of the current generation."""
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Finish what is in flight, within `close_grace`, and give the device back."""
+
+    @abc.abstractmethod
+    def _to_host(self, ref: AccelRef, out: npt.NDArray[Any] | None) -> Awaitable[npt.NDArray[Any]]:
+        """See `AccelRef.to_host`."""
+
+    @abc.abstractmethod
+    def _copy(self, ref: AccelRef, dtype: DType) -> Awaitable[AccelRef]:
+        """See `AccelRef.copy` and `AccelRef.cast`."""
+
+    @abc.abstractmethod
+    def _copy_from(self, ref: AccelRef) -> Awaitable[AccelRef]:
+        """Copy an array of another device; see `AccelRef.copy_to`."""
+
+    @abc.abstractmethod
+    def _fill(self, ref: AccelRef, value: complex) -> Awaitable[AccelRef]:
+        """See `AccelRef.fill`."""
+
+
+def device_of(operation: str, *operands: Any) -> Device:
+    """Find the device that an operation runs on: that of its first operand that is on one.
+
+    Raises:
+        TypeError: None of the operands is on a device.
+    """
+    for operand in operands:
+        if type(operand) is AccelRef:
+            return operand.device
+        device = getattr(operand, "device", None)
+        if isinstance(device, Device):
+            return device
+    for operand in operands:
+        if inspect.iscoroutine(operand) or isinstance(operand, NotAwaited):
+            raise TypeError(f"{operation}: an operand is a {type(operand).__name__}{what_to_do(operand)}")
+    raise TypeError(
+        f"{operation}: no operand is on a device; copy one there first (await device.put(array)), "
+        "or ask the device itself (await device.ask(message))"
+    )

@@ -15,12 +15,12 @@ import trio
 
 from ...actors import Actor, ActorContext, Directive, Policy, Ref, handles
 from ...backends.base import AccelDevice, ContextPoisonedError, DeviceLostError, KernelLibrary
+from .._options import DeviceOptions
 from ..arrays._blocks import BlockTable
 from ..operations._hooks import EngineHook
 from ..operations._operation import Launch
 from ._engine import Engine
 from ._library import LibraryActor
-from ._options import DeviceOptions
 from ._recovery import recovery_policy
 from ._submissions import OpenLibrary, Submissions
 

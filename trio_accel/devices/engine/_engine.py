@@ -25,6 +25,7 @@ from ...backends.base import (
     KernelLibrary,
     PlacedBlock,
 )
+from .._options import DeviceOptions
 from ..arrays._blocks import BlockTable
 from ..base._alarms import Alarms
 from ..base._bridge import Chores
@@ -39,7 +40,6 @@ from ._lane import InFlight, Lane, Reply, StreamLoad
 from ._launch_order import LaunchOrder
 from ._leases import Leases
 from ._memory_in_use import MemoryInUse
-from ._options import DeviceOptions
 
 __all__ = ["Engine"]
 

@@ -10,8 +10,8 @@ import attrs
 import trio
 
 from ...actors import ActorRestarted, Backoff, Directive, Intensity, Policy, describe
+from .._options import DeviceOptions
 from ..base._availability import Availability
-from ._options import DeviceOptions
 
 __all__ = ["Losses", "recovery_policy"]
 

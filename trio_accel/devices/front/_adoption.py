@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from ...actors import System
 from ...backends.base import AccelBackend, DeviceInfo, DeviceLostError
+from ..worker import LeftMemory, WorkerDispatch
+from ._device import OpenDevice
 
 if TYPE_CHECKING:
-    from ..engine._options import DeviceOptions
-    from ..worker import LeftMemory
-    from ._device import Device
-    from ._system import System
+    from .._options import DeviceOptions
 
 __all__ = ["check_adoption", "options_of_heir", "take_memory"]
 
 
-def options_of_heir(old: Device, options: DeviceOptions | None) -> DeviceOptions:
+def options_of_heir(old: OpenDevice, options: DeviceOptions | None) -> DeviceOptions:
     """Options of the device that adopts: as for the old one, where none are given.
 
     Raises:
@@ -33,14 +33,14 @@ def options_of_heir(old: Device, options: DeviceOptions | None) -> DeviceOptions
     return attrs.evolve(options, isolation="process")
 
 
-async def check_adoption(system: System, old: Device) -> None:
+async def check_adoption(system: System, old: OpenDevice) -> None:
     """Refuse a device that leaves nothing; waits for the end of one that is just being given up.
 
     Raises:
         ValueError: It is another system's, is open, was closed, or was adopted already.
         DeviceLostError: Its memory is lost.
     """
-    if old.system is not system:
+    if old.state.system is not system:
         raise ValueError(
             f"open_device: adopt: {old.path} is a device of another system; its memory is bound to that"
         )
@@ -48,31 +48,29 @@ async def check_adoption(system: System, old: Device) -> None:
         raise ValueError(
             f"open_device: adopt: {old.path} is open; only a device that was given up can be adopted"
         )
-    if not old.is_given_up:
+    if not old.state.is_given_up:
         raise ValueError(
             f"open_device: adopt: {old.path} was closed, which gave its memory back; only a device that was "
             "given up can be adopted"
         )
-    if old.isolation == "inline":
+    if not isinstance(old.dispatch, WorkerDispatch):
         raise DeviceLostError(
             "its arrays cannot be adopted: with isolation='inline' they were lost with its context; "
             "make them again",
             device=old.name,
         )
-    if old.adopted_by is not None:
-        raise ValueError(
-            f"open_device: adopt: the arrays of {old.path} were adopted already, by {old.adopted_by}"
-        )
-    if old.memory_failure is not None:
+    if old.dispatch.adopted_by is not None:
+        raise _adopted_already(old, old.dispatch)
+    if old.state.memory_failure is not None:
         raise DeviceLostError(
             f"its arrays cannot be adopted: the hardware reported an uncorrectable error of its memory "
-            f"({old.memory_failure}); make them again",
+            f"({old.state.memory_failure}); make them again",
             device=old.name,
         )
 
 
 def take_memory(
-    old: Device, heir: str, backend: AccelBackend, info: DeviceInfo, options: DeviceOptions
+    old: OpenDevice, heir: str, backend: AccelBackend, info: DeviceInfo, options: DeviceOptions
 ) -> LeftMemory:
     """Take the memory of a device that was given up.
 
@@ -86,26 +84,33 @@ def take_memory(
     Raises:
         ValueError: It is other hardware, or has too little memory.
     """
-    if info.name != old.name or backend.name != old.backend.name:
+    if info.name != old.name or backend.name != old.state.backend.name:
         raise ValueError(
             f"open_device: adopt: the arrays are in the memory of {old.name}, which {info.name} cannot use; "
             f"open {old.name!r}"
         )
-    memory = old.left
+    dispatch = old.dispatch
+    assert isinstance(dispatch, WorkerDispatch)  # as `check_adoption` has seen
+    memory = dispatch.left
     if memory is None:
         # While this was on its way.
-        raise ValueError(
-            f"open_device: adopt: the arrays of {old.path} were adopted already, by {old.adopted_by}"
-        )
+        raise _adopted_already(old, dispatch)
     limit = options.memory_limit
     if limit is not None and memory.nbytes > limit:
         raise ValueError(
             f"open_device: adopt: the arrays take {memory.nbytes} bytes, more than memory_limit = {limit}"
         )
-    if old.leases:
+    if old.state.leases:
         raise ValueError(
-            f"open_device: adopt: {old.leases} of the arrays of {old.path} are leased; end the leases first"
+            f"open_device: adopt: {old.state.leases} of the arrays of {old.path} are leased; "
+            "end the leases first"
         )
-    memory.take(old.system)
-    old.left, old.adopted_by = None, heir
+    memory.take(old.state.system)
+    dispatch.left, dispatch.adopted_by = None, heir
     return memory
+
+
+def _adopted_already(old: OpenDevice, dispatch: WorkerDispatch) -> ValueError:
+    return ValueError(
+        f"open_device: adopt: the arrays of {old.path} were adopted already, by {dispatch.adopted_by}"
+    )

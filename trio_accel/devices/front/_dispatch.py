@@ -40,6 +40,9 @@ class Dispatch(Protocol):
     async def prepare(self) -> None:
         """Start what must outlive the device's actor."""
 
+    def started(self) -> None:
+        """The device's actor runs."""
+
     def open(self, context: ActorContext) -> AbstractAsyncContextManager[None]:
         """Hold what lasts longer than a context: the device's actor lives inside."""
         ...

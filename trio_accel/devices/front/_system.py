@@ -19,11 +19,12 @@ from ... import actors
 from ...actors import SystemOptions
 from ...backends import candidates
 from ...backends.base import AccelBackend, DeviceInfo, NotSupportedError
+from .._options import DeviceOptions
+from ..arrays._ref import Device
 from ..base._refusals import NotAwaited
-from ..engine._options import DeviceOptions
 from ..worker import free_left_memory
 from ._adoption import check_adoption, options_of_heir, take_memory
-from ._device import Device
+from ._device import OpenDevice, opened
 from ._device_actor import DeviceActor
 
 __all__ = ["DeviceOpening", "System", "open_system"]
@@ -51,7 +52,7 @@ class DeviceOpening(NotAwaited):
 
     def __await__(self) -> Generator[Any, Any, Device]:
         if self._adopt is not None:
-            return _open_adopting(self._system, self._spec, self._options, self._adopt).__await__()
+            return _open_adopting(self._system, self._spec, self._options, opened(self._adopt)).__await__()
         return _open(self._system, self._spec, self._options or DeviceOptions()).__await__()
 
     @enable_ki_protection
@@ -158,7 +159,7 @@ async def _open(system: System, spec: str | None, options: DeviceOptions) -> Dev
 
 @enable_ki_protection
 async def _open_adopting(
-    system: System, spec: str | None, options: DeviceOptions | None, old: Device
+    system: System, spec: str | None, options: DeviceOptions | None, old: OpenDevice
 ) -> Device:
     """Open a device with the memory of one that was given up, which keeps it if that fails."""
     system.check_run("open_device")
@@ -169,7 +170,7 @@ async def _open_adopting(
     name = _free_name(system, info)
     memory = take_memory(old, f"{system.name}/{name}", backend, info, options)
     try:
-        heir = Device(backend, info, options, f"{system.name}/{name}", system, memory)
+        heir = OpenDevice(backend, info, options, f"{system.name}/{name}", system, memory)
         return await _start(system, heir, name)
     except BaseException:
         old.have_back(memory)
@@ -178,7 +179,7 @@ async def _open_adopting(
 
 def _make(
     system: System, backend: AccelBackend, info: DeviceInfo, options: DeviceOptions
-) -> tuple[Device, str]:
+) -> tuple[OpenDevice, str]:
     """A device that is not started yet, and the name of its actor.
 
     Raises:
@@ -186,7 +187,7 @@ def _make(
     """
     _check_isolation(info, options)
     name = _free_name(system, info)
-    return Device(backend, info, options, f"{system.name}/{name}", system), name
+    return OpenDevice(backend, info, options, f"{system.name}/{name}", system), name
 
 
 def _check_isolation(info: DeviceInfo, options: DeviceOptions) -> None:
@@ -246,7 +247,7 @@ def _levels_to_caller() -> int:
     return level
 
 
-async def _start(system: System, device: Device, name: str) -> Device:
+async def _start(system: System, device: OpenDevice, name: str) -> Device:
     system.opening.add(name)
     try:
         await device.start(name)

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 import trio
 
-from ...backends.base import ContextPoisonedError
+from ...backends.base import AccelBackend, ContextPoisonedError
 from ...backends.base.ops import CopyFromHostSpec
-from ..arrays._ref import AccelRef
+from ..arrays._ref import AccelRef, Device
 from ..base._views import indexed
-from ..operations._memory import MemoryActor, ToHost
 from ..operations._operation import Operation, Planned, Planner
-
-if TYPE_CHECKING:
-    from ._device import Device
+from ._memory import MemoryActor, ToHost
 
 __all__ = ["copy_between"]
 
@@ -31,11 +28,16 @@ _IN_FLIGHT = 3
 _Part: TypeAlias = tuple[slice, ...]
 
 
-async def copy_between(source: AccelRef, target: Device) -> AccelRef:
+async def copy_between(backend: AccelBackend, source: AccelRef, target: Device) -> AccelRef:
     """Copy an array to another device, in pieces that are on their way at the same time.
 
     Takes host memory for three pieces of 16 MiB. None is taken where the host addresses the memory of the
     source: then the pieces are copied from there.
+
+    Args:
+        backend: Backend of the source.
+        source: The array.
+        target: The device.
 
     Raises:
         ContextPoisonedError, DeviceLostError, StaleRefError: As for `to_host` and `put`; nothing is left.
@@ -44,18 +46,18 @@ async def copy_between(source: AccelRef, target: Device) -> AccelRef:
     losses = 0
     while True:
         try:
-            return await _copy(source, target)
+            return await _copy(backend, source, target)
         except ContextPoisonedError as error:
             losses += 1
             if error.device != target.name or losses > target.options.retry:
                 raise
 
 
-async def _copy(source: AccelRef, target: Device) -> AccelRef:
+async def _copy(backend: AccelBackend, source: AccelRef, target: Device) -> AccelRef:
     first, *others = _parts(source.shape, source.dtype.itemsize)
     async with AsyncExitStack() as stack:
         reader: _Reader
-        if _is_addressed(source.device):
+        if backend.shares_memory_with_host:
             reader = _Shared(await stack.enter_async_context(source.lease()))
         else:
             reader = _Staged(source)
@@ -92,11 +94,6 @@ async def _copy_parts(reader: _Reader, out: AccelRef, parts: Iterable[_Part]) ->
         finally:
             # The error has this frame, which would have the error.
             del first
-
-
-def _is_addressed(device: Device) -> bool:
-    """Whether the host addresses the memory of a device."""
-    return device.backend.shares_memory_with_host
 
 
 class _Reader:

@@ -16,17 +16,17 @@ from ..arrays._ref import AccelRef
 from ..base._statistics import DeviceStatistics
 from ..engine._asked import Asked
 from ..engine._context import ContextActor, Session, context_policy
+from ..engine._device_state import DeviceState
 from ..engine._submissions import OpenLibrary
 from ..host._registrar import HostRegistrar
 from ..operations._operation import Launch, Operation, Planner
 from ._copies import WITH_HOST, InlineCopies, Travel
 
 if TYPE_CHECKING:
+    from .._options import DeviceOptions
     from ..arrays._blocks import BlockTable
     from ..engine._engine import Engine
     from ..engine._library import LibraryActor
-    from ..engine._options import DeviceOptions
-    from ..front._device import Device
     from ..operations._hooks import EngineHook
 
 __all__ = ["InlineDispatch"]
@@ -41,7 +41,7 @@ ReplyT = TypeVar("ReplyT")
 class InlineDispatch:
     """Serves a device from an engine in this process; each context has memory of its own."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: DeviceState) -> None:
         self._device = device
         pool = device.host_pool
         self._registrar = None if pool is None else HostRegistrar(pool)
@@ -84,6 +84,9 @@ class InlineDispatch:
     async def prepare(self) -> None:
         """Nothing must be there before the device's actor."""
         await trio.lowlevel.checkpoint()
+
+    def started(self) -> None:
+        """Nothing is held for it alone."""
 
     @asynccontextmanager
     async def open(self, context: ActorContext) -> AsyncGenerator[None, None]:
@@ -161,7 +164,7 @@ class InlineDispatch:
     @enable_ki_protection
     async def ask(self, operation: Operation[LibraryT, ReplyT]) -> ReplyT:
         """See `Device.ask`."""
-        self._device.check_ask(operation)
+        self._device.check_operation(operation, "ask")
         # One that is done by the time of a cancellation returns: a loop of these must end all the same.
         await trio.lowlevel.checkpoint_if_cancelled()
         losses = 0

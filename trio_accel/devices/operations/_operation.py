@@ -7,13 +7,13 @@ import math
 import sys
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ...actors import Request
+from ...actors import Actor, Request
 from ...backends.base import CopyFromForeignSpec, DType, InputFailedError, NotSupportedError
 from ...backends.base.ops import (
     ArraySpec,
@@ -23,19 +23,15 @@ from ...backends.base.ops import (
     OperationSpec,
     contiguous_strides,
 )
-from ..arrays._blocks import Block, Lowered
-from ..arrays._ref import AccelRef
+from ..arrays._blocks import Block, BlockTable, Lowered
+from ..arrays._ref import AccelRef, DeviceRequest
 from ..base._arrival import Arrival
 from ..base._refusals import what_to_do
 from ..base._views import overlaps
-from ._faults import FaultHit
+from ._faults import FaultHit, Faults
 from ._values import check_conversion, check_spec, factor
 
-if TYPE_CHECKING:
-    from ..engine._library import LibraryActor  # noqa: F401  # named in the bases of Launch
-    from ..front._device import Device
-
-__all__ = ["Launch", "Operand", "Operation", "Planned", "Planner", "operation_name"]
+__all__ = ["Launch", "LaunchingActor", "Operand", "Operation", "Planned", "Planner", "operation_name"]
 
 # What NumPy can hold.
 _MAX_AXES = 64
@@ -58,7 +54,7 @@ class Planned(Generic[ReplyT_co]):
     reply: ReplyT_co
 
 
-class Operation(Request[LibraryT_contra, ReplyT_co]):
+class Operation(DeviceRequest[LibraryT_contra, ReplyT_co]):
     """Base of the messages that devices serve: attrs classes, asked of a `Device`.
 
     None is to be changed once it is made. Those of this package are not frozen, as that would take longer
@@ -69,7 +65,6 @@ class Operation(Request[LibraryT_contra, ReplyT_co]):
     """
 
     __slots__ = ()
-    library: ClassVar[str]
 
     @property
     def operation(self) -> str:
@@ -113,8 +108,12 @@ def _name_of(cls: type[Operation[Any, Any]]) -> str:
     return f"{public[-1]}.{cls.__name__}"
 
 
+class LaunchingActor(Actor):
+    """Base of the actors that take a `Launch`: the library actors."""
+
+
 @attrs.define(eq=False, on_setattr=None)
-class Launch(Request["LibraryActor", None]):
+class Launch(Request[LaunchingActor, None]):
     """A validated operation on its way to a library actor: the same inline and in a worker.
 
     Nothing of it is changed once it is made, which is not enforced: that would take as long as to make it.
@@ -215,6 +214,14 @@ class Launch(Request["LibraryActor", None]):
         return self.name
 
 
+class _PlannedFor(Protocol):
+    """The device that an operation is planned for."""
+
+    path: str
+    blocks: BlockTable
+    faults: Faults
+
+
 class Planner:
     """Checks operands and names outputs while an operation is planned."""
 
@@ -231,7 +238,7 @@ class Planner:
         "name",
     )
 
-    def __init__(self, device: Device, operation: Operation[Any, Any]) -> None:
+    def __init__(self, device: _PlannedFor, operation: Operation[Any, Any]) -> None:
         self.name: str = _name_of(type(operation))  # type: ignore[arg-type]  # mypy takes no class for hashable
         self._device = device
         self._table = device.blocks

@@ -17,13 +17,13 @@ import trio
 from ....actors import ActorStarted, DirectReply, Event, MessageEvent, Ref, Restart, Subscription, at_rest
 from ....backends import resolve_for_worker
 from ....backends.base import AccelDevice, AccelError, PlacedBlock
+from ..._options import DeviceOptions
 from ...arrays._blocks import BlockTable
 from ...base._availability import Availability
 from ...base._errors import WithdrawnError
 from ...base._shortage import lost_descriptors
 from ...engine._context import ContextActor, Session, context_policy, load_library
 from ...engine._engine import Engine
-from ...engine._options import DeviceOptions
 from ...front._system import System
 from ...operations._hooks import EngineHook
 from ...operations._operation import Launch

@@ -8,7 +8,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import attrs
 import trio
@@ -27,6 +27,7 @@ from ...base._shortage import lost_descriptors, out_of_descriptors
 from ...base._statistics import DeviceStatistics
 from ...completion._completion import SyncCompletion
 from ...engine._context import context_policy
+from ...engine._device_state import DeviceState
 from ...host._copying import SMALL
 from ...operations._operation import Operation, Planner
 from ..back._logs import record_of
@@ -47,9 +48,6 @@ from ._outcomes import Fates, TryAgainError
 from ._pool import WorkerPool, check_options
 from ._request import LeaseRequest, OperationRequest, RemoteRequest
 from ._requests import RequestTable
-
-if TYPE_CHECKING:
-    from ...front._device import Device
 
 __all__ = ["WorkerDispatch"]
 
@@ -74,14 +72,19 @@ _DRAINED = 0.1
 class WorkerDispatch:
     """Serves a device from worker processes, one at a time; memory and requests outlive them."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: DeviceState, adopted: LeftMemory | None) -> None:
         check_options(device)
         self._device = device
         self._options = device.options
-        if device.adopted is None:
+        device.tell_arrays = self._tell_arrays
+        # Memory that was another device's, until this one is open; what this one leaves; and who has that.
+        self._adopted = adopted
+        self.left: LeftMemory | None = None
+        self.adopted_by: str | None = None
+        if adopted is None:
             self._chunks = ChunkTable(device.backend, self._unshare)
         else:
-            self._chunks = device.adopted.chunks
+            self._chunks = adopted.chunks
             self._chunks.on_drop = self._unshare
         self._copies = CopyService()
         self._requests = RequestTable(device.options.in_flight, self._send)
@@ -153,6 +156,21 @@ class WorkerDispatch:
         self._launcher = await open_launcher(self._device.system)
         self._chunks.open(self._launcher)
 
+    def started(self) -> None:
+        """What was adopted is this device's from now on."""
+        self._adopted = None
+
+    def _tell_arrays(self) -> str:
+        """What became of the arrays of a device that was given up."""
+        if self.adopted_by is not None:
+            return f"; its arrays were adopted by the next device, {self.adopted_by}"
+        return INTACT if self.left is not None and self.left.chunks.blocks else ""
+
+    def have_back(self, memory: LeftMemory) -> None:
+        """The device that was to adopt what this one left could not be opened."""
+        self.left, self.adopted_by = memory, None
+        memory.leave(self._device.system)
+
     @asynccontextmanager
     async def open(self, context: ActorContext) -> AsyncGenerator[None, None]:
         """Hold the memory and the workers."""
@@ -186,16 +204,17 @@ class WorkerDispatch:
 
     def _leaves(self, context: ActorContext) -> bool:
         """Whether the memory stays for another device: this one was not closed, or never had it."""
-        device = self._device
-        return device.adopted is not None or not (context.is_stopping or device.memory_failure is not None)
+        is_broken = self._device.memory_failure is not None
+        return self._adopted is not None or not (context.is_stopping or is_broken)
 
     def _leave_memory(self, context: ActorContext) -> None:
-        device = self._device
         if not self._leaves(context):
             self._chunks.close()
             return
-        device.left = device.adopted or LeftMemory(self._chunks, device.blocks)
-        device.left.leave(device.system)
+        device = self._device
+        device.leaves_memory = True
+        self.left = self._adopted or LeftMemory(self._chunks, device.blocks)
+        self.left.leave(device.system)
 
     async def start_context(self, context: ActorContext) -> None:
         """Start the context's actor."""
@@ -204,7 +223,7 @@ class WorkerDispatch:
     @enable_ki_protection
     async def ask(self, operation: Operation[LibraryT, ReplyT]) -> ReplyT:
         """See `Device.ask`."""
-        self._device.check_ask(operation)
+        self._device.check_operation(operation, "ask")
         # One that is done by the time of a cancellation returns: a loop of these must end all the same.
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._device.availability.is_ended:
@@ -233,7 +252,7 @@ class WorkerDispatch:
     def submit(self, operation: Operation[LibraryT, ReplyT]) -> Pending[ReplyT]:
         """See `Device.submit`."""
         if self._device.availability.is_ended:
-            gone = f"the device is closed, or was given up{self._device.fate_of_arrays()}"
+            gone = f"the device is closed, or was given up{self._tell_arrays()}"
             raise DeviceLostError(gone, device=self._device.name)
         window = self._device.window
         window.check_room(operation.library)

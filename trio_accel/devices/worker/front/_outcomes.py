@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ....backends.base import (
     AccelError,
@@ -13,15 +13,13 @@ from ....backends.base import (
     OutOfMemoryError,
 )
 from ...arrays._blocks import Block
+from ...engine._device_state import DeviceState
 from ...operations._hooks import Phase, notify
 from ...operations._operation import Launch
 from ..transport._frames import Place
 from ._copy_service import CopyService
 from ._link import WorkerLink
 from ._request import LeaseRequest, OperationRequest, RemoteRequest
-
-if TYPE_CHECKING:
-    from ...front._device import Device
 
 __all__ = ["Fates", "TryAgainError"]
 
@@ -45,7 +43,7 @@ class Fates:
         is_closing: Whether the device is being closed, so that nothing runs again.
     """
 
-    def __init__(self, device: Device, copies: CopyService) -> None:
+    def __init__(self, device: DeviceState, copies: CopyService) -> None:
         self.is_closing: bool = False
         self._device = device
         self._copies = copies

@@ -6,7 +6,6 @@ import logging
 import pickle
 import socket
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 import trio
 from trio.lowlevel import enable_ki_protection
@@ -15,6 +14,7 @@ from ....actors import describe
 from ....backends.base import NotSupportedError
 from ...base._shortage import is_shortage
 from ...completion._completion import SyncCompletion, window_of
+from ...engine._device_state import DeviceState
 from ..launcher._launcher import Launcher, LauncherError
 from ..launcher._program import program_arguments
 from ..transport._answers import ANSWERS
@@ -24,9 +24,6 @@ from ..transport._page import SharedPage
 from ._chunks import Chunk, ChunkTable
 from ._link import MessageHandler, WorkerLink
 from ._slab_table import SlabTable
-
-if TYPE_CHECKING:
-    from ...front._device import Device
 
 __all__ = ["WorkerPool", "check_options"]
 
@@ -47,7 +44,7 @@ _logger = logging.getLogger("trio_accel.devices")
 _PROGRAM = "trio_accel.devices.worker.back._process"
 
 
-def check_options(device: Device) -> None:
+def check_options(device: DeviceState) -> None:
     """Refuse options that another process cannot have.
 
     Raises:
@@ -91,7 +88,7 @@ class WorkerPool:
 
     def __init__(
         self,
-        device: Device,
+        device: DeviceState,
         chunks: ChunkTable,
         handle: MessageHandler,
         on_end: Callable[[WorkerLink], None],

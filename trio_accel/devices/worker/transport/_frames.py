@@ -53,7 +53,7 @@ import attrs
 
 from ....backends.base import ContextPoisonedError, PlacedBlock
 from ....backends.base.ops import ArraySpec
-from ...engine._options import DeviceOptions
+from ..._options import DeviceOptions
 from ._channel import Message
 
 __all__ = [

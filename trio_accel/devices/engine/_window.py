@@ -6,7 +6,7 @@ from typing import Any
 
 from ...backends.base import QueueFullError
 from ..arrays._pending import Pending
-from ..engine._submissions import OnDone
+from ._submissions import OnDone
 
 __all__ = ["SubmitWindow"]
 

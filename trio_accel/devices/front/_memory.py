@@ -14,8 +14,8 @@ from ..arrays._ref import AccelRef
 from ..base._refusals import what_to_do
 from ..base._views import overlaps_itself
 from ..engine._library import LibraryActor
-from ._operation import Operation, Planned, Planner
-from ._values import check_conversion, element
+from ..operations._operation import Operation, Planned, Planner
+from ..operations._values import check_conversion, element
 
 __all__ = ["Copy", "Empty", "Fill", "MemoryActor", "Put", "ToHost"]
 

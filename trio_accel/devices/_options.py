@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import attrs
 
-from ...actors import Backoff, Intensity, named_options
-from ...backends.base import Isolation
-from ..base._streams import PerActorStreams, StreamStrategy
-from ..completion._completion import CompletionStrategy
+from ..actors import Backoff, Intensity, named_options
+from ..backends.base import Isolation
+from .base._streams import PerActorStreams, StreamStrategy
+from .completion._completion import CompletionStrategy
 
 __all__ = ["DeviceOptions"]
 

@@ -1,0 +1,205 @@
+"""What the parts of one open device share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import trio
+
+from ...actors import Actor, Ref, System, describe
+from ...backends.base import AccelBackend, DeviceInfo, DeviceLostError, Isolation, QueueFullError
+from .._options import DeviceOptions
+from ..arrays._blocks import BlockTable
+from ..base._availability import Availability
+from ..host._host_pool import HostPool
+from ..operations._faults import Faults
+from ..operations._hooks import EngineHook, Phase
+from ..operations._operation import Launch, Operation
+from ._recovery import Losses
+from ._window import SubmitWindow
+
+__all__ = ["DeviceState"]
+
+_MAX_PENDING = 1024
+
+
+class DeviceState:
+    """One open device, as its dispatch, its actors and its contexts see it.
+
+    Args:
+        backend: Its backend.
+        info: What it is.
+        options: How it is opened.
+        path: Path of its actor in the tree.
+        system: The system that it is opened in.
+        blocks: The blocks of its arrays; they come with the generation of another device after an adoption.
+
+    Attributes:
+        name: Name of the hardware.
+        availability: Whether it has a context, and which.
+        faults: What is to happen to its operations on purpose.
+        losses: Counts the contexts that it has lost.
+        hooks: Who sees its operations.
+        window: How much may be submitted ahead.
+        host_pool: Host memory that it transfers from and to by itself; None if it has no memory of its own.
+        memory_failure: What the hardware has said of its memory, if that is broken.
+        leases: Arrays that the program holds by `lease`, where they outlive the context.
+        actor: Its actor, once it is started.
+        is_given_up: Whether it has ended by itself.
+        leaves_memory: Whether it has ended, and its arrays can be adopted or were.
+        tell_arrays: Says what became of its arrays, to be put behind the reason for its end.
+    """
+
+    def __init__(
+        self,
+        backend: AccelBackend,
+        info: DeviceInfo,
+        options: DeviceOptions,
+        path: str,
+        system: System,
+        blocks: BlockTable | None,
+    ) -> None:
+        self.backend = backend
+        self.info = info
+        self.options = options
+        self.name: str = info.name
+        self.path = path
+        self.system = system
+        self.availability: Availability = Availability()
+        self.faults: Faults = Faults()
+        self.losses: Losses = Losses(path, self.availability)
+        self.hooks: list[EngineHook] = []
+        self.window: SubmitWindow = SubmitWindow(info.name, options.in_flight)
+        self.memory_failure: BaseException | None = None
+        self.leases = 0
+        self.actor: Ref[Actor] | None = None
+        self.is_given_up: bool = False
+        self.leaves_memory: bool = False
+        self.tell_arrays: Callable[[], str] = _nothing
+        self.host_pool: HostPool | None = None
+        if not backend.shares_memory_with_host:
+            self.host_pool = HostPool(is_shared=self.isolation == "process")
+        if blocks is None:
+            blocks = BlockTable(info.name, self.availability, keeps=options.memory_limit is None)
+        self.blocks: BlockTable = blocks
+        self._token = trio.lowlevel.current_trio_token()
+
+    @property
+    def generation(self) -> int:
+        """See `Device.generation`."""
+        return self.availability.generation
+
+    @property
+    def isolation(self) -> Isolation:
+        """See `Device.isolation`."""
+        return self.options.isolation or self.info.isolations[0]
+
+    def check_operation(self, operation: object, verb: str) -> None:
+        """Refuse what is no operation, another thread and another Trio run.
+
+        Raises:
+            TypeError: It is no operation.
+            RuntimeError: The device is another run's.
+        """
+        if not _is_operation(type(operation)):  # type: ignore[arg-type]  # mypy takes no class for hashable
+            raise _no_operation(operation, verb)
+        try:
+            # As `is_own_run`, without the call.
+            if trio.lowlevel.current_trio_token() is self._token:
+                return
+        except RuntimeError:
+            # Nobody's.
+            pass
+        raise self._foreign_run(verb)
+
+    def check_run(self, verb: str) -> None:
+        """Refuse another thread or Trio run.
+
+        Raises:
+            RuntimeError: The device is another run's.
+        """
+        if not self.is_own_run():
+            raise self._foreign_run(verb)
+
+    def is_own_run(self) -> bool:
+        """Whether this is the Trio run that the device was opened in."""
+        try:
+            return trio.lowlevel.current_trio_token() is self._token
+        except RuntimeError:
+            return False
+
+    def check_pending(self, pending: int) -> None:
+        """Refuse a request more than may wait for a context.
+
+        Raises:
+            QueueFullError: So many wait already.
+        """
+        if pending >= _MAX_PENDING:
+            raise QueueFullError(
+                f"{_MAX_PENDING} requests wait already for the context to be rebuilt", device=self.name
+            )
+
+    def validated(self, launch: Launch) -> None:
+        """Tell the hooks of an operation that was validated."""
+        for hook in tuple(self.hooks):
+            hook(Phase.VALIDATE, launch)
+
+    async def lost(self) -> DeviceLostError:
+        """Why there is no device any more; a fresh instance for every asker."""
+        if self.actor is None:
+            return DeviceLostError("the device was never opened", device=self.name)
+        error = (await self.actor.wait_terminated()).error
+        if error is None:
+            return DeviceLostError("the device is closed", device=self.name)
+        # What made it hopeless says more than who failed over it.
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, DeviceLostError):
+            cause = cause.__cause__
+        why = describe(error) if cause is None else cause.message
+        lost = DeviceLostError(
+            f"{self.path}: the device was given up: {why}{self.tell_arrays()}",
+            device=self.name,
+            generation=self.generation,
+        )
+        lost.__cause__ = error
+        return lost
+
+    def end(self, *, is_given_up: bool) -> None:
+        """The device is closed or given up: no context follows."""
+        self.availability.end()
+        self.is_given_up = is_given_up
+        if is_given_up:
+            self.losses.given_up(self.tell_arrays())
+        if not self.leaves_memory:
+            self.blocks.close()
+        if self.host_pool is not None:
+            self.host_pool.close()
+
+    def _foreign_run(self, verb: str) -> RuntimeError:
+        return RuntimeError(
+            f"{verb}: device {self.path} belongs to another thread or Trio run; from a thread that "
+            "the run has started, use trio.from_thread.run"
+        )
+
+
+def _nothing() -> str:
+    """Said of arrays that are gone with their device."""
+    return ""
+
+
+@cache
+def _is_operation(cls: Any) -> bool:
+    library: object = getattr(cls, "library", None)
+    return issubclass(cls, Operation) and isinstance(library, str)
+
+
+def _no_operation(operation: object, verb: str) -> TypeError:
+    cls: type[object] = type(operation)
+    if not isinstance(operation, Operation):
+        return TypeError(f"{verb}: {operation!r} is no operation of a device")
+    return TypeError(
+        f"{verb}: {cls.__name__} does not say which library actor serves it; "
+        "give the class an attribute library = 'package.module:Class'"
+    )
