@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import zlib
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -46,6 +47,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=os.environ.get("TRIO_ACCEL_TEST_ISOLATION", "inline"),
         help="where the contexts of devices live, in tests that do not choose themselves",
     )
+    parser.addoption(
+        "--sample",
+        type=int,
+        default=0,
+        metavar="N",
+        help="run at most N parameter sets of each test function, chosen by hash; 0 runs all",
+    )
+
+
+@pytest.hookimpl(trylast=True)  # when -m and -k have chosen
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    size: int = config.getoption("--sample")
+    if not size:
+        return
+    # The same ones in each run and in each process: the hash is of the name alone.
+    functions: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    chosen: set[pytest.Item] = set()
+    for those in functions.values():
+        chosen.update(sorted(those, key=lambda item: zlib.crc32(item.nodeid.encode()))[:size])
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = [item for item in items if item in chosen]
 
 
 @attrs.frozen

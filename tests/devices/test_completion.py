@@ -247,7 +247,7 @@ class TestStaring:
 
         session.engine.completion.is_quick = True
         backend.device.is_held = True
-        device.hooks.append(end)
+        device.state.hooks.append(end)
         with pytest.raises(ta.ContextPoisonedError):
             await ta.linalg.scal(2.0, ref)
         assert session.engine.in_flight == 1
@@ -462,7 +462,7 @@ async def test_sync_blocks_the_loop_and_says_so(system: ta.System) -> None:
     ) as device:
         ref = await device.put(np.ones((400, 400)))
         phases: list[str] = []
-        device.hooks.append(lambda phase, launch: phases.append(phase.value))
+        device.state.hooks.append(lambda phase, launch: phases.append(phase.value))
 
         async def ask() -> None:
             await ta.linalg.matmul(ref, ref)

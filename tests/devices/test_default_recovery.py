@@ -147,8 +147,8 @@ async def test_one_that_never_serves_takes_its_context_along(
         for _ in range(4):
             with pytest.raises(ta.ActorFailedError):
                 await device.ask(ta.linalg.Nrm2(np.ones(4)))
-        while device.generation == 1 or not device.availability.is_ready:
-            await device.availability.wait_changed()
+        while device.generation == 1 or not device.state.availability.is_ready:
+            await device.state.availability.wait_changed()
         await serve(device)
         assert device.generation == 2
 
@@ -240,8 +240,8 @@ async def test_logs_tell_two_devices_of_one_name_apart(
     ta.testing.poison(second)
     with pytest.raises(ta.ContextPoisonedError):
         await x.to_host()
-    while second.generation == 1 or not second.availability.is_ready:
-        await second.availability.wait_changed()
+    while second.generation == 1 or not second.state.availability.is_ready:
+        await second.state.availability.wait_changed()
     (told,) = [record.getMessage() for record in caplog.records if record.name == "trio_accel.devices"]
     assert told.startswith(f"device {system.name}/cpu:0#2 lost its context of generation 1: ")
     crashes = [record for record in caplog.records if "crashed" in record.getMessage()]

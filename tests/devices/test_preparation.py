@@ -81,7 +81,7 @@ async def test_a_plan_finds_the_memory_that_was_dropped_before(
     monkeypatch.setattr(_engine, "_WATCH_INTERVAL", 60.0)
     x = await device.put(np.ones(3))
     large = await device.put(np.ones(2 << 20))
-    assert device.blocks.is_watched
+    assert device.state.blocks.is_watched
     del large
     session = device.dispatch.session  # type: ignore[union-attr]
     assert session.engine.device.memory().blocks == 2

@@ -28,8 +28,8 @@ async def lose(device: ta.Device) -> None:
         with pytest.raises(ta.ContextPoisonedError):
             await ta.linalg.scal(1.0, await device.put(np.ones(1)))
     with trio.fail_after(5):
-        while device.availability.is_ready:
-            await device.availability.wait_changed()
+        while device.state.availability.is_ready:
+            await device.state.availability.wait_changed()
 
 
 async def test_the_address_stays_and_work_sent_in_the_gap_runs_after_it(
@@ -141,8 +141,8 @@ async def test_the_fourth_loss_in_the_window_is_the_end_where_every_loss_counts(
     assert device.generation == 4
     await lose(device)
     with trio.fail_after(5):
-        while not device.availability.is_ended:
-            await device.availability.wait_changed()
+        while not device.state.availability.is_ended:
+            await device.state.availability.wait_changed()
     with pytest.raises(ta.DeviceLostError, match="was given up"):
         await x.to_host()
     x.release()

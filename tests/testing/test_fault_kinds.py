@@ -301,7 +301,7 @@ async def test_a_request_that_is_cancelled_while_there_is_no_context_gives_its_f
         inject_fault(device, ta.fft.Fft, poison=True)
         with pytest.raises(ta.ContextPoisonedError):
             await device.ask(ta.fft.Fft(np.ones(2)))
-        assert not device.availability.is_ready
+        assert not device.state.availability.is_ready
         fault = inject_fault(device, ta.linalg.Nrm2, fail=ta.LibraryError("no", library="blas", code=7))
         with trio.move_on_after(0.02) as scope:
             await norm(device)

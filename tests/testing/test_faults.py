@@ -32,7 +32,7 @@ async def test_so_many_launches_fail_and_no_more(device: ta.Device) -> None:
     assert (fault.hit, fault.remaining) == (2, 0)
     assert seen[0] is not seen[1]
     assert {(error.library, error.code, error.operation) for error in seen} == {("blas", 7, "linalg.Nrm2")}
-    assert fault._plan not in device.faults
+    assert fault._plan not in device.state.faults
 
 
 async def test_other_operations_are_left_alone(device: ta.Device) -> None:
@@ -123,4 +123,4 @@ async def test_wrong_arguments(
     arguments: dict[str, Any] = {"operation": ta.linalg.Nrm2, "fail": RuntimeError("broken"), **options}
     with pytest.raises(error, match=f"inject_fault: {message}"):
         inject_fault(device, arguments.pop("operation"), **arguments)
-    assert device.faults.take("linalg.Nrm2") is None
+    assert device.state.faults.take("linalg.Nrm2") is None

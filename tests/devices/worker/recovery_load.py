@@ -356,8 +356,8 @@ async def wait_death(device: ta.Device) -> None:
 
 async def wait_loss(device: ta.Device) -> None:
     """Wait until the application knows that the context is lost; its worker may live on."""
-    while device.availability.is_ready:
-        await device.availability.wait_changed()
+    while device.state.availability.is_ready:
+        await device.state.availability.wait_changed()
 
 
 async def play(

@@ -41,14 +41,14 @@ def is_open(descriptor: int) -> bool:
 
 
 def left(device: ta.Device) -> LeftMemory:
-    assert device.left is not None
-    return device.left
+    assert device.dispatch.left is not None
+    return device.dispatch.left
 
 
 async def give_up(device: ta.Device) -> None:
     """Have it lose its only context, and be given up."""
     device.dispatch.process.kill()  # type: ignore[attr-defined]
-    await until(lambda: device.availability.is_ended)
+    await until(lambda: device.state.availability.is_ended)
     await device.wait_ended()
 
 
@@ -89,7 +89,7 @@ async def test_the_next_device_has_the_arrays_by_the_same_references(system: ta.
     ta.testing.inject_fault(device, ta.linalg.Scal, kill=True)
     with pytest.raises(ta.ContextPoisonedError):
         await ta.linalg.scal(2.0, struck)
-    await until(lambda: device.availability.is_ended)
+    await until(lambda: device.state.availability.is_ended)
     with pytest.raises(ta.DeviceLostError, match=ADOPTABLE):
         await x.to_host()
     with pytest.raises(ta.DeviceLostError, match=ADOPTABLE):
@@ -197,7 +197,7 @@ async def test_an_inline_device_has_nothing_to_adopt(system: ta.System) -> None:
     ta.testing.poison(device)
     with pytest.raises(ta.ContextPoisonedError):
         await x.to_host()
-    await until(lambda: device.availability.is_ended)
+    await until(lambda: device.state.availability.is_ended)
     with pytest.raises(ta.DeviceLostError, match=r"inline.* were lost with its context; make them again"):
         await system.open_device(adopt=device)
 
@@ -216,7 +216,7 @@ async def test_after_an_uncorrectable_memory_error_nothing_is_adopted(system: ta
     ta.testing.inject_fault(device, ta.linalg.Nrm2, fail=broken)
     with pytest.raises(ta.ContextPoisonedError):
         await ta.linalg.nrm2(x)
-    await until(lambda: device.availability.is_ended)
+    await until(lambda: device.state.availability.is_ended)
     with pytest.raises(
         ta.DeviceLostError, match=r"uncorrectable error of its memory .*ECC.*; make them again"
     ):

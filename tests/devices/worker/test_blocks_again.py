@@ -64,7 +64,7 @@ async def test_what_was_withdrawn_holds_up_nothing_in_its_block_which_is_known_a
     system: ta.System, isolation: Isolation
 ) -> None:
     async with system.open_device(BACKEND, options=options(isolation=isolation, cancel_grace=5.0)) as device:
-        if not (isolation == "inline" or device.backend.shares_memory_with_host):
+        if not (isolation == "inline" or device.state.backend.shares_memory_with_host):
             pytest.skip("its memory cannot be leased from a worker")
         x, host = await device.put(np.arange(5.0)), np.full(5, 2.0)
         first = await device.put(host)

@@ -146,7 +146,7 @@ async def test_what_is_small_and_let_go_waits_for_a_request_and_other_memory_doe
 
 
 async def test_what_is_large_and_dropped_rings_unless_requests_come_and_go(isolated: ta.Device) -> None:
-    blocks, host = isolated.blocks, np.ones(1 << 20)
+    blocks, host = isolated.state.blocks, np.ones(1 << 20)
     ref = await isolated.put(host)
     assert blocks.is_watched
     before = blocks._waker.rings
@@ -169,11 +169,11 @@ async def test_who_gives_back_what_is_dropped_looks_again_on_the_next_worker(iso
     await isolated.put(host)
     isolated.dispatch.process.kill()
     await until(lambda: isolated.generation == 2)
-    await until(lambda: not isolated.blocks.is_watched)
+    await until(lambda: not isolated.state.blocks.is_watched)
     ref = await isolated.put(host)
-    assert isolated.blocks.is_watched
-    before = isolated.blocks._waker.rings
+    assert isolated.state.blocks.is_watched
+    before = isolated.state.blocks._waker.rings
     del ref
-    assert isolated.blocks._waker.rings == before
-    await until(lambda: not isolated.blocks.is_watched)
+    assert isolated.state.blocks._waker.rings == before
+    await until(lambda: not isolated.state.blocks.is_watched)
     assert (await isolated.statistics()).memory.blocks == 0

@@ -175,7 +175,7 @@ async def strike(device: ta.Device, source: random.Random, hits: Counter[str]) -
     while True:
         for kind in source.sample(kinds, len(kinds)):
             # It is to have done something in between.
-            await until(lambda: device.availability.is_ready)
+            await until(lambda: device.state.availability.is_ready)
             await trio.sleep(source.uniform(0.0, 0.3))
             hits[kind] += 1
             if kind in FAULTS:
@@ -271,8 +271,8 @@ async def wait_idle(device: ta.Device) -> None:
 
 async def settled(device: ta.Device) -> None:
     """Faults that wait for an operation hit nobody any more, and the device serves."""
-    for plan in tuple(device.faults.waiting):
-        device.faults.remove(plan)
+    for plan in tuple(device.state.faults.waiting):
+        device.state.faults.remove(plan)
     while True:
         try:
             await (await device.put(np.ones(3))).to_host()

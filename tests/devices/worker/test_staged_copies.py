@@ -51,8 +51,8 @@ def copies(device: ta.Device) -> int:
 
 def taken(device: ta.Device) -> int:
     """Bytes of the pool."""
-    device.host_pool.drain()
-    return device.host_pool.used
+    device.state.host_pool.drain()
+    return device.state.host_pool.used
 
 
 def maps(pid: int) -> int:
@@ -113,7 +113,7 @@ class TestHowOftenTheHostCopies:
         ref = await device.put(HOST[:64])
         np.testing.assert_array_equal(await ref.to_host(), HOST[:64])
         assert copies(device) == 0
-        assert not device.host_pool.slabs
+        assert not device.state.host_pool.slabs
 
     async def test_every_dtype_arrives_bit_for_bit(self, device: ta.Device) -> None:
         for number, dtype in enumerate(ta.DType, 1):
@@ -410,7 +410,7 @@ async def test_a_thousand_arrays_leave_nothing(device: ta.Device) -> None:
     before = len(os.listdir("/proc/self/fd")), maps(os.getpid()), maps(process.pid)
     await round_trips(1000)
     gc.collect()
-    assert len(device.host_pool.slabs) == 1
+    assert len(device.state.host_pool.slabs) == 1
     assert (len(os.listdir("/proc/self/fd")), maps(os.getpid()), maps(process.pid)) == before
     await balanced(device, 0)
 
@@ -428,11 +428,11 @@ async def test_every_worker_has_the_slabs_and_gives_them_back(
         assert len(before) == 2
         kept = device.host_empty(40 << 20, "uint8")
         large = device.host_empty(300 << 20, "uint8")
-        assert len(device.host_pool.slabs) == 2
+        assert len(device.state.host_pool.slabs) == 2
         await until(lambda: all(maps(pid) >= count + 2 for pid, count in before.items()))
         del large
         await device.synchronize()
-        await until(lambda: len(device.host_pool.slabs) == 1)
+        await until(lambda: len(device.state.host_pool.slabs) == 1)
         await until(lambda: all(maps(pid) == count + 1 for pid, count in before.items()))
         # A new worker is told of what there is.
         dispatch.process.kill()
@@ -493,7 +493,7 @@ async def test_arrays_outlive_the_device(system: ta.System) -> None:
 
 async def test_in_another_thread_it_is_an_ordinary_array(device: ta.Device) -> None:
     host = await trio.to_thread.run_sync(device.host_empty, SIZE)
-    assert device.host_pool.find(host) is None
+    assert device.state.host_pool.find(host) is None
     host[...] = HOST
     np.testing.assert_array_equal(await (await device.put(host)).to_host(), HOST)
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...actors import Request
+from ...actors import Request, System
 from ...backends.base import DeviceInfo, DType, DTypeLike, Isolation, SharesCudaMemory
 from ...backends.base.ops import ArraySpec
 from .._options import DeviceOptions
@@ -299,6 +299,11 @@ class Device(abc.ABC):
     @abc.abstractmethod
     def info(self) -> DeviceInfo:
         """What the device is."""
+
+    @property
+    @abc.abstractmethod
+    def system(self) -> System:
+        """The system that it was opened in."""
 
     @property
     @abc.abstractmethod

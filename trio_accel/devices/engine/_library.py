@@ -9,17 +9,17 @@ from typing import ClassVar
 
 import trio
 
-from ...actors import NOT_NOW, ActorContext, DeferredReply, DirectReply, handles, quick
+from ...actors import NOT_NOW, Actor, ActorContext, DeferredReply, DirectReply, handles, quick
 from ...backends.base import KernelLibrary
 from ..base._errors import FailureClass, classify
-from ..operations._operation import Launch, LaunchingActor
+from ..operations._operation import Launch
 from ._engine import Engine
 from ._lane import InFlight, Lane
 
 __all__ = ["LibraryActor"]
 
 
-class LibraryActor(LaunchingActor):
+class LibraryActor(Actor):
     """Owns the handle of one library and a stream; launches one operation after the other.
 
     Its handler returns as soon as the operation is enqueued; the reply comes at completion.

@@ -96,6 +96,11 @@ class OpenDevice(Device):
         return self.state.info
 
     @property
+    def system(self) -> System:
+        """See `Device.system`."""
+        return self.state.system
+
+    @property
     def options(self) -> DeviceOptions:
         """See `Device.options`."""
         return self.state.options

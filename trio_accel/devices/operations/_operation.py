@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ...actors import Actor, Request
+from ...actors import Request
 from ...backends.base import CopyFromForeignSpec, DType, InputFailedError, NotSupportedError
 from ...backends.base.ops import (
     ArraySpec,
@@ -31,7 +31,7 @@ from ..base._views import overlaps
 from ._faults import FaultHit, Faults
 from ._values import check_conversion, check_spec, factor
 
-__all__ = ["Launch", "LaunchingActor", "Operand", "Operation", "Planned", "Planner", "operation_name"]
+__all__ = ["Launch", "Operand", "Operation", "Planned", "Planner", "operation_name"]
 
 # What NumPy can hold.
 _MAX_AXES = 64
@@ -108,12 +108,8 @@ def _name_of(cls: type[Operation[Any, Any]]) -> str:
     return f"{public[-1]}.{cls.__name__}"
 
 
-class LaunchingActor(Actor):
-    """Base of the actors that take a `Launch`: the library actors."""
-
-
 @attrs.define(eq=False, on_setattr=None)
-class Launch(Request[LaunchingActor, None]):
+class Launch(Request[Any, None]):
     """A validated operation on its way to a library actor: the same inline and in a worker.
 
     Nothing of it is changed once it is made, which is not enforced: that would take as long as to make it.
