@@ -178,7 +178,7 @@ async def test_who_wants_no_messages_hears_of_actors_only_and_messages_cost_noth
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[object] = []
-    monkeypatch.setattr("trio_accel.actors._cell.MessageStarted", None)
+    monkeypatch.setattr("trio_accel.actors._outcomes.MessageStarted", None)
     with system.subscribe(heard.append, messages=False):
         ref = await system.spawn(Puppet, name="life")
         assert await ref.ask(Echo(5)) == 5
@@ -291,7 +291,7 @@ async def test_nobody_listens_and_nothing_is_made(
     monkeypatch.setattr("trio_accel.actors._events.Observers.emit", emit)
     monkeypatch.setattr("trio_accel.actors._events.Observers.emit_life", emit)
     messages = ("MessageStarted", "MessageCompleted", "MessageFailed", "MessageDropped", "MessageCancelled")
-    events = [f"_cell.{name}" for name in (*messages, "ActorStarted", "ActorTerminated")]
+    events = [*(f"_outcomes.{name}" for name in messages), "_cell.ActorStarted", "_cell.ActorTerminated"]
     for name in (*events, "_supervisor.ActorRestarted", "_supervisor.SupervisorFailed"):
         monkeypatch.setattr(f"trio_accel.actors.{name}", lambda name=name, **_: made.append(name))
     replies: list[DeferredReply[object]] = []

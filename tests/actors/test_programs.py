@@ -246,7 +246,7 @@ class Life:
 
 
 def _peek(ref: Ref[Player]) -> None:
-    if ref._cell.mailbox.is_empty and not ref._cell.deferred:
+    if ref._cell.mailbox.is_empty and not ref._cell.outcomes.deferred:
         raise trio.WouldBlock
 
 

@@ -4,7 +4,6 @@ from ._actor import Actor
 from ._cell import Terminated
 from ._context import ActorContext, RestartInfo
 from ._direct import DirectReply, at_rest
-from ._envelope import DeferredReply
 from ._errors import (
     ActorError,
     ActorFailedError,
@@ -45,6 +44,7 @@ from ._options import (
     named_options,
 )
 from ._ref import Posted, Ref
+from ._replies import DeferredReply
 from ._system import SupervisorScope, System, check_name, open_system
 from ._tasks import actor_path_of
 from ._tree import ActorSnapshot

@@ -12,30 +12,22 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ._actor import Actor
-from ._envelope import AwaitedStart, Envelope, crash_error
+from ._envelope import AwaitedStart, Envelope
 from ._errors import ActorRestartingError, ActorStoppedError
-from ._events import (
-    ActorStarted,
-    ActorTerminated,
-    MessageCancelled,
-    MessageCompleted,
-    MessageDropped,
-    MessageFailed,
-    MessageStarted,
-)
+from ._events import ActorStarted, ActorTerminated
 from ._failures import describe, is_fatal, leaves, safe_repr, single
 from ._incarnation import Incarnation
 from ._mailbox import Mailbox
 from ._messages import AnyMessage, Message, Request
-from ._options import Directive, MailboxOptions, Policy, Restart
+from ._options import MailboxOptions, Policy, Restart
+from ._outcomes import Outcomes
 from ._runs import check_run, thread_ident
 from ._tasks import cells, lend, running
 
 if TYPE_CHECKING:
-    from ._direct import DirectReply
     from ._handlers import Handler, HandlerTable
     from ._supervisor import Supervisor
-    from ._system import System
+    from ._system_state import SystemState
 
 __all__ = ["Cell", "CellState", "Terminated"]
 
@@ -86,17 +78,12 @@ class Cell:
         "_is_started",
         "_kwargs",
         "_pause",
-        "_settled",
         "_turn",
         "_watchers",
         "actor_class",
         "attempt",
         "attempt_after_progress",
         "awaited_start",
-        "deferred",
-        "expired",
-        "failed",
-        "handled",
         "handlers",
         "incarnation",
         "is_draining",
@@ -104,6 +91,7 @@ class Cell:
         "mailbox",
         "mailbox_options",
         "number",
+        "outcomes",
         "path",
         "pid",
         "policy",
@@ -131,22 +119,20 @@ class Cell:
         mailbox: MailboxOptions,
     ) -> None:
         self.supervisor: Supervisor = supervisor
-        self.system: System = supervisor.system
+        self.system: SystemState = supervisor.system
         self.path: str = path
         self.actor_class: type[Actor] = actor_class
         self.handlers: HandlerTable = actor_class.__handlers__
         self.restart: Restart = restart
         self.policy: Policy = policy
         self.mailbox_options: MailboxOptions = mailbox
-        self.mailbox: Mailbox = Mailbox(self, mailbox)
+        self.outcomes: Outcomes = Outcomes(path, self.system, policy)
+        self.mailbox: Mailbox = Mailbox(self.outcomes, self.handlers, mailbox)
         self.state: CellState = CellState.STARTING
         self.incarnation: Incarnation | None = None
         self.number: int = -1
         # Of the process in which the last incarnation does its work, if that is another one.
         self.pid: int | None = None
-        self.handled: int = 0
-        self.failed: int = 0
-        self.expired: int = 0
         self.last_error: BaseException | None = None
         # For the supervisor: the series of restarts, and the part in a restart of several children.
         self.attempt: int = 0
@@ -155,7 +141,6 @@ class Cell:
         # When the incarnation, or the one that has ended, first made progress.
         self.progressed_at: float | None = None
         self.swept: trio.Event | None = None
-        self.deferred: set[Envelope | DirectReply] = set()
         self.stop_reason: str | None = None
         self.is_draining: bool = False
         self.terminated: Terminated | None = None
@@ -165,7 +150,6 @@ class Cell:
         self._kwargs = kwargs
         self._cancel_reason: str | None = None
         self._pause: trio.CancelScope | None = None
-        self._settled: trio.Event | None = None
         self._turn: trio.Event | None = None
         self._begun: trio.Event | None = None
         self._has_begun = False
@@ -269,8 +253,8 @@ class Cell:
         _logger.error(why)
         self.mailbox.close(why, None)
         serving = () if self.incarnation is None else self.incarnation.serving
-        for envelope in (*serving, *self.deferred):
-            self.fail(envelope, ActorStoppedError(why, path=self.path))
+        for envelope in (*serving, *self.outcomes.deferred):
+            self.outcomes.fail(envelope, ActorStoppedError(why, path=self.path))
 
     def cancel_if_asked(self, scope: trio.CancelScope) -> None:
         """Cancel an incarnation that begins although its end was asked for."""
@@ -417,9 +401,9 @@ class Cell:
         )
         self.terminated = terminated = Terminated(path=self.path, reason=reason, error=error)
         self.mailbox.close(f"actor {self.path} has ended: {reason}", error)
-        for envelope in tuple(self.deferred):
+        for request in tuple(self.outcomes.deferred):
             cause = error or ActorStoppedError(f"actor {self.path} has ended: {reason}", path=self.path)
-            self.fail(envelope, cause)
+            self.outcomes.fail(request, self.cause_of(cause))
         self.supervisor.forget(self)
         self._set_begun()
         if self.swept is not None:
@@ -434,52 +418,10 @@ class Cell:
                 ActorTerminated(path=self.path, pid=self.pid, reason=reason, error=error)
             )
 
-    def settle(self, envelope: Envelope | DirectReply) -> None:
-        """A deferred request has its reply, or does not wait for one any more."""
-        self.deferred.discard(envelope)
-        if self._settled is not None and not self.deferred:
-            self._settled.set()
-
-    async def wait_settled(self) -> None:  # noqa: ASYNC910  # its caller checkpoints
-        """Wait until all deferred requests have their replies."""
-        while self.deferred:
-            self._settled = trio.Event()
-            await self._settled.wait()
-        self._settled = None
-
-    def unwind(self, envelope: Envelope) -> bool:
-        """Give a cancelled asker its cancellation, unless it has an outcome: the request has unwound."""
-        is_unwound = envelope.unwind()
-        self.settle(envelope)
-        if is_unwound and self.system.observers.of_messages:
-            self.observe_end(envelope, cancelled=True)
-        return is_unwound
-
-    def reply_with(self, envelope: Envelope, error: BaseException) -> bool:
-        """Reply with an exception, if the policy lets the actor live on after it."""
-        if is_fatal(error) or self.policy.directive_for(error) is not Directive.RESUME:
-            return False
-        self.settle(envelope)
-        if envelope.is_told or not envelope.fail(error):
-            level = logging.ERROR if envelope.is_told else logging.WARNING
-            shown, operation = safe_repr(error), envelope.message.operation
-            text = "actor %s goes on after %s in %s"
-            _logger.log(level, text, self.path, shown, operation, exc_info=error)
-        if self.system.observers.of_messages:
-            self.observe_end(envelope, error)
-        return True
-
-    def fail(self, envelope: Envelope | DirectReply, error: BaseException) -> None:
-        """Tell the asker that the actor crashed over its request, or was ended while serving it."""
-        self.settle(envelope)
-        is_cancelled = any(isinstance(leaf, trio.Cancelled) for leaf in leaves(error))
-        cause = self._why_cancelled() if is_cancelled else error
-        if not envelope.fail(crash_error(self.path, envelope.message, cause)):
-            return
-        if isinstance(envelope, Envelope) and self.system.observers.of_messages:
-            self.observe_end(envelope, cause)
-
-    def _why_cancelled(self) -> BaseException:
+    def cause_of(self, error: BaseException) -> BaseException:
+        """What an asker is told that its request has ended with: of a cancellation, why it was cancelled."""
+        if not any(isinstance(leaf, trio.Cancelled) for leaf in leaves(error)):
+            return error
         if self._cancel_reason is not None:
             return ActorStoppedError(
                 f"actor {self.path} was cancelled: {self._cancel_reason}", path=self.path
@@ -495,55 +437,3 @@ class Cell:
         return ActorStoppedError(
             f"actor {self.path} ended: another of its messages or a child failed", path=self.path
         )
-
-    def observe_start(self, envelope: Envelope) -> None:
-        """Tell the observers that a handler begins; of a message that was stashed they know."""
-        if envelope.started_at is not None:
-            return
-        envelope.started_at = now = trio.current_time()
-        self.system.observers.emit(
-            MessageStarted(
-                path=self.path,
-                message_type=envelope.message.operation,
-                queue_time=now - (now if envelope.queued_at is None else envelope.queued_at),
-            )
-        )
-
-    def observe_end(
-        self, envelope: Envelope, error: BaseException | None = None, *, cancelled: bool = False
-    ) -> None:
-        """Tell the observers what became of a message that they saw beginning."""
-        started = envelope.started_at
-        if started is None:
-            return
-        envelope.started_at = None
-        path, message_type = self.path, envelope.message.operation
-        queue_time = started - (started if envelope.queued_at is None else envelope.queued_at)
-        run_time = trio.current_time() - started
-        event: MessageCancelled | MessageFailed | MessageCompleted
-        if cancelled:
-            event = MessageCancelled(
-                path=path, message_type=message_type, queue_time=queue_time, run_time=run_time
-            )
-        elif error is not None:
-            event = MessageFailed(
-                path=path, message_type=message_type, queue_time=queue_time, run_time=run_time, error=error
-            )
-        else:
-            event = MessageCompleted(
-                path=path, message_type=message_type, queue_time=queue_time, run_time=run_time
-            )
-        self.system.observers.emit(event)
-
-    def observe_drop(self, envelope: Envelope, reason: str) -> None:
-        """Count a dead letter and tell the observers."""
-        self.system.dead_letters += 1
-        if self.system.observers.of_messages:
-            self.system.observers.emit(
-                MessageDropped(
-                    path=self.path,
-                    message_type=envelope.message.operation,
-                    reason=reason,
-                    message=envelope.message,
-                )
-            )

@@ -11,12 +11,13 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ._envelope import DeferredReply, Envelope, EnvelopeState
+from ._envelope import Envelope, EnvelopeState
 from ._errors import MailboxFullError
 from ._failures import drop_frames, safe_repr
 from ._messages import AnyMessage, Message
 from ._options import MailboxOptions, Policy, Restart
 from ._ref import Ref, cell_behind
+from ._replies import DeferredReply
 
 if TYPE_CHECKING:
     from contextvars import Context
@@ -119,13 +120,13 @@ class ActorContext:
         if envelope is None or envelope.is_told or envelope.state != EnvelopeState.RUNNING:
             raise RuntimeError(f"defer: actor {self.path} is serving no request that could be deferred")
         envelope.state = EnvelopeState.DEFERRED
-        self._cell.deferred.add(envelope)
+        self._cell.outcomes.deferred.add(envelope)
         if on_cancel is not None:
             envelope.on_cancel = on_cancel
             envelope.on_failed_hook = self.crash
             if envelope.raise_cancel is not None:
                 envelope.call_hook()
-        return DeferredReply(envelope)
+        return DeferredReply(envelope, self._cell.outcomes)
 
     def served(self, reply: DirectReply, error: Exception | None = None) -> None:
         """Count a message that was served in place of the actor; see `at_rest`.
@@ -134,17 +135,17 @@ class ActorContext:
             reply: Its reply, which belongs to the actor from now on, as one that is deferred does.
             error: What the actor crashes with over it; its asker is told so.
         """
-        cell = self._cell
-        reply.cell = cell
+        outcomes = self._cell.outcomes
+        reply.cell = outcomes
         if error is not None:
-            cell.failed += 1
+            outcomes.failed += 1
             reply.fail_as_crash(error)
             drop_frames(error)
             self._incarnation.crash(error)
             return
-        cell.handled += 1
+        outcomes.handled += 1
         if not reply.is_done:
-            cell.deferred.add(reply)
+            outcomes.deferred.add(reply)
 
     @enable_ki_protection
     def stash(self, message: AnyMessage) -> None:

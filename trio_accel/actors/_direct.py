@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from ._envelope import crash_error
+from ._outcomes import crash_error
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ._cell import Cell
     from ._messages import AnyMessage
+    from ._outcomes import Outcomes
     from ._ref import Ref
 
 __all__ = ["DirectReply", "at_rest"]
@@ -35,7 +35,7 @@ class DirectReply:
 
     def __init__(self, message: AnyMessage) -> None:
         self.message: AnyMessage = message
-        self.cell: Cell | None = None
+        self.cell: Outcomes | None = None
         self.is_done: bool = False
 
     def deliver(self, error: BaseException | None) -> None:
@@ -92,7 +92,7 @@ def at_rest(ref: Ref[ActorT]) -> ActorT | None:
     with `ActorContext.served`. There is no envelope: no stash, no deadline and no event.
     """
     cell = ref._cell  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # as `cell_behind`, without the call
-    if not cell.mailbox.is_idle or cell.system.observers.of_messages:
+    if not cell.mailbox.is_idle or cell.outcomes.observers.of_messages:
         return None
     assert cell.incarnation is not None  # it is who waits
     return cell.incarnation.actor  # type: ignore[return-value]  # pyright: ignore[reportReturnType]  # the reference's

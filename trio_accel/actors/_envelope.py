@@ -6,30 +6,23 @@ import enum
 import logging
 from collections.abc import Callable
 from contextvars import Context
-from typing import TYPE_CHECKING, Final, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 import attrs
 import outcome
 import trio
-from trio.lowlevel import enable_ki_protection
-
-from ._errors import ActorFailedError
-from ._failures import describe
-from ._runs import foreign_reply, thread_ident
 
 if TYPE_CHECKING:
-    from ._cell import Cell
     from ._messages import AnyMessage
+    from ._system_state import SystemState
 
 __all__ = [
     "EXPIRED",
     "AwaitedStart",
-    "DeferredReply",
     "Envelope",
     "EnvelopeState",
-    "crash_error",
+    "Party",
     "no_look",
-    "not_returned",
 ]
 
 _logger = logging.getLogger("trio_accel.actors")
@@ -39,8 +32,6 @@ EXPIRED: Final = object()
 
 _NEVER = float("inf")
 _ASKER_CANCELLED = "the asker was cancelled"
-
-ReplyT_contra = TypeVar("ReplyT_contra", contravariant=True)
 
 
 class EnvelopeState(enum.IntEnum):
@@ -54,6 +45,43 @@ class EnvelopeState(enum.IntEnum):
     DONE = 4
 
 
+class _Queue(Protocol):
+    def withdraw(self, envelope: Envelope) -> None: ...
+
+
+class Party(Protocol):
+    """An actor as messages see it: they go to one, and may come from one."""
+
+    @property
+    def path(self) -> str:
+        """Path of the actor."""
+        ...
+
+    @property
+    def actor_class(self) -> type:
+        """Its class."""
+        ...
+
+    @property
+    def system(self) -> SystemState:
+        """What it shares with others."""
+        ...
+
+    @property
+    def mailbox(self) -> _Queue:
+        """Where its messages wait."""
+        ...
+
+    @property
+    def awaited(self) -> Envelope | AwaitedStart | None:
+        """What another may be waiting for that the running task works on."""
+        ...
+
+    def check_run(self, verb: str) -> None:
+        """Refuse another thread or Trio run."""
+        ...
+
+
 @attrs.frozen(eq=False)
 class AwaitedStart:
     """The start of an actor that another waits for: a link of the chain of callers, as a request is.
@@ -63,7 +91,7 @@ class AwaitedStart:
         caller: What that is working on meanwhile.
     """
 
-    sender: Cell
+    sender: Party
     caller: Envelope | AwaitedStart | None
 
 
@@ -98,22 +126,22 @@ class Envelope:
 
     def __init__(
         self,
-        cell: Cell,
+        cell: Party,
         message: AnyMessage,
         context: Context,
-        sender: Cell | None = None,
+        sender: Party | None = None,
         *,
         is_told: bool = False,
         is_abandonable: bool = False,
     ) -> None:
         # To whom it goes.
-        self.cell: Cell = cell
+        self.cell: Party = cell
         self.message: AnyMessage = message
         self.is_told: bool = is_told
         # Whether its asker goes at once when cancelled, also if it runs.
         self.is_abandonable: bool = is_abandonable
         self.context: Context = context
-        self.sender: Cell | None = sender
+        self.sender: Party | None = sender
         # What the sender is working on: following these gives the chain of callers.
         self.caller: Envelope | AwaitedStart | None = sender.awaited if sender is not None else None
         self.deadline: float = _NEVER
@@ -203,126 +231,3 @@ class Envelope:
 
 def no_look() -> None:
     """The `last_look` of an asker that would call one."""
-
-
-class DeferredReply(Generic[ReplyT_contra]):
-    """A reply that the holder of this object gives later, on the Trio thread.
-
-    It is given once: a second `set` or `fail`, or one after the actor has ended, does nothing
-    and returns False. From another thread or Trio run these raise `RuntimeError`, and the reply stays open:
-    use ``trio.from_thread.run_sync(reply.set, value)`` there, or ``token.run_sync_soon``.
-
-    When the asker is cancelled, the `on_cancel` hook is called and the asker goes on waiting for the reply
-    (without a hook too).
-    """
-
-    __slots__ = ("_envelope",)
-
-    def __init__(self, envelope: Envelope) -> None:
-        self._envelope = envelope
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the reply was given."""
-        return self._envelope.state is EnvelopeState.DONE
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether the asker was cancelled and waits for the request to unwind."""
-        return self._envelope.is_cancelled
-
-    def is_of(self, envelope: Envelope) -> bool:
-        """Whether it is the reply to that request."""
-        return self._envelope is envelope
-
-    @property
-    def context(self) -> Context:
-        """Context variables of the asker, as they were when it asked."""
-        return self._envelope.context
-
-    def look_last(self, look: Callable[[], None]) -> bool:
-        """Have the asker itself look for the reply, once: after a turn of the loop, before it parks.
-
-        A reply that takes no longer than such a turn then costs no other. Only an asker does so whose request
-        is being served in its own task, because the actor had nothing else to do.
-
-        Args:
-            look: Called on the Trio thread, also if the reply is there by then; may give it, must not raise.
-
-        Returns:
-            Whether it will be called.
-        """
-        envelope = self._envelope
-        if envelope.last_look is None:
-            return False
-        envelope.last_look = look
-        return True
-
-    @enable_ki_protection
-    def set(self, value: ReplyT_contra) -> bool:
-        """Reply with a value.
-
-        Returns:
-            Whether this was the reply: False if there was one already.
-
-        Raises:
-            RuntimeError: Called from another thread or Trio run; the reply is still open.
-        """
-        envelope = self._envelope
-        if thread_ident() != envelope.cell.system.thread:
-            raise self._foreign("set")
-        envelope.cell.settle(envelope)
-        is_settled = envelope.resolve(outcome.Value(value))
-        if is_settled and envelope.started_at is not None:
-            envelope.cell.observe_end(envelope)
-        return is_settled
-
-    @enable_ki_protection
-    def fail(self, error: Exception) -> bool:
-        """Reply with an error, which is raised in the asker as it is; see `set`."""
-        envelope = self._envelope
-        if thread_ident() != envelope.cell.system.thread:
-            raise self._foreign("fail")
-        envelope.cell.settle(envelope)
-        is_settled = envelope.fail(error)
-        if is_settled and envelope.started_at is not None:
-            envelope.cell.observe_end(envelope, error)
-        return is_settled
-
-    @enable_ki_protection
-    def fail_as_crash(self, error: Exception) -> bool:
-        """Reply as if the actor had crashed with an error: `ActorFailedError` caused by it."""
-        return self.fail(crash_error(self._envelope.cell.path, self._envelope.message, error))
-
-    @enable_ki_protection
-    def cancelled(self) -> bool:
-        """End the ask of a cancelled asker with its cancellation.
-
-        Raises:
-            RuntimeError: The asker is not cancelled; or this is called from another thread or Trio run.
-        """
-        if thread_ident() != self._envelope.cell.system.thread:
-            raise self._foreign("cancelled")
-        return self._envelope.cell.unwind(self._envelope)
-
-    def _foreign(self, verb: str) -> RuntimeError:
-        return foreign_reply(verb, self._envelope.message.operation, self._envelope.cell.path)
-
-
-def not_returned(envelope: Envelope, reply: object) -> RuntimeError:
-    """Make the error of a handler that has deferred its reply and returned something else."""
-    return RuntimeError(
-        f"the handler of {envelope.message.operation} in {envelope.cell.path} deferred its reply and "
-        f"returned {type(reply).__name__}; return what self.context.defer() returned, or do not defer"
-    )
-
-
-def crash_error(path: str, message: AnyMessage, error: BaseException) -> ActorFailedError:
-    """Make the error of an asker whose request crashed the actor."""
-    failed = ActorFailedError(
-        f"actor {path} crashed while serving {message.operation} "
-        f"(it may have been executed): {describe(error)}",
-        path=path,
-    )
-    failed.__cause__ = error
-    return failed

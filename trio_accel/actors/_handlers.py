@@ -6,15 +6,13 @@ import enum
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
+from typing import Any, Final, TypeVar, cast, overload
 
 import attrs
 from trio.lowlevel import disable_ki_protection, enable_ki_protection
 
 from ._messages import AnyMessage, Message, MessageClass, Request, RequestClass
-
-if TYPE_CHECKING:
-    from ._envelope import DeferredReply
+from ._replies import DeferredReply
 
 __all__ = [
     "NOT_NOW",
@@ -45,7 +43,7 @@ class _NotNow(enum.Enum):
 NOT_NOW: Final = _NotNow.NOT_NOW
 """What an attempt returns if it would have to wait."""
 
-RequestHandler = Callable[[ActorT, MessageT], Awaitable["ReplyT | DeferredReply[ReplyT]"]]
+RequestHandler = Callable[[ActorT, MessageT], Awaitable[ReplyT | DeferredReply[ReplyT]]]
 MessageHandler = Callable[[ActorT, MessageT], Awaitable[None]]
 
 

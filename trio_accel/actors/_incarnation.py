@@ -10,9 +10,10 @@ from trio.lowlevel import enable_ki_protection
 
 from ._actor import Actor
 from ._context import ActorContext, RestartInfo
-from ._envelope import EXPIRED, DeferredReply, Envelope, EnvelopeState, not_returned
+from ._envelope import EXPIRED, Envelope, EnvelopeState
 from ._failures import check_printable, drop_frames, is_fatal
 from ._handlers import NOT_NOW, Group, Handler
+from ._replies import DeferredReply
 from ._supervisor import Supervisor
 from ._tasks import running
 
@@ -202,7 +203,7 @@ class Incarnation:
         while any(self._running.values()):
             await self._wait_group()
         if cell.is_draining:
-            await cell.wait_settled()
+            await cell.outcomes.wait_settled()
 
     def _serve_row(self, task: trio.lowlevel.Task) -> Envelope | None:
         """Serve the current message without waiting, and those behind it; returns one that has to wait."""
@@ -221,8 +222,8 @@ class Incarnation:
         if (envelope.raise_cancel is not None or envelope.deadline != _NEVER) and self._is_over(envelope):
             return True
         cell = self.cell
-        if cell.system.observers.of_messages:
-            cell.observe_start(envelope)
+        if cell.outcomes.observers.of_messages:
+            cell.outcomes.observe_start(envelope)
         try:
             reply = self._try(attempt, envelope, task)
             if reply is NOT_NOW:
@@ -248,8 +249,8 @@ class Incarnation:
         if handler.attempt is None:
             if (envelope.raise_cancel is not None or envelope.deadline != _NEVER) and self._is_over(envelope):
                 return  # noqa: ASYNC910  # the mailbox checkpoints
-            if cell.system.observers.of_messages:
-                cell.observe_start(envelope)
+            if cell.outcomes.observers.of_messages:
+                cell.outcomes.observe_start(envelope)
         elif not was_tried and self._serve_now(handler.attempt, envelope, task):
             return  # noqa: ASYNC910  # the mailbox checkpoints
         reply: object = None
@@ -265,7 +266,7 @@ class Incarnation:
                     envelope.run_in(scope)
                     reply = await running
                 if scope.cancelled_caught:
-                    cell.unwind(envelope)
+                    cell.outcomes.unwind(envelope)
                     return
                 envelope.scope = None
             self._returned(envelope, reply)
@@ -278,9 +279,9 @@ class Incarnation:
         self, envelope: Envelope, attempt: Callable[..., object], task: trio.lowlevel.Task
     ) -> bool:
         """Serve a message without waiting, in another task than the actor's; see `Cell.serve_at_once`."""
-        if self.cell.system.observers.of_messages:
+        if self.cell.outcomes.observers.of_messages:
             envelope.queued_at = trio.current_time()
-            self.cell.observe_start(envelope)
+            self.cell.outcomes.observe_start(envelope)
         envelope.state = EnvelopeState.RUNNING
         self.current = envelope
         try:
@@ -306,10 +307,10 @@ class Incarnation:
 
     def _fail(self, envelope: Envelope, error: BaseException) -> bool:
         """Settle a message whose handler raised; returns whether the actor lives on."""
-        self.cell.failed += 1
-        if self.cell.reply_with(envelope, error):
+        self.cell.outcomes.failed += 1
+        if self.cell.outcomes.reply_with(envelope, error):
             return True
-        self.cell.fail(envelope, error)
+        self.cell.outcomes.fail(envelope, self.cell.cause_of(error))
         if envelope.is_told and not is_fatal(error):
             self.told = envelope.message.operation
         return False
@@ -322,31 +323,31 @@ class Incarnation:
         """
         cell, state = self.cell, envelope.state
         if state == EnvelopeState.RUNNING:
-            cell.handled += 1
+            cell.outcomes.handled += 1
             envelope.resolve(outcome.Value(reply))
-            if cell.system.observers.of_messages:
-                cell.observe_end(envelope)
+            if cell.outcomes.observers.of_messages:
+                cell.outcomes.observe_end(envelope)
             return
         if state == EnvelopeState.STASHING:
             if envelope.is_cancelled:
-                cell.unwind(envelope)
+                cell.outcomes.unwind(envelope)
             else:
                 cell.mailbox.stash(envelope)
             return
         if state == EnvelopeState.DEFERRED and not _is_reply_to(reply, envelope):
             # Who returns it shows that it did not forget; its asker would wait for ever.
-            raise not_returned(envelope, reply)
-        cell.handled += 1
+            raise _not_returned(envelope, reply)
+        cell.outcomes.handled += 1
 
     def _is_over(self, envelope: Envelope) -> bool:
         """Whether the asker has gone meanwhile: the request is not served."""
         cell = self.cell
         if envelope.is_cancelled:
-            cell.unwind(envelope)
+            cell.outcomes.unwind(envelope)
             return True
         if envelope.deadline != _NEVER and envelope.deadline <= trio.current_time():
-            cell.expired += 1
-            cell.observe_drop(envelope, "its deadline had passed")
+            cell.outcomes.expired += 1
+            cell.outcomes.observe_drop(envelope, "its deadline had passed")
             envelope.resolve(outcome.Value(EXPIRED))
             return True
         return False
@@ -363,12 +364,12 @@ class Incarnation:
         except BaseException:
             # It has not begun: the next incarnation serves it, or it is refused with the queue.
             if envelope.is_cancelled:
-                self.cell.unwind(envelope)
+                self.cell.outcomes.unwind(envelope)
             else:
                 self.cell.mailbox.put_back(envelope)
             raise
         if scope.cancelled_caught:
-            self.cell.unwind(envelope)
+            self.cell.outcomes.unwind(envelope)
             return  # noqa: ASYNC910  # the mailbox checkpoints
         envelope.scope = None
         counts[group] = counts.get(group, 0) + 1
@@ -406,3 +407,11 @@ async def _take_context(task: trio.lowlevel.Task, context: Context) -> None:  # 
 
 def _is_reply_to(reply: object, envelope: Envelope) -> bool:
     return isinstance(reply, DeferredReply) and reply.is_of(envelope)
+
+
+def _not_returned(envelope: Envelope, reply: object) -> RuntimeError:
+    """Make the error of a handler that has deferred its reply and returned something else."""
+    return RuntimeError(
+        f"the handler of {envelope.message.operation} in {envelope.cell.path} deferred its reply and "
+        f"returned {type(reply).__name__}; return what self.context.defer() returned, or do not defer"
+    )

@@ -16,7 +16,8 @@ from ._woken import WOKEN
 if TYPE_CHECKING:
     from contextvars import Context
 
-    from ._cell import Cell
+    from ._handlers import HandlerTable
+    from ._outcomes import Outcomes
 
 __all__ = ["Mailbox"]
 
@@ -35,10 +36,11 @@ class Mailbox:
     """
 
     __slots__ = (
-        "_cell",
         "_control",
+        "_handlers",
         "_in_a_row",
         "_options",
+        "_outcomes",
         "_queue",
         "_receiver",
         "_refusal",
@@ -50,8 +52,9 @@ class Mailbox:
         "peak",
     )
 
-    def __init__(self, cell: Cell, options: MailboxOptions) -> None:
-        self._cell = cell
+    def __init__(self, outcomes: Outcomes, handlers: HandlerTable, options: MailboxOptions) -> None:
+        self._outcomes = outcomes
+        self._handlers = handlers
         self._options = options
         self._queue: deque[Envelope] = deque()
         # Most actors never use these: an empty deque takes 600 bytes.
@@ -109,7 +112,7 @@ class Mailbox:
         if self._refusal is not None:
             self._drop(envelope, self._refusal[1])
             raise self._refused(envelope, self._refusal)
-        if self._cell.system.observers.of_messages and envelope.queued_at is None:
+        if self._outcomes.observers.of_messages and envelope.queued_at is None:
             envelope.queued_at = trio.current_time()
         task = self._receiver
         if task is not None:
@@ -164,7 +167,7 @@ class Mailbox:
     def refuse_waiting(self, envelope: Envelope) -> MailboxFullError:
         """Take a told message out that waits for room which only its own sender could make."""
         self.withdraw(envelope)
-        path = self._cell.path
+        path = self._outcomes.path
         what = f"{envelope.message.operation} was not sent: the mailbox of {path} is full"
         self._drop(envelope, what)
         return MailboxFullError(
@@ -199,7 +202,7 @@ class Mailbox:
             if lane is not None and envelope in lane:
                 lane.remove(envelope)
         # One that was stashed has begun.
-        self._cell.observe_end(envelope, cancelled=True)
+        self._outcomes.observe_end(envelope, cancelled=True)
         self._admit()
 
     async def receive(self, task: trio.lowlevel.Task, base: Context) -> Envelope | None:
@@ -225,8 +228,7 @@ class Mailbox:
             if self._waiting:
                 self._admit()
             if self._in_a_row < _IN_A_ROW and (
-                task.context is envelope.context
-                or self._cell.handlers[type(envelope.message)].attempt is not None
+                task.context is envelope.context or self._handlers[type(envelope.message)].attempt is not None
             ):
                 self._in_a_row += 1
                 return envelope
@@ -254,7 +256,7 @@ class Mailbox:
         queue = self._queue
         if not queue or self._in_a_row >= _IN_A_ROW or self._woken or self._control:
             return None
-        handler = self._cell.handlers[type(queue[0].message)]
+        handler = self._handlers[type(queue[0].message)]
         if handler.attempt is None or handler.group is not None:
             return None
         envelope = queue.popleft()
@@ -294,7 +296,7 @@ class Mailbox:
         self._drop_control("the watch ended with its incarnation")
         self.unstash_all()
         if self._options.on_restart == "reject" and self._refusal is None:
-            why = f"actor {self._cell.path} is restarting"
+            why = f"actor {self._outcomes.path} is restarting"
             self._refusal = (ActorRestartingError, why)
             self._refuse_all(self._refusal)
 
@@ -347,13 +349,13 @@ class Mailbox:
 
     def _refused(self, envelope: Envelope, refusal: tuple[type[ActorError], str]) -> ActorError:
         cls, reason = refusal
-        return cls(f"{envelope.message.operation} was not served: {reason}", path=self._cell.path)
+        return cls(f"{envelope.message.operation} was not served: {reason}", path=self._outcomes.path)
 
     def _drop(self, envelope: Envelope, reason: str) -> None:
         self.dropped += 1
-        self._cell.observe_drop(envelope, reason)
+        self._outcomes.observe_drop(envelope, reason)
 
     def _full(self, envelope: Envelope, fate: str) -> MailboxFullError:
-        what = f"{envelope.message.operation} {fate}: the mailbox of {self._cell.path} is full"
+        what = f"{envelope.message.operation} {fate}: the mailbox of {self._outcomes.path} is full"
         self._drop(envelope, what)
-        return MailboxFullError(f"{what} ({self._options.capacity} messages)", path=self._cell.path)
+        return MailboxFullError(f"{what} ({self._options.capacity} messages)", path=self._outcomes.path)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from ._cell import Cell, Terminated
-    from ._envelope import AwaitedStart
+    from ._envelope import AwaitedStart, Party
 
 __all__ = ["Posted", "Ref", "cell_behind"]
 
@@ -272,9 +272,9 @@ def cell_behind(ref: Ref[Any]) -> Cell:
     return ref._cell  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
-def _waiting_for(sender: Cell) -> Iterator[tuple[Cell, Envelope | AwaitedStart | None]]:
+def _waiting_for(sender: Party) -> Iterator[tuple[Party, Envelope | AwaitedStart | None]]:
     """The sender and those that wait for it, each with what it is working on meanwhile; the sender first."""
-    cell: Cell | None = sender
+    cell: Party | None = sender
     busy_with = sender.awaited
     while cell is not None:
         yield cell, busy_with
@@ -288,13 +288,13 @@ def _waits_for_this_task(target: Cell) -> bool:
         return False
     for cell, busy_with in _waiting_for(sender):
         if cell is target:
-            incarnation = cell.incarnation
+            incarnation = target.incarnation
             # A handler of a group runs beside the actor's own task, which goes on meanwhile.
             return incarnation is None or busy_with not in incarnation.grouped.values()
     return False
 
 
-def _check_cycle(sender: Cell, target: Cell) -> None:
+def _check_cycle(sender: Party, target: Cell) -> None:
     """Refuse an ask whose target is among those that wait for the sender."""
     chain = [cell for cell, _ in _waiting_for(sender)]
     if target in chain:

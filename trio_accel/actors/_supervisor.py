@@ -24,7 +24,7 @@ from ._tasks import cell_of_task
 
 if TYPE_CHECKING:
     from ._cell import Cell
-    from ._system import System
+    from ._system_state import SystemState
 
 __all__ = ["Supervisor", "check_options"]
 
@@ -57,9 +57,9 @@ class Supervisor:
     )
 
     def __init__(
-        self, system: System, path: str, nursery: trio.Nursery, strategy: Strategy, intensity: Intensity
+        self, system: SystemState, path: str, nursery: trio.Nursery, strategy: Strategy, intensity: Intensity
     ) -> None:
-        self.system: System = system
+        self.system: SystemState = system
         self.children: dict[str, Cell] = {}
         self.stopping: bool = False
         # Names that its children must not have; shared with what else lies under its path.

@@ -10,11 +10,11 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ._actor import Actor
-from ._events import Observer, Observers, Subscription
+from ._events import Observer, Subscription
 from ._failures import check_printable
 from ._options import Intensity, MailboxOptions, Policy, Restart, Strategy, SystemOptions
-from ._runs import check_run, thread_ident
 from ._supervisor import Supervisor, check_options
+from ._system_state import SystemState
 from ._tasks import running_cells
 from ._tree import ActorSnapshot, snapshot_children
 
@@ -88,7 +88,7 @@ class SupervisorScope(_Spawner):
         )
 
 
-class System(_Spawner):
+class System(SystemState, _Spawner):
     """A tree of actors and the supervisor of those at its top. Made by `open_system`.
 
     Attributes:
@@ -102,13 +102,7 @@ class System(_Spawner):
     """
 
     def __init__(self, name: str, options: SystemOptions, nursery: trio.Nursery) -> None:
-        self.name: str = name
-        self.options: SystemOptions = options
-        self.observers: Observers = Observers()
-        self.token: trio.lowlevel.TrioToken = trio.lowlevel.current_trio_token()
-        self.thread: int = thread_ident()
-        self.dead_letters: int = 0
-        self.quarantined: int = 0
+        super().__init__(name, options)
         self._supervisor = Supervisor(self, name, nursery, options.strategy, options.intensity)
         # Supervisors share the names of the system's own actors.
         self._scopes: dict[str, SupervisorScope] = {}
@@ -218,14 +212,6 @@ class System(_Spawner):
             The subscription: ``close()`` it, or use it in a ``with``.
         """
         return self.observers.add(observer, messages=messages)
-
-    def check_run(self, verb: str) -> None:
-        """Refuse another thread or Trio run.
-
-        Raises:
-            RuntimeError: The calling thread is not that of the system's run.
-        """
-        check_run(self.thread, verb, f"system {self.name}")
 
     def alive(self) -> list[str]:
         """Paths of the actors that have not ended."""

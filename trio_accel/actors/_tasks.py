@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import trio
 
 if TYPE_CHECKING:
-    from ._cell import Cell
+    from ._envelope import Party
 
 __all__ = ["actor_path_of", "cell_of_task", "cells", "lend", "running", "running_cells"]
 
-cells: dict[trio.lowlevel.Task, Cell] = {}
+cells: dict[trio.lowlevel.Task, Party] = {}
 """The actors that tasks are running for, of all systems: an actor of one may ask an actor of another.
 
 Each task takes its own entry away.
@@ -21,7 +21,7 @@ Each task takes its own entry away.
 
 
 @contextmanager
-def running(cell: Cell) -> Generator[trio.lowlevel.Task, None, None]:
+def running(cell: Party) -> Generator[trio.lowlevel.Task, None, None]:
     """Run the current task for an actor."""
     task = trio.lowlevel.current_task()
     cells[task] = cell
@@ -31,7 +31,7 @@ def running(cell: Cell) -> Generator[trio.lowlevel.Task, None, None]:
         del cells[task]
 
 
-def lend(task: trio.lowlevel.Task, cell: Cell | None) -> Cell | None:
+def lend(task: trio.lowlevel.Task, cell: Party | None) -> Party | None:
     """Let a task run for an actor, or for none; returns for which it did before."""
     before = cells.pop(task, None)
     if cell is not None:
@@ -39,12 +39,12 @@ def lend(task: trio.lowlevel.Task, cell: Cell | None) -> Cell | None:
     return before
 
 
-def cell_of_task() -> Cell | None:
+def cell_of_task() -> Party | None:
     """The actor that the current task is running for; None for a task that a handler has started."""
     return cells.get(trio.lowlevel.current_task())
 
 
-def running_cells() -> list[Cell]:
+def running_cells() -> list[Party]:
     """All actors that have tasks."""
     return list(dict.fromkeys(cells.values()))
 

@@ -14,7 +14,7 @@ import pytest_trio  # type: ignore[import-untyped]  # pyright: ignore[reportMiss
 import trio
 import trio.testing
 
-from ..actors._cell import Cell
+from ..actors._envelope import Party
 from ..actors._tasks import cells
 from ..backends import resolve
 from ..backends.base import Isolation
@@ -174,14 +174,14 @@ def _leaving_no_actors(test: Callable[..., Awaitable[None]]) -> Callable[..., Aw
 class _Alive:
     """What is alive at one moment: actors, and tasks that belong to none."""
 
-    actors: frozenset[Cell]
+    actors: frozenset[Party]
     tasks: frozenset[trio.lowlevel.Task]
 
     @classmethod
     def now(cls) -> _Alive:
         """Look at all tasks of the run but those of the test itself, whose task calls this."""
         root, test = trio.lowlevel.current_root_task(), trio.lowlevel.current_task()
-        actors: set[Cell] = set()
+        actors: set[Party] = set()
         tasks: set[trio.lowlevel.Task] = set()
         # Each task, and whether it is an actor's.
         waiting: list[tuple[trio.lowlevel.Task, bool]] = [] if root is None else [(root, False)]

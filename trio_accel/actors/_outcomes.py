@@ -1,0 +1,176 @@
+"""What becomes of the messages of an actor, over all its incarnations."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from ._envelope import Envelope
+from ._errors import ActorFailedError
+from ._events import MessageCancelled, MessageCompleted, MessageDropped, MessageFailed, MessageStarted
+from ._failures import describe, is_fatal, safe_repr
+from ._options import Directive, Policy
+
+if TYPE_CHECKING:
+    from ._events import Observers
+    from ._messages import AnyMessage
+    from ._system_state import SystemState
+
+__all__ = ["OpenRequest", "Outcomes", "crash_error"]
+
+_logger = logging.getLogger("trio_accel.actors")
+
+
+class OpenRequest(Protocol):
+    """A request whose reply is given later."""
+
+    @property
+    def message(self) -> AnyMessage:
+        """The request itself."""
+        ...
+
+    def fail(self, error: BaseException) -> bool:
+        """Reply with an error; returns whether it had no reply before."""
+        ...
+
+
+class Outcomes:
+    """Settles messages with those who wait for them, counts them and tells the observers.
+
+    Attributes:
+        handled: Messages whose handler returned.
+        failed: Messages whose handler raised.
+        expired: Requests dropped because their deadline had passed.
+        deferred: Requests whose reply is given later.
+    """
+
+    __slots__ = (
+        "_policy",
+        "_settled",
+        "deferred",
+        "expired",
+        "failed",
+        "handled",
+        "observers",
+        "path",
+        "system",
+    )
+
+    def __init__(self, path: str, system: SystemState, policy: Policy) -> None:
+        self.path: str = path
+        self.system: SystemState = system
+        self.observers: Observers = system.observers
+        self.handled: int = 0
+        self.failed: int = 0
+        self.expired: int = 0
+        self.deferred: set[OpenRequest] = set()
+        self._policy = policy
+        self._settled: trio.Event | None = None
+
+    def settle(self, request: OpenRequest) -> None:
+        """A deferred request has its reply, or does not wait for one any more."""
+        self.deferred.discard(request)
+        if self._settled is not None and not self.deferred:
+            self._settled.set()
+
+    async def wait_settled(self) -> None:  # noqa: ASYNC910  # its caller checkpoints
+        """Wait until all deferred requests have their replies."""
+        while self.deferred:
+            self._settled = trio.Event()
+            await self._settled.wait()
+        self._settled = None
+
+    def unwind(self, envelope: Envelope) -> bool:
+        """Give a cancelled asker its cancellation, unless it has an outcome: the request has unwound."""
+        is_unwound = envelope.unwind()
+        self.settle(envelope)
+        if is_unwound and self.observers.of_messages:
+            self.observe_end(envelope, cancelled=True)
+        return is_unwound
+
+    def reply_with(self, envelope: Envelope, error: BaseException) -> bool:
+        """Reply with an exception, if the policy lets the actor live on after it."""
+        if is_fatal(error) or self._policy.directive_for(error) is not Directive.RESUME:
+            return False
+        self.settle(envelope)
+        if envelope.is_told or not envelope.fail(error):
+            level = logging.ERROR if envelope.is_told else logging.WARNING
+            shown, operation = safe_repr(error), envelope.message.operation
+            text = "actor %s goes on after %s in %s"
+            _logger.log(level, text, self.path, shown, operation, exc_info=error)
+        if self.observers.of_messages:
+            self.observe_end(envelope, error)
+        return True
+
+    def fail(self, request: OpenRequest, cause: BaseException) -> None:
+        """Tell the asker that the actor crashed over its request, or was ended while serving it."""
+        self.settle(request)
+        if not request.fail(crash_error(self.path, request.message, cause)):
+            return
+        if isinstance(request, Envelope) and self.observers.of_messages:
+            self.observe_end(request, cause)
+
+    def observe_start(self, envelope: Envelope) -> None:
+        """Tell the observers that a handler begins; of a message that was stashed they know."""
+        if envelope.started_at is not None:
+            return
+        envelope.started_at = now = trio.current_time()
+        self.observers.emit(
+            MessageStarted(
+                path=self.path,
+                message_type=envelope.message.operation,
+                queue_time=now - (now if envelope.queued_at is None else envelope.queued_at),
+            )
+        )
+
+    def observe_end(
+        self, envelope: Envelope, error: BaseException | None = None, *, cancelled: bool = False
+    ) -> None:
+        """Tell the observers what became of a message that they saw beginning."""
+        started = envelope.started_at
+        if started is None:
+            return
+        envelope.started_at = None
+        path, message_type = self.path, envelope.message.operation
+        queue_time = started - (started if envelope.queued_at is None else envelope.queued_at)
+        run_time = trio.current_time() - started
+        event: MessageCancelled | MessageFailed | MessageCompleted
+        if cancelled:
+            event = MessageCancelled(
+                path=path, message_type=message_type, queue_time=queue_time, run_time=run_time
+            )
+        elif error is not None:
+            event = MessageFailed(
+                path=path, message_type=message_type, queue_time=queue_time, run_time=run_time, error=error
+            )
+        else:
+            event = MessageCompleted(
+                path=path, message_type=message_type, queue_time=queue_time, run_time=run_time
+            )
+        self.observers.emit(event)
+
+    def observe_drop(self, envelope: Envelope, reason: str) -> None:
+        """Count a dead letter and tell the observers."""
+        self.system.dead_letters += 1
+        if self.observers.of_messages:
+            self.observers.emit(
+                MessageDropped(
+                    path=self.path,
+                    message_type=envelope.message.operation,
+                    reason=reason,
+                    message=envelope.message,
+                )
+            )
+
+
+def crash_error(path: str, message: AnyMessage, error: BaseException) -> ActorFailedError:
+    """Make the error of an asker whose request crashed the actor."""
+    failed = ActorFailedError(
+        f"actor {path} crashed while serving {message.operation} "
+        f"(it may have been executed): {describe(error)}",
+        path=path,
+    )
+    failed.__cause__ = error
+    return failed
