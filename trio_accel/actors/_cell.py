@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import attrs
@@ -22,6 +22,7 @@ from ._messages import AnyMessage, Message, Request
 from ._options import MailboxOptions, Policy, Restart
 from ._outcomes import Outcomes
 from ._runs import check_run, thread_ident
+from ._start_gate import StartGate
 from ._tasks import cells, lend, running
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 __all__ = ["Cell", "CellState", "Terminated"]
 
 _logger = logging.getLogger("trio_accel.actors")
+
+_MIN_UNWIND = 0.1
+"""Seconds that a cancelled actor gets to unwind even if its grace is shorter."""
 
 
 class CellState(enum.StrEnum):
@@ -71,19 +75,13 @@ class Cell:
 
     __slots__ = (
         "_args",
-        "_begun",
         "_cancel_reason",
         "_ended",
-        "_has_begun",
         "_is_started",
         "_kwargs",
-        "_pause",
-        "_turn",
         "_watchers",
         "actor_class",
-        "attempt",
-        "attempt_after_progress",
-        "awaited_start",
+        "gate",
         "handlers",
         "incarnation",
         "is_draining",
@@ -96,12 +94,10 @@ class Cell:
         "pid",
         "policy",
         "progressed_at",
-        "quiet_since",
         "restart",
         "state",
         "stop_reason",
         "supervisor",
-        "swept",
         "system",
         "terminated",
     )
@@ -134,25 +130,15 @@ class Cell:
         # Of the process in which the last incarnation does its work, if that is another one.
         self.pid: int | None = None
         self.last_error: BaseException | None = None
-        # For the supervisor: the series of restarts, and the part in a restart of several children.
-        self.attempt: int = 0
-        self.attempt_after_progress: int = 0
-        self.quiet_since: float = float("-inf")
         # When the incarnation, or the one that has ended, first made progress.
         self.progressed_at: float | None = None
-        self.swept: trio.Event | None = None
+        self.gate: StartGate = StartGate()
         self.stop_reason: str | None = None
         self.is_draining: bool = False
         self.terminated: Terminated | None = None
-        # Set while another actor's task waits for the start of this one.
-        self.awaited_start: AwaitedStart | None = None
         self._args = args
         self._kwargs = kwargs
         self._cancel_reason: str | None = None
-        self._pause: trio.CancelScope | None = None
-        self._turn: trio.Event | None = None
-        self._begun: trio.Event | None = None
-        self._has_begun = False
         self._ended: trio.Event | None = None
         self._watchers: dict[Incarnation, Callable[[Terminated], None]] | None = None
         self._is_started = False
@@ -168,7 +154,7 @@ class Cell:
     @property
     def awaited(self) -> Envelope | AwaitedStart | None:
         """What another may be waiting for that the running task works on: a message, or the actor's start."""
-        return self.current or self.awaited_start
+        return self.current or self.gate.awaited_start
 
     def check(self, message: AnyMessage, base: type, verb: str) -> Handler:
         """Find the handler of a message; refuse one that there is none for, or that is sent the wrong way."""
@@ -227,8 +213,7 @@ class Cell:
             self.state = CellState.STOPPING
         self.mailbox.refuse(f"actor {self.path} is stopping: {reason}")
         self.mailbox.wake()
-        if self._pause is not None:
-            self._pause.cancel(reason=reason)
+        self.gate.shut(reason)
 
     def cancel(self, reason: str) -> None:
         """End now; the messages being served are cancelled."""
@@ -260,6 +245,27 @@ class Cell:
         """Cancel an incarnation that begins although its end was asked for."""
         if self._cancel_reason is not None:
             scope.cancel(reason=self._cancel_reason)
+
+    async def stop(self, reason: str, *, drain: bool = False) -> None:
+        """Stop gracefully, then by cancellation; then give it up.
+
+        Returns when it has ended, or when it was cancelled and did not end within its grace
+        again: it is in quarantine then, and only the end of the system waits for it.
+        """
+        self.request_stop(reason, drain=drain)
+        with trio.move_on_after(self.policy.grace):
+            await self.wait_terminated()
+            return
+        self.cancel(f"{reason}; it did not stop within its grace of {self.policy.grace:g} s")
+        with trio.move_on_after(self.unwind_grace):
+            await self.wait_terminated()
+            return
+        self.quarantine()
+
+    @property
+    def unwind_grace(self) -> float:
+        """Seconds that it gets to unwind once it is cancelled."""
+        return max(self.policy.grace, _MIN_UNWIND)
 
     async def wait_terminated(self) -> Terminated:
         """Wait for the permanent end."""
@@ -309,43 +315,6 @@ class Cell:
         finally:
             self._terminate(error)
 
-    def expect_begin(self) -> None:
-        """Prepare for `wait_begun`, before the incarnation can start."""
-        self._begun = trio.Event()
-        self._has_begun = False
-
-    async def wait_begun(self) -> bool:
-        """Wait until the incarnation takes messages; returns False if it failed before."""
-        if self._begun is not None:
-            await self._begun.wait()
-        return self._has_begun  # noqa: ASYNC910  # its caller checkpoints
-
-    async def pause(self, wait: Callable[[], Awaitable[object]]) -> bool:
-        """Wait between two incarnations; returns False if a stop was asked for meanwhile."""
-        with trio.CancelScope() as self._pause:  # noqa: ASYNC912  # there may be nothing to wait for
-            if self.stop_reason is None:
-                await wait()
-        self._pause = None
-        return self.stop_reason is None  # noqa: ASYNC910  # its caller checkpoints
-
-    async def wait_turn(self) -> bool:
-        """Wait until the restart of several children comes to this one; False if it is stopped first."""
-        self._turn = trio.Event()
-        self._set_begun()
-        assert self.swept is not None
-        self.swept.set()
-        is_going_on = await self.pause(self._turn.wait)
-        self._turn = self.swept = None
-        return is_going_on
-
-    async def take_turn(self) -> bool:
-        """Start the next incarnation of a child in `wait_turn`; False if it failed to start."""
-        if self._turn is None:
-            return False  # noqa: ASYNC910  # its caller checkpoints
-        self.expect_begin()
-        self._turn.set()
-        return await self.wait_begun()
-
     async def _live(self) -> BaseException | None:
         """Run one incarnation to its end; returns what it failed with."""
         self.number += 1
@@ -385,14 +354,7 @@ class Cell:
             self.system.observers.emit_life(
                 ActorStarted(path=self.path, pid=self.pid, incarnation=self.number)
             )
-        self._has_begun = True
-        self._set_begun()
-
-    def _set_begun(self) -> None:
-        begun, self._begun = self._begun, None
-        self.awaited_start = None
-        if begun is not None:
-            begun.set()
+        self.gate.begin()
 
     def _terminate(self, error: BaseException | None) -> None:
         self.state = CellState.TERMINATED
@@ -405,9 +367,7 @@ class Cell:
             cause = error or ActorStoppedError(f"actor {self.path} has ended: {reason}", path=self.path)
             self.outcomes.fail(request, self.cause_of(cause))
         self.supervisor.forget(self)
-        self._set_begun()
-        if self.swept is not None:
-            self.swept.set()
+        self.gate.end()
         if self._ended is not None:
             self._ended.set()
         watchers, self._watchers = self._watchers, None
@@ -428,7 +388,7 @@ class Cell:
             )
         if self.stop_reason is not None:
             return ActorStoppedError(f"actor {self.path} has ended: {self.stop_reason}", path=self.path)
-        if self.swept is not None:
+        if self.gate.swept is not None:
             return ActorRestartingError(
                 f"actor {self.path} restarts: a sibling failed, and its strategy restarts both",
                 path=self.path,

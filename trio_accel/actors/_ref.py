@@ -206,7 +206,7 @@ class Ref(Generic[ActorT_co]):
             raise RuntimeError(
                 f"stop: actor {self.path} would wait for itself; call self.context.stop() instead"
             )
-        await cell.supervisor.stop_child(cell, "stop was asked for", drain=drain)
+        await cell.stop("stop was asked for", drain=drain)
 
     @enable_ki_protection
     def cancel(self, reason: str) -> None:

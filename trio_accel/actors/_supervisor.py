@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -18,8 +17,9 @@ from ._envelope import AwaitedStart
 from ._errors import ActorFailedError
 from ._events import ActorRestarted, SupervisorFailed
 from ._failures import describe
-from ._options import Backoff, Directive, Intensity, MailboxOptions, Policy, Restart, Strategy, must_be
+from ._options import Directive, Intensity, MailboxOptions, Policy, Restart, Strategy, must_be
 from ._ref import Ref
+from ._restarts import Restarts
 from ._tasks import cell_of_task
 
 if TYPE_CHECKING:
@@ -70,8 +70,7 @@ class Supervisor:
         self._nursery = nursery
         self._strategy = strategy
         self._intensity = intensity
-        # When, and whose.
-        self._restarts: deque[tuple[float, str]] | None = None
+        self._restarts: Restarts | None = None
         self._turns: trio.Lock | None = None
         self._restarting: trio.CancelScope | None = None
         self._counter = 0
@@ -100,15 +99,15 @@ class Supervisor:
         name = self.check_new(self._make_name(checked) if name is None else name, "spawn")
         cell = _new_cell(self, f"{self._path}/{name}", checked, args, kwargs, restart, policy, mailbox)
         self.children[name] = cell
-        cell.expect_begin()
+        cell.gate.expect_begin()
         spawner = cell_of_task()
         if spawner is not None:
-            cell.awaited_start = AwaitedStart(spawner, spawner.awaited)
+            cell.gate.awaited_start = AwaitedStart(spawner, spawner.awaited)
         # Not `nursery.start`: a task that reports its start while its starter is being cancelled
         # stays in the starter's hands, and this one would go on serving there.
         self._nursery.start_soon(cell.run)
         try:
-            begun = await cell.wait_begun()
+            begun = await cell.gate.wait_begun()
         except BaseException:
             cell.cancel("its spawner was cancelled")
             with trio.CancelScope(shield=True):
@@ -132,15 +131,15 @@ class Supervisor:
             ActorFailedError: The supervisor has to fail.
         """
         if self._strategy is Strategy.ONE_FOR_ONE:
-            return self._is_restarted(cell, error) and await cell.pause(  # noqa: ASYNC910  # its caller checkpoints
+            return self._is_restarted(cell, error) and await cell.gate.pause(  # noqa: ASYNC910  # its caller checkpoints
                 partial(_sleep, self._count(cell, error))
             )
-        if cell.swept is None:
+        if cell.gate.swept is None:
             if not self._is_restarted(cell, error):
                 return False  # noqa: ASYNC910  # its caller checkpoints
-            cell.swept = trio.Event()
-            self._nursery.start_soon(self._restart_several, cell, cell.swept, error)
-        return await cell.wait_turn()
+            cell.gate.swept = trio.Event()
+            self._nursery.start_soon(self._restart_several, cell, cell.gate.swept, error)
+        return await cell.gate.wait_turn()
 
     @enable_ki_protection
     async def _restart_several(self, cell: Cell, failure: trio.Event, error: BaseException | None) -> None:
@@ -148,7 +147,7 @@ class Supervisor:
         if self._turns is None:
             self._turns = trio.Lock()
         async with self._turns:
-            if self.stopping or cell.terminated is not None or cell.swept is not failure:
+            if self.stopping or cell.terminated is not None or cell.gate.swept is not failure:
                 # An earlier failure's restart has taken it along; has it got stuck on the way, then the
                 # failure that it got stuck at sees to this child, in its place.
                 return
@@ -163,7 +162,7 @@ class Supervisor:
                 for sibling in concerned:
                     if sibling is not cell and sibling.terminated is None:
                         self._observe_restart(sibling, None, 0.0)
-                    if not await sibling.take_turn() and sibling.terminated is None:
+                    if not await sibling.gate.take_turn() and sibling.terminated is None:
                         # It failed to start: that failure's own restart takes up those that follow.
                         break
             self._restarting = None
@@ -177,23 +176,23 @@ class Supervisor:
     async def _sweep(self, sibling: Cell) -> None:
         """End a child's incarnation because of another's failure."""
         # One that is being spawned is not torn from its spawner; nor is it waited for without end.
-        with trio.move_on_after(max(sibling.policy.grace, _MIN_UNWIND)):
-            await sibling.wait_begun()
+        with trio.move_on_after(sibling.unwind_grace):
+            await sibling.gate.wait_begun()
         if sibling.terminated is not None:
             # It ended while others were waited for.
             return
         if sibling.restart is Restart.TEMPORARY:
             sibling.cancel("a sibling failed")
-        swept = sibling.swept
+        swept = sibling.gate.swept
         if swept is None:
-            swept = sibling.swept = trio.Event()
+            swept = sibling.gate.swept = trio.Event()
             assert sibling.incarnation is not None
             sibling.incarnation.nursery.cancel_scope.cancel(reason="a sibling failed")
-        with trio.move_on_after(max(sibling.policy.grace, _MIN_UNWIND)):
+        with trio.move_on_after(sibling.unwind_grace):
             await swept.wait()
             if sibling.terminated is None:
                 # If it failed by itself, that is dealt with.
-                sibling.swept = swept = trio.Event()
+                sibling.gate.swept = swept = trio.Event()
                 swept.set()
             return
         # When it ends in the end, it must not wait for a turn that never comes.
@@ -213,49 +212,20 @@ class Supervisor:
         return directive is not Directive.STOP
 
     def _count(self, cell: Cell, error: BaseException | None) -> float:
-        """Count a restart; says how long the child waits for its next incarnation."""
-        now = trio.current_time()
-        self._count_within(cell, error, now)
-        gentle = cell.policy.backoff_after_progress
-        if gentle is None or cell.progressed_at is None:
-            delay = self._delay(cell, now)
-        else:
-            delay = self._delay_after_progress(cell, gentle, now - cell.progressed_at)
-        self._observe_restart(cell, error, delay, has_progressed=cell.progressed_at is not None)
-        return delay
+        """Count a restart; says how long the child waits for its next incarnation.
 
-    def _count_within(self, cell: Cell, error: BaseException | None, now: float) -> None:
-        """See whether the intensity allows one more restart; raises `ActorFailedError` if not."""
-        intensity = self._intensity
+        Raises:
+            ActorFailedError: The intensity does not allow it.
+        """
         if self._restarts is None:
-            self._restarts = deque()
-        if cell.progressed_at is not None and not intensity.counts_progress:
-            self._restarts = deque(counted for counted in self._restarts if counted[1] != cell.path)
-            return
-        self._restarts.append((now, cell.path))
-        while self._restarts[0][0] < now - intensity.within:
-            self._restarts.popleft()
-        if len(self._restarts) > intensity.restarts:
-            allowed = f"{intensity.restarts} restarts within {intensity.within:g} s"
+            self._restarts = Restarts(self._intensity, self.system.options.random)
+        now, progressed_at = trio.current_time(), cell.progressed_at
+        has_progressed = progressed_at is not None
+        if not self._restarts.is_one_more_allowed(cell.path, now, has_progressed=has_progressed):
+            allowed = f"{self._intensity.restarts} restarts within {self._intensity.within:g} s"
             raise self._failed(cell, error, f"{self._path} allows {allowed}")
-
-    def _delay(self, cell: Cell, now: float) -> float:
-        backoff = cell.policy.backoff
-        if now - cell.quiet_since > backoff.reset_after:
-            cell.attempt = 0
-        delay = backoff.delay(cell.attempt, self.system.options.random)
-        # The waiting itself is no quiet period.
-        cell.quiet_since = now + delay
-        cell.attempt += 1
-        return delay
-
-    def _delay_after_progress(self, cell: Cell, backoff: Backoff, lived: float) -> float:
-        # Waiting and starting are no quiet period either: what counts is for how long it worked.
-        if lived > backoff.reset_after:
-            cell.attempt_after_progress = 0
-        delay = backoff.delay(cell.attempt_after_progress, self.system.options.random)
-        cell.attempt_after_progress += 1
-        cell.attempt = 0
+        delay = self._restarts.delay(cell.path, cell.policy, now, progressed_at)
+        self._observe_restart(cell, error, delay, has_progressed=has_progressed)
         return delay
 
     def _observe_restart(
@@ -288,22 +258,6 @@ class Supervisor:
             self.system.observers.emit_life(SupervisorFailed(path=self._path, error=failed))
         return failed
 
-    async def stop_child(self, cell: Cell, reason: str, *, drain: bool = False) -> None:
-        """Stop a child gracefully, then by cancellation; then give it up.
-
-        Returns when it has ended, or when it was cancelled and did not end within its grace
-        again: it is in quarantine then, and only the end of the system waits for it.
-        """
-        cell.request_stop(reason, drain=drain)
-        with trio.move_on_after(cell.policy.grace):
-            await cell.wait_terminated()
-            return
-        cell.cancel(f"{reason}; it did not stop within its grace of {cell.policy.grace:g} s")
-        with trio.move_on_after(max(cell.policy.grace, _MIN_UNWIND)):
-            await cell.wait_terminated()
-            return
-        cell.quarantine()
-
     async def stop_all(self, reason: str) -> None:  # noqa: ASYNC910  # its caller checkpoints
         """Stop the children in reverse start order."""
         self.stopping = True
@@ -312,7 +266,7 @@ class Supervisor:
         try:
             for cell in reversed(tuple(self.children.values())):
                 if not cell.is_quarantined:
-                    await self.stop_child(cell, reason)
+                    await cell.stop(reason)
         except BaseException:
             # Only Ctrl-C gets through the shield around this. The nursery waits for the children, and
             # they listen to nobody else.
@@ -324,6 +278,8 @@ class Supervisor:
         """Take a child that has ended for good out of the tree."""
         name = cell.path.rpartition("/")[2]
         del self.children[name]
+        if self._restarts is not None:
+            self._restarts.forget(cell.path)
 
     def check_new(self, name: object, verb: str) -> str:
         """Refuse a new child if its name is malformed or taken, or if this stops."""
@@ -341,10 +297,6 @@ class Supervisor:
             name = f"{actor_class.__name__.lower()}-{self._counter}"
             if name not in self.children and name not in self.taken:
                 return name
-
-
-_MIN_UNWIND = 0.1
-"""Seconds that a cancelled actor gets to unwind even if its grace is shorter."""
 
 
 async def _sleep(delay: float) -> None:
