@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from ._handlers import HandlerTable, collect_handlers
+from ._handlers import ActorBase, collect_handlers
 
 if TYPE_CHECKING:
     from ._context import ActorContext
@@ -17,7 +17,7 @@ __all__ = ["Actor"]
 _RESERVED = frozenset({"name", "restart", "policy", "mailbox"})
 
 
-class Actor:
+class Actor(ActorBase):
     """State and handlers of an actor; one instance is one incarnation.
 
     ``__init__`` is run again at each restart with the same arguments, so it must be cheap and
@@ -28,9 +28,6 @@ class Actor:
     """
 
     context: ActorContext
-    __handlers__: ClassVar[HandlerTable] = {}
-    # Errors of which a crash is logged without a traceback: what follows from them is logged elsewhere.
-    expected_crashes: ClassVar[tuple[type[Exception], ...]] = ()
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)

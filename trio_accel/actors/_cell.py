@@ -1,21 +1,20 @@
-"""The permanent part of an actor: its task, mailbox and counters, over all its incarnations."""
+"""The permanent part of an actor, over all its incarnations."""
 
 from __future__ import annotations
 
 import enum
 import logging
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import attrs
 import trio
-from trio.lowlevel import enable_ki_protection
 
-from ._actor import Actor
 from ._envelope import AwaitedStart, Envelope
 from ._errors import ActorRestartingError, ActorStoppedError
-from ._events import ActorStarted, ActorTerminated
-from ._failures import describe, is_fatal, leaves, safe_repr, single
+from ._events import ActorTerminated
+from ._failures import describe, leaves, safe_repr
 from ._incarnation import Incarnation
 from ._mailbox import Mailbox
 from ._messages import AnyMessage, Message, Request
@@ -23,11 +22,10 @@ from ._options import MailboxOptions, Policy, Restart
 from ._outcomes import Outcomes
 from ._runs import check_run, thread_ident
 from ._start_gate import StartGate
-from ._tasks import cells, lend, running
+from ._tasks import cells, lend
 
 if TYPE_CHECKING:
-    from ._handlers import Handler, HandlerTable
-    from ._supervisor import Supervisor
+    from ._handlers import ActorBase, Handler, HandlerTable
     from ._system_state import SystemState
 
 __all__ = ["Cell", "CellState", "Terminated"]
@@ -66,21 +64,14 @@ class Terminated:
 
 
 class Cell:
-    """One actor, from spawn to its permanent end.
-
-    The cell's task shields itself: only its supervisor (or `Ref.cancel`) ends it, so that a
-    cancelled program still stops its actors in order. The supervisor bounds that by the `grace`
-    of each actor's policy.
-    """
+    """One actor as others hold it, from spawn to its permanent end: whom to send to, and how to end it."""
 
     __slots__ = (
-        "_args",
         "_cancel_reason",
         "_ended",
-        "_is_started",
-        "_kwargs",
         "_watchers",
         "actor_class",
+        "children",
         "gate",
         "handlers",
         "incarnation",
@@ -97,35 +88,33 @@ class Cell:
         "restart",
         "state",
         "stop_reason",
-        "supervisor",
         "system",
         "terminated",
     )
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        system: SystemState,
         path: str,
-        actor_class: type[Actor],
-        args: tuple[object, ...],
-        kwargs: Mapping[str, object],
+        actor_class: type[ActorBase],
         *,
         restart: Restart,
         policy: Policy,
         mailbox: MailboxOptions,
     ) -> None:
-        self.supervisor: Supervisor = supervisor
-        self.system: SystemState = supervisor.system
+        self.system: SystemState = system
         self.path: str = path
-        self.actor_class: type[Actor] = actor_class
+        self.actor_class: type[ActorBase] = actor_class
         self.handlers: HandlerTable = actor_class.__handlers__
         self.restart: Restart = restart
         self.policy: Policy = policy
         self.mailbox_options: MailboxOptions = mailbox
-        self.outcomes: Outcomes = Outcomes(path, self.system, policy)
+        self.outcomes: Outcomes = Outcomes(path, system, policy)
         self.mailbox: Mailbox = Mailbox(self.outcomes, self.handlers, mailbox)
         self.state: CellState = CellState.STARTING
         self.incarnation: Incarnation | None = None
+        # Of the incarnation.
+        self.children: Mapping[str, Cell] = _NO_CHILDREN
         self.number: int = -1
         # Of the process in which the last incarnation does its work, if that is another one.
         self.pid: int | None = None
@@ -136,12 +125,9 @@ class Cell:
         self.stop_reason: str | None = None
         self.is_draining: bool = False
         self.terminated: Terminated | None = None
-        self._args = args
-        self._kwargs = kwargs
         self._cancel_reason: str | None = None
         self._ended: trio.Event | None = None
         self._watchers: dict[Incarnation, Callable[[Terminated], None]] | None = None
-        self._is_started = False
 
     @property
     def current(self) -> Envelope | None:
@@ -277,96 +263,65 @@ class Cell:
         return self.terminated
 
     def add_watcher(self, watcher: Incarnation, notify: Callable[[Terminated], None]) -> None:
-        """Call back at the permanent end, unless the watcher ends before."""
+        """Call back at the permanent end, at once if it has come, unless the watcher ends before."""
+        if self.terminated is not None:
+            notify(self.terminated)
+            return
         if self._watchers is None:
             self._watchers = {}
         self._watchers[watcher] = notify
+        if watcher.watched is None:
+            watcher.watched = set()
+        watcher.watched.add(self)
 
     def remove_watcher(self, watcher: Incarnation) -> None:
         """Do not call back."""
+        if watcher.watched is not None:
+            watcher.watched.discard(self)
         if self._watchers is not None:
             self._watchers.pop(watcher, None)
 
-    def make_instance(self) -> Actor:
-        """Make the instance of an incarnation."""
-        return self.actor_class(*self._args, **self._kwargs)
-
-    @enable_ki_protection
-    async def run(self) -> None:
-        """Run incarnations until the actor ends for good. This is the cell's task.
-
-        Raises:
-            ActorFailedError: The supervisor has to fail with this actor.
-        """
-        error: BaseException | None = None
-        try:
-            with trio.CancelScope(shield=True), running(self):
-                while True:
-                    error = None
-                    error = await self._live()
-                    if not self._is_started or self.stop_reason is not None:
-                        break
-                    if not await self.supervisor.next_incarnation(self, error):
-                        break
-        except BaseException as escalated:
-            # What the supervisor fails with is caused by what this actor failed with.
-            error = error or single(escalated)
-            raise
-        finally:
-            self._terminate(error)
-
-    async def _live(self) -> BaseException | None:
-        """Run one incarnation to its end; returns what it failed with."""
+    def begin_incarnation(self) -> Incarnation:
+        """Make the incarnation that runs from now on."""
         self.number += 1
         self.pid = None
         self.progressed_at = None
-        incarnation = self.incarnation = Incarnation(self, self.number)
-        error: BaseException | None = None
-        try:
-            await incarnation.run(self._has_started)
-        except BaseException as raised:  # noqa: ASYNC103  # what is fatal is raised
-            error = single(raised)
-            if is_fatal(raised):
-                raise
-        finally:
-            self.incarnation = None
-        if error is not None:
-            self.last_error = error
-            if self._is_started:
-                where = "" if self.pid is None else f" in process {self.pid}"
-                # Of a message that was told, nobody else hears.
-                over = "" if incarnation.told is None else f" over {incarnation.told}"
-                level = logging.ERROR if over else logging.WARNING
-                text = "actor %s%s crashed%s: %s"
-                trace = None if isinstance(error, self.actor_class.expected_crashes) else error
-                _logger.log(level, text, self.path, where, over, safe_repr(error), exc_info=trace)
-        if self._is_started and self.stop_reason is None:
-            self.state = CellState.RESTARTING
-            self.mailbox.suspend()
-        return error  # noqa: ASYNC910  # its caller checkpoints
+        self.incarnation = Incarnation(self, self.number)
+        return self.incarnation
 
-    def _has_started(self) -> None:
-        self._is_started = True
+    def end_incarnation(self) -> None:
+        """The incarnation has ended, and its children with it."""
+        self.incarnation = None
+        self.children = _NO_CHILDREN
+
+    def resume(self) -> None:
+        """The incarnation takes messages."""
         if not self.is_quarantined:
             self.state = CellState.RUNNING if self.stop_reason is None else CellState.STOPPING
         self.mailbox.resume()
-        if self.system.observers.is_anyone:
-            self.system.observers.emit_life(
-                ActorStarted(path=self.path, pid=self.pid, incarnation=self.number)
-            )
-        self.gate.begin()
 
-    def _terminate(self, error: BaseException | None) -> None:
+    def suspend(self) -> None:
+        """Messages wait for the next incarnation, unless the end was asked for."""
+        if self.stop_reason is None:
+            self.state = CellState.RESTARTING
+            self.mailbox.suspend()
+
+    def close(self, error: BaseException | None) -> None:
+        """The actor has ended for good: its messages are not served."""
         self.state = CellState.TERMINATED
         reason = self.stop_reason or (
             f"it failed: {describe(error)}" if error is not None else "it ended by itself"
         )
-        self.terminated = terminated = Terminated(path=self.path, reason=reason, error=error)
+        self.terminated = Terminated(path=self.path, reason=reason, error=error)
         self.mailbox.close(f"actor {self.path} has ended: {reason}", error)
         for request in tuple(self.outcomes.deferred):
             cause = error or ActorStoppedError(f"actor {self.path} has ended: {reason}", path=self.path)
             self.outcomes.fail(request, self.cause_of(cause))
-        self.supervisor.forget(self)
+
+    def announce_end(self) -> None:
+        """Tell everyone who waits for the permanent end."""
+        terminated = self.terminated
+        assert terminated is not None  # it is closed
         self.gate.end()
         if self._ended is not None:
             self._ended.set()
@@ -375,7 +330,9 @@ class Cell:
             notify(terminated)
         if self.system.observers.is_anyone:
             self.system.observers.emit_life(
-                ActorTerminated(path=self.path, pid=self.pid, reason=reason, error=error)
+                ActorTerminated(
+                    path=self.path, pid=self.pid, reason=terminated.reason, error=terminated.error
+                )
             )
 
     def cause_of(self, error: BaseException) -> BaseException:
@@ -397,3 +354,6 @@ class Cell:
         return ActorStoppedError(
             f"actor {self.path} ended: another of its messages or a child failed", path=self.path
         )
+
+
+_NO_CHILDREN: Mapping[str, Cell] = MappingProxyType({})

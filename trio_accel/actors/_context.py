@@ -14,6 +14,7 @@ from trio.lowlevel import enable_ki_protection
 from ._envelope import Envelope, EnvelopeState
 from ._errors import MailboxFullError
 from ._failures import drop_frames, safe_repr
+from ._handlers import ActorBase
 from ._messages import AnyMessage, Message
 from ._options import MailboxOptions, Policy, Restart
 from ._ref import Ref, cell_behind
@@ -22,16 +23,16 @@ from ._replies import DeferredReply
 if TYPE_CHECKING:
     from contextvars import Context
 
-    from ._actor import Actor
     from ._cell import Cell, Terminated
     from ._direct import DirectReply
     from ._events import ActorRestarted
     from ._incarnation import Incarnation
+    from ._supervisor import Supervisor
     from ._tree import ActorSnapshot
 
 __all__ = ["ActorContext", "RestartInfo"]
 
-ActorT = TypeVar("ActorT", bound="Actor")
+ActorT = TypeVar("ActorT", bound=ActorBase)
 Ts = TypeVarTuple("Ts")
 
 
@@ -58,11 +59,18 @@ class ActorContext:
         restart: Why this incarnation exists.
     """
 
-    __slots__ = ("_cell", "_incarnation", "restart")
+    __slots__ = ("_cell", "_incarnation", "_supervisor_of_children", "restart")
 
-    def __init__(self, cell: Cell, incarnation: Incarnation, restart: RestartInfo) -> None:
+    def __init__(
+        self,
+        cell: Cell,
+        incarnation: Incarnation,
+        restart: RestartInfo,
+        supervisor_of_children: Callable[[], Supervisor],
+    ) -> None:
         self._cell = cell
         self._incarnation = incarnation
+        self._supervisor_of_children = supervisor_of_children
         self.restart: RestartInfo = restart
 
     @property
@@ -97,7 +105,7 @@ class ActorContext:
             raise RuntimeError(
                 f"spawn: this incarnation of {self.path} has ended and starts no {actor_class.__name__}"
             )
-        return await self._incarnation.supervisor_of_children().spawn(
+        return await self._supervisor_of_children().spawn(
             actor_class, args, kwargs, name=name, restart=restart, policy=policy, mailbox=mailbox
         )
 
@@ -201,13 +209,13 @@ class ActorContext:
         if not callable(to):
             self._cell.check(to, Message, "watch")
         notify = partial(self._notify, cell_behind(ref), to, copy_context())
-        self._incarnation.watch(cell_behind(ref), notify)
+        cell_behind(ref).add_watcher(self._incarnation, notify)
 
     @enable_ki_protection
     def unwatch(self, ref: Ref[Any]) -> None:
         """Watch an actor no more."""
         self._cell.check_run("unwatch")
-        self._incarnation.unwatch(cell_behind(ref))
+        cell_behind(ref).remove_watcher(self._incarnation)
 
     def _notify(
         self,
@@ -217,7 +225,7 @@ class ActorContext:
         terminated: Terminated,
     ) -> None:
         """Tell this actor of another's end; called by the other, which must not suffer from a failure."""
-        self._incarnation.unwatch(watched)
+        watched.remove_watcher(self._incarnation)
         try:
             message = to(terminated) if callable(to) else to
             self._cell.check(message, Message, "watch")
@@ -264,7 +272,8 @@ class ActorContext:
             observer: Called on the Trio thread; it must be quick and must not raise. A second one takes
                 the place of the first.
         """
-        self._incarnation.supervisor_of_children().on_restart = observer
+        if self._cell.incarnation is self._incarnation:
+            self._supervisor_of_children().on_restart = observer
 
     @property
     def is_stopping(self) -> bool:

@@ -52,19 +52,12 @@ class _Queue(Protocol):
 class Party(Protocol):
     """An actor as messages see it: they go to one, and may come from one."""
 
-    @property
-    def path(self) -> str:
-        """Path of the actor."""
-        ...
+    path: str
+    system: SystemState
 
     @property
     def actor_class(self) -> type:
         """Its class."""
-        ...
-
-    @property
-    def system(self) -> SystemState:
-        """What it shares with others."""
         ...
 
     @property

@@ -6,7 +6,7 @@ import enum
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final, TypeVar, cast, overload
+from typing import Any, ClassVar, Final, TypeVar, cast, overload
 
 import attrs
 from trio.lowlevel import disable_ki_protection, enable_ki_protection
@@ -16,6 +16,7 @@ from ._replies import DeferredReply
 
 __all__ = [
     "NOT_NOW",
+    "ActorBase",
     "Group",
     "Handler",
     "HandlerTable",
@@ -86,6 +87,14 @@ class Handler:
 _TARGET = re.compile(r"(?:^|(?<=[\s|.]))\w+(?=\s*(?:[|\[]|$))")
 
 HandlerTable = dict[type[AnyMessage], Handler]
+
+
+class ActorBase:
+    """What the runtime needs to know of an actor's class; see `Actor`."""
+
+    __handlers__: ClassVar[HandlerTable] = {}
+    # Errors of which a crash is logged without a traceback: what follows from them is logged elsewhere.
+    expected_crashes: ClassVar[tuple[type[Exception], ...]] = ()
 
 
 @overload

@@ -1,111 +1,93 @@
-"""One life of an actor: its instance, its children, and the serving of its messages."""
+"""One life of an actor: the serving of its messages."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import outcome
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ._actor import Actor
-from ._context import ActorContext, RestartInfo
-from ._envelope import EXPIRED, Envelope, EnvelopeState
+from ._envelope import EXPIRED, Envelope, EnvelopeState, Party
 from ._failures import check_printable, drop_frames, is_fatal
 from ._handlers import NOT_NOW, Group, Handler
 from ._replies import DeferredReply
-from ._supervisor import Supervisor
 from ._tasks import running
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextvars import Context
 
-    from ._cell import Cell, Terminated
+    from ._handlers import ActorBase, HandlerTable
+    from ._mailbox import Mailbox
+    from ._outcomes import Outcomes
     from ._tree import ActorSnapshot
 
-__all__ = ["Incarnation"]
+__all__ = ["Host", "Incarnation"]
 
 _NEVER = float("inf")
 
 
+class Host(Party, Protocol):
+    """What an incarnation needs of its cell."""
+
+    handlers: HandlerTable
+    outcomes: Outcomes
+    stop_reason: str | None
+    is_draining: bool
+
+    @property
+    def mailbox(self) -> Mailbox:
+        """Where its messages wait."""
+        ...
+
+    def cause_of(self, error: BaseException) -> BaseException:
+        """What an asker is told that its request has ended with."""
+        ...
+
+
+class _Watched(Protocol):
+    def remove_watcher(self, watcher: Incarnation) -> None: ...
+
+
 class Incarnation:
-    """Runs from the making of the instance to the end of its children and resources."""
+    """Serves the messages of an actor until it crashes, finishes, or is to end."""
 
     __slots__ = (
         "_group_left",
         "_running",
         "actor",
         "cell",
-        "children",
         "current",
         "grouped",
         "is_finished",
         "number",
         "nursery",
+        "outcomes",
         "pending_crash",
         "shown",
         "told",
         "watched",
     )
 
-    def __init__(self, cell: Cell, number: int) -> None:
-        self.cell: Cell = cell
+    def __init__(self, cell: Host, number: int) -> None:
+        self.cell: Host = cell
+        self.outcomes: Outcomes = cell.outcomes
         self.number: int = number
-        self.actor: Actor
+        self.actor: ActorBase
         self.nursery: trio.Nursery
-        self.children: Supervisor | None = None
         self.current: Envelope | None = None
         self.pending_crash: BaseException | None = None
         self.is_finished: bool = False
         # Name of the message that it crashed over, if that was told: nobody waits for its outcome.
         self.told: str | None = None
-        self.watched: set[Cell] | None = None
+        self.watched: set[_Watched] | None = None
         # Actors below this one that live elsewhere, for the tree.
         self.shown: Callable[[], tuple[ActorSnapshot, ...]] | None = None
         # Messages of groups, by the tasks that serve them.
         self.grouped: dict[trio.lowlevel.Task, Envelope] = {}
         self._running: dict[Group, int] = {}
         self._group_left: trio.Event | None = None
-
-    async def run(self, has_started: Callable[[], None]) -> None:
-        """Live.
-
-        Raises:
-            BaseExceptionGroup: What it failed with.
-        """
-        cell = self.cell
-        async with trio.open_nursery() as self.nursery:
-            cell.cancel_if_asked(self.nursery.cancel_scope)
-            self.actor = actor = cell.make_instance()
-            actor.context = ActorContext(cell, self, RestartInfo(number=self.number, error=cell.last_error))
-            try:
-                if type(actor).lifespan is Actor.lifespan:
-                    has_started()
-                    await self._serve_and_stop_children()
-                else:
-                    async with actor.lifespan(actor.context):
-                        has_started()
-                        await self._serve_and_stop_children()
-            except BaseException as error:
-                check_printable(error)
-                raise
-            finally:
-                # Again, for children of a lifespan that failed before it started.
-                await self._stop_children()  # noqa: ASYNC102  # it shields itself
-                self._unwatch_all()
-                # An error's traceback holds the incarnation that it ended, and that would hold the error
-                # before: all there ever were.
-                actor.context.restart = RestartInfo(number=self.number, error=None)
-
-    def supervisor_of_children(self) -> Supervisor:
-        """The supervisor of this incarnation's children, made on first use."""
-        if self.children is None:
-            policy = self.cell.policy
-            self.children = Supervisor(
-                self.cell.system, self.cell.path, self.nursery, policy.strategy, policy.intensity
-            )
-        return self.children
 
     @property
     def serving(self) -> tuple[Envelope, ...]:
@@ -129,49 +111,20 @@ class Incarnation:
             self.is_finished = True
             self.cell.mailbox.wake()
 
-    async def _serve_and_stop_children(self) -> None:
-        task = trio.lowlevel.current_task()
-        own = task.context
-        try:
-            await self._serve(own)
-        except BaseException as error:
-            # It passes the nurseries of the lifespan.
-            check_printable(error)
-            raise
-        finally:
-            # The end of the lifespan runs in the context that its begin ran in, not in the last asker's;
-            # that takes effect with the checkpoint.
-            task.context = own
-            await trio.lowlevel.cancel_shielded_checkpoint()
-            await self._stop_children()  # noqa: ASYNC102  # it shields itself
+    def unwatch_all(self) -> None:
+        """Hear no more of the ends of others."""
+        for watched in tuple(self.watched or ()):
+            watched.remove_watcher(self)
 
-    async def _stop_children(self) -> None:  # noqa: ASYNC910  # most have no children
-        if self.children is not None:
-            # The supervisor bounds this by the children's own graces.
-            with trio.CancelScope(shield=True):
-                await self.children.stop_all("its supervisor ended")
+    async def serve(self, own: Context) -> None:  # noqa: ASYNC910  # the mailbox checkpoints
+        """Serve messages until it ends.
 
-    def watch(self, cell: Cell, notify: Callable[[Terminated], None]) -> None:
-        """Call back when another actor has ended for good, unless this incarnation ends before."""
-        if cell.terminated is not None:
-            notify(cell.terminated)
-            return
-        if self.watched is None:
-            self.watched = set()
-        self.watched.add(cell)
-        cell.add_watcher(self, notify)
+        Args:
+            own: Context in which it waits for them.
 
-    def unwatch(self, cell: Cell) -> None:
-        """Do not call back."""
-        if self.watched is not None:
-            self.watched.discard(cell)
-        cell.remove_watcher(self)
-
-    def _unwatch_all(self) -> None:
-        for cell in tuple(self.watched or ()):
-            self.unwatch(cell)
-
-    async def _serve(self, own: Context) -> None:  # noqa: ASYNC910  # the mailbox checkpoints
+        Raises:
+            BaseException: What it crashed with.
+        """
         cell, mailbox, handlers = self.cell, self.cell.mailbox, self.cell.handlers
         task = trio.lowlevel.current_task()
         while not self.is_finished and (
@@ -203,7 +156,7 @@ class Incarnation:
         while any(self._running.values()):
             await self._wait_group()
         if cell.is_draining:
-            await cell.outcomes.wait_settled()
+            await self.outcomes.wait_settled()
 
     def _serve_row(self, task: trio.lowlevel.Task) -> Envelope | None:
         """Serve the current message without waiting, and those behind it; returns one that has to wait."""
@@ -221,9 +174,8 @@ class Incarnation:
         """Serve one message without waiting, as `_dispatch` does; False if it has begun and has to wait."""
         if (envelope.raise_cancel is not None or envelope.deadline != _NEVER) and self._is_over(envelope):
             return True
-        cell = self.cell
-        if cell.outcomes.observers.of_messages:
-            cell.outcomes.observe_start(envelope)
+        if self.outcomes.observers.of_messages:
+            self.outcomes.observe_start(envelope)
         try:
             reply = self._try(attempt, envelope, task)
             if reply is NOT_NOW:
@@ -245,12 +197,12 @@ class Incarnation:
             task: The calling task.
             was_tried: Whether it has begun with an attempt that would have to wait, if there is one.
         """
-        cell = self.cell
+        outcomes = self.outcomes
         if handler.attempt is None:
             if (envelope.raise_cancel is not None or envelope.deadline != _NEVER) and self._is_over(envelope):
                 return  # noqa: ASYNC910  # the mailbox checkpoints
-            if cell.outcomes.observers.of_messages:
-                cell.outcomes.observe_start(envelope)
+            if outcomes.observers.of_messages:
+                outcomes.observe_start(envelope)
         elif not was_tried and self._serve_now(handler.attempt, envelope, task):
             return  # noqa: ASYNC910  # the mailbox checkpoints
         reply: object = None
@@ -266,7 +218,7 @@ class Incarnation:
                     envelope.run_in(scope)
                     reply = await running
                 if scope.cancelled_caught:
-                    cell.outcomes.unwind(envelope)
+                    outcomes.unwind(envelope)
                     return
                 envelope.scope = None
             self._returned(envelope, reply)
@@ -279,9 +231,9 @@ class Incarnation:
         self, envelope: Envelope, attempt: Callable[..., object], task: trio.lowlevel.Task
     ) -> bool:
         """Serve a message without waiting, in another task than the actor's; see `Cell.serve_at_once`."""
-        if self.cell.outcomes.observers.of_messages:
+        if self.outcomes.observers.of_messages:
             envelope.queued_at = trio.current_time()
-            self.cell.outcomes.observe_start(envelope)
+            self.outcomes.observe_start(envelope)
         envelope.state = EnvelopeState.RUNNING
         self.current = envelope
         try:
@@ -307,10 +259,10 @@ class Incarnation:
 
     def _fail(self, envelope: Envelope, error: BaseException) -> bool:
         """Settle a message whose handler raised; returns whether the actor lives on."""
-        self.cell.outcomes.failed += 1
-        if self.cell.outcomes.reply_with(envelope, error):
+        self.outcomes.failed += 1
+        if self.outcomes.reply_with(envelope, error):
             return True
-        self.cell.outcomes.fail(envelope, self.cell.cause_of(error))
+        self.outcomes.fail(envelope, self.cell.cause_of(error))
         if envelope.is_told and not is_fatal(error):
             self.told = envelope.message.operation
         return False
@@ -321,33 +273,33 @@ class Incarnation:
         Raises:
             RuntimeError: It is deferred, and the handler has returned something else than its reply.
         """
-        cell, state = self.cell, envelope.state
+        outcomes, state = self.outcomes, envelope.state
         if state == EnvelopeState.RUNNING:
-            cell.outcomes.handled += 1
+            outcomes.handled += 1
             envelope.resolve(outcome.Value(reply))
-            if cell.outcomes.observers.of_messages:
-                cell.outcomes.observe_end(envelope)
+            if outcomes.observers.of_messages:
+                outcomes.observe_end(envelope)
             return
         if state == EnvelopeState.STASHING:
             if envelope.is_cancelled:
-                cell.outcomes.unwind(envelope)
+                outcomes.unwind(envelope)
             else:
-                cell.mailbox.stash(envelope)
+                self.cell.mailbox.stash(envelope)
             return
         if state == EnvelopeState.DEFERRED and not _is_reply_to(reply, envelope):
             # Who returns it shows that it did not forget; its asker would wait for ever.
             raise _not_returned(envelope, reply)
-        cell.outcomes.handled += 1
+        outcomes.handled += 1
 
     def _is_over(self, envelope: Envelope) -> bool:
         """Whether the asker has gone meanwhile: the request is not served."""
-        cell = self.cell
+        outcomes = self.outcomes
         if envelope.is_cancelled:
-            cell.outcomes.unwind(envelope)
+            outcomes.unwind(envelope)
             return True
         if envelope.deadline != _NEVER and envelope.deadline <= trio.current_time():
-            cell.outcomes.expired += 1
-            cell.outcomes.observe_drop(envelope, "its deadline had passed")
+            outcomes.expired += 1
+            outcomes.observe_drop(envelope, "its deadline had passed")
             envelope.resolve(outcome.Value(EXPIRED))
             return True
         return False
@@ -364,12 +316,12 @@ class Incarnation:
         except BaseException:
             # It has not begun: the next incarnation serves it, or it is refused with the queue.
             if envelope.is_cancelled:
-                self.cell.outcomes.unwind(envelope)
+                self.outcomes.unwind(envelope)
             else:
                 self.cell.mailbox.put_back(envelope)
             raise
         if scope.cancelled_caught:
-            self.cell.outcomes.unwind(envelope)
+            self.outcomes.unwind(envelope)
             return  # noqa: ASYNC910  # the mailbox checkpoints
         envelope.scope = None
         counts[group] = counts.get(group, 0) + 1

@@ -7,29 +7,41 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ._actor import Actor
+from ._cell import Cell
 from ._envelope import AwaitedStart
 from ._errors import ActorFailedError
 from ._events import ActorRestarted, SupervisorFailed
 from ._failures import describe
+from ._handlers import ActorBase
 from ._options import Directive, Intensity, MailboxOptions, Policy, Restart, Strategy, must_be
 from ._ref import Ref
 from ._restarts import Restarts
 from ._tasks import cell_of_task
 
 if TYPE_CHECKING:
-    from ._cell import Cell
     from ._system_state import SystemState
 
 __all__ = ["Supervisor", "check_options"]
 
-ActorT = TypeVar("ActorT", bound=Actor)
+ActorT = TypeVar("ActorT", bound=ActorBase)
 _logger = logging.getLogger("trio_accel.actors")
+
+
+class _Life(Protocol):
+    async def run(self) -> None: ...
+
+
+class _LifeClass(Protocol):
+    """Makes the task of an actor, which has supervisors of its own."""
+
+    def __call__(
+        self, supervisor: Supervisor, cell: Cell, args: tuple[object, ...], kwargs: Mapping[str, object], /
+    ) -> _Life: ...
 
 
 class Supervisor:
@@ -43,6 +55,7 @@ class Supervisor:
     __slots__ = (
         "_counter",
         "_intensity",
+        "_life",
         "_nursery",
         "_path",
         "_restarting",
@@ -57,7 +70,13 @@ class Supervisor:
     )
 
     def __init__(
-        self, system: SystemState, path: str, nursery: trio.Nursery, strategy: Strategy, intensity: Intensity
+        self,
+        system: SystemState,
+        path: str,
+        nursery: trio.Nursery,
+        strategy: Strategy,
+        intensity: Intensity,
+        life: _LifeClass,
     ) -> None:
         self.system: SystemState = system
         self.children: dict[str, Cell] = {}
@@ -70,6 +89,7 @@ class Supervisor:
         self._nursery = nursery
         self._strategy = strategy
         self._intensity = intensity
+        self._life = life
         self._restarts: Restarts | None = None
         self._turns: trio.Lock | None = None
         self._restarting: trio.CancelScope | None = None
@@ -97,7 +117,14 @@ class Supervisor:
             mailbox=(mailbox, MailboxOptions, None),
         )
         name = self.check_new(self._make_name(checked) if name is None else name, "spawn")
-        cell = _new_cell(self, f"{self._path}/{name}", checked, args, kwargs, restart, policy, mailbox)
+        cell = Cell(
+            self.system,
+            f"{self._path}/{name}",
+            checked,
+            restart=restart,
+            policy=policy or _DEFAULT_POLICY,
+            mailbox=mailbox or _DEFAULT_MAILBOX,
+        )
         self.children[name] = cell
         cell.gate.expect_begin()
         spawner = cell_of_task()
@@ -105,7 +132,7 @@ class Supervisor:
             cell.gate.awaited_start = AwaitedStart(spawner, spawner.awaited)
         # Not `nursery.start`: a task that reports its start while its starter is being cancelled
         # stays in the starter's hands, and this one would go on serving there.
-        self._nursery.start_soon(cell.run)
+        self._nursery.start_soon(self._life(self, cell, args, kwargs).run)
         try:
             begun = await cell.gate.wait_begun()
         except BaseException:
@@ -291,7 +318,7 @@ class Supervisor:
             raise RuntimeError(f"{verb}: {self._path} is stopping and starts no {name!r}")
         return name
 
-    def _make_name(self, actor_class: type[Actor]) -> str:
+    def _make_name(self, actor_class: type[ActorBase]) -> str:
         while True:
             self._counter += 1
             name = f"{actor_class.__name__.lower()}-{self._counter}"
@@ -307,31 +334,6 @@ async def _sleep(delay: float) -> None:
         await trio.lowlevel.checkpoint()
 
 
-def _new_cell(
-    supervisor: Supervisor,
-    path: str,
-    actor_class: type[Actor],
-    args: tuple[object, ...],
-    kwargs: Mapping[str, object],
-    restart: Restart,
-    policy: Policy | None,
-    mailbox: MailboxOptions | None,
-) -> Cell:
-    # The cell makes supervisors and the supervisor makes cells; one of the imports comes late.
-    from ._cell import Cell
-
-    return Cell(
-        supervisor,
-        path,
-        actor_class,
-        args,
-        kwargs,
-        restart=restart,
-        policy=policy or _DEFAULT_POLICY,
-        mailbox=mailbox or _DEFAULT_MAILBOX,
-    )
-
-
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 _DEFAULT_POLICY = Policy()
 _DEFAULT_MAILBOX = MailboxOptions()
@@ -344,8 +346,10 @@ def check_options(verb: str, **options: tuple[object, type] | tuple[object, type
             raise TypeError(f"{verb}: {must_be(argument, cls, value)}")
 
 
-def _check_class(actor_class: object, args: tuple[object, ...], kwargs: Mapping[str, object]) -> type[Actor]:
-    if not (isinstance(actor_class, type) and issubclass(actor_class, Actor)):
+def _check_class(
+    actor_class: object, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> type[ActorBase]:
+    if not (isinstance(actor_class, type) and issubclass(actor_class, ActorBase)):
         raise TypeError(f"spawn: {actor_class!r} is not a subclass of Actor")
     try:
         inspect.signature(actor_class).bind(*args, **kwargs)

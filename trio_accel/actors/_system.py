@@ -12,11 +12,13 @@ from trio.lowlevel import enable_ki_protection
 from ._actor import Actor
 from ._events import Observer, Subscription
 from ._failures import check_printable
+from ._life import Life
 from ._options import Intensity, MailboxOptions, Policy, Restart, Strategy, SystemOptions
+from ._snapshots import snapshot_all
 from ._supervisor import Supervisor, check_options
 from ._system_state import SystemState
 from ._tasks import running_cells
-from ._tree import ActorSnapshot, snapshot_children
+from ._tree import ActorSnapshot
 
 if TYPE_CHECKING:
     from ._ref import Ref
@@ -84,26 +86,16 @@ class SupervisorScope(_Spawner):
             path=self.path,
             actor_class="supervisor",
             state="stopping" if self._supervisor.stopping else "running",
-            children=snapshot_children(self._supervisor),
+            children=snapshot_all(self._supervisor.children),
         )
 
 
 class System(SystemState, _Spawner):
-    """A tree of actors and the supervisor of those at its top. Made by `open_system`.
-
-    Attributes:
-        name: Name of the system: the first part of every path.
-        options: Options it was opened with.
-        observers: Those who listen; see `subscribe`.
-        token: The Trio run that it lives in.
-        thread: The thread of that run.
-        dead_letters: Messages that were dropped or refused, in all.
-        quarantined: Actors that were cancelled and did not end, in all.
-    """
+    """A tree of actors and the supervisor of those at its top. Made by `open_system`."""
 
     def __init__(self, name: str, options: SystemOptions, nursery: trio.Nursery) -> None:
         super().__init__(name, options)
-        self._supervisor = Supervisor(self, name, nursery, options.strategy, options.intensity)
+        self._supervisor = Supervisor(self, name, nursery, options.strategy, options.intensity, Life)
         # Supervisors share the names of the system's own actors.
         self._scopes: dict[str, SupervisorScope] = {}
         self._supervisor.taken = self._scopes
@@ -177,7 +169,7 @@ class System(SystemState, _Spawner):
         )
         path = f"{self.name}/{name}"
         async with trio.open_nursery() as nursery:
-            supervisor = Supervisor(self, path, nursery, strategy, intensity or Intensity())
+            supervisor = Supervisor(self, path, nursery, strategy, intensity or Intensity(), Life)
             scope = self._scopes[name] = SupervisorScope(supervisor, path)
             try:
                 yield scope
@@ -195,7 +187,7 @@ class System(SystemState, _Spawner):
             path=self.name,
             actor_class=type(self).__name__,
             state="stopping" if self._supervisor.stopping else "running",
-            children=snapshot_children(self._supervisor) + scopes,
+            children=snapshot_all(self._supervisor.children) + scopes,
         )
 
     def subscribe(self, observer: Observer, *, messages: bool = True) -> Subscription:

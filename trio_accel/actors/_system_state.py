@@ -12,7 +12,17 @@ __all__ = ["SystemState"]
 
 
 class SystemState:
-    """The part of a `System` that its actors refer to."""
+    """The part of a `System` that its actors refer to.
+
+    Attributes:
+        name: Name of the system: the first part of every path.
+        options: Options it was opened with.
+        observers: Those who listen; see `System.subscribe`.
+        token: The Trio run that it lives in.
+        thread: The thread of that run.
+        dead_letters: Messages that were dropped or refused, in all.
+        quarantined: Actors that were cancelled and did not end, in all.
+    """
 
     def __init__(self, name: str, options: SystemOptions) -> None:
         self.name: str = name

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import attrs
 
-from ._failures import describe
-
-if TYPE_CHECKING:
-    from ._cell import Cell
-    from ._supervisor import Supervisor
-
-__all__ = ["ActorSnapshot", "snapshot_children"]
+__all__ = ["ActorSnapshot"]
 
 # Columns of a printed error.
 _LONGEST_ERROR = 100
@@ -135,48 +128,3 @@ def _shortened(text: str) -> str:
     """An error in one line of a width that leaves the tree readable."""
     line = " ".join(text.split())
     return line if len(line) <= _LONGEST_ERROR else line[: _LONGEST_ERROR - 1].rstrip() + "…"
-
-
-def _snapshot(cell: Cell, children: tuple[ActorSnapshot, ...]) -> ActorSnapshot:
-    error, incarnation = cell.last_error, cell.incarnation
-    shown = incarnation.shown() if incarnation is not None and incarnation.shown is not None else ()
-    return ActorSnapshot(
-        path=cell.path,
-        actor_class=cell.actor_class.__name__,
-        state=str(cell.state),
-        incarnation=max(cell.number, 0),
-        pid=None if incarnation is None else cell.pid,
-        mailbox_depth=cell.mailbox.depth,
-        mailbox_peak=cell.mailbox.peak,
-        mailbox_waiting=cell.mailbox.waiting,
-        stashed=cell.mailbox.stashed,
-        dropped=cell.mailbox.dropped,
-        running=len(incarnation.serving) if incarnation is not None else 0,
-        handled=cell.outcomes.handled,
-        failed=cell.outcomes.failed,
-        expired=cell.outcomes.expired,
-        deferred=len(cell.outcomes.deferred),
-        last_error=None if error is None else describe(error),
-        children=children + shown,
-    )
-
-
-def snapshot_children(supervisor: Supervisor | None) -> tuple[ActorSnapshot, ...]:
-    """Take snapshots of the children of a supervisor, and of all below them."""
-    children = _children_of(supervisor)
-    # Parents before children on the way down, so children before parents on the way back.
-    below: list[tuple[Cell, tuple[Cell, ...]]] = []
-    left = list(children)
-    while left:
-        cell = left.pop()
-        own = _children_of(None if cell.incarnation is None else cell.incarnation.children)
-        below.append((cell, own))
-        left += own
-    done: dict[Cell, ActorSnapshot] = {}
-    for cell, own in reversed(below):
-        done[cell] = _snapshot(cell, tuple(done.pop(child) for child in own))
-    return tuple(done[cell] for cell in children)
-
-
-def _children_of(supervisor: Supervisor | None) -> tuple[Cell, ...]:
-    return () if supervisor is None else tuple(supervisor.children.values())

@@ -1,0 +1,181 @@
+"""The task of an actor: its incarnations, one after another."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from ._actor import Actor
+from ._context import ActorContext, RestartInfo
+from ._events import ActorStarted
+from ._failures import check_printable, is_fatal, safe_repr, single
+from ._incarnation import Incarnation
+from ._supervisor import Supervisor
+from ._tasks import running
+
+if TYPE_CHECKING:
+    from ._cell import Cell
+
+__all__ = ["Life"]
+
+_logger = logging.getLogger("trio_accel.actors")
+
+
+class Life:
+    """Runs one actor, from spawn to its permanent end.
+
+    The task shields itself: only its supervisor (or `Ref.cancel`) ends it, so that a
+    cancelled program still stops its actors in order. The supervisor bounds that by the `grace`
+    of each actor's policy.
+    """
+
+    __slots__ = ("_args", "_cell", "_children", "_is_started", "_kwargs", "_supervisor")
+
+    def __init__(
+        self, supervisor: Supervisor, cell: Cell, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> None:
+        self._supervisor = supervisor
+        self._cell = cell
+        self._args = args
+        self._kwargs = kwargs
+        # Of the incarnation that runs.
+        self._children: Supervisor | None = None
+        self._is_started = False
+
+    @enable_ki_protection
+    async def run(self) -> None:
+        """Run incarnations until the actor ends for good.
+
+        Raises:
+            ActorFailedError: The supervisor has to fail with this actor.
+        """
+        cell = self._cell
+        error: BaseException | None = None
+        try:
+            with trio.CancelScope(shield=True), running(cell):
+                while True:
+                    error = None
+                    error = await self._live()
+                    if not self._is_started or cell.stop_reason is not None:
+                        break
+                    if not await self._supervisor.next_incarnation(cell, error):
+                        break
+        except BaseException as escalated:
+            # What the supervisor fails with is caused by what this actor failed with.
+            error = error or single(escalated)
+            raise
+        finally:
+            cell.close(error)
+            self._supervisor.forget(cell)
+            cell.announce_end()
+
+    async def _live(self) -> BaseException | None:
+        """Run one incarnation to its end; returns what it failed with."""
+        cell = self._cell
+        incarnation = cell.begin_incarnation()
+        error: BaseException | None = None
+        try:
+            await self._run(incarnation)
+        except BaseException as raised:  # noqa: ASYNC103  # what is fatal is raised
+            error = single(raised)
+            if is_fatal(raised):
+                raise
+        finally:
+            cell.end_incarnation()
+            self._children = None
+        if error is not None:
+            cell.last_error = error
+            if self._is_started:
+                self._log_crash(error, incarnation.told)
+        if self._is_started:
+            cell.suspend()
+        return error  # noqa: ASYNC910  # its caller checkpoints
+
+    async def _run(self, incarnation: Incarnation) -> None:
+        cell, number = self._cell, incarnation.number
+        async with trio.open_nursery() as incarnation.nursery:
+            cell.cancel_if_asked(incarnation.nursery.cancel_scope)
+            actor = cell.actor_class(*self._args, **self._kwargs)
+            assert isinstance(actor, Actor)  # its class was checked
+            incarnation.actor = actor
+            actor.context = ActorContext(
+                cell,
+                incarnation,
+                RestartInfo(number=number, error=cell.last_error),
+                self._supervisor_of_children,
+            )
+            try:
+                if type(actor).lifespan is Actor.lifespan:
+                    await self._serve_and_stop_children(incarnation)
+                else:
+                    async with actor.lifespan(actor.context):
+                        await self._serve_and_stop_children(incarnation)
+            except BaseException as error:
+                check_printable(error)
+                raise
+            finally:
+                # Again, for children of a lifespan that failed before it started.
+                await self._stop_children()  # noqa: ASYNC102  # it shields itself
+                incarnation.unwatch_all()
+                # An error's traceback holds the incarnation that it ended, and that would hold the error
+                # before: all there ever were.
+                actor.context.restart = RestartInfo(number=number, error=None)
+
+    async def _serve_and_stop_children(self, incarnation: Incarnation) -> None:
+        self._has_started()
+        task = trio.lowlevel.current_task()
+        own = task.context
+        try:
+            await incarnation.serve(own)
+        except BaseException as error:
+            # It passes the nurseries of the lifespan.
+            check_printable(error)
+            raise
+        finally:
+            # The end of the lifespan runs in the context that its begin ran in, not in the last asker's;
+            # that takes effect with the checkpoint.
+            task.context = own
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            await self._stop_children()  # noqa: ASYNC102  # it shields itself
+
+    def _has_started(self) -> None:
+        cell = self._cell
+        self._is_started = True
+        cell.resume()
+        if cell.system.observers.is_anyone:
+            cell.system.observers.emit_life(
+                ActorStarted(path=cell.path, pid=cell.pid, incarnation=cell.number)
+            )
+        cell.gate.begin()
+
+    def _supervisor_of_children(self) -> Supervisor:
+        """The supervisor of the incarnation's children, made on first use."""
+        if self._children is None:
+            cell, incarnation = self._cell, self._cell.incarnation
+            assert incarnation is not None  # its context has looked
+            policy = cell.policy
+            self._children = Supervisor(
+                cell.system, cell.path, incarnation.nursery, policy.strategy, policy.intensity, Life
+            )
+            cell.children = self._children.children
+        return self._children
+
+    async def _stop_children(self) -> None:  # noqa: ASYNC910  # most have no children
+        if self._children is not None:
+            # The supervisor bounds this by the children's own graces.
+            with trio.CancelScope(shield=True):
+                await self._children.stop_all("its supervisor ended")
+
+    def _log_crash(self, error: BaseException, told: str | None) -> None:
+        cell = self._cell
+        where = "" if cell.pid is None else f" in process {cell.pid}"
+        # Of a message that was told, nobody else hears.
+        over = "" if told is None else f" over {told}"
+        level = logging.ERROR if over else logging.WARNING
+        text = "actor %s%s crashed%s: %s"
+        trace = None if isinstance(error, cell.actor_class.expected_crashes) else error
+        _logger.log(level, text, cell.path, where, over, safe_repr(error), exc_info=trace)
