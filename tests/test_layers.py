@@ -3,13 +3,16 @@
 The order is written down in `docs/design/architecture.md`; here it is a table, and every import of the
 package is held against it: absolute and relative ones, those inside functions, those for type checkers only
 (a type that is needed from above is a sign that it belongs below), and `import_module` with a literal name.
+
+Within a part the modules have an order too: none imports itself by way of others.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import attrs
@@ -36,6 +39,9 @@ TOOLS = ("testing",)
 TOP = ("benchmarks", "cli", "interop")  # see public names only: none with an underscore
 EXPORTED = ("interop",)  # what of the top is a public name itself
 RUN_BY = {"benchmarks": "cli"}  # what of the top another part of it may import, its public names
+
+# Their modules have an order: no import circle.
+PARTS_WITHOUT_CIRCLES = ("actors",)
 
 # Foreign threads reach Trio in one module; besides that, only a backend's streams may own threads.
 THREADS = re.compile(r"trio_accel\.(devices\.base\._bridge|backends\.(?!base\b)\w+\._?\w*streams?)")
@@ -131,6 +137,29 @@ def _reason(module: Module, name: str) -> str | None:
     return None if other in allowed else f"`{mine}` may import {', '.join(allowed) or 'no other part'}"
 
 
+def circle_among(modules: Iterable[Module]) -> list[str]:
+    """Name modules that import one another in turn, the first again at the end; empty if there are none."""
+    modules = tuple(modules)
+    names = {module.name for module in modules}
+    imported = {
+        module.name: {_module_of(name, names) for _, name in module.imports()} - {None, module.name}
+        for module in modules
+    }
+    try:
+        TopologicalSorter(imported).prepare()
+    except CycleError as error:
+        circle: list[str] = error.args[1]
+        return circle
+    return []
+
+
+def _module_of(name: str, names: set[str]) -> str | None:
+    """The module that an imported name is, or is defined in; None if that is none of `names`."""
+    while name and name not in names:
+        name = name.rpartition(".")[0]
+    return name or None
+
+
 def modules() -> list[Module]:
     found = []
     for path in sorted(ROOT.rglob("*.py")):
@@ -149,6 +178,28 @@ def test_every_part_of_the_package_has_its_place() -> None:
 
 def test_imports_point_downwards() -> None:
     assert [line for module in modules() for line in violations(module)] == []
+
+
+@pytest.mark.parametrize("part", PARTS_WITHOUT_CIRCLES)
+def test_no_circles(part: str) -> None:
+    assert circle_among(module for module in modules() if module.part == part) == []
+
+
+def test_a_circle_is_found() -> None:
+    package = Module("trio_accel.actors", "from ._ref import Ref", is_package=True)
+    ref = Module("trio_accel.actors._ref", "from . import _cell")
+    cell = Module("trio_accel.actors._cell", "def ref():\n    from trio_accel.actors import Ref")
+    assert set(circle_among([package, ref, cell])) == {package.name, ref.name, cell.name}
+    assert circle_among([package, cell]) == circle_among([ref, cell]) == []
+
+
+def test_a_circle_of_types_is_found() -> None:
+    ref = Module("trio_accel.actors._ref", "from ._cell import Cell")
+    cell = Module(
+        "trio_accel.actors._cell",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ._ref import Ref",
+    )
+    assert set(circle_among([ref, cell])) == {ref.name, cell.name}
 
 
 def test_only_the_bridge_and_streams_know_threads() -> None:
