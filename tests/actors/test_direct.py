@@ -19,16 +19,16 @@ wait = trio.testing.wait_all_tasks_blocked
 
 
 class Told(DirectReply):
-    """Keeps its outcomes."""
+    """Keeps what it delivers."""
 
-    __slots__ = ("outcomes",)
+    __slots__ = ("delivered",)
 
     def __init__(self) -> None:
         super().__init__(Echo("a test"))
-        self.outcomes: list[BaseException | None] = []
+        self.delivered: list[BaseException | None] = []
 
     def deliver(self, error: BaseException | None) -> None:
-        self.outcomes.append(error)
+        self.delivered.append(error)
 
 
 def resting(ref: Ref[Puppet]) -> Puppet:
@@ -88,7 +88,7 @@ async def test_what_was_served_counts_and_its_reply_is_the_actors(
     assert not reply.set()
     assert not reply.fail(BoomError())
     assert not reply.fail_as_crash(BoomError())
-    assert reply.outcomes == [None]
+    assert reply.delivered == [None]
     assert system.tree().find("s/puppet").deferred == 0
 
 
@@ -99,7 +99,7 @@ async def test_what_has_failed_at_once_is_not_open(puppet: Ref[Puppet], system: 
     resting(puppet).context.served(reply)
     node = system.tree().find("s/puppet")
     assert (node.handled, node.deferred) == (1, 0)
-    assert reply.outcomes == [error]
+    assert reply.delivered == [error]
 
 
 async def test_a_reply_outlives_a_crash_and_fails_at_the_end(puppet: Ref[Puppet], system: System) -> None:
@@ -108,19 +108,19 @@ async def test_a_reply_outlives_a_crash_and_fails_at_the_end(puppet: Ref[Puppet]
     resting(puppet).context.served(first)
     resting(puppet).context.served(second)
     await crash(puppet)
-    assert not first.outcomes
+    assert not first.delivered
     assert first.set()
     await puppet.stop()
-    [error] = second.outcomes
+    [error] = second.delivered
     assert isinstance(error, ActorFailedError)
-    assert first.outcomes == [None]
+    assert first.delivered == [None]
 
 
 async def test_an_actor_can_crash_over_what_was_served_for_it(puppet: Ref[Puppet], system: System) -> None:
     await wait()
     reply, boom = Told(), BoomError("a test")
     resting(puppet).context.served(reply, boom)
-    [error] = reply.outcomes
+    [error] = reply.delivered
     assert isinstance(error, ActorFailedError)
     assert error.__cause__ is boom
     assert "Echo" in str(error)
@@ -138,11 +138,11 @@ async def test_a_graceful_end_waits_for_it(puppet: Ref[Puppet]) -> None:
 
         async def stop() -> None:
             await puppet.stop(drain=True)
-            assert reply.outcomes == [None]
+            assert reply.delivered == [None]
 
         nursery.start_soon(stop)
         await wait()
-        assert not reply.outcomes
+        assert not reply.delivered
         reply.set()
 
 

@@ -144,7 +144,7 @@ class ActorContext:
             error: What the actor crashes with over it; its asker is told so.
         """
         outcomes = self._cell.outcomes
-        reply.cell = outcomes
+        reply.outcomes = outcomes
         if error is not None:
             outcomes.failed += 1
             reply.fail_as_crash(error)

@@ -27,15 +27,15 @@ class DirectReply:
         message: The message.
 
     Attributes:
-        cell: That of the actor which has served it; None before that.
+        outcomes: Those of the actor that has served it; None before that.
         is_done: Whether it was given.
     """
 
-    __slots__ = ("cell", "is_done", "message")
+    __slots__ = ("is_done", "message", "outcomes")
 
     def __init__(self, message: AnyMessage) -> None:
         self.message: AnyMessage = message
-        self.cell: Outcomes | None = None
+        self.outcomes: Outcomes | None = None
         self.is_done: bool = False
 
     def deliver(self, error: BaseException | None) -> None:
@@ -51,15 +51,15 @@ class DirectReply:
         if self.is_done:
             return False
         self.is_done = True
-        if self.cell is not None:
-            self.cell.settle(self)
+        if self.outcomes is not None:
+            self.outcomes.settle(self)
         self.deliver(error)
         return True
 
     def fail_as_crash(self, error: Exception) -> bool:
         """The actor crashed over it; see `DeferredReply.fail_as_crash`."""
-        assert self.cell is not None  # it was served
-        return self.fail(crash_error(self.cell.path, self.message, error))
+        assert self.outcomes is not None  # it was served
+        return self.fail(crash_error(self.outcomes.path, self.message, error))
 
     def cancelled(self) -> bool:
         """Let a cancelled asker go; returns whether that is news."""

@@ -29,7 +29,7 @@ class Asked(DirectReply):
     def __init__(self, launch: Launch) -> None:
         # Without the call of the base's, which takes longer than it does anything.
         self.message = launch
-        self.cell = None
+        self.outcomes = None
         self.is_done = False
         self._library: LibraryActor | None = None
         self._operation: InFlight | None = None
@@ -101,8 +101,8 @@ class Asked(DirectReply):
             return False
         self.is_done = True
         self._operation = None
-        assert self.cell is not None  # it is cancelled only while it is parked
-        self.cell.settle(self)
+        assert self.outcomes is not None  # it is cancelled only while it is parked
+        self.outcomes.settle(self)
         assert self._raise_cancel is not None
         assert self._task is not None
         task, self._task = self._task, None

@@ -79,7 +79,7 @@ class _Serving(DirectReply):
     ) -> None:
         # Without the call of the base's, which takes longer than it does anything.
         self.message = launch
-        self.cell = None
+        self.outcomes = None
         self.is_done = False
         self.launch: Launch = launch
         self.word: int = word
