@@ -44,18 +44,20 @@ RUN_BY = {"benchmarks": "cli"}  # what of the top another part of it may import,
 PARTS_WITHOUT_CIRCLES = ("actors",)
 
 # Foreign threads reach Trio in one module; besides that, only a backend's streams may own threads.
-THREADS = re.compile(r"trio_accel\.(devices\.base\._bridge|backends\.(?!base\b)\w+\._?\w*streams?)")
+THREADS = re.compile(
+    r"trio_accel\.(devices\.base\._bridge|backends\.(?!base\b)\w+\.(runtime\.)?_?\w*streams?)"
+)
 # And these, for the reason given.
 THREADS_TOO = {
     "trio_accel.actors._runs": "the number of a thread: each Trio run has one, and nothing is started",
     "trio_accel.backends.base.memory": "a lock: memory is given out on one thread and closed on another",
-    "trio_accel.backends.cuda._bell": "the bridge from host functions: it waits for a semaphore",
-    "trio_accel.backends.cuda._context": "a context is current in a thread, and lost in any",
-    "trio_accel.backends.cuda._graphs": "locks: graphs are launched on one thread, and cleared up on another",
-    "trio_accel.backends.cuda._kernels": "locks: sources are compiled in a thread, and launched from several",
-    "trio_accel.backends.cuda._reclaim": "to unmap memory may wait for a stream that Trio's thread holds",
-    "trio_accel.backends.cuda._transfers": "copies of pageable memory, which make their caller wait",
-    "trio_accel.backends.cuda._words": "a lock: holds are released from any thread",
+    "trio_accel.backends.cuda.runtime._notifier": "the bridge from host functions: it waits for a semaphore",
+    "trio_accel.backends.cuda.runtime._context": "a context is current in a thread, and lost in any",
+    "trio_accel.backends.cuda.runtime._graphs": "locks: launched on one thread, cleared up on another",
+    "trio_accel.backends.cuda.runtime._kernels": "locks: compiled in a thread, launched from several",
+    "trio_accel.backends.cuda.runtime._reclaim": "to unmap may wait for a stream that Trio's thread holds",
+    "trio_accel.backends.cuda.runtime._transfers": "copies of pageable memory, which make their caller wait",
+    "trio_accel.backends.cuda.runtime._status_words": "a lock: holds are released from any thread",
     "trio_accel.devices.worker.transport._page": "the heartbeat: a sign of life must not depend on the loop",
     "trio_accel.devices.worker.transport._shared_frame": "a lock: taken, it is a barrier",
     "trio_accel.testing._census": "the leak check looks at the threads there are, and starts none",
@@ -287,7 +289,7 @@ def test_an_import_that_points_downwards_is_allowed(module: Module) -> None:
     ("name", "allowed"),
     [
         ("trio_accel.devices.base._bridge", True),
-        ("trio_accel.backends.cpu._stream", True),
+        ("trio_accel.backends.cpu.runtime._stream", True),
         ("trio_accel.backends.base.streams", False),
         ("trio_accel.backends.cpu.library", False),
         ("trio_accel.devices.engine._engine", False),

@@ -27,9 +27,9 @@ from trio_accel.backends.base import (
 )
 from trio_accel.backends.base.host import map_shared
 from trio_accel.backends.base.ops import ArraySpec, OperationSpec
-from trio_accel.backends.cpu._library import load_kernels
-from trio_accel.backends.cpu._loan import HostLoan
-from trio_accel.backends.cpu._memory import CpuMemory
+from trio_accel.backends.cpu._libraries import load_kernels
+from trio_accel.backends.cpu.runtime._loan import HostLoan
+from trio_accel.backends.cpu.runtime._memory import CpuMemory
 
 LIBRARIES = ("blas", "fft", "memory", "sparse")
 

@@ -81,7 +81,7 @@ async def program_by_mailbox() -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_at_every_line_of_a_launch(caplog: pytest.LogCaptureFixture) -> None:
     """The stream's lock among them: whoever closes the device would wait for it."""
-    parts = ("backends/cpu/_stream.py", "devices/engine/_engine.py", "devices/engine/_library.py")
+    parts = ("backends/cpu/runtime/_stream.py", "devices/engine/_engine.py", "devices/engine/_library.py")
     interrupt_everywhere(program_by_mailbox, parts, caplog, step=1, least=200)
 
 

@@ -28,7 +28,7 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.entered = threading.Event()
         self.leave = threading.Event()
-        from trio_accel.backends.cpu.kernels import blas
+        from trio_accel.backends.cpu.libraries import blas
 
         monkeypatch.setitem(blas.KERNELS, ScalSpec, lambda spec, memory: self._work)
 

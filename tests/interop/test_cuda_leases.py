@@ -422,7 +422,7 @@ class TestStreamsThatAreNone:
         """While it is not empty, no event can be recorded; of a bad handle a driver may die."""
         from cuda.bindings import driver
 
-        from trio_accel.backends.cuda import _foreign
+        from trio_accel.backends.cuda.runtime import _foreign
 
         refusing: list[int] = []
 

@@ -8,7 +8,7 @@ import scipy.stats
 import trio
 
 import trio_accel as ta
-from trio_accel.backends.cpu.kernels.random import philox4x32
+from trio_accel.backends.cpu.libraries.random import philox4x32
 
 # Known answers of philox4x32 with 10 rounds: tests/kat_vectors of Random123 1.14.0 (Salmon et al.;
 # D. E. Shaw Research, BSD 3-clause): counter, key, result.

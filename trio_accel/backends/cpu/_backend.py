@@ -10,9 +10,9 @@ import numpy.typing as npt
 from ..base import BackendReport, ChunkKeeper, DeviceInfo, DeviceReport, NotSupportedError
 from ..base.host import has_shared_memory, map_shared, total_bytes
 from ._device import CpuDevice
-from ._library import library_names, load_kernels
-from ._malloc import keep_freed_memory
-from ._processor import model_name, usable_cores
+from ._libraries import library_names, load_kernels
+from .runtime._malloc import keep_freed_memory
+from .runtime._processor import model_name, usable_cores
 
 __all__ = ["CpuBackend"]
 

@@ -16,10 +16,11 @@ from ..base import (
     Poison,
 )
 from ..base.ops import ArraySpec
-from ._library import CpuLibrary, is_loaded, library_names, load_kernels
-from ._loan import HostLoan
-from ._memory import CpuMemory, HostArray
-from ._stream import CpuFault, CpuHold, CpuStream
+from ._libraries import is_loaded, library_names, load_kernels
+from .kit._library import CpuLibrary
+from .runtime._loan import HostLoan
+from .runtime._memory import CpuMemory, HostArray
+from .runtime._stream import CpuFault, CpuHold, CpuStream
 
 __all__ = ["CpuDevice"]
 

@@ -44,11 +44,11 @@ class CudaBackend:
         """What takes most of a worker's start to import; none of it calls the driver."""
         return (
             "trio_accel.backends.cuda._device",
-            "trio_accel.backends.cuda.kernels.memory",
-            "trio_accel.backends.cuda.kernels.blas",
-            "trio_accel.backends.cuda.kernels.fft",
-            "trio_accel.backends.cuda.kernels.random",
-            "trio_accel.backends.cuda.kernels.sparse",
+            "trio_accel.backends.cuda.libraries.memory",
+            "trio_accel.backends.cuda.libraries.blas",
+            "trio_accel.backends.cuda.libraries.fft",
+            "trio_accel.backends.cuda.libraries.random",
+            "trio_accel.backends.cuda.libraries.sparse",
             "trio_accel.backends.cuda._loaded",
             "cuda.core.utils",
         )
@@ -158,7 +158,7 @@ def _open(
     info: DeviceInfo, limit: int, facts: DeviceFacts, libraries: Installed, keeper: ChunkKeeper | None
 ) -> CudaDevice:
     from ._device import CudaDevice
-    from ._driver import CudaMemoryError
+    from .runtime._driver import CudaMemoryError
 
     try:
         device = CudaDevice(info, limit, facts.architecture, libraries, keeper)

@@ -26,29 +26,29 @@ from ..base import (
 )
 from ..base.memory import no_such_block
 from ..base.ops import ArraySpec
-from ._arrays import ArrayKernels, DeviceArray
-from ._bell import Bell
-from ._context import CudaContext
-from ._faults import CudaFaults
-from ._graphs import Graphs
 from ._installed import Installed
-from ._kernels import Kernels
-from ._library import CudaLibrary
-from ._loan import CudaLoan, Lending
-from ._memory import CudaMemory
-from ._stream import CudaHold, CudaStream
-from ._transfers import Transfers
-from ._words import Words
+from .kit._arrays import ArrayKernels, DeviceArray
+from .kit._library import CudaLibrary
+from .runtime._context import CudaContext
+from .runtime._faults import CudaFaults
+from .runtime._graphs import Graphs
+from .runtime._kernels import Kernels
+from .runtime._loan import CudaLoan, Lending
+from .runtime._memory import CudaMemory
+from .runtime._notifier import Bell
+from .runtime._status_words import Words
+from .runtime._stream import CudaHold, CudaStream
+from .runtime._transfers import Transfers
 
 __all__ = ["CudaDevice"]
 
 # Module and class of each library; loaded with the library.
 _LIBRARIES = {
-    "blas": (".kernels.blas", "BlasLibrary"),
-    "fft": (".kernels.fft", "FftLibrary"),
-    "memory": (".kernels.memory", "MemoryLibrary"),
-    "random": (".kernels.random", "RandomLibrary"),
-    "sparse": (".kernels.sparse", "SparseLibrary"),
+    "blas": (".libraries.blas", "BlasLibrary"),
+    "fft": (".libraries.fft", "FftLibrary"),
+    "memory": (".libraries.memory", "MemoryLibrary"),
+    "random": (".libraries.random", "RandomLibrary"),
+    "sparse": (".libraries.sparse", "SparseLibrary"),
 }
 # Where a library's bindings are.
 _PACKAGES = ("cuda", "nvmath")

@@ -1,1 +1,0 @@
-"""Kernels of the CPU backend, one module for each library."""

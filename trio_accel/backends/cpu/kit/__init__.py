@@ -1,0 +1,1 @@
+"""What the libraries share: their class, checks, and large arrays in pieces."""

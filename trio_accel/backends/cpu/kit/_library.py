@@ -1,0 +1,78 @@
+"""A kernel library of the CPU backend: a table of kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ...base import AccelError, AccelStream, NotSupportedError
+from ...base.ops import OperationSpec
+from ..runtime._memory import CpuMemory
+from ..runtime._stream import CpuStream, Work
+
+__all__ = ["CpuLibrary", "Kernel", "Kernels"]
+
+Kernel: TypeAlias = Callable[[Any, CpuMemory], Work]
+"""Prepares an operation in the caller's thread: takes its specification, checks what it cannot
+do (`NotSupportedError`, `LibraryError`), and returns the work for the stream's thread."""
+
+Kernels: TypeAlias = Mapping[type[OperationSpec], Kernel]
+"""What a library has: its operations, each with its kernel."""
+
+
+class CpuLibrary:
+    """One library of an open device."""
+
+    def __init__(self, name: str, kernels: Kernels, memory: CpuMemory, device: str) -> None:
+        self._name = name
+        self._kernels = kernels
+        self._memory = memory
+        self._device = device
+
+    @property
+    def name(self) -> str:
+        """Name of the library."""
+        return self._name
+
+    @property
+    def operations(self) -> frozenset[type[OperationSpec]]:
+        """Specifications that `enqueue` takes."""
+        return frozenset(self._kernels)
+
+    def prepare(self, spec: OperationSpec) -> None:
+        """Nothing: what an operation plans, it plans on its stream."""
+
+    def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
+        """Put an operation on a stream; see `KernelLibrary.enqueue`."""
+        if not isinstance(stream, CpuStream):
+            raise TypeError(f"stream: the CPU backend enqueues on its own streams, not on {stream!r}")
+        kernel = self._kernels.get(type(spec))
+        if kernel is None:
+            raise NotSupportedError(
+                f"the CPU backend's library {self._name!r} has no {type(spec).__name__}",
+                backend="cpu",
+                device=self._device,
+            )
+        try:
+            work = kernel(spec, self._memory)
+        except AccelError as error:
+            error.device = self._device
+            raise
+        stream.enqueue(partial(_run, work, self._memory))
+
+    def close(self) -> None:
+        """Give handles back: there are none."""
+
+
+def _run(work: Work, memory: CpuMemory) -> None:
+    try:
+        work()
+    except MemoryError as error:
+        # What a kernel needs for itself: NumPy tells how much, others do not.
+        shape, dtype = getattr(error, "shape", ()), getattr(error, "dtype", None)
+        requested = math.prod(shape) * dtype.itemsize if isinstance(dtype, np.dtype) else 0
+        raise memory.exhausted(requested) from error

@@ -1,0 +1,1 @@
+"""The libraries of the CPU backend, one module each."""

@@ -1,0 +1,78 @@
+"""Fourier transforms by pocketfft, in the precision of their input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import scipy.fft
+from scipy.fft._backend import _ScipyBackend  # pyright: ignore[reportPrivateUsage]
+
+from ...base import DType
+from ...base.checks import check_transform_axes
+from ...base.ops import FftSpec
+from ..kit._checks import check_dtype
+from ..kit._library import Kernels
+from ..runtime._memory import CpuMemory, HostArray
+from ..runtime._processor import usable_cores
+from ..runtime._stream import Work
+
+__all__ = ["KERNELS"]
+
+_REAL = {DType.complex64: DType.float32, DType.complex128: DType.float64}
+_COMPLEX = {real: complex_ for complex_, real in _REAL.items()}
+
+# Type of the result for each type of input.
+_DTYPES = {"c2c": {dtype: dtype for dtype in _REAL}, "r2c": _COMPLEX, "c2r": _REAL}
+
+_TRANSFORMS: dict[tuple[str, str], object] = {
+    ("c2c", "forward"): scipy.fft.fftn,
+    ("c2c", "inverse"): scipy.fft.ifftn,
+    ("r2c", "forward"): scipy.fft.rfftn,
+    ("r2c", "inverse"): scipy.fft.ihfftn,
+    ("c2r", "forward"): scipy.fft.hfftn,
+    ("c2r", "inverse"): scipy.fft.irfftn,
+}
+
+# SciPy's own implementation. `scipy.fft.fftn` itself goes to whatever backend the program has set for
+# all threads, which may well be this library; and `set_backend` in a thread crashes SciPy 1.14.
+_scipy_transform = cast("Callable[..., HostArray]", _ScipyBackend.__ua_function__)
+
+
+def fft(spec: FftSpec, memory: CpuMemory) -> Work:
+    """Prepare a transform."""
+    operation = f"{spec.direction} {spec.kind} transform"
+    results = _DTYPES[spec.kind]
+    check_dtype(operation, spec.source.dtype, results)
+    check_dtype(f"{operation} of {spec.source.dtype} to", spec.out.dtype, (results[spec.source.dtype],))
+    check_transform_axes(spec)
+    source, out = memory.view(spec.source), memory.view(spec.out)
+    options = {"s": spec.lengths, "axes": spec.axes, "norm": spec.norm}
+    run = _run_in_place if spec.kind == "c2c" else _run
+    return partial(run, _TRANSFORMS[spec.kind, spec.direction], source, out, options)
+
+
+def _run(transform: object, source: HostArray, out: HostArray, options: dict[str, Any]) -> None:
+    if not out.size:
+        return
+    # A transform that is too small to be shared out runs in this thread: pocketfft decides.
+    result = _scipy_transform(transform, (source,), {**options, "workers": usable_cores()})
+    if not np.may_share_memory(result, out):
+        np.copyto(out, result)
+
+
+def _run_in_place(transform: object, source: HostArray, out: HostArray, options: dict[str, Any]) -> None:
+    """Copy the source to the result's memory and transform it there.
+
+    Fresh memory for the result of SciPy costs more than the copy, because its pages have to be made.
+    """
+    if any(length > extent for length, extent in zip(out.shape, source.shape, strict=True)):
+        np.copyto(out, 0)
+    common = tuple(slice(min(pair)) for pair in zip(out.shape, source.shape, strict=True))
+    np.copyto(out[common], source[common])
+    _run(transform, out, out, {**options, "overwrite_x": True})
+
+
+KERNELS: Kernels = {FftSpec: fft}

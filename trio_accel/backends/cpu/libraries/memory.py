@@ -1,0 +1,74 @@
+"""Copies and fills."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...base import as_bits, scalar
+from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, HostUse
+from ..kit._library import Kernels
+from ..kit._pieces import convert
+from ..runtime._memory import CpuMemory
+from ..runtime._stream import Work
+
+__all__ = ["KERNELS"]
+
+
+def copy_from_host(spec: CopyFromHostSpec, memory: CpuMemory) -> Work:
+    """Prepare a copy of a host array of any strides."""
+    out, use = as_bits(memory.view(spec.out)), HostUse(as_bits(spec.host))
+    spec.note_use(use)
+    return partial(_read_host, out, use)
+
+
+def copy_to_host(spec: CopyToHostSpec, memory: CpuMemory) -> Work:
+    """Prepare a copy to a host array of any strides."""
+    use, source = HostUse(as_bits(spec.host)), as_bits(memory.view(spec.source))
+    spec.note_use(use)
+    return partial(_write_host, use, source)
+
+
+def _read_host(out: npt.NDArray[Any], use: HostUse) -> None:
+    host = use.begin()
+    if host is not None:
+        try:
+            np.copyto(out, host)
+        finally:
+            use.end()
+
+
+def _write_host(use: HostUse, source: npt.NDArray[Any]) -> None:
+    host = use.begin()
+    if host is not None:
+        try:
+            np.copyto(host, source)
+        finally:
+            use.end()
+
+
+def copy(spec: CopySpec, memory: CpuMemory) -> Work:
+    """Prepare a copy that converts as `numpy.ndarray.astype` does."""
+    source, out = memory.view(spec.source), memory.view(spec.out)
+    if spec.source.dtype is spec.out.dtype:
+        return partial(np.copyto, as_bits(out), as_bits(source))
+    if spec.source.dtype.kind == "complex" and spec.out.dtype.kind in ("float", "int", "uint"):
+        # What `astype` does but for its warning, which would go to whatever thread runs this.
+        source = np.real(source)
+    return partial(convert, source, out)
+
+
+def fill(spec: FillSpec, memory: CpuMemory) -> Work:
+    """Prepare a fill; the value becomes bits here, where an error is still the caller's."""
+    return partial(np.copyto, as_bits(memory.view(spec.out)), as_bits(scalar(spec.value, spec.out.dtype)))
+
+
+KERNELS: Kernels = {
+    CopyFromHostSpec: copy_from_host,
+    CopyToHostSpec: copy_to_host,
+    CopySpec: copy,
+    FillSpec: fill,
+}

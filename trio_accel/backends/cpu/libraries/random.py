@@ -1,0 +1,161 @@
+"""Random numbers: Philox-4x32-10 (Salmon et al., Parallel random numbers: as easy as 1, 2, 3; SC 2011).
+
+The order of the numbers is that of cuRAND's ``PHILOX4_32_10``, so that a program draws the same
+ones on every backend: bits and uniform numbers to the last bit, normal ones but for the rounding
+of the logarithm and the sine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...base import NotSupportedError
+from ...base.ops import PHILOX_ROW, PhiloxSpec
+from ..kit._library import Kernels
+from ..runtime._memory import CpuMemory, HostArray
+from ..runtime._stream import Work
+
+__all__ = ["KERNELS", "philox4x32"]
+
+_Words = npt.NDArray[np.uint64]
+
+_LOW = np.uint64(0xFFFFFFFF)
+_SHIFT = np.uint64(32)
+_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+# Counters of one piece: its arrays stay in the caches, and the stream's thread lets others run in between.
+_PIECE = 1 << 14
+
+
+def philox4x32(counter: tuple[_Words, _Words, _Words, _Words], key: tuple[int, int]) -> list[_Words]:
+    """Ten rounds of Philox on arrays of 32-bit words, each in a uint64."""
+    first, second, third, fourth = counter
+    key0, key1 = key
+    for _ in range(10):
+        upper = first * _MULTIPLIERS[0]
+        lower = third * _MULTIPLIERS[1]
+        first = (lower >> _SHIFT) ^ second ^ np.uint64(key0)
+        second = lower & _LOW
+        third = (upper >> _SHIFT) ^ fourth ^ np.uint64(key1)
+        fourth = upper & _LOW
+        key0, key1 = (key0 + _WEYL[0]) & 0xFFFFFFFF, (key1 + _WEYL[1]) & 0xFFFFFFFF
+    return [first, second, third, fourth]
+
+
+def philox(spec: PhiloxSpec, memory: CpuMemory) -> Work:
+    """Prepare a fill with random numbers."""
+    fill = _FILLS.get((spec.distribution, str(spec.out.dtype)))
+    if fill is None or not spec.out.is_contiguous:
+        allowed = ", ".join(dtype for distribution, dtype in _FILLS if distribution == spec.distribution)
+        raise NotSupportedError(
+            f"random {spec.distribution} makes contiguous arrays of {allowed}, not {spec.out.dtype}",
+            backend="cpu",
+        )
+    return partial(fill, spec, memory.view(spec.out).reshape(-1))
+
+
+def _words(seed: int, row: int, first: int, count: int, step: int) -> HostArray:
+    """Words of `count` counters from number `first`, in rows that are `step` apart, four to each."""
+    number = np.arange(first, first + count, dtype=np.uint64)
+    half = number // np.uint64(PHILOX_ROW) * np.uint64(step) + np.uint64(row)
+    counter = (half & _LOW, half >> _SHIFT, number % np.uint64(PHILOX_ROW), np.zeros_like(number))
+    words: HostArray = np.stack(philox4x32(counter, (seed & 0xFFFFFFFF, seed >> 32)), axis=-1)
+    return words
+
+
+def _bits(spec: PhiloxSpec, out: HostArray) -> None:
+    _in_pieces(spec, out, _single_words, lambda words: words)
+
+
+def _uniform32(spec: PhiloxSpec, out: HostArray) -> None:
+    _in_pieces(spec, out, _single_words, lambda words: _scaled(spec, _unit32(words)))
+
+
+def _normal32(spec: PhiloxSpec, out: HostArray) -> None:
+    def transform(words: HostArray) -> HostArray:
+        # As cuRAND: the angle is rounded to single precision before the factor of the circle.
+        circle = np.float32(2.0**-32) * np.float32(2.0 * np.pi)
+        angle = words[1::2].astype(np.float32) * circle + circle / np.float32(2)
+        return _scaled(spec, _box_muller(_unit32(words[0::2]), angle))
+
+    _in_pieces(spec, out, _single_words, transform)
+
+
+def _uniform64(spec: PhiloxSpec, out: HostArray) -> None:
+    _in_pieces(spec, out, _double_words, lambda words: _scaled(spec, _unit64(words)))
+
+
+def _normal64(spec: PhiloxSpec, out: HostArray) -> None:
+    def transform(words: HostArray) -> HostArray:
+        unit = _unit64(words)
+        return _scaled(spec, _box_muller(unit[0::2], unit[1::2] * (2.0 * np.pi)))
+
+    _in_pieces(spec, out, _double_words, transform)
+
+
+def _in_pieces(
+    spec: PhiloxSpec,
+    out: HostArray,
+    draw: Callable[[PhiloxSpec, int, int], HostArray],
+    transform: Callable[[HostArray], HostArray],
+) -> None:
+    """Fill an array four numbers a counter, whatever they are made of."""
+    counters = -(-out.size // 4)
+    for first in range(0, counters, _PIECE):
+        count = min(_PIECE, counters - first)
+        piece = out[4 * first : 4 * (first + count)]
+        piece[...] = transform(draw(spec, first, count))[: piece.size]
+
+
+def _single_words(spec: PhiloxSpec, first: int, count: int) -> HostArray:
+    return _words(spec.seed, spec.row, first, count, 1).reshape(-1)
+
+
+def _double_words(spec: PhiloxSpec, first: int, count: int) -> HostArray:
+    """Words of four double numbers a counter: two from it and two from that of the next row."""
+    near = _words(spec.seed, spec.row, first, count, 2)
+    far = _words(spec.seed, spec.row + 1, first, count, 2)
+    return np.concatenate([near, far], axis=1).reshape(-1)
+
+
+def _unit32(words: HostArray) -> HostArray:
+    """Numbers above 0 up to 1, as cuRAND makes them of one word."""
+    return words.astype(np.float32) * np.float32(2.0**-32) + np.float32(2.0**-33)
+
+
+def _unit64(words: HostArray) -> HostArray:
+    """Numbers above 0 up to 1, as cuRAND makes them of two words."""
+    numbers: HostArray = (words[0::2] ^ (words[1::2] << np.uint64(21))).astype(np.float64)
+    numbers *= 2.0**-53
+    numbers += 2.0**-54
+    return numbers
+
+
+def _box_muller(unit: HostArray, angle: HostArray) -> HostArray:
+    radius = np.sqrt(unit.dtype.type(-2) * np.log(unit))
+    both: HostArray = np.stack([radius * np.sin(angle), radius * np.cos(angle)], axis=-1)
+    return both.reshape(-1)
+
+
+def _scaled(spec: PhiloxSpec, numbers: HostArray) -> HostArray:
+    if spec.width != 1.0:
+        numbers *= numbers.dtype.type(spec.width)
+    if spec.low != 0.0:
+        numbers += numbers.dtype.type(spec.low)
+    return numbers
+
+
+_FILLS: dict[tuple[str, str], Callable[[PhiloxSpec, Any], None]] = {
+    ("bits", "uint32"): _bits,
+    ("uniform", "float32"): _uniform32,
+    ("uniform", "float64"): _uniform64,
+    ("normal", "float32"): _normal32,
+    ("normal", "float64"): _normal64,
+}
+
+KERNELS: Kernels = {PhiloxSpec: philox}

@@ -1,0 +1,356 @@
+"""Streams of the CPU backend: each is a queue of work and the thread that runs it in order."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import itertools
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ...base import AccelEvent, ContextPoisonedError, Waker
+
+__all__ = ["CpuEvent", "CpuFault", "CpuHold", "CpuStream", "Work"]
+
+Work: TypeAlias = Callable[[], object]
+"""One operation, ready to run; what it returns is dropped."""
+
+_WRITING = 0.0001
+
+
+class CpuStream:
+    """A queue of work, run in order by a thread of its own.
+
+    The thread starts with the first work and ends after `close`. An operation that fails does
+    not stop the stream: the next event reports it, and the one after that is clean.
+    """
+
+    def __init__(self, name: str, fault: CpuFault | None = None) -> None:
+        self._name = name
+        self._fault = fault or CpuFault("cpu")
+        # Of what the standard library has to hand over work (measured: Queue, Condition, Semaphore,
+        # a lock beside a deque) a SimpleQueue is the steadiest to wake an idle thread, and alone
+        # costs next to nothing (20 ns) while the thread is busy.
+        self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+        # Nothing may come behind the end that `close` enqueues, and one thread only is started.
+        self._lock = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        """Name of the stream and of its thread."""
+        return self._name
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the context cannot be used any more; None while it can."""
+        return self._fault.error()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the stream takes no more work."""
+        return self._is_closed
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the stream is closed and everything enqueued is done."""
+        return self._is_closed and (self._thread is None or not self._thread.is_alive())
+
+    def enqueue(self, work: Work) -> None:
+        """Run something after everything enqueued so far.
+
+        Raises:
+            RuntimeError: The stream is closed.
+            ContextPoisonedError: The context is lost.
+        """
+        failure = self._fault.error()
+        if failure is not None:
+            raise failure
+        self._put(work)
+
+    def record(self) -> CpuEvent:
+        """Make an event after everything enqueued so far; see `AccelStream.record`."""
+        event = CpuEvent()
+        self._put(event)
+        return event
+
+    def record_deferred(self) -> CpuEvent:
+        """As `record`: to put an event into a queue costs next to nothing."""
+        return self.record()
+
+    def flush(self) -> None:
+        """Nothing is deferred."""
+
+    def wait(self, event: AccelEvent) -> None:
+        """Hold back what is enqueued from now on until an event of any stream is done.
+
+        Events are recorded before they are waited for, so streams never wait in a circle.
+        """
+        if not isinstance(event, CpuEvent):
+            raise TypeError(f"event: a stream of the CPU backend waits for its own kind, not {event!r}")
+        if not event.is_done:
+            self._put(partial(_wait_until_done, event))
+
+    def hold(self, waker: Waker | None = None) -> CpuHold:
+        """Hold back what is enqueued from now on; see `AccelStream.hold`."""
+        hold = CpuHold(waker)
+        self.enqueue(hold.wait)
+        return hold
+
+    def hold_writing(self, memory: npt.NDArray[np.uint8]) -> CpuHold:
+        """Hold back what is enqueued from now on, and write to memory for as long.
+
+        Raises:
+            RuntimeError: The stream is closed.
+            ContextPoisonedError: The context is lost.
+        """
+        hold = CpuHold(None)
+        self.enqueue(partial(hold.write_to, memory))
+        return hold
+
+    def crash(self) -> None:
+        """Let the process die of SIGSEGV when the stream gets here; see `AccelStream.crash`."""
+        self.enqueue(_crash)
+
+    def notify(self, event: AccelEvent, waker: Waker) -> None:
+        """Ring from the stream's thread when the event is done; at once if it is already."""
+        if not isinstance(event, CpuEvent):
+            raise TypeError(f"event: a stream of the CPU backend knows its own kind, not {event!r}")
+        event.notify(waker)
+
+    def synchronize(self) -> None:
+        """Block until everything enqueued is done; errors stay for the next event."""
+        latch = _Latch()
+        try:
+            self._put(latch)
+        except RuntimeError:
+            self.join(None)
+        else:
+            latch.wait()
+
+    def close(self) -> None:
+        """Take no more work. What is enqueued still runs, then the thread ends; does not wait."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._items.put(None)
+
+    def join(self, deadline: float | None) -> bool:
+        """Block until the closed stream's thread has ended.
+
+        Args:
+            deadline: When to give up, by `time.monotonic`; None for never.
+
+        Returns:
+            Whether it has ended.
+        """
+        thread = self._thread
+        if thread is not None:
+            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+            thread.join(None if remaining is None else min(remaining, threading.TIMEOUT_MAX))
+        return self.has_ended
+
+    def _put(self, item: _Item) -> None:
+        with self._lock:
+            if self._is_closed:
+                raise RuntimeError(f"stream {self._name!r} is closed and takes no more work")
+            if self._thread is None:
+                # A daemon: a stuck operation must not keep the interpreter from ending. Started
+                # before there is work: if the system has no thread left, nothing was enqueued.
+                thread = threading.Thread(
+                    target=_run, args=(self._items, self._fault), name=self._name, daemon=True
+                )
+                thread.start()
+                self._thread = thread
+            self._items.put(item)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else "open"
+        return f"<CpuStream {self._name!r} ({state})>"
+
+
+class CpuEvent:
+    """A point in a stream: done when everything enqueued before it is."""
+
+    __slots__ = ("_error", "_is_done", "_lock", "_wakers")
+
+    def __init__(self) -> None:
+        self._error: Exception | None = None
+        self._is_done = False
+        self._wakers: list[Waker] = []
+        # Orders `notify` against `finish`: a waker is rung by exactly one of them. Nothing is
+        # called while it is held.
+        self._lock = threading.Lock()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the stream has passed this point."""
+        return self._is_done
+
+    @property
+    def error(self) -> Exception | None:
+        """What first went wrong between the stream's previous event and this one."""
+        return self._error
+
+    def notify(self, waker: Waker) -> None:
+        """Ring once the event is done: at once if it is already."""
+        with self._lock:
+            if not self._is_done:
+                self._wakers.append(waker)
+                return
+        waker.ring()
+
+    def finish(self, error: Exception | None, *, is_lost: bool = False) -> None:
+        """Mark the event as done and ring; called once, from the stream's thread.
+
+        When the context is lost, only other streams are told: nobody else is rung then.
+        """
+        with self._lock:
+            self._error = error
+            self._is_done = True
+            wakers, self._wakers = self._wakers, []
+        for waker in wakers:
+            if not is_lost or isinstance(waker, _Latch):
+                waker.ring()
+
+    def __repr__(self) -> str:
+        return f"<CpuEvent ({'done' if self._is_done else 'pending'}, error {self._error!r})>"
+
+
+class CpuHold:
+    """What holds a stream back: its thread waits for the release."""
+
+    __slots__ = ("_released", "_waker")
+
+    def __init__(self, waker: Waker | None) -> None:
+        self._released = threading.Event()
+        self._waker = waker
+
+    def release(self) -> None:
+        """Let the stream go on. From any thread; more than once does nothing."""
+        self._released.set()
+
+    def wait(self) -> None:
+        """Block until the release; called in the stream's thread."""
+        if self._waker is not None:
+            self._waker.ring()
+        self._released.wait()
+
+    def write_to(self, memory: npt.NDArray[np.uint8]) -> None:
+        """Write until the release; called in the stream's thread."""
+        for byte in itertools.cycle(range(256)):
+            memory[...] = byte
+            # In between others get the interpreter's lock.
+            if self._released.wait(_WRITING):
+                return
+
+
+_Item: TypeAlias = "Work | CpuEvent | _Latch | None"
+
+
+class _Latch:
+    """A waker that one thread waits for."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def ring(self) -> None:
+        self._lock.release()
+
+    def wait(self) -> None:
+        self._lock.acquire()
+
+
+def _wait_until_done(event: CpuEvent) -> None:
+    latch = _Latch()
+    event.notify(latch)
+    latch.wait()
+
+
+def _crash() -> None:
+    # What dies on purpose needs no report of it.
+    faulthandler.disable()
+    ctypes.string_at(0)
+
+
+class CpuFault:
+    """The state of a context that all its streams share: usable, or lost for a reason."""
+
+    __slots__ = ("_device", "reason")
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self.reason: str | None = None
+
+    def error(self) -> ContextPoisonedError | None:
+        """A new error that says why the context is lost; None while it is usable."""
+        if self.reason is None:
+            return None
+        return ContextPoisonedError(f"the context is lost: {self.reason}", device=self._device)
+
+
+def _run(items: queue.SimpleQueue[_Item], fault: CpuFault) -> None:
+    """Body of a stream's thread."""
+    error: Exception | None = None
+    # Overflow and the like are results here, as on any device, and no warnings.
+    with np.errstate(all="ignore"):
+        while (item := items.get()) is not None:
+            lost = fault.error()
+            if isinstance(item, CpuEvent):
+                item.finish(lost or error, is_lost=lost is not None)
+                error = None
+            elif isinstance(item, _Latch):
+                # Whoever blocks is woken, whatever has become of the context.
+                item.ring()
+            elif lost is not None:
+                # What was enqueued behind the fault never runs.
+                error = lost
+            else:
+                failure = _call(item)
+                error = error or failure
+                failure = None
+            # While the thread is idle it must hold no array, no specification and no event.
+            item = None
+
+
+def _call(work: Work) -> Exception | None:
+    try:
+        work()
+    # Nothing may end the thread: others wait for its events. Trio has no cancellation here.
+    except BaseException as error:  # noqa: ASYNC103, BLE001
+        # Frames keep their locals, and so the operation's arrays, for as long as the error lives. They
+        # keep their lines and lose their locals. This frame still runs, and stays alive with those that
+        # it called: it is cut off, and lets go of the work by itself.
+        del work
+        error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+        _drop_locals(error)
+        if isinstance(error, Exception):
+            return error  # noqa: ASYNC104
+        # Whatever an extension raises, the stream goes on and the event says what happened.
+        failure = RuntimeError(f"an operation raised {type(error).__name__}")
+        failure.__cause__ = error
+        return failure  # noqa: ASYNC104
+    return None
+
+
+def _drop_locals(error: BaseException) -> None:
+    seen: set[int] = set()
+    errors = [error]
+    while errors:
+        error = errors.pop()
+        if id(error) not in seen:
+            seen.add(id(error))
+            traceback.clear_frames(error.__traceback__)
+            errors += [other for other in (error.__cause__, error.__context__) if other is not None]

@@ -1,1 +1,0 @@
-"""Libraries of the CUDA backend, and the sources of its own kernels."""

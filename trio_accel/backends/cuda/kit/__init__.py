@@ -1,0 +1,1 @@
+"""What the libraries share: their base class, plan caches, workspaces, layouts and checks."""

@@ -1,0 +1,47 @@
+"""Memory that a library needs for itself while it computes."""
+
+from __future__ import annotations
+
+from cuda.bindings import driver
+
+from ..runtime._context import CudaContext
+from ..runtime._stream import CudaStream
+
+__all__ = ["Workspace"]
+
+
+class Workspace:
+    """One area for each stream, which grows to what was needed at most; the stream orders its uses.
+
+    From the driver's stream-ordered pool, and not from the chunks of arrays: it is lost with the context.
+    """
+
+    def __init__(self, context: CudaContext) -> None:
+        self._context = context
+        self._areas: dict[CudaStream, tuple[int, int]] = {}
+
+    def reserve(self, stream: CudaStream, nbytes: int) -> int:
+        """The address of at least so many bytes, free for the next operation on a stream.
+
+        Raises:
+            CudaMemoryError: There is not so much.
+        """
+        address, size = self._areas.get(stream, (0, 0))
+        if size >= nbytes:
+            return address
+        larger = int(self._context.check(driver.cuMemAllocAsync(nbytes, stream.handle)))
+        if size:
+            self._context.check(driver.cuMemFreeAsync(address, stream.handle))
+        self._areas[stream] = larger, nbytes
+        return larger
+
+    def close(self) -> None:
+        """Give everything back, behind what uses it. The context is current."""
+        for stream, (address, _) in self._areas.items():
+            if stream.is_destroyed:
+                # It has ended, and with it all that used the area.
+                driver.cuMemFreeAsync(address, 0)
+            else:
+                # Closed or not: work that nobody waits for any more may be on it.
+                self._context.check(driver.cuMemFreeAsync(address, stream.handle))
+        self._areas.clear()

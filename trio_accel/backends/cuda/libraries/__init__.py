@@ -1,0 +1,1 @@
+"""The libraries of the CUDA backend, one module each."""

@@ -1,0 +1,237 @@
+"""The handle of cuBLAS, and what its routines are told of types, factors and memory."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from typing import TYPE_CHECKING
+
+import attrs
+from cuda.bindings import driver
+from nvmath.bindings import cublas
+
+from ...base import DType
+from ..kit._arrays import DeviceArray
+from ..kit._workspace import Workspace
+
+if TYPE_CHECKING:
+    from .._device import CudaDevice
+    from ..runtime._stream import CudaStream
+
+__all__ = ["DEFAULT", "DEVICE", "HOST", "KINDS", "Cublas", "Factors", "Kind"]
+
+HOST, DEVICE = int(cublas.PointerMode.HOST), int(cublas.PointerMode.DEVICE)
+"""Where factors and results lie."""
+
+DEFAULT = int(cublas.GemmAlgo.DEFAULT)
+"""cuBLAS chooses how it multiplies."""
+
+# What NVIDIA advises for Hopper; with one of ours cuBLAS allocates nothing, and repeats its results.
+_WORKSPACE = 32 << 20
+# Sums in parts are in the type of the sum, and not in that of the result: rounded once.
+_MATH = int(cublas.Math.DEFAULT_MATH) | int(cublas.Math.DISALLOW_REDUCED_PRECISION_REDUCTION)
+_SINGLE, _DOUBLE = int(cublas.ComputeType.COMPUTE_32F), int(cublas.ComputeType.COMPUTE_64F)
+_FOUR_SINGLES, _FOUR_DOUBLES = struct.Struct("=ff8xff"), struct.Struct("=4d")
+
+
+@attrs.frozen
+class Kind:
+    """What cuBLAS calls an element type.
+
+    Attributes:
+        code: Its `cudaDataType`.
+        factor: That of its factors, in which the vectors' routines compute.
+        compute: In what products are summed up; no shorter type stands in for float32.
+        real: The type of its absolute values.
+        is_double: Whether factors are doubles.
+    """
+
+    code: int
+    factor: int
+    compute: int
+    real: DType
+    is_double: bool
+
+
+KINDS = {
+    DType.float16: Kind(2, 0, _SINGLE, DType.float16, False),
+    DType.bfloat16: Kind(14, 0, _SINGLE, DType.bfloat16, False),
+    DType.float32: Kind(0, 0, _SINGLE, DType.float32, False),
+    DType.float64: Kind(1, 1, _DOUBLE, DType.float64, True),
+    DType.complex64: Kind(4, 4, _SINGLE, DType.float32, False),
+    DType.complex128: Kind(5, 5, _DOUBLE, DType.float64, True),
+}
+
+
+class Factors:
+    """Two factors in host memory, which cuBLAS reads at the call.
+
+    Attributes:
+        alpha: Address of the first one.
+        beta: Address of the second one.
+    """
+
+    __slots__ = ("_buffer", "_view", "alpha", "beta")
+
+    def __init__(self) -> None:
+        self._buffer = bytearray(_FOUR_DOUBLES.size)
+        self._view = (ctypes.c_char * len(self._buffer)).from_buffer(self._buffer)
+        self.alpha: int = ctypes.addressof(self._view)
+        self.beta: int = self.alpha + _FOUR_DOUBLES.size // 2
+
+    def packed(self) -> bytes:
+        """Both as they lie there: zeros of either sign differ, and NaNs do not."""
+        return bytes(self._buffer)
+
+    def put(self, kind: Kind, alpha: complex, beta: complex = 0.0) -> None:
+        """Write both, of the type that goes with an element type."""
+        numbers = alpha.real, alpha.imag, beta.real, beta.imag
+        if kind.is_double:
+            _FOUR_DOUBLES.pack_into(self._buffer, 0, *numbers)
+            return
+        try:
+            _FOUR_SINGLES.pack_into(self._buffer, 0, *numbers)
+        except OverflowError:
+            # Infinite, as it is for NumPy.
+            rounded = (ctypes.c_float(number).value for number in numbers)
+            _FOUR_SINGLES.pack_into(self._buffer, 0, *rounded)
+
+
+class Cublas:
+    """A handle, on one stream at a time. Made in a thread, with the device's context current.
+
+    Attributes:
+        handle: The library's own.
+        factors: For one call.
+        plain: Factors 1 and 0, for types whose factors are doubles or not.
+    """
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._device = device
+        self._context = device.context
+        self._workspace = Workspace(self._context)
+        self._packed = [Workspace(self._context) for _ in range(3)]
+        self._stream: CudaStream | None = None
+        self._mode = HOST
+        self._warm: set[int] = set()
+        self.factors: Factors = Factors()
+        self.plain: dict[bool, Factors] = {False: Factors(), True: Factors()}
+        for kind in KINDS.values():
+            self.plain[kind.is_double].put(kind, 1.0)
+        self.handle: int = cublas.create()
+        try:
+            cublas.set_math_mode(self.handle, _MATH)
+            self._warm_up()
+        except BaseException:
+            cublas.destroy(self.handle)
+            raise
+
+    def select(self, stream: CudaStream, mode: int) -> None:
+        """Let the handle work on a stream, with results and factors in the memory of host or device.
+
+        Raises:
+            CudaMemoryError: There is no room for the stream's workspace.
+        """
+        if stream is not self._stream:
+            self._move(stream, stream.handle)
+            self._stream = stream
+        if mode != self._mode:
+            cublas.set_pointer_mode(self.handle, mode)
+            self._mode = mode
+
+    def select_for_capture(self, stream: CudaStream, handle: int) -> None:
+        """Let the handle work on a stream that captures, as if on another, until the next `select`.
+
+        With the other's workspace, where what is captured will run. Factors are in the memory of the host.
+        """
+        self._move(stream, handle)
+        if self._mode != HOST:
+            cublas.set_pointer_mode(self.handle, HOST)
+            self._mode = HOST
+
+    def _move(self, stream: CudaStream, handle: int) -> None:
+        place = self._workspace.reserve(stream, _WORKSPACE)
+        self._stream = None
+        cublas.set_stream(self.handle, handle)
+        # Each stream has its own, and a change of the stream takes it away.
+        cublas.set_workspace(self.handle, place, _WORKSPACE)
+
+    def room(self, stream: CudaStream, number: int, array: DeviceArray) -> DeviceArray:
+        """Room for an array in C order, one of three for each operation.
+
+        Raises:
+            CudaMemoryError: There is not so much memory.
+        """
+        place = self._packed[number].reserve(stream, array.nbytes)
+        return DeviceArray.packed(place, array.dtype, array.shape)
+
+    def packed(self, stream: CudaStream, number: int, array: DeviceArray) -> DeviceArray:
+        """Lay an array out anew, in C order; see `room`."""
+        room = self.room(stream, number, array)
+        self._device.arrays.convert(stream, array, room)
+        return room
+
+    def destroy(self) -> None:
+        """Give the handle and its memory back; the context is current."""
+        cublas.destroy(self.handle)
+        for workspace in (self._workspace, *self._packed):
+            workspace.close()
+
+    def is_warm(self, kind: Kind) -> bool:
+        """Whether something of a type was multiplied before."""
+        return kind.code in self._warm
+
+    def warm(self, kind: Kind) -> None:
+        """Multiply something of a type: cuBLAS loads what all products of that type need; blocks.
+
+        Nothing is enqueued meanwhile.
+        """
+        if self.is_warm(kind):
+            return
+        with self._context:
+            self._try(kind)
+            self._context.settle()
+
+    def _warm_up(self) -> None:
+        """Compute something: cuBLAS loads kernels at first use, and waits for whatever the device does then.
+
+        The vectors' routines of all types are loaded with those of one. Of products, each type has its own,
+        which take ten to eighty milliseconds: others than the most usual type have to be asked for.
+        """
+        self._try(KINDS[DType.float32], has_vectors=True)
+
+    def _try(self, kind: Kind, *, has_vectors: bool = False) -> None:
+        check = self._context.check
+        stream = int(check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
+        self._stream = None
+        try:
+            size = 64 * 64 * 16
+            place = int(check(driver.cuMemAllocAsync(_WORKSPACE + 2 * size, stream)))
+            check(driver.cuMemsetD8Async(place + _WORKSPACE, 0, 2 * size, stream))
+            cublas.set_stream(self.handle, stream)
+            cublas.set_workspace(self.handle, place, _WORKSPACE)
+            source, out = place + _WORKSPACE, place + _WORKSPACE + size
+            code, plain, factor = kind.code, self.plain[kind.is_double], kind.factor
+            cublas.set_pointer_mode(self.handle, HOST)
+            self._mode = HOST
+
+            def multiply(_: object = None) -> None:
+                cublas.gemm_ex_64(
+                    self.handle, 0, 0, 64, 64, 64, plain.alpha, source, code, 64, source, code, 64,
+                    plain.beta, out, code, 64, kind.compute, DEFAULT,
+                )  # fmt: skip
+
+            multiply()
+            if has_vectors:
+                self._device.graphs.warm(int(stream), multiply)
+                cublas.scal_ex_64(self.handle, 1, plain.alpha, factor, source, code, 1, factor)
+                cublas.axpy_ex_64(self.handle, 1, plain.alpha, factor, source, code, 1, out, code, 1, factor)
+                cublas.set_pointer_mode(self.handle, DEVICE)
+                self._mode = DEVICE
+                cublas.dot_ex_64(self.handle, 1, source, code, 1, source, code, 1, out, code, factor)
+                cublas.nrm2ex_64(self.handle, 1, source, code, 1, out, code, factor)
+            check(driver.cuMemFreeAsync(place, stream))
+            check(driver.cuStreamSynchronize(stream))
+        finally:
+            driver.cuStreamDestroy(stream)
+        self._warm.add(kind.code)

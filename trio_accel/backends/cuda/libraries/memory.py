@@ -1,0 +1,174 @@
+"""Copies and fills."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import ref
+
+import attrs
+import numpy.typing as npt
+from cuda.bindings import driver
+
+from ...base import CopyFromForeignSpec, DriverError, LibraryError, NotSupportedError
+from ...base.host import address_of
+from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, HostUse
+from ..kit._arrays import DeviceArray
+from ..kit._library import CudaLibrary
+from ..kit._plan_cache import Known
+from ..kit._workspace import Workspace
+from ..runtime._foreign import follow
+from ..runtime._stream import CudaStream
+
+if TYPE_CHECKING:
+    from ...base.foreign import ForeignArray
+    from .._device import CudaDevice
+
+__all__ = ["MemoryLibrary"]
+
+_Copy: TypeAlias = Callable[[], tuple[Any]]
+
+
+@attrs.frozen
+class _Straight:
+    """A copy for which the driver needs nobody's help.
+
+    Attributes:
+        host: The host's array; nothing here keeps it.
+        start: Where that begins.
+        copy: Enqueues the copy.
+    """
+
+    host: ref[npt.NDArray[Any]]
+    start: int
+    copy: _Copy
+
+
+_DEVICE = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+
+
+class MemoryLibrary(CudaLibrary):
+    """What every device can do with its memory."""
+
+    name = "memory"
+
+    def __init__(self, device: CudaDevice) -> None:
+        super().__init__(device)
+        self._packed = Workspace(self._context)
+        # By the device's array, and the stream; of each one host array, the last.
+        self._up: Known[_Straight] = Known(device.places)
+        self._down: Known[_Straight] = Known(device.places)
+        self._table = {
+            CopyFromHostSpec: self._copy_from_host,
+            CopyToHostSpec: self._copy_to_host,
+            CopySpec: self._copy,
+            FillSpec: self._fill,
+            CopyFromForeignSpec: self._copy_from_foreign,
+        }
+
+    def _copy_from_host(self, spec: CopyFromHostSpec, stream: CudaStream) -> None:
+        if self._copied_again(self._up.find(spec.out, stream), spec.host):
+            return
+        out, transfers = self._device.at(spec.out), self._device.transfers
+        if not out.size:
+            return
+        start = transfers.straight(spec.host)
+        if not out.is_contiguous:
+            packed = self._pack(stream, out)
+            use = transfers.to_device(stream, spec.host, start, packed.address)
+            self._note_use(spec, use)
+            self._device.arrays.convert(stream, packed, out)
+            return
+        if start is None:
+            self._note_use(spec, transfers.to_device(stream, spec.host, start, out.address))
+            return
+        to = driver.CUdeviceptr(out.address)
+        copy: _Copy = partial(driver.cuMemcpyHtoDAsync, to, start, out.nbytes, stream.native)
+        self._context.check(copy())
+        self._up.keep(spec.out, stream, _Straight(ref(spec.host), start, copy))
+
+    def _copy_to_host(self, spec: CopyToHostSpec, stream: CudaStream) -> None:
+        if self._copied_again(self._down.find(spec.source, stream), spec.host):
+            return
+        source, transfers = self._device.at(spec.source), self._device.transfers
+        if not source.size:
+            return
+        start = transfers.straight(spec.host)
+        if not source.is_contiguous:
+            packed = self._pack(stream, source)
+            self._device.arrays.convert(stream, source, packed)
+            self._note_use(spec, transfers.to_host(stream, packed.address, spec.host, start))
+            return
+        if start is None:
+            self._note_use(spec, transfers.to_host(stream, source.address, spec.host, start))
+            return
+        source_of = driver.CUdeviceptr(source.address)
+        copy: _Copy = partial(driver.cuMemcpyDtoHAsync, start, source_of, source.nbytes, stream.native)
+        self._context.check(copy())
+        self._down.keep(spec.source, stream, _Straight(ref(spec.host), start, copy))
+
+    def _note_use(self, spec: CopyFromHostSpec | CopyToHostSpec, use: HostUse | None) -> None:
+        if use is not None:
+            spec.note_use(use)
+
+    def _copied_again(self, straight: _Straight | None, host: npt.NDArray[Any]) -> bool:
+        """Copy as before, if it was between the same arrays and the host's still lies as it did."""
+        if (
+            straight is None
+            or straight.host() is not host
+            or not host.flags.c_contiguous
+            or address_of(host) != straight.start
+        ):
+            return False
+        self._context.check(straight.copy())
+        return True
+
+    def _copy(self, spec: CopySpec, stream: CudaStream) -> None:
+        self._device.arrays.convert(stream, self._device.at(spec.source), self._device.at(spec.out))
+
+    def _copy_from_foreign(self, spec: CopyFromForeignSpec, stream: CudaStream) -> None:
+        source, out = spec.source, self._device.at(spec.out)
+        if not out.size:
+            return
+        device = driver.cuPointerGetAttribute(_DEVICE, source.address)
+        if device[0] or int(device[1]) != self._device.info.index:
+            raise NotSupportedError("the array is on no memory of this device", backend="cuda")
+        _check_alignment(source, out.dtype.itemsize)
+        if source.stream is not None:
+            try:
+                follow(stream, source.stream, self._context)
+            except DriverError as error:
+                raise LibraryError(
+                    f"the stream that the array names cannot be waited for: {error}",
+                    library=self.name,
+                    code=error.code,
+                ) from error
+        array = DeviceArray(source.address, out.dtype, source.shape, source.strides)
+        self._device.arrays.convert(stream, array, out)
+
+    def _fill(self, spec: FillSpec, stream: CudaStream) -> None:
+        self._device.arrays.fill(stream, self._device.at(spec.out), spec.value)
+
+    def _pack(self, stream: CudaStream, array: DeviceArray) -> DeviceArray:
+        return DeviceArray.packed(self._packed.reserve(stream, array.nbytes), array.dtype, array.shape)
+
+    def _destroy(self) -> None:
+        self._packed.close()
+
+
+def _check_alignment(source: ForeignArray, itemsize: int) -> None:
+    """Refuse elements that a kernel cannot read: that would end CUDA for the whole process.
+
+    Raises:
+        LibraryError: An element does not begin at a multiple of its size, or of 8 bytes.
+    """
+    step = min(itemsize, 8)
+    strides = [stride for extent, stride in zip(source.shape, source.strides, strict=True) if extent > 1]
+    if any(number % step for number in (source.address, *strides)):
+        raise LibraryError(
+            f"host: its elements of {itemsize} bytes must lie at multiples of {step}; it begins at address "
+            f"{source.address:#x} and has strides {source.strides}: give a contiguous copy",
+            library="memory",
+            code="misaligned",
+        )

@@ -1,0 +1,66 @@
+"""Random numbers: Philox-4x32-10 by a kernel of the backend's own, in cuRAND's order and with its arithmetic.
+
+cuRAND's generator would have to be told for every array where it begins, and then its next draw waits for the
+stream: that would hold up the loop.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, ClassVar
+
+from ...base import DType, NotSupportedError
+from ...base.ops import PhiloxSpec
+from ..kit._library import CudaLibrary
+from ..runtime._stream import CudaStream
+
+if TYPE_CHECKING:
+    from .._device import CudaDevice
+
+__all__ = ["RandomLibrary"]
+
+# As in philox.cu, with what fills the structure up.
+_ARGUMENTS = struct.Struct("<QQQqddiii4x")
+_KINDS = {
+    ("bits", DType.uint32): 0,
+    ("uniform", DType.float32): 1,
+    ("uniform", DType.float64): 2,
+    ("normal", DType.float32): 3,
+    ("normal", DType.float64): 4,
+}
+# Four numbers come from a counter, or from one in each of two rows; they are stored 16 bytes at a time.
+_FOUR = 4
+_ALIGNMENT = 16
+_MASK = (1 << 64) - 1
+
+
+class RandomLibrary(CudaLibrary):
+    """One kernel, told for each array which part of which sequence it draws. Compiled when it is made."""
+
+    name: ClassVar[str] = "random"
+
+    def __init__(self, device: CudaDevice) -> None:
+        super().__init__(device)
+        self._fill = device.kernels.function("philox", "philox_fill", _ARGUMENTS.size)
+        self._table = {PhiloxSpec: self._philox}
+
+    def _philox(self, spec: PhiloxSpec, stream: CudaStream) -> None:
+        kind = _KINDS.get((spec.distribution, spec.out.dtype))
+        out = self._device.at(spec.out)
+        if kind is None or not out.is_contiguous:
+            allowed = ", ".join(str(dtype) for name, dtype in _KINDS if name == spec.distribution)
+            raise NotSupportedError(
+                f"random {spec.distribution} makes contiguous arrays of {allowed}, not {spec.out.dtype}",
+                backend="cuda",
+            )
+        size = out.size
+        if not size:
+            return
+        is_moved = (spec.low, spec.width) != (0.0, 1.0)
+        is_aligned = not out.address % _ALIGNMENT
+        with self._fill as arguments:
+            _ARGUMENTS.pack_into(
+                arguments, 0, out.address, spec.seed, spec.row & _MASK, size, spec.low, spec.width, kind,
+                is_moved, is_aligned,
+            )  # fmt: skip
+            self._fill.launch(stream.handle, -(-size // _FOUR))

@@ -1,0 +1,196 @@
+"""The context of one open device: current where it is used, and lost at most once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from cuda.bindings import driver
+
+from ...base import ContextPoisonedError, DeviceLostError
+from ._driver import check, describe, error_of, is_damage, is_sticky
+
+__all__ = ["CudaContext"]
+
+# Whatever 0 means to the bindings.
+_DEFAULT_STREAM = int(driver.CU_STREAM_LEGACY)
+_NOT_READY = driver.CUresult.CUDA_ERROR_NOT_READY
+
+
+class _Pushed(threading.local):
+    """For each thread, what the blocks that it is in have pushed."""
+
+    def __init__(self) -> None:
+        self.depth: list[bool] = []
+
+
+class CudaContext:
+    """The primary context of a device, which every library and every other package in the process shares.
+
+    `with context:` makes it current for a block of calls in whatever thread; what was current before is
+    so again afterwards, since the program may use the same thread for other devices. In a process that has
+    no other use of CUDA it stays current.
+
+    Args:
+        index: Number of the device among those that the driver shows.
+        device: Its name, for errors.
+        is_alone: Whether nothing else in the process uses CUDA.
+
+    Raises:
+        DeviceLostError: An earlier fault has ended CUDA in this process.
+        ContextPoisonedError: The same, where nothing else uses it.
+
+    Attributes:
+        is_lost: Whether it counts as lost: nothing is enqueued any more.
+        is_dead: Whether the driver says so: it takes nothing back any more.
+    """
+
+    __slots__ = (
+        "_address",
+        "_before_loss",
+        "_device",
+        "_handle",
+        "_is_alone",
+        "_is_memory_damaged",
+        "_lock",
+        "_loss",
+        "_number",
+        "_pushed",
+        "is_dead",
+        "is_lost",
+    )
+
+    def __init__(self, index: int, device: str, *, is_alone: bool = False) -> None:
+        self._device = device
+        self._is_alone = is_alone
+        check(driver.cuInit(0))
+        self._number = check(driver.cuDeviceGet(index))
+        self._pushed = _Pushed()
+        self._lock = threading.Lock()
+        self._loss: str | None = None
+        self._is_memory_damaged: bool = False
+        self._before_loss: list[Callable[[], None]] = []
+        self.is_lost: bool = False
+        self.is_dead: bool = False
+        try:
+            self._handle = check(driver.cuDevicePrimaryCtxRetain(self._number))
+            self._address = int(self._handle)
+            # A lost one is handed out again, as if it were none, while anybody in the process still has it.
+            try:
+                self.query()
+            except BaseException:
+                self.release()
+                raise
+        except ContextPoisonedError as error:
+            if is_alone:
+                # A worker: the next one is the new process.
+                raise
+            raise DeviceLostError(
+                "an earlier fault has ended CUDA in this process, and only a new process has it again; with"
+                " isolation='process' the device is rebuilt by itself",
+                device=device,
+            ) from error
+
+    def make_current(self) -> bool:
+        """Make it current in this thread; returns whether `restore` must follow."""
+        if not self._is_alone:
+            # Also where it is current already, which is seldom so: to ask first would be a third call.
+            return not driver.cuCtxPushCurrent(self._handle)[0]
+        if int(driver.cuCtxGetCurrent()[1]) != self._address:
+            driver.cuCtxSetCurrent(self._handle)
+        return False
+
+    def restore(self) -> None:
+        """Make current what was so before."""
+        driver.cuCtxPopCurrent()
+
+    def __enter__(self) -> None:
+        self._pushed.depth.append(self.make_current())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pushed.depth.pop():
+            self.restore()
+
+    @property
+    def number(self) -> Any:
+        """The driver's handle of the device."""
+        return self._number
+
+    def check(self, result: tuple[Any, ...]) -> Any:
+        """Take a call's result apart.
+
+        Raises:
+            ContextPoisonedError: The context is lost, to this call or one before.
+            CudaMemoryError: There is not enough memory.
+            AccelError: The call failed otherwise.
+        """
+        code = result[0]
+        if code:
+            if is_sticky(code):
+                self.lose_to(code)
+            raise self.failure() or error_of(code, self._device)
+        return result[1] if len(result) == 2 else result[1:]
+
+    def query(self) -> None:
+        """Ask the driver whether the context is lost.
+
+        Raises:
+            ContextPoisonedError: It is.
+        """
+        with self:
+            # NVIDIA: may also return error codes from previous, asynchronous launches.
+            code = driver.cuStreamQuery(_DEFAULT_STREAM)[0]
+            if code != _NOT_READY:
+                self.check((code,))
+
+    def settle(self) -> None:
+        """Wait for the default stream. Blocks; the context is current.
+
+        Libraries send what they need by it when they plan or load, and return before it has arrived; streams
+        that do not block, as ours, do not wait for that, and are not waited for.
+
+        Raises:
+            ContextPoisonedError: The context is lost.
+        """
+        self.check(driver.cuStreamSynchronize(_DEFAULT_STREAM))
+
+    def before_loss(self, callback: Callable[[], None]) -> None:
+        """Call something at the moment when the context counts as lost, in whatever thread sees it."""
+        self._before_loss.append(callback)
+
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Take back a `before_loss`."""
+        if callback in self._before_loss:
+            self._before_loss.remove(callback)
+
+    def lose_to(self, code: int) -> None:
+        """The driver has reported a sticky code."""
+        self.is_dead = True
+        self._is_memory_damaged = self._is_memory_damaged or is_damage(code)
+        self.lose(f"the context is lost: {describe(code)}")
+
+    def lose(self, why: str) -> None:
+        """The context cannot be used any more; the first reason is the one."""
+        with self._lock:
+            if self._loss is not None:
+                return
+            for callback in tuple(self._before_loss):
+                callback()
+            self._loss = why
+            self.is_lost = True
+
+    def failure(self) -> ContextPoisonedError | None:
+        """A new error that says why the context is lost; None while it is usable."""
+        if self._loss is None:
+            return None
+        return ContextPoisonedError(
+            self._loss, device=self._device, is_memory_damaged=self._is_memory_damaged
+        )
+
+    def release(self) -> None:
+        """Give it back; what others in the process do with it goes on."""
+        driver.cuDevicePrimaryCtxRelease(self._number)

@@ -1,0 +1,245 @@
+"""What is launched again and again at the same addresses, as CUDA graphs: launching those takes less time."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from cuda.bindings import driver
+
+from ._driver import is_sticky
+from ._launch_cache import Call, Key, Repeats
+
+if TYPE_CHECKING:
+    from ._context import CudaContext
+    from ._stream import CudaStream
+
+__all__ = ["Call", "Graphs", "Key"]
+
+MOST = 128
+"""So many are kept for a device. One takes 114 KiB of its memory."""
+
+# Of one graph: for more there may be no memory yet.
+_MOST_NODES = 2
+# What the thread does that must not be captured makes the capture fail; what others do is no concern of it.
+_MODE = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+# Kernels, and what sets the counters of those that share their work out to zero.
+_NODES = frozenset(
+    map(
+        int,
+        (driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL, driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET),
+    )
+)
+_NON_BLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+
+# What was promised to those that are open, by the device's number: in a process they share its context.
+_rooms: Counter[int] = Counter()
+_warming = threading.Lock()
+
+
+class Graphs:
+    """The graphs of one device: captured at the third launch, and launched from then on.
+
+    The driver waits for everything that runs when its memory for graphs has to grow. So as many as may ever
+    be there at once are made, and destroyed, before anything runs: that memory stays. One that is in flight
+    keeps its part of it until it has ended, and does not make way for another before.
+    """
+
+    def __init__(self, context: CudaContext) -> None:
+        self._context = context
+        self._repeats: Repeats[Any] = Repeats(_has_ended, self._destroy)
+        self._kept = self._repeats.kept
+        self._stream: int | None = None
+        self._is_warm = False
+        # Over what is kept, except where it is launched. Whoever launches does not wait for it.
+        self._lock = threading.Lock()
+
+    @property
+    def room(self) -> int:
+        """How many there may be."""
+        return self._repeats.most
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._kept)
+
+    def launch(self, key: Key, stream: CudaStream) -> bool:
+        """Launch what is kept for a key; returns False where nothing is.
+
+        Raises:
+            ContextPoisonedError: The context is lost.
+        """
+        kept = self._kept.get(key)
+        if kept is None:
+            return False
+        # What is enqueued now is done with the stream's next number.
+        kept.last = stream.word.sequence
+        code = driver.cuGraphLaunch(kept.thing, stream.native)[0]
+        if code:
+            self._give_up(key, code)
+            return False
+        return True
+
+    def is_due(self, key: Key) -> bool:
+        """Count a launch for which nothing is kept; returns whether `keep` is to follow instead of it."""
+        # To count takes no lock: others forget whole keys, of calls that nobody makes any more.
+        if not self._repeats.is_due(key) or key[0].is_refused(key) or not self._lock.acquire(blocking=False):
+            return False
+        try:
+            return self._repeats.has_room()
+        finally:
+            self._lock.release()
+
+    def keep(self, key: Key, enqueue: Callable[[int], None]) -> bool:
+        """Capture something, keep it for a key, and launch it; returns False where that cannot be done.
+
+        Args:
+            key: Has just been due.
+            enqueue: Enqueues it on a stream, by its handle, with nothing but kernels and what sets memory.
+
+        Raises:
+            ContextPoisonedError: The context is lost.
+        """
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            assert self._stream is not None
+            graph = self._capture(self._stream, enqueue)
+            made = None if graph is None else self._instantiate(graph)
+            if made is None:
+                key[0].refuse(key)
+                self._repeats.forget(key)
+                return False
+            self._repeats.keep(key, made, 0)
+        finally:
+            self._lock.release()
+        return self.launch(key, key[1])
+
+    def warm(self, stream: int, enqueue: Callable[[int], None]) -> None:
+        """Have the driver make the memory for all graphs, once; blocks, and nothing else should run.
+
+        Where there are no graphs, or no memory for them, there are fewer, or none.
+
+        Args:
+            stream: Handle of a stream that nobody else uses, with nothing on it.
+            enqueue: Enqueues one or two kernels on it.
+
+        Raises:
+            ContextPoisonedError: The context is lost.
+        """
+        number = int(self._context.number)
+        with _warming:
+            if self._is_warm:
+                return
+            self._is_warm = True
+            graph = self._capture_largest(stream, enqueue)
+            made: list[Any] = []
+            try:
+                while graph is not None and len(made) < MOST + _rooms[number]:
+                    executable = self._take(driver.cuGraphInstantiate(graph, 0))
+                    if executable is None:
+                        break
+                    made.append(executable)
+            finally:
+                for executable in made:
+                    driver.cuGraphExecDestroy(executable)
+                if graph is not None:
+                    driver.cuGraphDestroy(graph)
+            room = len(made) - _rooms[number]
+            if room > 0:
+                # Of its own: whoever else uses the one of an operation does not meet a capture there.
+                self._stream = int(self._context.check(driver.cuStreamCreate(_NON_BLOCKING)))
+                self._repeats.most = room
+                _rooms[number] += room
+
+    def drop(self, owner: object) -> None:
+        """Throw away what calls of an owner made, who launches no more. The context is current."""
+        with self._lock:
+            self._repeats.drop(owner)
+
+    def close(self) -> None:
+        """Throw everything away; nothing is in flight any more. The context is current, or dead."""
+        with self._lock:
+            self._repeats.clear()
+            with _warming:
+                _rooms[int(self._context.number)] -= self._repeats.most
+            self._repeats.most = 0
+            if self._stream is not None and not self._context.is_dead:
+                driver.cuStreamDestroy(self._stream)
+            self._stream = None
+
+    def _capture_largest(self, stream: int, enqueue: Callable[[int], None]) -> Any:
+        """A graph of as many kernels as any may have: something is enqueued twice if need be."""
+        graph = self._capture(stream, enqueue)
+        if graph is None or _count_nodes(graph) == _MOST_NODES:
+            return graph
+        driver.cuGraphDestroy(graph)
+
+        def enqueue_twice(stream: int) -> None:
+            enqueue(stream)
+            enqueue(stream)
+
+        return self._capture(stream, enqueue_twice)
+
+    def _capture(self, stream: int, enqueue: Callable[[int], None]) -> Any:
+        """A graph of what is enqueued; None where that is anything but a few of these."""
+        code = driver.cuStreamBeginCapture(stream, _MODE)[0]
+        if code:
+            return self._take((code, None))
+        is_whole = False
+        try:
+            # What it says is said again where it is launched without a graph.
+            with suppress(Exception):
+                enqueue(stream)
+                is_whole = True
+        finally:
+            # Also where an interrupt ends it: what follows would be captured too.
+            graph = self._take(driver.cuStreamEndCapture(stream))
+            if graph is not None and not (is_whole and 0 < _count_nodes(graph) <= _MOST_NODES):
+                driver.cuGraphDestroy(graph)
+                graph = None
+        return graph
+
+    def _instantiate(self, graph: Any) -> Any:
+        """Something to launch, or None. The graph itself is not needed any more."""
+        try:
+            return self._take(driver.cuGraphInstantiate(graph, 0))
+        finally:
+            driver.cuGraphDestroy(graph)
+
+    def _take(self, result: tuple[Any, ...]) -> Any:
+        """The result of a call, or None where it failed.
+
+        Raises:
+            ContextPoisonedError: The context is lost.
+        """
+        if is_sticky(result[0]):
+            self._context.check(result)
+        return None if result[0] else result[1]
+
+    def _give_up(self, key: Key, code: int) -> None:
+        """A graph is refused: from now on it goes without."""
+        self._take((code, None))
+        key[0].refuse(key)
+        with self._lock:
+            self._repeats.remove(key)
+
+    def _destroy(self, executable: Any) -> None:
+        if not self._context.is_dead:
+            driver.cuGraphExecDestroy(executable)
+
+
+def _count_nodes(graph: Any) -> int:
+    """How many there are, or one too many; 0 where there is anything else."""
+    code, nodes, count = driver.cuGraphGetNodes(graph, _MOST_NODES + 1)
+    if code or any(int(driver.cuGraphNodeGetType(node)[1]) not in _NODES for node in nodes[:count]):
+        return 0
+    return int(count)
+
+
+def _has_ended(key: Key, last: int) -> bool:
+    stream: CudaStream = key[1]
+    return stream.is_destroyed or stream.refresh() > last

@@ -1,0 +1,98 @@
+"""Arrays of the CUDA backend in the hands of other libraries of the process."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ...base import ContextPoisonedError
+from ._export import CudaArray
+from ._foreign import follow, handle_of
+
+if TYPE_CHECKING:
+    from ...base.ops import ArraySpec
+    from .._device import CudaDevice
+    from ._stream import CudaEvent, CudaStream
+
+__all__ = ["CudaLoan", "Lending"]
+
+
+class Lending:
+    """What of a device the program has, and the streams on which later work waits for what it does with it.
+
+    Each loan has a stream of its own for as long as its event is not done: on a shared one, a program whose
+    stream waits for another of its own could wait for itself.
+    """
+
+    __slots__ = ("_device", "_loans", "_returned")
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._device = device
+        self._loans: set[CudaLoan] = set()
+        self._returned: list[CudaEvent] = []
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the program has nothing; what it has enqueued is on streams of the device."""
+        return not self._loans
+
+    def lend(self, array: ArraySpec, *, write: bool, stream: object) -> CudaLoan:
+        """Make a loan; see `AccelDevice.lend`."""
+        loan = CudaLoan(self, self._device, array, write=write, stream=stream)
+        self._loans.add(loan)
+        return loan
+
+    def stream(self) -> CudaStream:
+        """A stream with nothing on it."""
+        for event in self._returned:
+            if event.is_done and not event.stream.is_closed:
+                self._returned.remove(event)
+                return event.stream
+        return self._device.open_stream(f"{self._device.info.name} leases")
+
+    def returned(self, loan: CudaLoan, event: CudaEvent | None) -> None:
+        """A loan is over."""
+        self._loans.discard(loan)
+        if event is not None:
+            self._returned.append(event)
+
+
+class CudaLoan:
+    """An array that the program has.
+
+    Attributes:
+        array: What the program uses.
+    """
+
+    def __init__(
+        self, lending: Lending, device: CudaDevice, array: ArraySpec, *, write: bool, stream: object
+    ) -> None:
+        self._lending = lending
+        self._context = device.context
+        self._handle = handle_of(stream)
+        # An object keeps its stream only as long as itself.
+        self._theirs = stream
+        self.array: CudaArray = CudaArray(
+            device.at(array), device.info, self._context, is_read_only=not write
+        )
+        self._ours = lending.stream()
+        try:
+            # What is wrong with their stream is said before anything is enqueued on it.
+            follow(self._ours, self._handle, self._context)
+        except BaseException:
+            self._ours.close()
+            raise
+
+    def take_back(self) -> tuple[CudaStream, CudaEvent] | None:
+        """Follow what the program has enqueued; see `Loan.take_back`."""
+        self.array.end()
+        event: CudaEvent | None = None
+        try:
+            # In a context that only counts as lost their work goes on, and `close` waits for it.
+            with suppress(ContextPoisonedError):
+                follow(self._ours, self._handle, self._context)
+            if not self._ours.is_closed:
+                event = self._ours.record()
+        finally:
+            self._lending.returned(self, event)
+        return None if event is None else (self._ours, event)

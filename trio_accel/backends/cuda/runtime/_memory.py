@@ -1,0 +1,187 @@
+"""Memory of one CUDA device: chunks of physical memory, mapped where they are used."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import attrs
+from cuda.bindings import driver
+
+from ...base import AccelError, BlockMemory, ChunkKeeper
+from ._context import CudaContext
+from ._driver import CudaMemoryError
+from ._reclaim import Reclaimer
+
+__all__ = ["CudaMemory", "DeviceChunk"]
+
+_DESCRIPTOR = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+# What is on its way back waits for streams that this thread may have to let go.
+_PATIENCE = 0.5
+# So much of the memory is kept while nothing lies in it: a sixteenth.
+_KEPT = 16
+_NONE = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
+
+
+@attrs.frozen
+class DeviceChunk:
+    """A range of device memory.
+
+    Attributes:
+        address: Where it begins.
+        nbytes: Its size.
+    """
+
+    address: int
+    nbytes: int
+
+
+class CudaMemory(BlockMemory[DeviceChunk, int]):
+    """The blocks of one device, as addresses.
+
+    Args:
+        context: The device's context.
+        device: Name of the device.
+        limit: The most bytes that its blocks may take.
+        keeper: Gets the chunks, as descriptors: such a chunk lives as long as one is open anywhere.
+    """
+
+    def __init__(self, context: CudaContext, device: str, limit: int, keeper: ChunkKeeper | None) -> None:
+        self._reclaimer = Reclaimer(device)
+        source = _Source(context, self._reclaimer, limit, is_kept=keeper is not None)
+        super().__init__(device, limit, source, keeper)
+        self._chunk_source = source
+
+    def clear(self) -> None:
+        """Give every block back, and wait until the driver has the memory; blocks."""
+        super().clear()
+        self._chunk_source.give_back()
+        self._reclaimer.close()
+
+
+class _Source:
+    """Chunks of the device's memory (`cuMemCreate`, `cuMemMap`)."""
+
+    first = 256 << 20
+
+    def __init__(self, context: CudaContext, reclaimer: Reclaimer, limit: int, *, is_kept: bool) -> None:
+        # A program that makes a large array again and again is not to wait for the driver each time.
+        self.keep = max(self.first, limit // _KEPT)
+        self._context = context
+        self._reclaimer = reclaimer
+        self._postponed: list[DeviceChunk] = []
+        self._check = context.check
+        location = driver.CUmemLocation()
+        location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        location.id = int(context.number)
+        self._properties = driver.CUmemAllocationProp()
+        self._properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        self._properties.location = location
+        self._properties.requestedHandleTypes = _DESCRIPTOR if is_kept else _NONE
+        self._access = driver.CUmemAccessDesc()
+        self._access.location = location
+        self._access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        minimum = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        self._granularity = int(self._check(driver.cuMemGetAllocationGranularity(self._properties, minimum)))
+
+    def make(self, nbytes: int) -> tuple[DeviceChunk, int]:
+        size = self._whole(nbytes)
+        with self._context:
+            return self._mapped(self._create(size), size), size
+
+    def make_kept(self, nbytes: int, keeper: ChunkKeeper, chunk: int) -> tuple[DeviceChunk, int]:
+        size = self._whole(nbytes)
+        with self._context:
+            handle = self._create(size)
+            try:
+                descriptor = int(self._check(driver.cuMemExportToShareableHandle(handle, _DESCRIPTOR, 0)))
+            except BaseException:
+                driver.cuMemRelease(handle)
+                raise
+            mapped = self._mapped(handle, size)
+        try:
+            keeper.keep(chunk, size, descriptor)
+        except BaseException:
+            self.drop(mapped)
+            raise
+        finally:
+            os.close(descriptor)
+        return mapped, size
+
+    def map(self, nbytes: int, descriptor: int) -> DeviceChunk:
+        # What the driver would take for a whole number of pages.
+        if nbytes <= 0 or nbytes % self._granularity:
+            raise ValueError(
+                f"nbytes: {nbytes} is no size of a chunk: it has whole {self._granularity} bytes"
+            )
+        with self._context:
+            try:
+                handle = self._check(driver.cuMemImportFromShareableHandle(descriptor, _DESCRIPTOR))
+            except AccelError as error:
+                raise OSError(f"descriptor {descriptor} is no memory of this device: {error}") from error
+            try:
+                return self._mapped(handle, nbytes)
+            except AccelError as error:
+                raise ValueError(f"nbytes: {nbytes} cannot be mapped of this chunk: {error}") from error
+
+    def drop(self, chunk: DeviceChunk) -> None:
+        # In a context that only counts as lost, work that nobody waits for any more still runs.
+        if self._context.is_lost:
+            self._postponed.append(chunk)
+        else:
+            self._reclaimer.give_back(partial(self._unmap, chunk))
+
+    def give_back(self) -> None:
+        """Unmap what was dropped after the context was lost: all streams have ended."""
+        postponed, self._postponed = self._postponed, []
+        # After a fault nothing is given back through the driver: the end of the process does that.
+        if not self._context.is_dead:
+            for chunk in postponed:
+                self._reclaimer.give_back(partial(self._unmap, chunk))
+
+    def _unmap(self, chunk: DeviceChunk) -> None:
+        # A fault that shows only now is known to the context by then.
+        with self._context, suppress(AccelError):
+            self._check(driver.cuMemUnmap(chunk.address, chunk.nbytes))
+            self._check(driver.cuMemAddressFree(chunk.address, chunk.nbytes))
+
+    def block(self, chunk: DeviceChunk, offset: int, nbytes: int) -> int:
+        return chunk.address + offset
+
+    def available(self) -> int:
+        with self._context:
+            code, free, _ = driver.cuMemGetInfo()
+        return 0 if code else int(free)
+
+    def _create(self, nbytes: int) -> Any:
+        """Take physical memory from the driver, if need be when what is on its way back has come."""
+        try:
+            return self._check(driver.cuMemCreate(nbytes, self._properties, 0))
+        except CudaMemoryError:
+            if not self._reclaimer.wait(_PATIENCE):
+                raise
+            return self._check(driver.cuMemCreate(nbytes, self._properties, 0))
+
+    def _whole(self, nbytes: int) -> int:
+        return max(1, -(-nbytes // self._granularity)) * self._granularity
+
+    def _mapped(self, handle: Any, nbytes: int) -> DeviceChunk:
+        """Map physical memory; the handle is given back, as the mapping holds the memory."""
+        address = 0
+        try:
+            address = int(self._check(driver.cuMemAddressReserve(nbytes, 0, 0, 0)))
+            self._check(driver.cuMemMap(address, nbytes, 0, handle, 0))
+            try:
+                self._check(driver.cuMemSetAccess(address, nbytes, [self._access], 1))
+            except BaseException:
+                driver.cuMemUnmap(address, nbytes)
+                raise
+        except BaseException:
+            if address:
+                driver.cuMemAddressFree(address, nbytes)
+            raise
+        finally:
+            driver.cuMemRelease(handle)
+        return DeviceChunk(address, nbytes)

@@ -1,0 +1,139 @@
+"""Rings when a stream gets somewhere, without the driver ever running Python."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import mmap
+import threading
+from contextlib import suppress
+from typing import Any
+
+from cuda.bindings import driver
+
+from ...base import ContextPoisonedError, Waker
+from ._context import CudaContext
+from ._stream import CudaEvent
+
+__all__ = ["Bell"]
+
+_SIZE_OF_A_SEMAPHORE = 64
+_MASK = 0xFFFFFFFF
+_AT_LEAST = int(driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
+
+_libc = ctypes.CDLL(None)
+for _name in ("sem_init", "sem_wait", "sem_post", "sem_destroy"):
+    getattr(_libc, _name).argtypes = (
+        [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint] if _name == "sem_init" else [ctypes.c_void_p]
+    )
+
+
+def _address_of(function: Any) -> int:
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+_POST = driver.CUhostFn(_address_of(_libc.sem_post))
+_STRLEN = driver.CUhostFn(_address_of(_libc.strlen))
+# Semaphores of devices that were closed while a stream was stuck: the driver may post to them yet.
+_abandoned: list[Any] = []
+
+
+class Bell:
+    """A thread that waits for a semaphore of the C library, which host functions post.
+
+    A host function that ran Python would need the interpreter's lock in a thread of the driver, and one on
+    the work's own stream holds that up: it goes on a side stream that waits for the event's number.
+    After a fault the driver calls no host function; that a context is lost is seen by looking.
+    """
+
+    def __init__(self, context: CudaContext, name: str) -> None:
+        self._context = context
+        self._name = name
+        self._semaphore = ctypes.create_string_buffer(_SIZE_OF_A_SEMAPHORE)
+        self._address = ctypes.addressof(self._semaphore)
+        _libc.sem_init(self._address, 0, 0)
+        self._watched: list[tuple[CudaEvent, Waker]] = []
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+        # Nobody may read it, so that the C library's strlen dies of it.
+        self._trap: mmap.mmap | None = None
+
+    def watch(self, event: CudaEvent, waker: Waker) -> None:
+        """Ring once an event is done; it was not a moment ago."""
+        stream = event.stream
+        with self._lock:
+            if self._is_closed:
+                return
+            self._watched.append((event, waker))
+            if self._thread is None:
+                # A daemon: it must not keep the interpreter from ending.
+                self._thread = threading.Thread(target=self._run, name=f"{self._name} bell", daemon=True)
+                self._thread.start()
+        word, check = stream.word, self._context.check
+        # A lost context is seen by looking.
+        with suppress(ContextPoisonedError):
+            side = stream.side()
+            check(driver.cuStreamWaitValue32(side, word.address, event.sequence & _MASK, _AT_LEAST))
+            check(driver.cuLaunchHostFunc(side, _POST, self._address))
+
+    def crash(self, stream: int) -> tuple[Any, ...]:
+        """Enqueue what this process dies of; returns the driver's answer."""
+        if self._trap is None:
+            self._trap = mmap.mmap(-1, mmap.PAGESIZE)
+            self._protect(0)
+        # What dies on purpose needs no report of it.
+        faulthandler.disable()
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._trap))
+        result: tuple[Any, ...] = driver.cuLaunchHostFunc(stream, _STRLEN, address)
+        return result
+
+    def defuse(self) -> None:
+        """The context counts as lost: nothing dies any more of what runs all the same."""
+        if self._trap is not None:
+            self._protect(mmap.PROT_READ | mmap.PROT_WRITE)
+
+    def _protect(self, access: int) -> None:
+        assert self._trap is not None
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._trap))
+        _libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE), access)
+
+    def close(self, *, is_idle: bool) -> None:
+        """End the thread; rings nobody any more.
+
+        Args:
+            is_idle: Whether no stream can post any more.
+        """
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._watched.clear()
+            thread = self._thread
+        if thread is not None:
+            _libc.sem_post(self._address)
+            thread.join()
+        if is_idle:
+            _libc.sem_destroy(self._address)
+        else:
+            _abandoned.append(self._semaphore)
+
+    def _run(self) -> None:
+        while True:
+            _libc.sem_wait(self._address)
+            with self._lock:
+                if self._is_closed:
+                    return
+                watched, self._watched = self._watched, []
+                done: list[Waker] = []
+                for event, waker in watched:
+                    if event.is_done:
+                        done.append(waker)
+                    else:
+                        self._watched.append((event, waker))
+            for waker in done:
+                waker.ring()
+            # Nothing is held while it waits.
+            watched = done = event = waker = None  # type: ignore[assignment]

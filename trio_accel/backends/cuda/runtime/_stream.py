@@ -1,0 +1,341 @@
+"""Streams of the CUDA backend, with the numbers that they write when they get somewhere."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from cuda.bindings import driver
+
+from ...base import AccelEvent, ContextPoisonedError, Waker
+from ._driver import is_sticky
+
+if TYPE_CHECKING:
+    from .._device import CudaDevice
+    from ._notifier import Bell
+    from ._status_words import Word, Words
+
+__all__ = ["CudaEvent", "CudaHold", "CudaStream"]
+
+_MASK = 0xFFFFFFFF
+_AT_LEAST = int(driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
+_NON_BLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+# So many light operations have one event at most: who waits for the first waits for the last.
+_MOST_SHARING = 8
+
+
+class CudaStream:
+    """A stream, and a word in host memory to which it writes a number after each operation.
+
+    Whoever wants to know how far it is reads the word: no call into the driver, and none from it. Other
+    streams wait for the same word on the device.
+
+    Attributes:
+        done: The number of the last event that `refresh` saw to be done.
+        is_light: Whether what was enqueued since the last event takes less than to record another.
+        native: The driver's handle, as the bindings want it: of an integer they make one each time.
+        handle: The same as an integer.
+        is_closed: Whether it takes no more work.
+        is_destroyed: Whether it has ended and was given back.
+        word: What it writes to.
+    """
+
+    def __init__(self, name: str, device: CudaDevice, words: Words, bell: Bell, priority: int = 0) -> None:
+        self._name = name
+        self._context = device.context
+        self._device = device
+        self._words = words
+        self._bell = bell
+        self.is_closed: bool = False
+        with self._context:
+            stream = self._context.check(driver.cuStreamCreateWithPriority(_NON_BLOCKING, priority))
+            self.native: driver.CUstream = stream
+            self.handle: int = int(stream)
+            self.word: Word = words.take()
+        # What several light operations share, until it is recorded, and how many these are.
+        self._deferred: CudaEvent | None = None
+        self._sharing = 0
+        self.is_light: bool = False
+        # What `refresh` said last.
+        self.done: int = self.word.sequence
+        self._side: int | None = None
+        # What is to happen on the host when the next event is done, and events that have such.
+        self._next: list[Callable[[], None]] = []
+        self._finishing: deque[CudaEvent] = deque()
+        self.is_destroyed: bool = False
+        self._lock = threading.RLock()
+
+    @property
+    def name(self) -> str:
+        """Name of the stream."""
+        return self._name
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the context cannot be used any more; asks the driver, which is how a fault is learned of."""
+        if not self._context.is_lost and not self.is_destroyed:
+            self._query(self.handle)
+        return self._context.failure()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the stream is closed and everything enqueued is done, or never will be."""
+        if not self.is_closed:
+            return False
+        if self.is_destroyed:
+            return True
+        # A ring is enqueued on the side: what it posts must outlive it.
+        handles = (self.handle,) if self._side is None else (self.handle, self._side)
+        return all(self._query(handle) != driver.CUresult.CUDA_ERROR_NOT_READY for handle in handles)
+
+    def check(self) -> None:
+        """Refuse what cannot be enqueued.
+
+        Raises:
+            RuntimeError: The stream is closed.
+            ContextPoisonedError: The context is lost.
+        """
+        if self.is_closed:
+            raise RuntimeError(f"stream {self._name!r} is closed and takes no more work")
+        if self._context.is_lost:
+            failure = self._context.failure()
+            assert failure is not None
+            raise failure
+
+    def record(self) -> CudaEvent:
+        """Make an event after everything enqueued so far; see `AccelStream.record`."""
+        if self.is_closed:
+            raise RuntimeError(f"stream {self._name!r} is closed and takes no more work")
+        word, deferred = self.word, self._deferred
+        self._deferred, self._sharing, self.is_light = None, 0, False
+        if not self._next and not self._context.is_lost:
+            # Nothing that another thread could come upon half made: nearly always.
+            sequence = word.sequence + 1
+            result = driver.cuStreamWriteValue32(self.native, word.native, sequence & _MASK, 0)
+            if not result[0]:
+                word.sequence = sequence
+                return deferred or CudaEvent(self, sequence)
+        return self._record_with_finishers(deferred)
+
+    def _record_with_finishers(self, deferred: CudaEvent | None) -> CudaEvent:
+        word = self.word
+        with self._lock:
+            if not self._context.is_lost:
+                sequence = word.sequence + 1
+                result = driver.cuStreamWriteValue32(self.native, word.native, sequence & _MASK, 0)
+                if not result[0]:
+                    word.sequence = sequence
+                    event = deferred or CudaEvent(self, sequence)
+                    if self._next:
+                        event.finishers, self._next = tuple(self._next), []
+                        self._finishing.append(event)
+                    return event
+            else:
+                result = None
+        # Without the lock: a loss concerns every stream.
+        if result is not None:
+            with suppress(ContextPoisonedError):
+                self._context.check(result)
+        # An event that is never written says what the context is lost to.
+        return deferred or CudaEvent(self, word.sequence + 1)
+
+    def record_deferred(self) -> CudaEvent:
+        """Make an event that several light operations share; see `AccelStream.record_deferred`."""
+        self._sharing = sharing = self._sharing + 1
+        if not self.is_light or self._next or sharing >= _MOST_SHARING:
+            return self.record()
+        event = self._deferred
+        if event is None:
+            event = self._deferred = CudaEvent(self, self.word.sequence + 1)
+        return event
+
+    def flush(self) -> None:
+        """Record what was deferred; see `AccelStream.flush`."""
+        if self._deferred is not None:
+            self.record()
+
+    def begin_heavy(self) -> None:
+        """Something is to be enqueued for which nobody before it is to wait."""
+        if self._deferred is not None:
+            self.record()
+        self.is_light = False
+
+    def after(self, finisher: Callable[[], None]) -> None:
+        """Do something short on the host before the next event is done; what it raises is its error."""
+        self._next.append(finisher)
+
+    def wait(self, event: AccelEvent) -> None:
+        """Hold back what is enqueued from now on until an event of any stream of this device is done."""
+        if not isinstance(event, CudaEvent):
+            raise TypeError(f"event: a stream of the CUDA backend waits for its own kind, not {event!r}")
+        if event.is_done or event.stream is self or self._context.is_lost:
+            return
+        event.stream.flush()
+        self.begin_heavy()
+        self._wait_for(event.stream.word, event.sequence)
+
+    def hold(self, waker: Waker | None = None) -> CudaHold:
+        """Hold back what is enqueued from now on; see `AccelStream.hold`."""
+        self.check()
+        self.begin_heavy()
+        with self._context:
+            word = self._words.take()
+        word.sequence += 1
+        hold = CudaHold(self._words, word)
+        if waker is not None:
+            self.notify(self.record(), waker)
+        self._wait_for(word, word.sequence)
+        # By then the stream has passed it.
+        self.after(lambda: self._words.give_back(word))
+        return hold
+
+    def crash(self) -> None:
+        """Let the process die of SIGSEGV when the stream gets here; see `AccelStream.crash`."""
+        self.check()
+        self.begin_heavy()
+        self._context.check(self._bell.crash(self.handle))
+
+    def notify(self, event: AccelEvent, waker: Waker) -> None:
+        """Ring when the event is done, from a thread of the device; at once if it is already."""
+        if not isinstance(event, CudaEvent):
+            raise TypeError(f"event: a stream of the CUDA backend knows its own kind, not {event!r}")
+        if event.is_done:
+            waker.ring()
+        else:
+            event.stream.flush()
+            self._bell.watch(event, waker)
+
+    def side(self) -> int:
+        """Handle of a stream for what may not hold up this one: it is made on first use."""
+        if self._side is None:
+            with self._context:
+                self._side = int(self._context.check(driver.cuStreamCreate(_NON_BLOCKING)))
+        return self._side
+
+    def refresh(self) -> int:
+        """Look how far the stream is; returns the number of its last event that is done."""
+        with self._lock:
+            done = self.done
+            # The word of a stream that was given back is another's.
+            if not self._context.is_lost and not self.is_destroyed:
+                done += (self.word.read() - done) & _MASK
+            while self._finishing and self._finishing[0].sequence <= done:
+                self._finishing.popleft().finish()
+            # Only now: whoever reads it without the lock takes events up to here for finished.
+            self.done = done
+            return done
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the context is."""
+        return self._context.is_lost
+
+    def loss(self) -> ContextPoisonedError | None:
+        """What the context was lost to."""
+        return self._context.failure()
+
+    def forget(self) -> None:
+        """The context is lost: whatever has not finished by now never will."""
+        with self._lock:
+            self.refresh()
+            self._finishing.clear()
+            self._next.clear()
+
+    def synchronize(self) -> None:
+        """Block until everything enqueued is done."""
+        if not self.is_destroyed:
+            self.flush()
+            code = driver.cuStreamSynchronize(self.handle)[0]
+            if is_sticky(code):
+                self._context.lose_to(int(code))
+        self.refresh()
+
+    def close(self) -> None:
+        """Take no more work. What is enqueued still runs; does not wait for it."""
+        self.flush()
+        self.is_closed = True
+
+    def destroy(self) -> None:
+        """Give the stream back: it has ended."""
+        if self.is_destroyed:
+            return
+        self.refresh()
+        self.is_destroyed = True
+        if not self._context.is_dead:
+            for handle in (self.handle, self._side):
+                if handle is not None:
+                    driver.cuStreamDestroy(handle)
+            self._words.give_back(self.word)
+
+    def _wait_for(self, word: Word, sequence: int) -> None:
+        self._context.check(
+            driver.cuStreamWaitValue32(self.handle, word.address, sequence & _MASK, _AT_LEAST)
+        )
+
+    def _query(self, handle: int) -> int:
+        code = driver.cuStreamQuery(handle)[0]
+        if is_sticky(code):
+            self._context.lose_to(int(code))
+        return int(code)
+
+    def __repr__(self) -> str:
+        return f"<CudaStream {self._name!r} ({'closed' if self.is_closed else 'open'})>"
+
+
+class CudaEvent:
+    """A point in a stream: done when the stream has written its number, or never will."""
+
+    __slots__ = ("_error", "finishers", "sequence", "stream")
+
+    def __init__(self, stream: CudaStream, sequence: int) -> None:
+        self.stream: CudaStream = stream
+        self.sequence: int = sequence
+        self.finishers: tuple[Callable[[], None], ...] = ()
+        self._error: Exception | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the stream has passed this point, or the context is lost."""
+        stream = self.stream
+        return stream.done >= self.sequence or stream.refresh() >= self.sequence or stream.is_lost
+
+    @property
+    def error(self) -> Exception | None:
+        """What went wrong between the stream's previous event and this one."""
+        if self._error is None and self.stream.done < self.sequence:
+            return self.stream.loss()
+        return self._error
+
+    def finish(self) -> None:
+        """Do what the host has to do at this point; what is raised first is the event's error."""
+        for finisher in self.finishers:
+            try:
+                finisher()
+            except Exception as error:  # noqa: BLE001  # whoever waits for the event hears of it
+                self._error = self._error or error
+        self.finishers = ()
+
+    def __repr__(self) -> str:
+        return (
+            f"<CudaEvent {self.sequence} of {self.stream.name!r} ({'done' if self.is_done else 'pending'})>"
+        )
+
+
+class CudaHold:
+    """What holds a stream back: it waits for a word that the host writes."""
+
+    __slots__ = ("_sequence", "_word", "_words")
+
+    def __init__(self, words: Words, word: Word) -> None:
+        self._words = words
+        self._word: Word | None = word
+        self._sequence = word.sequence
+
+    def release(self) -> None:
+        """Let the stream go on. From any thread; more than once does nothing."""
+        # Once it is passed, the word is another's.
+        self._words.advance(self._word, self._sequence)
+        self._word = None
