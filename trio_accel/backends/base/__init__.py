@@ -2,6 +2,7 @@
 
 from . import checks, ops
 from .chunks import ChunkAllocator, Placement
+from .device_info import DeviceInfo, Isolation
 from .dtypes import DType, DTypeLike
 from .errors import (
     AccelError,
@@ -25,9 +26,7 @@ from .protocols import (
     AccelEvent,
     AccelStream,
     ChunkKeeper,
-    DeviceInfo,
     Hold,
-    Isolation,
     KernelLibrary,
     Loan,
     MemoryStatistics,

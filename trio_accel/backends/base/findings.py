@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from .protocols import DeviceInfo
+from .device_info import DeviceInfo
 
 __all__ = ["BackendReport", "DeviceReport", "Software"]
 

@@ -7,16 +7,15 @@ ones are called in a worker thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
+from .device_info import DeviceInfo
+from .findings import BackendReport
 from .ops import ArraySpec, OperationSpec
-
-if TYPE_CHECKING:
-    from .findings import BackendReport
 
 __all__ = [
     "AccelBackend",
@@ -24,9 +23,7 @@ __all__ = [
     "AccelEvent",
     "AccelStream",
     "ChunkKeeper",
-    "DeviceInfo",
     "Hold",
-    "Isolation",
     "KernelLibrary",
     "Loan",
     "MemoryStatistics",
@@ -35,41 +32,8 @@ __all__ = [
     "Waker",
 ]
 
-Isolation = Literal["process", "inline"]
-
 Poison = Literal["illegal_address", "trap", "assert"]
 """Ways in which a kernel loses its context; a backend that has no kernels takes them for the same."""
-
-
-@attrs.frozen(kw_only=True)
-class DeviceInfo:
-    """What is known of a device without opening it.
-
-    Attributes:
-        backend: Name of its backend, such as ``"cpu"``.
-        index: Number of the device within its backend.
-        description: The vendor's name of the product.
-        total_memory: Bytes of memory, of all its users together.
-        compute_units: Processor cores or multiprocessors.
-        isolations: Where its context can live, the default first.
-        completion: How completions are best learned of: ``"callback"``, the stream notifies;
-            ``"adaptive"``, events are polled for a short while first, since that costs less.
-        is_exclusive: Whether it takes one context at a time.
-    """
-
-    backend: str
-    index: int
-    description: str
-    total_memory: int
-    compute_units: int
-    isolations: tuple[Isolation, ...]
-    completion: Literal["callback", "adaptive"] = "callback"
-    is_exclusive: bool = False
-
-    @property
-    def name(self) -> str:
-        """The name that `open_device` takes, such as ``"cpu:0"``."""
-        return f"{self.backend}:{self.index}"
 
 
 @attrs.frozen(kw_only=True)

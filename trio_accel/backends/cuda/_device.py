@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -20,25 +20,18 @@ from ..base import (
     DeviceInfo,
     MemoryStatistics,
     NotSupportedError,
-    OutOfMemoryError,
     PlacedBlock,
     Poison,
 )
-from ..base.memory import no_such_block
 from ..base.ops import ArraySpec
 from ._installed import Installed
-from .kit._arrays import ArrayKernels, DeviceArray
+from .kit._device import LibraryDevice
 from .kit._library import CudaLibrary
-from .runtime._context import CudaContext
 from .runtime._faults import CudaFaults
-from .runtime._graphs import Graphs
-from .runtime._kernels import Kernels
 from .runtime._loan import CudaLoan, Lending
-from .runtime._memory import CudaMemory
 from .runtime._notifier import Bell
 from .runtime._status_words import Words
 from .runtime._stream import CudaHold, CudaStream
-from .runtime._transfers import Transfers
 
 __all__ = ["CudaDevice"]
 
@@ -53,10 +46,9 @@ _LIBRARIES = {
 # Where a library's bindings are.
 _PACKAGES = ("cuda", "nvmath")
 _LOOK = 0.0005
-_MOST_SPANS = 1024
 
 
-class CudaDevice:
+class CudaDevice(LibraryDevice):
     """A GPU: its context, its streams, and a share of its memory.
 
     Args:
@@ -65,14 +57,6 @@ class CudaDevice:
         architecture: Its compute capability, such as ``"90"``.
         installed: Which of CUDA's libraries there are.
         keeper: Gets the chunks that blocks are placed in.
-
-    Attributes:
-        context: Its context, to be made current where the driver is called.
-        arrays: Element-wise work.
-        kernels: Sources of the backend's own.
-        transfers: Copies between host and device.
-        graphs: What libraries launch again and again.
-        places: Where its blocks lie.
     """
 
     def __init__(
@@ -83,35 +67,25 @@ class CudaDevice:
         installed: Installed,
         keeper: ChunkKeeper | None = None,
     ) -> None:
-        self._info = info
+        super().__init__(info, memory_limit, architecture, keeper)
         self._installed = installed
         self._is_isolated = keeper is not None
-        self.context: CudaContext = CudaContext(info.index, info.name, is_alone=self._is_isolated)
         try:
             self._words = Words(self.context)
-            self._bell = Bell(self.context, info.name)
-            self.places: CudaMemory = CudaMemory(self.context, info.name, memory_limit, keeper)
-            self.kernels: Kernels = Kernels(self.context, architecture, info.compute_units)
-            self.arrays: ArrayKernels = ArrayKernels(self.context, self.kernels)
+            self._bell = Bell(info.name)
             self._faults = CudaFaults(self.context, self.kernels, self._words)
-            self.transfers: Transfers = Transfers(self.context)
-            self.transfers.prepare()
-            self.graphs: Graphs = Graphs(self.context)
         except BaseException:
             self.context.release()
             raise
         self._streams: list[CudaStream] = []
-        self._lending = Lending(self)
+        self._lending = Lending(info, self.context, partial(self.open_stream, f"{info.name} leases"))
         # See `AccelDevice`; without a call in between.
-        self.allocate: Callable[[int, int], None] = self.places.allocate
-        self.placement: Callable[[int], PlacedBlock] = self.places.placement
-        # Those of whose contents somebody knows something, and who forgets it.
-        self._known: dict[int, set[Callable[[int], None]]] = {}
+        self.allocate: Callable[[int, int], None] = self.addresses.allocate
+        self.placement: Callable[[int], PlacedBlock] = self.addresses.placement
         self._is_closed = False
         self._has_ended = False
         self.context.before_loss(self._forget)
         self._ready: dict[str, CudaLibrary] = {}
-        self._spans: dict[tuple[tuple[int, ...], tuple[int, ...], int], tuple[int, int]] = {}
 
     def load(self) -> None:
         """Make every library's handle; blocks.
@@ -128,11 +102,6 @@ class CudaDevice:
             self.context.settle()
 
     @property
-    def info(self) -> DeviceInfo:
-        """What the device is."""
-        return self._info
-
-    @property
     def libraries(self) -> tuple[str, ...]:
         """Names of the libraries that can be used, sorted."""
         return self._installed.libraries
@@ -140,7 +109,7 @@ class CudaDevice:
     def open_stream(self, name: str, priority: int = 0) -> CudaStream:
         """Make a stream; see `AccelDevice.open_stream`. An H200 has six priorities, 0 to 5."""
         self._check_open()
-        stream = CudaStream(name, self, self._words, self._bell, self._priority(priority))
+        stream = CudaStream(name, self.context, self._words, self._bell, self._priority(priority))
         # A long-lived device opens a stream for each restart of a library: give back those that ended.
         for other in self._streams:
             if other.has_ended:
@@ -176,7 +145,7 @@ class CudaDevice:
             ) from error
         except Exception as error:
             # The library may have met what only the driver can name.
-            self.look()
+            self.context.look()
             failure = self.context.failure()
             if failure is None or error is failure:
                 raise
@@ -184,81 +153,28 @@ class CudaDevice:
         return library
 
     def _unsupported(self, text: str) -> NotSupportedError:
-        return NotSupportedError(text, device=self._info.name, backend=self._info.backend)
-
-    def free(self, block: int) -> None:
-        """Give a memory block back; see `AccelDevice.free`."""
-        self.places.free(block)
-        if block in self._known:
-            self.renew(block)
-
-    def renew(self, block: int) -> None:
-        """Nothing is known of what lies in a block; see `AccelDevice.renew`."""
-        if block in self._known:
-            for forget in self._known.pop(block):
-                forget(block)
-
-    def remember(self, block: int, forget: Callable[[int], None]) -> None:
-        """Have it called, on the Trio thread, when a block is no more what it is now. From any thread."""
-        self._known.setdefault(block, set()).add(forget)
+        return NotSupportedError(text, device=self.info.name, backend=self.info.backend)
 
     def ready_library(self, name: str) -> CudaLibrary | None:
         """The one that was made when the device was opened; None for whoever comes second."""
         return self._ready.pop(name, None)
 
-    def at(self, array: ArraySpec) -> DeviceArray:
-        """Where an array lies, and how.
-
-        Raises:
-            KeyError: There is no such block.
-            ValueError: The array does not lie within it.
-        """
-        return DeviceArray(self.address(array), array.dtype, array.shape, array.strides)
-
-    def address(self, array: ArraySpec) -> int:
-        """Where the first element of an array lies; raises as `at` does."""
-        return self.address_within(array, self.span(array))
-
-    def address_within(self, array: ArraySpec, span: tuple[int, int]) -> int:
-        """Where the first element of an array lies, given what `span` says of it; raises as `at` does."""
-        first, last = span
-        offset = array.offset
-        try:
-            address, nbytes, _ = self.places.blocks[array.block]
-        except KeyError:
-            raise no_such_block(array.block) from None
-        if offset < first or offset + last > nbytes:
-            raise ValueError(f"the array does not lie within its block of {nbytes} bytes: {array}")
-        return address + offset
-
-    def span(self, array: ArraySpec) -> tuple[int, int]:
-        """The bytes that an array takes before its first element, and from there on; of an empty one none.
-
-        It follows from shape, strides and dtype; what it is for a layout is found out once.
-        """
-        layout = array.shape, array.strides, array.dtype.itemsize
-        if layout not in self._spans:
-            if len(self._spans) >= _MOST_SPANS:
-                self._spans.clear()
-            self._spans[layout] = _span(*layout)
-        return self._spans[layout]
-
     def map_chunk(self, chunk: int, nbytes: int, descriptor: int) -> None:
         """Make a chunk of another process addressable; see `AccelDevice.map_chunk`."""
         try:
             self._check_open()
-            self.places.map_chunk(chunk, nbytes, descriptor)
+            self.addresses.map_chunk(chunk, nbytes, descriptor)
         finally:
             os.close(descriptor)
 
     def unmap_chunk(self, chunk: int) -> None:
         """Forget a mapped chunk; see `AccelDevice.unmap_chunk`."""
-        self.places.unmap_chunk(chunk)
+        self.addresses.unmap_chunk(chunk)
 
     def adopt(self, blocks: Iterable[PlacedBlock]) -> None:
         """Take over the mapped chunks with their blocks; see `AccelDevice.adopt`."""
         self._check_open()
-        self.places.adopt(blocks)
+        self.addresses.adopt(blocks)
 
     def register_host(self, array: npt.NDArray[np.uint8]) -> None:
         """Transfer from and to memory of the host without a copy; see `AccelDevice.register_host`."""
@@ -274,7 +190,7 @@ class CudaDevice:
         if not isinstance(stream, CudaStream):
             raise TypeError(f"stream: the CUDA backend has its own streams, not {stream!r}")
         stream.check()
-        return self._faults.spin(stream, (0, 0) if block is None else self.places.block(block))
+        return self._faults.spin(stream, (0, 0) if block is None else self.addresses.block(block))
 
     def poison(self, reason: str, how: Poison = "illegal_address", stream: AccelStream | None = None) -> None:
         """Make the context unusable; see `AccelDevice.poison`.
@@ -293,26 +209,17 @@ class CudaDevice:
         """Whether the driver has reported a sticky code; see `AccelDevice.is_dead`."""
         return self.context.is_dead
 
-    def look(self) -> None:
-        """Ask the driver whether the context is lost."""
-        with suppress(ContextPoisonedError):
-            self.context.query()
-
-    def exhausted(self, requested: int) -> OutOfMemoryError:
-        """Make the error for when there is no more memory."""
-        return self.places.exhausted(requested)
-
     def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> CudaLoan:
         """Let other libraries of the process have an array; see `AccelDevice.lend`."""
         self._check_open()
         failure = self.context.failure()
         if failure is not None:
             raise failure
-        return self._lending.lend(array, write=write, stream=stream)
+        return self._lending.lend(self.at(array), write=write, stream=stream)
 
     def memory(self) -> MemoryStatistics:
         """Count the memory."""
-        return self.places.statistics()
+        return self.addresses.statistics()
 
     def close(self, grace: float) -> bool:
         """Finish every stream and free everything; blocks for `grace` seconds at most.
@@ -349,7 +256,7 @@ class CudaDevice:
             for stream in self._streams:
                 stream.destroy()
             self._bell.close(is_idle=True)
-            self.places.clear()
+            self.addresses.clear()
             if not self.context.is_dead:
                 self.kernels.close()
             self._words.close()
@@ -374,12 +281,4 @@ class CudaDevice:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise RuntimeError(f"device {self._info.name} is closed")
-
-
-def _span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
-    if 0 in shape:
-        return -sys.maxsize, -sys.maxsize
-    reaches = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]
-    before = -sum(reach for reach in reaches if reach < 0)
-    return before, sum(reach for reach in reaches if reach > 0) + itemsize
+            raise RuntimeError(f"device {self.info.name} is closed")

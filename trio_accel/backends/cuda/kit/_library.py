@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from ...base import AccelError, AccelStream, LibraryError, NotSupportedError, OutOfMemoryError
 from ...base.ops import OperationSpec
 from ..runtime._driver import CudaMemoryError
 from ..runtime._stream import CudaStream
-
-if TYPE_CHECKING:
-    from .._device import CudaDevice
+from ._device import LibraryDevice
 
 __all__ = ["CudaLibrary", "Enqueue", "Table"]
 
@@ -43,7 +41,7 @@ class CudaLibrary:
 
     _table: Table
 
-    def __init__(self, device: CudaDevice) -> None:
+    def __init__(self, device: LibraryDevice) -> None:
         self._device = device
         self._context = device.context
         self._is_closed = False
@@ -120,7 +118,7 @@ class CudaLibrary:
     def _error_of(self, error: Exception) -> Exception:
         """What a vendor's status means."""
         # The library may have met what only the driver can name.
-        self._device.look()
+        self._context.look()
         failure = self._context.failure()
         if failure is not None:
             return failure
@@ -136,4 +134,4 @@ class CudaLibrary:
         return error
 
     def _exhausted(self) -> OutOfMemoryError:
-        return self._device.exhausted(0)
+        return self._device.addresses.exhausted(0)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from typing import TYPE_CHECKING
 
 import attrs
 from cuda.bindings import driver
 from nvmath.bindings import cublas
 
 from ...base import DType
-from ..kit._arrays import DeviceArray
+from ..kit._device import LibraryDevice
 from ..kit._workspace import Workspace
-
-if TYPE_CHECKING:
-    from .._device import CudaDevice
-    from ..runtime._stream import CudaStream
+from ..runtime._device_array import DeviceArray
+from ..runtime._stream import CudaStream
 
 __all__ = ["DEFAULT", "DEVICE", "HOST", "KINDS", "Cublas", "Factors", "Kind"]
 
@@ -106,7 +103,7 @@ class Cublas:
         plain: Factors 1 and 0, for types whose factors are doubles or not.
     """
 
-    def __init__(self, device: CudaDevice) -> None:
+    def __init__(self, device: LibraryDevice) -> None:
         self._device = device
         self._context = device.context
         self._workspace = Workspace(self._context)

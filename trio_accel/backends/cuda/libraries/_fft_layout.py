@@ -8,7 +8,7 @@ import attrs
 
 from ...base import DType
 from ...base.ops import contiguous_strides
-from ..kit._arrays import DeviceArray
+from ..runtime._device_array import DeviceArray
 
 __all__ = ["MOST_AXES", "OUT", "SOURCE", "Fit", "PlanKey", "View", "fit"]
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
 
 from ..kit._layouts import broadcast_operands
-
-if TYPE_CHECKING:
-    from ..kit._arrays import DeviceArray
-    from ..runtime._kernels import Kernels
-    from ..runtime._stream import CudaStream
+from ..runtime._device_array import DeviceArray
+from ..runtime._kernels import Kernels
+from ..runtime._stream import CudaStream
 
 __all__ = ["IntegerProducts"]
 

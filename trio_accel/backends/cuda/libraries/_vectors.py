@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from nvmath.bindings import cublas
 
@@ -11,13 +11,11 @@ from ...base import DType
 from ...base.checks import INEXACT
 from ...base.ops import AxpySpec, DotSpec, Nrm2Spec, ScalSpec
 from ..kit._checks import check_dtype, check_same_dtype, factor_of
+from ..kit._device import LibraryDevice
 from ..kit._layouts import vectors
+from ..runtime._device_array import DeviceArray
+from ..runtime._stream import CudaStream
 from ._cublas import DEVICE, HOST, KINDS, Cublas, Kind
-
-if TYPE_CHECKING:
-    from .._device import CudaDevice
-    from ..kit._arrays import DeviceArray
-    from ..runtime._stream import CudaStream
 
 __all__ = ["VectorRoutines"]
 
@@ -42,7 +40,7 @@ class VectorRoutines:
     Compiles a kernel of the backend's own when it is made, which blocks.
     """
 
-    def __init__(self, device: CudaDevice, blas: Cublas) -> None:
+    def __init__(self, device: LibraryDevice, blas: Cublas) -> None:
         self._device = device
         self._blas = blas
         self._layouts: dict[object, _Found | None] = {}

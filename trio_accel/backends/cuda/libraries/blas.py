@@ -5,26 +5,24 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from nvmath.bindings import cublas
 
 from ...base import AccelStream, DType
 from ...base.checks import INEXACT
 from ...base.ops import AxpySpec, DotSpec, GemmSpec, MatmulSpec, Nrm2Spec, OperationSpec, ScalSpec
-from ..kit._arrays import DeviceArray
 from ..kit._checks import check_dtype, check_same_dtype, factor_of
+from ..kit._device import LibraryDevice
 from ..kit._layouts import Product, broadcast_operands, plan_gemm, plan_matmul
 from ..kit._library import CudaLibrary
 from ..kit._plan_cache import Known
+from ..runtime._device_array import DeviceArray
 from ..runtime._graphs import Call, Key
 from ..runtime._stream import CudaStream
 from ._cublas import DEFAULT, HOST, KINDS, Cublas, Factors, Kind
 from ._integers import IntegerProducts
 from ._vectors import VectorRoutines
-
-if TYPE_CHECKING:
-    from .._device import CudaDevice
 
 __all__ = ["BlasLibrary"]
 
@@ -55,7 +53,7 @@ class BlasLibrary(CudaLibrary):
     exhausted: ClassVar[frozenset[str]] = frozenset({"ALLOC_FAILED"})
     missing: ClassVar[frozenset[str]] = frozenset({"NOT_SUPPORTED", "ARCH_MISMATCH"})
 
-    def __init__(self, device: CudaDevice) -> None:
+    def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)
         self._blas = Cublas(device)
         try:
@@ -71,7 +69,7 @@ class BlasLibrary(CudaLibrary):
         # how far their arrays reach.
         self._again: dict[object, tuple[Call, bool, _Span, _Span, _Span]] = {}
         # What graph they are, and whether they are light.
-        self._known: Known[tuple[Key, bool]] = Known(device.places)
+        self._known: Known[tuple[Key, bool]] = Known(device.addresses)
         self._table = {
             MatmulSpec: self._matmul,
             GemmSpec: self._gemm,

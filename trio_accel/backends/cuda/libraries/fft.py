@@ -7,7 +7,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import attrs
 from nvmath.bindings import cufft
@@ -16,15 +16,13 @@ from ...base import DType
 from ...base.checks import check_transform_axes
 from ...base.ops import FftSpec, OperationSpec
 from ..kit._checks import check_dtype
+from ..kit._device import LibraryDevice
 from ..kit._library import CudaLibrary
 from ..kit._plan_cache import Known
 from ..kit._workspace import Workspace
 from ..runtime._stream import CudaStream
 from ._fft_plans import Plan, Plans
 from ._fft_steps import ALIGNMENT, TEMPORARIES, Convert, Transform, Zero, recipe_of
-
-if TYPE_CHECKING:
-    from .._device import CudaDevice
 
 __all__ = ["FftLibrary"]
 
@@ -83,14 +81,14 @@ class FftLibrary(CudaLibrary):
     exhausted: ClassVar[frozenset[str]] = frozenset({"ALLOC_FAILED"})
     missing: ClassVar[frozenset[str]] = frozenset({"NOT_SUPPORTED", "MISSING_DEPENDENCY"})
 
-    def __init__(self, device: CudaDevice) -> None:
+    def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)
         self._table = {FftSpec: self._enqueue_transform}
         self._plans = Plans(self._context, _MOST_PLANS)
         self._courses: OrderedDict[tuple[object, ...], _Course] = OrderedDict()
         # What was asked last: an operation is prepared, and then enqueued.
         self._last: tuple[OperationSpec | None, _Course | None] = (None, None)
-        self._known: Known[_Found] = Known(device.places)
+        self._known: Known[_Found] = Known(device.addresses)
         self._area = Workspace(self._context)
         self._buffers = tuple(Workspace(self._context) for _ in TEMPORARIES)
         # Loads cuFFT, or says that it is missing.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 from weakref import ref
 
 import attrs
@@ -12,18 +12,16 @@ import numpy.typing as npt
 from cuda.bindings import driver
 
 from ...base import CopyFromForeignSpec, DriverError, LibraryError, NotSupportedError
+from ...base.foreign import ForeignArray
 from ...base.host import address_of
 from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, HostUse
-from ..kit._arrays import DeviceArray
+from ..kit._device import LibraryDevice
 from ..kit._library import CudaLibrary
 from ..kit._plan_cache import Known
 from ..kit._workspace import Workspace
+from ..runtime._device_array import DeviceArray
 from ..runtime._foreign import follow
 from ..runtime._stream import CudaStream
-
-if TYPE_CHECKING:
-    from ...base.foreign import ForeignArray
-    from .._device import CudaDevice
 
 __all__ = ["MemoryLibrary"]
 
@@ -53,12 +51,12 @@ class MemoryLibrary(CudaLibrary):
 
     name = "memory"
 
-    def __init__(self, device: CudaDevice) -> None:
+    def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)
         self._packed = Workspace(self._context)
         # By the device's array, and the stream; of each one host array, the last.
-        self._up: Known[_Straight] = Known(device.places)
-        self._down: Known[_Straight] = Known(device.places)
+        self._up: Known[_Straight] = Known(device.addresses)
+        self._down: Known[_Straight] = Known(device.addresses)
         self._table = {
             CopyFromHostSpec: self._copy_from_host,
             CopyToHostSpec: self._copy_to_host,

@@ -7,15 +7,13 @@ stream: that would hold up the loop.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from ...base import DType, NotSupportedError
 from ...base.ops import PhiloxSpec
+from ..kit._device import LibraryDevice
 from ..kit._library import CudaLibrary
 from ..runtime._stream import CudaStream
-
-if TYPE_CHECKING:
-    from .._device import CudaDevice
 
 __all__ = ["RandomLibrary"]
 
@@ -39,7 +37,7 @@ class RandomLibrary(CudaLibrary):
 
     name: ClassVar[str] = "random"
 
-    def __init__(self, device: CudaDevice) -> None:
+    def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)
         self._fill = device.kernels.function("philox", "philox_fill", _ARGUMENTS.size)
         self._table = {PhiloxSpec: self._philox}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import struct
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import attrs
 import numpy as np
@@ -14,16 +14,14 @@ from nvmath.bindings import cusparse
 from ...base import DType, LibraryError
 from ...base.checks import NATIVE
 from ...base.ops import ArraySpec, SpmvCsrSpec
-from ..kit._arrays import DeviceArray
 from ..kit._checks import check_dtype, check_same_dtype
+from ..kit._device import LibraryDevice
 from ..kit._library import CudaLibrary
 from ..kit._plan_cache import Known
 from ..kit._workspace import Workspace
+from ..runtime._device_array import DeviceArray
 from ..runtime._status_words import Word, Words
 from ..runtime._stream import CudaStream
-
-if TYPE_CHECKING:
-    from .._device import CudaDevice
 
 __all__ = ["SparseLibrary"]
 
@@ -120,7 +118,7 @@ class SparseLibrary(CudaLibrary):
     exhausted: ClassVar[frozenset[str]] = frozenset({"ALLOC_FAILED", "INSUFFICIENT_RESOURCES"})
     missing: ClassVar[frozenset[str]] = frozenset({"NOT_SUPPORTED", "ARCH_MISMATCH"})
 
-    def __init__(self, device: CudaDevice) -> None:
+    def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)
         self._table = {SpmvCsrSpec: self._enqueue_product}
         self._unchecked = device.kernels.function("sparse", "multiply_unchecked", _ARGUMENTS.size)
@@ -128,7 +126,7 @@ class SparseLibrary(CudaLibrary):
         self._products = 0
         # By length and type, for the argument and the result.
         self._vectors: dict[tuple[str, int, int], _Vector] = {}
-        self._known: Known[_Product] = Known(device.places)
+        self._known: Known[_Product] = Known(device.addresses)
         self._verdicts = Words(self._context)
         self._stream: CudaStream | None = None
         names = ("indptr", "indices", "data", "x", "out", "buffer")
@@ -307,7 +305,7 @@ class SparseLibrary(CudaLibrary):
             blocks = spec.indptr.block, spec.indices.block
             self._matrices.setdefault(structure, _Matrix(blocks, used=self._products))
             for block in blocks:
-                self._device.remember(block, self._forget_block)
+                self._device.invalidate_with(block, self._forget_block)
 
     def _destroy(self) -> None:
         while self._matrices:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -146,6 +147,11 @@ class CudaContext:
             code = driver.cuStreamQuery(_DEFAULT_STREAM)[0]
             if code != _NOT_READY:
                 self.check((code,))
+
+    def look(self) -> None:
+        """Ask the driver whether the context is lost; from then on `failure` says so."""
+        with suppress(ContextPoisonedError):
+            self.query()
 
     def settle(self) -> None:
         """Wait for the default stream. Blocks; the context is current.

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import operator
 from contextlib import suppress
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import SupportsIndex
 
 from cuda.bindings import driver
 
-if TYPE_CHECKING:
-    from ._context import CudaContext
-    from ._stream import CudaStream
+from ._context import CudaContext
+from ._stream import CudaStream
 
 __all__ = ["follow", "handle_of"]
 

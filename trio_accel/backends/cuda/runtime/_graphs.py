@@ -6,16 +6,14 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cuda.bindings import driver
 
+from ._context import CudaContext
 from ._driver import is_sticky
 from ._launch_cache import Call, Key, Repeats
-
-if TYPE_CHECKING:
-    from ._context import CudaContext
-    from ._stream import CudaStream
+from ._stream import CudaStream
 
 __all__ = ["Call", "Graphs", "Key"]
 

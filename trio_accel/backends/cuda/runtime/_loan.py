@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
-from ...base import ContextPoisonedError
+from ...base import ContextPoisonedError, DeviceInfo
+from ._context import CudaContext
+from ._device_array import DeviceArray
 from ._export import CudaArray
 from ._foreign import follow, handle_of
-
-if TYPE_CHECKING:
-    from ...base.ops import ArraySpec
-    from .._device import CudaDevice
-    from ._stream import CudaEvent, CudaStream
+from ._stream import CudaEvent, CudaStream
 
 __all__ = ["CudaLoan", "Lending"]
 
@@ -22,12 +20,23 @@ class Lending:
 
     Each loan has a stream of its own for as long as its event is not done: on a shared one, a program whose
     stream waits for another of its own could wait for itself.
+
+    Args:
+        info: What the device is.
+        context: Its context.
+        open_stream: Makes a stream of the device.
+
+    Attributes:
+        info: As given.
+        context: As given.
     """
 
-    __slots__ = ("_device", "_loans", "_returned")
+    __slots__ = ("_loans", "_open_stream", "_returned", "context", "info")
 
-    def __init__(self, device: CudaDevice) -> None:
-        self._device = device
+    def __init__(self, info: DeviceInfo, context: CudaContext, open_stream: Callable[[], CudaStream]) -> None:
+        self.info: DeviceInfo = info
+        self.context: CudaContext = context
+        self._open_stream = open_stream
         self._loans: set[CudaLoan] = set()
         self._returned: list[CudaEvent] = []
 
@@ -36,9 +45,9 @@ class Lending:
         """Whether the program has nothing; what it has enqueued is on streams of the device."""
         return not self._loans
 
-    def lend(self, array: ArraySpec, *, write: bool, stream: object) -> CudaLoan:
+    def lend(self, array: DeviceArray, *, write: bool, stream: object) -> CudaLoan:
         """Make a loan; see `AccelDevice.lend`."""
-        loan = CudaLoan(self, self._device, array, write=write, stream=stream)
+        loan = CudaLoan(self, array, write=write, stream=stream)
         self._loans.add(loan)
         return loan
 
@@ -48,7 +57,7 @@ class Lending:
             if event.is_done and not event.stream.is_closed:
                 self._returned.remove(event)
                 return event.stream
-        return self._device.open_stream(f"{self._device.info.name} leases")
+        return self._open_stream()
 
     def returned(self, loan: CudaLoan, event: CudaEvent | None) -> None:
         """A loan is over."""
@@ -64,17 +73,13 @@ class CudaLoan:
         array: What the program uses.
     """
 
-    def __init__(
-        self, lending: Lending, device: CudaDevice, array: ArraySpec, *, write: bool, stream: object
-    ) -> None:
+    def __init__(self, lending: Lending, array: DeviceArray, *, write: bool, stream: object) -> None:
         self._lending = lending
-        self._context = device.context
+        self._context = lending.context
         self._handle = handle_of(stream)
         # An object keeps its stream only as long as itself.
         self._theirs = stream
-        self.array: CudaArray = CudaArray(
-            device.at(array), device.info, self._context, is_read_only=not write
-        )
+        self.array: CudaArray = CudaArray(array, lending.info, self._context, is_read_only=not write)
         self._ours = lending.stream()
         try:
             # What is wrong with their stream is said before anything is enqueued on it.

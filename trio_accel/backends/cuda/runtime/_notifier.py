@@ -6,20 +6,15 @@ import ctypes
 import faulthandler
 import mmap
 import threading
-from contextlib import suppress
 from typing import Any
 
 from cuda.bindings import driver
 
-from ...base import ContextPoisonedError, Waker
-from ._context import CudaContext
-from ._stream import CudaEvent
+from ...base import AccelEvent, Waker
 
 __all__ = ["Bell"]
 
 _SIZE_OF_A_SEMAPHORE = 64
-_MASK = 0xFFFFFFFF
-_AT_LEAST = int(driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
 
 _libc = ctypes.CDLL(None)
 for _name in ("sem_init", "sem_wait", "sem_post", "sem_destroy"):
@@ -48,36 +43,34 @@ class Bell:
     After a fault the driver calls no host function; that a context is lost is seen by looking.
     """
 
-    def __init__(self, context: CudaContext, name: str) -> None:
-        self._context = context
+    def __init__(self, name: str) -> None:
         self._name = name
         self._semaphore = ctypes.create_string_buffer(_SIZE_OF_A_SEMAPHORE)
         self._address = ctypes.addressof(self._semaphore)
         _libc.sem_init(self._address, 0, 0)
-        self._watched: list[tuple[CudaEvent, Waker]] = []
+        self._watched: list[tuple[AccelEvent, Waker]] = []
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._is_closed = False
         # Nobody may read it, so that the C library's strlen dies of it.
         self._trap: mmap.mmap | None = None
 
-    def watch(self, event: CudaEvent, waker: Waker) -> None:
-        """Ring once an event is done; it was not a moment ago."""
-        stream = event.stream
+    def watch(self, event: AccelEvent, waker: Waker) -> bool:
+        """Ring once an event is done, which a `post` has to tell; returns False when it is closed."""
         with self._lock:
             if self._is_closed:
-                return
+                return False
             self._watched.append((event, waker))
             if self._thread is None:
                 # A daemon: it must not keep the interpreter from ending.
                 self._thread = threading.Thread(target=self._run, name=f"{self._name} bell", daemon=True)
                 self._thread.start()
-        word, check = stream.word, self._context.check
-        # A lost context is seen by looking.
-        with suppress(ContextPoisonedError):
-            side = stream.side()
-            check(driver.cuStreamWaitValue32(side, word.address, event.sequence & _MASK, _AT_LEAST))
-            check(driver.cuLaunchHostFunc(side, _POST, self._address))
+        return True
+
+    def post(self, stream: int) -> tuple[Any, ...]:
+        """Enqueue that it looks at what it watches; returns the driver's answer."""
+        result: tuple[Any, ...] = driver.cuLaunchHostFunc(stream, _POST, self._address)
+        return result
 
     def crash(self, stream: int) -> tuple[Any, ...]:
         """Enqueue what this process dies of; returns the driver's answer."""

@@ -6,17 +6,14 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from cuda.bindings import driver
 
 from ...base import AccelEvent, ContextPoisonedError, Waker
+from ._context import CudaContext
 from ._driver import is_sticky
-
-if TYPE_CHECKING:
-    from .._device import CudaDevice
-    from ._notifier import Bell
-    from ._status_words import Word, Words
+from ._notifier import Bell
+from ._status_words import Word, Words
 
 __all__ = ["CudaEvent", "CudaHold", "CudaStream"]
 
@@ -43,10 +40,9 @@ class CudaStream:
         word: What it writes to.
     """
 
-    def __init__(self, name: str, device: CudaDevice, words: Words, bell: Bell, priority: int = 0) -> None:
+    def __init__(self, name: str, context: CudaContext, words: Words, bell: Bell, priority: int = 0) -> None:
         self._name = name
-        self._context = device.context
-        self._device = device
+        self._context = context
         self._words = words
         self._bell = bell
         self.is_closed: bool = False
@@ -205,8 +201,18 @@ class CudaStream:
         if event.is_done:
             waker.ring()
         else:
-            event.stream.flush()
-            self._bell.watch(event, waker)
+            stream = event.stream
+            stream.flush()
+            if self._bell.watch(event, waker):
+                stream.notify_after(event.sequence)
+
+    def notify_after(self, sequence: int) -> None:
+        """Have the driver post beside the stream when the stream has written a number."""
+        # A lost context is seen by looking.
+        with suppress(ContextPoisonedError):
+            side, check = self.side(), self._context.check
+            check(driver.cuStreamWaitValue32(side, self.word.address, sequence & _MASK, _AT_LEAST))
+            check(self._bell.post(side))
 
     def side(self) -> int:
         """Handle of a stream for what may not hold up this one: it is made on first use."""

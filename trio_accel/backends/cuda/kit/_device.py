@@ -1,0 +1,121 @@
+"""A device as its libraries see it: where arrays lie, and what all libraries compute with."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from ...base import ChunkKeeper, DeviceInfo
+from ...base.memory import no_such_block
+from ...base.ops import ArraySpec
+from ..runtime._context import CudaContext
+from ..runtime._device_array import DeviceArray
+from ..runtime._graphs import Graphs
+from ..runtime._kernels import Kernels
+from ..runtime._memory import CudaMemory
+from ..runtime._transfers import Transfers
+from ._arrays import ArrayKernels
+
+__all__ = ["LibraryDevice"]
+
+_MOST_SPANS = 1024
+
+
+class LibraryDevice:
+    """The context, the memory and the kernels of one device. Blocks while it is made.
+
+    Args:
+        info: What it is.
+        memory_limit: The most bytes that its blocks may take.
+        architecture: Its compute capability, such as ``"90"``.
+        keeper: Gets the chunks that blocks are placed in.
+
+    Attributes:
+        info: What the device is.
+        context: Its context, to be made current where the driver is called.
+        arrays: Element-wise work.
+        kernels: Sources of the backend's own.
+        transfers: Copies between host and device.
+        graphs: What libraries launch again and again.
+        addresses: Where its blocks lie.
+    """
+
+    def __init__(
+        self, info: DeviceInfo, memory_limit: int, architecture: str, keeper: ChunkKeeper | None
+    ) -> None:
+        self.info: DeviceInfo = info
+        self.context: CudaContext = CudaContext(info.index, info.name, is_alone=keeper is not None)
+        try:
+            self.addresses: CudaMemory = CudaMemory(self.context, info.name, memory_limit, keeper)
+            self.kernels: Kernels = Kernels(self.context, architecture, info.compute_units)
+            self.arrays: ArrayKernels = ArrayKernels(self.context, self.kernels)
+            self.transfers: Transfers = Transfers(self.context)
+            self.transfers.prepare()
+            self.graphs: Graphs = Graphs(self.context)
+        except BaseException:
+            self.context.release()
+            raise
+        # By block, what is to be called when its contents change.
+        self._to_invalidate: dict[int, set[Callable[[int], None]]] = {}
+        self._spans: dict[tuple[tuple[int, ...], tuple[int, ...], int], tuple[int, int]] = {}
+
+    def free(self, block: int) -> None:
+        """Give a memory block back; see `AccelDevice.free`."""
+        self.addresses.free(block)
+        if block in self._to_invalidate:
+            self.renew(block)
+
+    def renew(self, block: int) -> None:
+        """Nothing is known of what lies in a block; see `AccelDevice.renew`."""
+        if block in self._to_invalidate:
+            for invalidate in self._to_invalidate.pop(block):
+                invalidate(block)
+
+    def invalidate_with(self, block: int, invalidate: Callable[[int], None]) -> None:
+        """Have it called, on the Trio thread, when a block is no more what it is now. From any thread."""
+        self._to_invalidate.setdefault(block, set()).add(invalidate)
+
+    def at(self, array: ArraySpec) -> DeviceArray:
+        """Where an array lies, and how.
+
+        Raises:
+            KeyError: There is no such block.
+            ValueError: The array does not lie within it.
+        """
+        return DeviceArray(self.address(array), array.dtype, array.shape, array.strides)
+
+    def address(self, array: ArraySpec) -> int:
+        """Where the first element of an array lies; raises as `at` does."""
+        return self.address_within(array, self.span(array))
+
+    def address_within(self, array: ArraySpec, span: tuple[int, int]) -> int:
+        """Where the first element of an array lies, given what `span` says of it; raises as `at` does."""
+        first, last = span
+        offset = array.offset
+        try:
+            address, nbytes, _ = self.addresses.blocks[array.block]
+        except KeyError:
+            raise no_such_block(array.block) from None
+        if offset < first or offset + last > nbytes:
+            raise ValueError(f"the array does not lie within its block of {nbytes} bytes: {array}")
+        return address + offset
+
+    def span(self, array: ArraySpec) -> tuple[int, int]:
+        """The bytes that an array takes before its first element, and from there on; of an empty one none.
+
+        It follows from shape, strides and dtype; what it is for a layout is found out once.
+        """
+        layout = array.shape, array.strides, array.dtype.itemsize
+        if layout not in self._spans:
+            if len(self._spans) >= _MOST_SPANS:
+                self._spans.clear()
+            self._spans[layout] = _span(*layout)
+        return self._spans[layout]
+
+
+def _span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
+    if 0 in shape:
+        return -sys.maxsize, -sys.maxsize
+    reaches = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]
+    before = -sum(reach for reach in reaches if reach < 0)
+    return before, sum(reach for reach in reaches if reach > 0) + itemsize
