@@ -29,8 +29,8 @@ from .kit._device import LibraryDevice
 from .kit._library import CudaLibrary
 from .runtime._faults import CudaFaults
 from .runtime._loan import CudaLoan, Lending
-from .runtime._notifier import Bell
-from .runtime._status_words import Words
+from .runtime._notifier import EventNotifier
+from .runtime._status_words import StatusWords
 from .runtime._stream import CudaHold, CudaStream
 
 __all__ = ["CudaDevice"]
@@ -71,9 +71,9 @@ class CudaDevice(LibraryDevice):
         self._installed = installed
         self._is_isolated = keeper is not None
         try:
-            self._words = Words(self.context)
-            self._bell = Bell(info.name)
-            self._faults = CudaFaults(self.context, self.kernels, self._words)
+            self._status_words = StatusWords(self.context)
+            self._notifier = EventNotifier(info.name)
+            self._faults = CudaFaults(self.context, self.kernels, self._status_words)
         except BaseException:
             self.context.release()
             raise
@@ -109,7 +109,7 @@ class CudaDevice(LibraryDevice):
     def open_stream(self, name: str, priority: int = 0) -> CudaStream:
         """Make a stream; see `AccelDevice.open_stream`. An H200 has six priorities, 0 to 5."""
         self._check_open()
-        stream = CudaStream(name, self.context, self._words, self._bell, self._priority(priority))
+        stream = CudaStream(name, self.context, self._status_words, self._notifier, self._priority(priority))
         # A long-lived device opens a stream for each restart of a library: give back those that ended.
         for other in self._streams:
             if other.has_ended:
@@ -201,7 +201,7 @@ class CudaDevice(LibraryDevice):
         if self._is_isolated:
             self._faults.launch(how, stream if isinstance(stream, CudaStream) else None)
         else:
-            self._bell.defuse()
+            self._notifier.defuse()
             self.context.lose(f"the context is lost: {reason}")
 
     @property
@@ -242,7 +242,7 @@ class CudaDevice(LibraryDevice):
             self._end()
         else:
             # What is left keeps its memory, and nobody waits for it.
-            self._bell.close(is_idle=False)
+            self._notifier.close(is_idle=False)
         return is_idle
 
     def _end(self) -> None:
@@ -255,11 +255,11 @@ class CudaDevice(LibraryDevice):
             self.transfers.close()
             for stream in self._streams:
                 stream.destroy()
-            self._bell.close(is_idle=True)
+            self._notifier.close(is_idle=True)
             self.addresses.clear()
             if not self.context.is_dead:
                 self.kernels.close()
-            self._words.close()
+            self._status_words.close()
         self._streams.clear()
         if not self.context.is_dead:
             self.context.release()

@@ -1,4 +1,4 @@
-"""What is kept of an operation whose specification comes again holds no longer than it may."""
+"""A cached plan of a repeated operation holds no longer than it may."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Spec = FftSpec | SpmvCsrSpec
 
 
 @attrs.frozen
-class Again:
+class Repeated:
     """An operation that was done four times.
 
     Attributes:
@@ -41,14 +41,14 @@ class Again:
     expected: Callable[[], npt.NDArray[Any]]
 
 
-def transform(rig: Any) -> Again:
+def transform(rig: Any) -> Repeated:
     source = rig.put(np.arange(12.0).reshape(3, 4).astype(np.complex64))
     out = rig.empty((3, 4), "complex64")
     spec = FftSpec("c2c", "forward", (4,), (1,), "backward", source, out)
-    return Again("fft", spec, lambda: np.fft.fft(rig.get(source).astype(np.complex128)))
+    return Repeated("fft", spec, lambda: np.fft.fft(rig.get(source).astype(np.complex128)))
 
 
-def product(rig: Any) -> Again:
+def product(rig: Any) -> Repeated:
     matrix = scipy.sparse.csr_array(np.array([[1.0, 2, 0], [0, 0, 3]]))
     parts = matrix.indptr.astype(np.int32), matrix.indices.astype(np.int32), matrix.data
     indptr, indices, data = map(rig.put, parts)
@@ -60,15 +60,15 @@ def product(rig: Any) -> Again:
         result: npt.NDArray[Any] = values @ rig.get(x)
         return result
 
-    return Again("sparse", spec, expected)
+    return Repeated("sparse", spec, expected)
 
 
 @pytest.fixture(params=[transform, product])
-def again(rig: Any, request: pytest.FixtureRequest) -> Again:
-    made: Again = request.param(rig)
+def repeated(rig: Any, request: pytest.FixtureRequest) -> Repeated:
+    made: Repeated = request.param(rig)
     for _ in range(4):
         check(rig, made)
-    assert rig.library(made.library)._known.find(made.spec, rig.stream) is not None
+    assert rig.library(made.library)._plan_cache.find(made.spec, rig.stream) is not None
     return made
 
 
@@ -76,11 +76,11 @@ def write(rig: Any, array: ArraySpec, values: npt.NDArray[Any]) -> None:
     rig.apply("memory", CopyFromHostSpec(values.astype(array.dtype.dtype), array))
 
 
-def check(rig: Any, again: Again, stream: Any = None) -> None:
-    write(rig, again.spec.out, np.zeros(again.spec.out.shape))
-    rig.enqueue(again.library, again.spec, stream or rig.stream)
+def check(rig: Any, repeated: Repeated, stream: Any = None) -> None:
+    write(rig, repeated.spec.out, np.zeros(repeated.spec.out.shape))
+    rig.enqueue(repeated.library, repeated.spec, stream or rig.stream)
     rig.finish(stream or rig.stream)
-    np.testing.assert_allclose(rig.get(again.spec.out), again.expected(), rtol=1e-6)
+    np.testing.assert_allclose(rig.get(repeated.spec.out), repeated.expected(), rtol=1e-6)
 
 
 def source_of(spec: OperationSpec) -> ArraySpec:
@@ -88,58 +88,58 @@ def source_of(spec: OperationSpec) -> ArraySpec:
 
 
 @pytest.mark.parametrize("which", ["source", "out"])
-def test_when_a_block_is_elsewhere(rig: Any, again: Again, which: str) -> None:
+def test_when_a_block_is_elsewhere(rig: Any, repeated: Repeated, which: str) -> None:
     """One that was given back is made again under its id, and another lies where it was."""
-    array = again.spec.out if which == "out" else source_of(again.spec)
+    array = repeated.spec.out if which == "out" else source_of(repeated.spec)
     rig.device.free(array.block)
     other = rig.put(np.full(array.shape, 7, array.dtype.dtype))
     rig.device.allocate(array.block, array.size * array.dtype.itemsize)
     write(rig, array, np.arange(5.0, 5 + array.size).reshape(array.shape))
     for _ in range(3):
-        check(rig, again)
+        check(rig, repeated)
     np.testing.assert_array_equal(rig.get(other), np.full(array.shape, 7))
 
 
-def test_when_what_lies_there_has_changed(rig: Any, again: Again) -> None:
-    array = source_of(again.spec)
+def test_when_what_lies_there_has_changed(rig: Any, repeated: Repeated) -> None:
+    array = source_of(repeated.spec)
     write(rig, array, np.arange(20.0, 20 + array.size).reshape(array.shape))
-    check(rig, again)
+    check(rig, repeated)
 
 
-def test_on_another_stream(rig: Any, again: Again) -> None:
+def test_on_another_stream(rig: Any, repeated: Repeated) -> None:
     other = rig.device.open_stream("other")
     for _ in range(3):
-        write(rig, again.spec.out, np.zeros(again.spec.out.shape))
+        write(rig, repeated.spec.out, np.zeros(repeated.spec.out.shape))
         # There it waits, whatever the first stream does.
         hold = other.hold()
-        rig.enqueue(again.library, again.spec, other)
+        rig.enqueue(repeated.library, repeated.spec, other)
         event = other.record()
         rig.finish(rig.stream)
         assert not event.is_done
-        np.testing.assert_array_equal(rig.get(again.spec.out), np.zeros(again.spec.out.shape))
+        np.testing.assert_array_equal(rig.get(repeated.spec.out), np.zeros(repeated.spec.out.shape))
         hold.release()
         rig.finish(other)
-        np.testing.assert_allclose(rig.get(again.spec.out), again.expected(), rtol=1e-6)
-        check(rig, again)
+        np.testing.assert_allclose(rig.get(repeated.spec.out), repeated.expected(), rtol=1e-6)
+        check(rig, repeated)
 
 
-def test_with_so_many_others_that_all_are_found_anew(rig: Any, again: Again) -> None:
-    others = [attrs.evolve(again.spec, out=attrs.evolve(again.spec.out)) for _ in range(300)]
+def test_with_so_many_others_that_all_are_planned_anew(rig: Any, repeated: Repeated) -> None:
+    others = [attrs.evolve(repeated.spec, out=attrs.evolve(repeated.spec.out)) for _ in range(300)]
     for other in others:
-        rig.enqueue(again.library, other)
+        rig.enqueue(repeated.library, other)
     rig.finish(rig.stream)
-    known = rig.library(again.library)._known
-    assert known.find(others[-1], rig.stream) is not None
-    assert sum(known.find(other, rig.stream) is not None for other in others) <= 256
-    check(rig, again)
+    cache = rig.library(repeated.library)._plan_cache
+    assert cache.find(others[-1], rig.stream) is not None
+    assert sum(cache.find(other, rig.stream) is not None for other in others) <= 256
+    check(rig, repeated)
 
 
 @pytest.mark.parametrize("name", ["data", "x", "out"])
 def test_what_has_to_be_packed_is_packed_each_time(rig: Any, name: str) -> None:
-    again = product(rig)
-    array = getattr(again.spec, name)
+    repeated = product(rig)
+    array = getattr(repeated.spec, name)
     whole = rig.put(np.zeros(2 * array.size))
-    spec = attrs.evolve(again.spec, **{name: attrs.evolve(whole, shape=array.shape, strides=(16,))})
+    spec = attrs.evolve(repeated.spec, **{name: attrs.evolve(whole, shape=array.shape, strides=(16,))})
     x, data, structure = np.zeros(3), np.zeros(3), ([0, 1, 2], [0, 2, 3])
     for step in range(1, 5):
         for changed, values in ((spec.x, x), (spec.data, data)):
@@ -152,7 +152,7 @@ def test_what_has_to_be_packed_is_packed_each_time(rig: Any, name: str) -> None:
 
 
 def test_a_matrix_that_is_used_stays_before_others(rig: Any) -> None:
-    """Also where nobody looks it up: there are more than are kept."""
+    """Also where nobody looks it up: there are more than are cached."""
     hot = product(rig)
     check(rig, hot)
     (matrix,) = rig.library("sparse")._matrices.values()
@@ -182,16 +182,16 @@ def round_trip(rig: Any, array: ArraySpec, host: Any, values: Any, back: Any = N
     np.testing.assert_array_equal(back, np.broadcast_to(values, back.shape))
 
 
-def are_known(rig: Any, array: ArraySpec) -> list[bool]:
+def are_cached(rig: Any, array: ArraySpec) -> list[bool]:
     library = rig.library("memory")
-    return [known.find(array, rig.stream) is not None for known in (library._up, library._down)]
+    return [cache.find(array, rig.stream) is not None for cache in (library._up, library._down)]
 
 
-def test_a_copy_that_comes_again_has_the_numbers_of_its_time(rig: Any, pinned: Any) -> None:
+def test_a_repeated_copy_has_the_numbers_of_its_time(rig: Any, pinned: Any) -> None:
     array = rig.empty(pinned.shape, "float32")
     for step in range(4):
         round_trip(rig, array, pinned, step + np.arange(pinned.size))
-        assert are_known(rig, array) == [True, True]
+        assert are_cached(rig, array) == [True, True]
 
 
 def test_a_copy_to_a_block_that_is_elsewhere_now(rig: Any, pinned: Any) -> None:
@@ -234,20 +234,20 @@ def test_host_memory_that_the_device_does_not_know_is_copied_each_time(rig: Any)
     array = rig.empty(host.shape, "float64")
     for step in range(3):
         round_trip(rig, array, host, step)
-    assert are_known(rig, array) == [False, False]
+    assert are_cached(rig, array) == [False, False]
 
 
-def test_what_is_known_keeps_neither_array(rig: Any, pinned: Any) -> None:
+def test_the_cache_keeps_neither_array_alive(rig: Any, pinned: Any) -> None:
     array, host = rig.empty((4,), "float32"), pinned[:4]
     round_trip(rig, array, host, 3)
-    assert are_known(rig, array) == [True, True]
+    assert are_cached(rig, array) == [True, True]
     gone = weakref.ref(host), weakref.ref(array)
     up = rig.library("memory")._up
-    (entry,) = up._found.values()
+    (entry,) = up._entries.values()
     other = attrs.evolve(array)
     del host, array
     assert [each() for each in gone] == [None, None]
     # Another with the identity of one that is gone is not it.
-    up._found = {id(other): entry}
+    up._entries = {id(other): entry}
     assert up.find(other, rig.stream) is None
     round_trip(rig, other, pinned[4:8], 5)

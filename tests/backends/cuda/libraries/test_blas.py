@@ -1,4 +1,4 @@
-"""The handle of cuBLAS: its workspace, its streams, what its statuses mean, and what is kept."""
+"""The handle of cuBLAS: its workspace, its streams, what its statuses mean, and what is cached."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_what_products_of_a_type_need_is_loaded_before_the_first(rig: Any) -> No
     check(rig, before)
 
 
-def test_what_was_found_out_is_kept_within_bounds(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_caches_stay_within_bounds(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from trio_accel.backends.cuda.libraries import blas
 
     monkeypatch.setattr(blas, "_MOST_PLANS", 4)

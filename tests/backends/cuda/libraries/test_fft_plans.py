@@ -1,4 +1,4 @@
-"""Plans are made before an operation is enqueued, kept, and given back when nothing runs them."""
+"""Plans are made before an operation is enqueued, cached, and given back when nothing runs them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_what_cannot_be_planned_is_refused_by_the_plan(
         assert caught.value.device == rig.device.info.name  # type: ignore[attr-defined]
 
 
-def test_so_many_are_kept_and_no_more(rig: Any) -> None:
+def test_so_many_are_cached_and_no_more(rig: Any) -> None:
     specs = [transform(rig, n) for n in range(2, _MOST + 12)]
     for spec in specs:
         rig.apply("fft", spec)

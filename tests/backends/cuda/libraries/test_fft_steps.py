@@ -19,10 +19,10 @@ from trio_accel.backends.cuda.libraries._fft_layout import OUT, SOURCE, View
 from trio_accel.backends.cuda.libraries._fft_steps import (
     TEMPORARIES,
     Convert,
-    Recipe,
     Transform,
+    TransformPlan,
     Zero,
-    recipe_of,
+    plan_transform,
 )
 
 COMPLEX = {DType.float64: DType.complex128, DType.float32: DType.complex64}
@@ -33,7 +33,7 @@ def packed(shape: tuple[int, ...], dtype: DType, block: int = 0, offset: int = 0
     return ArraySpec(block, offset, dtype, shape, contiguous_strides(shape, dtype.itemsize))
 
 
-def cook(
+def transform(
     kind: Any,
     shape: tuple[int, ...],
     axes: tuple[int, ...],
@@ -59,10 +59,10 @@ def cook(
     return FftSpec(kind, direction, lengths, axes, norm, source, out or packed(tuple(extents), dtype, 1))
 
 
-def letters(recipe: Recipe) -> str:
+def letters(plan: TransformPlan) -> str:
     """The steps by their first letters; a transform that is executed several times has a number."""
     names = []
-    for step in recipe.steps:
+    for step in plan.steps:
         times = len(step.fit.offsets) if isinstance(step, Transform) else 1
         names.append(type(step).__name__[0] + (str(times) if times > 1 else ""))
     return "".join(names)
@@ -77,57 +77,57 @@ FORTRAN = ArraySpec(0, 0, DType.complex128, (6, 10), (16, 96))
 @pytest.mark.parametrize(
     ("spec", "steps"),
     [
-        (cook("c2c", (64,), (0,)), "T"),
-        (cook("c2c", (5, 64), (1,)), "T"),
-        (cook("c2c", (64, 5), (0,)), "T"),
-        (cook("c2c", (8, 9), (0, 1)), "T"),
-        (cook("c2c", (8, 9), (1, 0)), "T"),
-        (cook("c2c", (7, 8, 9), (0, 1, 2)), "T"),
-        (cook("c2c", (7, 8, 9), (0, 2)), "T"),
-        (cook("c2c", (3, 7, 8, 9), (1, 2, 3)), "T"),
-        (cook("c2c", (3, 7, 8, 9), (0, 1, 2, 3)), "TT"),
-        (cook("c2c", (1, 64, 1), (0, 1, 2)), "T"),
-        (cook("c2c", (4, 64, 500), (1,)), "T4"),
-        (cook("c2c", (500, 64, 4), (1,)), "T4"),
-        (cook("c2c", (50, 64, 50), (1,)), "CTC"),
-        (cook("c2c", (1, 1), (0, 1)), "C"),
-        (cook("c2c", (64,), (0,), direction="inverse"), "TC"),
-        (cook("c2c", (64,), (0,), norm="ortho"), "TC"),
-        (cook("c2c", (64,), (0,), norm="forward", direction="inverse"), "T"),
-        (cook("c2c", (64,), (0,), lengths=(50,)), "T"),
-        (cook("c2c", (64,), (0,), lengths=(80,)), "ZCT"),
-        (cook("c2c", (64,), (0,), lengths=(80,), direction="inverse"), "ZCT"),
-        (cook("c2c", (10,), (0,), source=TURNED), "CT"),
-        (cook("c2c", (6, 10), (0, 1), source=EVERY_SECOND), "T"),
-        (cook("c2c", (6, 10), (0, 1), source=FORTRAN), "TT"),
-        (cook("c2c", (6, 10), (1,), source=FORTRAN), "T"),
-        (cook("r2c", (64,), (0,)), "T"),
-        (cook("r2c", (5, 64), (1,)), "T"),
-        (cook("r2c", (64, 5), (0,)), "T"),
-        (cook("r2c", (8, 9), (0, 1)), "T"),
-        (cook("r2c", (8, 9), (1, 0)), "TT"),
-        (cook("r2c", (6, 7, 8, 9), (0, 1, 2, 3)), "TT"),
-        (cook("r2c", (64,), (0,), direction="inverse"), "TC"),
-        (cook("r2c", (10,), (0,), source=UNALIGNED), "CT"),
-        (cook("r2c", (5, 1), (1,)), "C"),
-        (cook("c2r", (33,), (0,), direction="inverse"), "CT"),
-        (cook("c2r", (33,), (0,)), "CT"),
-        (cook("c2r", (8, 9), (0, 1)), "CT"),
-        (cook("c2r", (5, 6, 7, 8), (0, 1, 2, 3)), "CTT"),
-        (cook("c2r", (50, 6, 50), (1,)), "CTC"),
-        (cook("c2r", (5, 1), (1,), lengths=(1,)), "CC"),
+        (transform("c2c", (64,), (0,)), "T"),
+        (transform("c2c", (5, 64), (1,)), "T"),
+        (transform("c2c", (64, 5), (0,)), "T"),
+        (transform("c2c", (8, 9), (0, 1)), "T"),
+        (transform("c2c", (8, 9), (1, 0)), "T"),
+        (transform("c2c", (7, 8, 9), (0, 1, 2)), "T"),
+        (transform("c2c", (7, 8, 9), (0, 2)), "T"),
+        (transform("c2c", (3, 7, 8, 9), (1, 2, 3)), "T"),
+        (transform("c2c", (3, 7, 8, 9), (0, 1, 2, 3)), "TT"),
+        (transform("c2c", (1, 64, 1), (0, 1, 2)), "T"),
+        (transform("c2c", (4, 64, 500), (1,)), "T4"),
+        (transform("c2c", (500, 64, 4), (1,)), "T4"),
+        (transform("c2c", (50, 64, 50), (1,)), "CTC"),
+        (transform("c2c", (1, 1), (0, 1)), "C"),
+        (transform("c2c", (64,), (0,), direction="inverse"), "TC"),
+        (transform("c2c", (64,), (0,), norm="ortho"), "TC"),
+        (transform("c2c", (64,), (0,), norm="forward", direction="inverse"), "T"),
+        (transform("c2c", (64,), (0,), lengths=(50,)), "T"),
+        (transform("c2c", (64,), (0,), lengths=(80,)), "ZCT"),
+        (transform("c2c", (64,), (0,), lengths=(80,), direction="inverse"), "ZCT"),
+        (transform("c2c", (10,), (0,), source=TURNED), "CT"),
+        (transform("c2c", (6, 10), (0, 1), source=EVERY_SECOND), "T"),
+        (transform("c2c", (6, 10), (0, 1), source=FORTRAN), "TT"),
+        (transform("c2c", (6, 10), (1,), source=FORTRAN), "T"),
+        (transform("r2c", (64,), (0,)), "T"),
+        (transform("r2c", (5, 64), (1,)), "T"),
+        (transform("r2c", (64, 5), (0,)), "T"),
+        (transform("r2c", (8, 9), (0, 1)), "T"),
+        (transform("r2c", (8, 9), (1, 0)), "TT"),
+        (transform("r2c", (6, 7, 8, 9), (0, 1, 2, 3)), "TT"),
+        (transform("r2c", (64,), (0,), direction="inverse"), "TC"),
+        (transform("r2c", (10,), (0,), source=UNALIGNED), "CT"),
+        (transform("r2c", (5, 1), (1,)), "C"),
+        (transform("c2r", (33,), (0,), direction="inverse"), "CT"),
+        (transform("c2r", (33,), (0,)), "CT"),
+        (transform("c2r", (8, 9), (0, 1)), "CT"),
+        (transform("c2r", (5, 6, 7, 8), (0, 1, 2, 3)), "CTT"),
+        (transform("c2r", (50, 6, 50), (1,)), "CTC"),
+        (transform("c2r", (5, 1), (1,), lengths=(1,)), "CC"),
     ],
 )
 def test_the_steps(spec: FftSpec, steps: str) -> None:
-    assert letters(recipe_of(spec)) == steps
+    assert letters(plan_transform(spec)) == steps
 
 
 class _Memory:
-    """Buffers of a recipe as NumPy arrays; whatever reads or writes outside of one fails."""
+    """Buffers of a plan as NumPy arrays; whatever reads or writes outside of one fails."""
 
-    def __init__(self, spec: FftSpec, recipe: Recipe, values: Any) -> None:
+    def __init__(self, spec: FftSpec, plan: TransformPlan, values: Any) -> None:
         self.buffers: dict[int, bytearray] = {
-            buffer: bytearray(size) for buffer, size in zip(TEMPORARIES, recipe.sizes, strict=True)
+            buffer: bytearray(size) for buffer, size in zip(TEMPORARIES, plan.sizes, strict=True)
         }
         self.buffers[SOURCE] = bytearray(values.tobytes())
         self.buffers[OUT] = bytearray(math.prod(spec.out.shape) * spec.out.dtype.itemsize)
@@ -154,10 +154,10 @@ class _Memory:
         return np.ndarray((key.batch, *extents), dtype, self.buffers[buffer], offset, steps)
 
 
-def run(spec: FftSpec, recipe: Recipe, values: Any) -> Any:
+def run(spec: FftSpec, plan: TransformPlan, values: Any) -> Any:
     """The result of the steps, with NumPy for cuFFT."""
-    memory = _Memory(spec, recipe, values)
-    for step in recipe.steps:
+    memory = _Memory(spec, plan, values)
+    for step in plan.steps:
         if isinstance(step, Zero):
             memory.view(step.out)[...] = 0
         elif isinstance(step, Convert):
@@ -192,7 +192,7 @@ def test_the_numbers(kind: Any, shape: list[int], data: st.DataObject) -> None:
     """Also with more axes and loops than a test of a device goes through."""
     axes = tuple(data.draw(st.permutations(range(len(shape))))[: data.draw(st.integers(1, len(shape)))])
     lengths = tuple(data.draw(st.integers(1, 6)) for _ in axes)
-    spec = cook(
+    spec = transform(
         kind, tuple(shape), axes, lengths=lengths, direction="forward" if kind != "c2r" else "inverse"
     )
     rng = np.random.default_rng(1)
@@ -200,4 +200,4 @@ def test_the_numbers(kind: Any, shape: list[int], data: st.DataObject) -> None:
     values = values.real if kind == "r2c" else values
     functions = {"c2c": np.fft.fftn, "r2c": np.fft.rfftn, "c2r": np.fft.irfftn}
     expected = functions[kind](values, lengths, axes)
-    np.testing.assert_allclose(run(spec, recipe_of(spec), values), expected, atol=1e-11)
+    np.testing.assert_allclose(run(spec, plan_transform(spec), values), expected, atol=1e-11)

@@ -137,7 +137,7 @@ def test_a_block_that_is_gone_is_forgotten(rig: Any) -> None:
     assert believed(rig) == []
 
 
-def test_the_verdict_comes_with_its_own_operation(rig: Any) -> None:
+def test_the_status_comes_with_its_own_operation(rig: Any) -> None:
     wrong, right = product(rig, [0, 1, 2], [0, 7]), product(rig, [0, 2], [0, 1])
     # What is loaded at the first use waits for every stream.
     rig.apply("sparse", product(rig, [0, 2], [1, 0]))
@@ -179,7 +179,7 @@ def test_a_matrix_in_views_of_larger_arrays(rig: Any, times: int) -> None:
     np.testing.assert_allclose(rig.get(out), matrix @ x, rtol=1e-12)
 
 
-def test_so_many_are_kept_and_no_more(rig: Any) -> None:
+def test_so_many_are_cached_and_no_more(rig: Any) -> None:
     specs = [product(rig, [0, 1, 2], [0, 1]) for _ in range(260)]
     for _ in range(3):
         for spec in specs:

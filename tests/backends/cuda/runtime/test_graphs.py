@@ -71,7 +71,7 @@ def load(rig: Any, spec: MatmulSpec) -> None:
         prepare()
 
 
-def keep(rig: Any, spec: MatmulSpec) -> None:
+def have_captured(rig: Any, spec: MatmulSpec) -> None:
     for _ in range(3):
         rig.apply("blas", spec)
 
@@ -89,10 +89,10 @@ def test_the_third_is_a_graph_and_has_the_same_bits(
         rig.apply("blas", spec)
         results.append(rig.get(spec.out))
         counts.append(launches.count)
-    kept = len(rig.device.graphs)
+    captured = len(rig.device.graphs)
     # There cuBLAS enqueues what no graph may have, on an H200.
-    is_refused = (dtype, n) == ("complex128", 100) and not kept
-    assert (counts, kept) == (([0] * 5, 0) if is_refused else ([0, 0, 1, 2, 3], 1))
+    is_refused = (dtype, n) == ("complex128", 100) and not captured
+    assert (counts, captured) == (([0] * 5, 0) if is_refused else ([0, 0, 1, 2, 3], 1))
     assert_close(results[0], exact(a) @ exact(b), n)
     assert all(result.tobytes() == results[0].tobytes() for result in results)
 
@@ -117,17 +117,17 @@ def test_each_place_of_a_result_has_its_own(rig: Any, launches: Calls) -> None:
         check(rig, each)
 
 
-@pytest.mark.parametrize("is_kept", [True, False])
+@pytest.mark.parametrize("is_captured", [True, False])
 @pytest.mark.parametrize("role", ["a", "b", "out"])
 def test_memory_that_is_not_the_arrays_is_refused(
-    rig: Any, launches: Calls, role: str, is_kept: bool
+    rig: Any, launches: Calls, role: str, is_captured: bool
 ) -> None:
     """Before anything is enqueued: what a kernel does outside of its block nobody would see."""
     spec = product(rig)
     array = getattr(spec, role)
     load(rig, spec)
-    if is_kept:
-        keep(rig, spec)
+    if is_captured:
+        have_captured(rig, spec)
     before = launches.count
     _, nbytes, _ = rig.device.addresses.blocks[array.block]
     for offset in (-4, nbytes - 4):
@@ -329,7 +329,7 @@ def few(rig: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(_launch_cache, "_PATIENCE", 1)
     rig.library("blas")
-    rig.device.graphs._repeats.most = 2
+    rig.device.graphs._cache.most = 2
     return rig
 
 
@@ -347,12 +347,12 @@ def test_what_is_not_used_any_more_makes_way(few: Any, launches: Calls) -> None:
 
 def test_what_is_in_flight_does_not_make_way(few: Any, spy: Spy) -> None:
     destroyed = spy("cuGraphExecDestroy")
-    kept, late = [product(few), product(few)], product(few)
-    for spec in kept:
-        keep(few, spec)
+    captured, late = [product(few), product(few)], product(few)
+    for spec in captured:
+        have_captured(few, spec)
     few.finish(few.stream)
     hold = few.stream.hold()
-    for spec in kept:
+    for spec in captured:
         few.enqueue("blas", spec)
         few.stream.record()
     for _ in range(10):
@@ -363,7 +363,7 @@ def test_what_is_in_flight_does_not_make_way(few: Any, spy: Spy) -> None:
     for _ in range(4):
         few.apply("blas", late)
     assert destroyed.count == 1
-    for spec in (*kept, late):
+    for spec in (*captured, late):
         check(few, spec)
 
 
@@ -385,21 +385,21 @@ def test_where_no_graph_can_be_made_it_goes_without(
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(driver, where, fail)
-            keep(rig, spec)
+            have_captured(rig, spec)
         tried = spy(where)
     else:
         tried = spy(where)
         tried.answer = driver.CUresult(code), None
-        keep(rig, spec)
+        have_captured(rig, spec)
         tried.answer = None
         assert tried.count == 1
         tried.count = 0
-    keep(rig, spec)
+    have_captured(rig, spec)
     assert (tried.count, launches.count) == (0, 0)
     check(rig, spec)
     # Another product is not concerned.
     other = product(rig, 3, 3, 3)
-    keep(rig, other)
+    have_captured(rig, other)
     assert launches.count == 1
 
 
@@ -431,7 +431,7 @@ def test_what_sets_memory_may_be_part_of_it(rig: Any, launches: Calls, spy: Spy)
     spec = product(rig)
     rig.apply("blas", spec)
     spy("cuGraphNodeGetType").answer = (0, 2)
-    keep(rig, spec)
+    have_captured(rig, spec)
     assert launches.count == 2
     check(rig, spec)
 
@@ -439,7 +439,7 @@ def test_what_sets_memory_may_be_part_of_it(rig: Any, launches: Calls, spy: Spy)
 @pytest.mark.parametrize(
     ("name", "answer"), [("cuGraphNodeGetType", (0, 1)), ("cuGraphGetNodes", (0, [], 3))]
 )
-def test_only_a_few_kernels_are_kept(
+def test_only_a_few_kernels_are_captured(
     rig: Any, launches: Calls, spy: Spy, name: str, answer: tuple[Any, ...]
 ) -> None:
     """There may be no memory for more, nor for anything else."""
@@ -447,7 +447,7 @@ def test_only_a_few_kernels_are_kept(
     rig.apply("blas", spec)
     spy(name).answer = answer
     destroyed = spy("cuGraphDestroy")
-    keep(rig, spec)
+    have_captured(rig, spec)
     assert (destroyed.count, launches.count) == (1, 0)
     check(rig, spec)
 
@@ -456,10 +456,10 @@ def test_a_graph_that_is_refused_is_given_up(rig: Any, spy: Spy) -> None:
     from cuda.bindings import driver
 
     spec = product(rig)
-    keep(rig, spec)
+    have_captured(rig, spec)
     launches = spy("cuGraphLaunch")
     launches.answer = (driver.CUresult.CUDA_ERROR_INVALID_VALUE,)
-    keep(rig, spec)
+    have_captured(rig, spec)
     assert (launches.count, len(rig.device.graphs)) == (1, 0)
     check(rig, spec)
 
@@ -468,7 +468,7 @@ def test_whoever_launches_does_not_wait_for_whoever_clears_up(rig: Any, launches
     spec = product(rig)
     rig.library("blas")
     with rig.device.graphs._lock:
-        keep(rig, spec)
+        have_captured(rig, spec)
         assert launches.count == 0
     rig.apply("blas", spec)
     assert launches.count == 1
@@ -550,7 +550,7 @@ def test_a_driver_that_makes_no_graphs(open_rig: Any, launches: Calls, spy: Spy,
     spy(where).answer = driver.CUresult.CUDA_ERROR_NOT_SUPPORTED, None
     with open_rig() as rig:
         spec = product(rig)
-        keep(rig, spec)
+        have_captured(rig, spec)
         check(rig, spec)
         assert (rig.device.graphs.room, launches.count) == (0, 0)
 

@@ -1,4 +1,4 @@
-"""What operations that come again came to."""
+"""What repeated operations came to."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from ...base.ops import ArraySpec, OperationSpec
 from ..runtime._memory import CudaMemory
 from ..runtime._stream import CudaStream
 
-__all__ = ["Known"]
+__all__ = ["PlanCache"]
 
-_THING = TypeVar("_THING")
+_PLAN = TypeVar("_PLAN")
 _Spec: TypeAlias = OperationSpec | ArraySpec
 _MOST = 256
 
 
-class Known(Generic[_THING]):
-    """By specification or array, and by stream, what was found out that depends on nothing else.
+class PlanCache(Generic[_PLAN]):
+    """By specification or array, and by stream, a plan that depends on nothing else.
 
-    A program that drops its results asks for the same again and again, on the same blocks: then the
-    specification is the same one, too, or the array is. All is found out anew when memory was freed, as
-    blocks may lie elsewhere then. The table itself keeps no specification and no array.
+    A program that drops its results asks for the same operation repeatedly, on the same blocks. Then the
+    specification, or the array, is the same object. A plan is made anew when memory was freed, as blocks may
+    lie elsewhere then. The cache itself keeps no specification and no array alive.
 
     Args:
-        places: Where blocks lie.
+        addresses: Where blocks lie.
     """
 
-    __slots__ = ("_found", "_places")
+    __slots__ = ("_addresses", "_entries")
 
-    def __init__(self, places: CudaMemory) -> None:
-        self._places = places
-        self._found: dict[int, tuple[ref[_Spec], CudaStream, int, _THING]] = {}
+    def __init__(self, addresses: CudaMemory) -> None:
+        self._addresses = addresses
+        self._entries: dict[int, tuple[ref[_Spec], CudaStream, int, _PLAN]] = {}
 
-    def find(self, spec: _Spec, stream: CudaStream) -> _THING | None:
-        """What is kept; None if that is nothing, or may not hold any more."""
-        found = self._found.get(id(spec))
-        if found is None:
+    def find(self, spec: _Spec, stream: CudaStream) -> _PLAN | None:
+        """The plan that is stored; None if there is none, or if it may not hold any more."""
+        entry = self._entries.get(id(spec))
+        if entry is None:
             return None
-        of, on, freed, thing = found
-        return thing if of() is spec and on is stream and freed == self._places.freed else None
+        of, on, freed, plan = entry
+        return plan if of() is spec and on is stream and freed == self._addresses.freed else None
 
-    def keep(self, spec: _Spec, stream: CudaStream, thing: _THING) -> None:
-        """Keep what was found out just now."""
-        if len(self._found) >= _MOST:
-            self._found.clear()
-        self._found[id(spec)] = ref(spec), stream, self._places.freed, thing
+    def store(self, spec: _Spec, stream: CudaStream, plan: _PLAN) -> None:
+        """Store a plan that was made just now."""
+        if len(self._entries) >= _MOST:
+            self._entries.clear()
+        self._entries[id(spec)] = ref(spec), stream, self._addresses.freed, plan
 
     def clear(self) -> None:
-        """Something else has changed: keep nothing."""
-        self._found.clear()
+        """Something else has changed: no plan holds any more."""
+        self._entries.clear()

@@ -1,4 +1,4 @@
-"""The plans of cuFFT that are kept."""
+"""The plans of cuFFT, and a cache of those that were used last."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Plan:
         if area != self._area and self.size:
             cufft.set_work_area(handle, area)
             self._area = area
-        self._runs[stream] = stream.word.sequence + 1
+        self._runs[stream] = stream.timeline.sequence + 1
         self._function(handle, source, out, *self._signs[is_forward])
 
     def destroy(self) -> None:
@@ -143,8 +143,8 @@ class Plans:
         self._most = most
         # Those that are made, the one that was used last at the end.
         self._made: OrderedDict[Plan, None] = OrderedDict()
-        # Whoever asks for a plan keeps it.
-        self._known: WeakValueDictionary[PlanKey, Plan] = WeakValueDictionary()
+        # A bound plan keeps those that it needs.
+        self._by_key: WeakValueDictionary[PlanKey, Plan] = WeakValueDictionary()
 
     def __len__(self) -> int:
         """How many are made."""
@@ -152,9 +152,9 @@ class Plans:
 
     def find(self, key: PlanKey) -> Plan:
         """The plan of a key, made or not."""
-        plan = self._known.get(key)
+        plan = self._by_key.get(key)
         if plan is None:
-            plan = self._known[key] = Plan(key)
+            plan = self._by_key[key] = Plan(key)
         return plan
 
     def use(self, plan: Plan) -> None:

@@ -12,7 +12,16 @@ from ...base import DType
 from ...base.ops import ArraySpec, FftSpec
 from ._fft_layout import MOST_AXES, OUT, SOURCE, Fit, View, fit
 
-__all__ = ["ALIGNMENT", "TEMPORARIES", "Convert", "Recipe", "Step", "Transform", "Zero", "recipe_of"]
+__all__ = [
+    "ALIGNMENT",
+    "TEMPORARIES",
+    "Convert",
+    "Step",
+    "Transform",
+    "TransformPlan",
+    "Zero",
+    "plan_transform",
+]
 
 ALIGNMENT = 16
 """Bytes to which blocks are aligned at least, and the largest element."""
@@ -54,7 +63,7 @@ Step: TypeAlias = Zero | Convert | Transform
 
 
 @attrs.frozen
-class Recipe:
+class TransformPlan:
     """The steps of a transform.
 
     Attributes:
@@ -66,14 +75,14 @@ class Recipe:
     sizes: tuple[int, ...]
 
 
-def recipe_of(spec: FftSpec) -> Recipe:
+def plan_transform(spec: FftSpec) -> TransformPlan:
     """Find the steps of a transform that was checked, and whose result is not empty."""
-    cook = _Cook(spec)
-    cook.cook()
-    return Recipe(tuple(cook.steps), tuple(cook.sizes.values()))
+    planner = _Planner(spec)
+    planner.plan()
+    return TransformPlan(tuple(planner.steps), tuple(planner.sizes.values()))
 
 
-class _Cook:
+class _Planner:
     """Finds the steps, the ways with the fewest copies first.
 
     Attributes:
@@ -97,7 +106,7 @@ class _Cook:
         self._conjugate = (spec.kind, spec.direction) in (("r2c", "inverse"), ("c2r", "forward"))
         self._is_forward = spec.direction == "forward" if spec.kind == "c2c" else spec.kind == "r2c"
 
-    def cook(self) -> None:
+    def plan(self) -> None:
         """Find them."""
         rest = [axis for axis, n in self._lengths.items() if n > 1]
         if self._kind != "c2c" and self._lengths[self._halved] > 1:

@@ -16,7 +16,7 @@ from ..kit._checks import check_dtype, check_same_dtype, factor_of
 from ..kit._device import LibraryDevice
 from ..kit._layouts import Product, broadcast_operands, plan_gemm, plan_matmul
 from ..kit._library import CudaLibrary
-from ..kit._plan_cache import Known
+from ..kit._plan_cache import PlanCache
 from ..runtime._device_array import DeviceArray
 from ..runtime._graphs import Call, Key
 from ..runtime._stream import CudaStream
@@ -43,7 +43,7 @@ _Arguments: TypeAlias = tuple[Kind, Product, Factors, int, int, int]
 class BlasLibrary(CudaLibrary):
     """cuBLAS, by its routines for mixed types; what it does not have by kernels of the backend's own.
 
-    What a product of certain types and layouts comes to is found out once and kept.
+    A product of certain types and layouts is planned once.
     """
 
     name: ClassVar[str] = "blas"
@@ -62,14 +62,14 @@ class BlasLibrary(CudaLibrary):
             self._blas.destroy()
             raise
         self._integers: IntegerProducts | None = None
-        # By identity, as with what is kept below.
+        # By identity, as in the caches below.
         self._prepared: set[int] = {id(DType.float32)}
         self._runs: dict[object, _Run] = {}
-        # Of those that may become graphs, by the same keys: how they are called, whether they are light, and
-        # how far their arrays reach.
-        self._again: dict[object, tuple[Call, bool, _Span, _Span, _Span]] = {}
-        # What graph they are, and whether they are light.
-        self._known: Known[tuple[Key, bool]] = Known(device.addresses)
+        # By the same keys, launch templates of those that may become graphs: the call, whether it is light,
+        # and how far its arrays reach.
+        self._templates: dict[object, tuple[Call, bool, _Span, _Span, _Span]] = {}
+        # The graph's key, and whether it is light.
+        self._plan_cache: PlanCache[tuple[Key, bool]] = PlanCache(device.addresses)
         self._table = {
             MatmulSpec: self._matmul,
             GemmSpec: self._gemm,
@@ -106,37 +106,37 @@ class BlasLibrary(CudaLibrary):
 
     def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
         """Put an operation on a stream; see `KernelLibrary.enqueue`."""
-        if type(spec) is not MatmulSpec or type(stream) is not CudaStream or not self._repeat(spec, stream):
+        if type(spec) is not MatmulSpec or type(stream) is not CudaStream or not self._replay(spec, stream):
             super().enqueue(spec, stream)
 
-    def _repeat(self, spec: MatmulSpec, stream: CudaStream) -> bool:
-        """Launch the graph of a product, if there is one: for that no context need be current."""
+    def _replay(self, spec: MatmulSpec, stream: CudaStream) -> bool:
+        """Replay the graph of a product, if there is one: for that no context need be current."""
         if stream.is_closed or self._context.is_lost:
             return False
-        known = self._known.find(spec, stream) or self._find(spec, stream)
-        if known is None:
+        bound = self._plan_cache.find(spec, stream) or self._bind(spec, stream)
+        if bound is None:
             return False
-        key, is_light = known
+        key, is_light = bound
         if not is_light:
             stream.begin_heavy()
-        if not self._device.graphs.launch(key, stream):
+        if not self._device.graphs.replay(key, stream):
             return False
         stream.is_light = is_light
         return True
 
-    def _find(self, spec: MatmulSpec, stream: CudaStream) -> tuple[Key, bool] | None:
+    def _bind(self, spec: MatmulSpec, stream: CudaStream) -> tuple[Key, bool] | None:
         """What a product is called that was planned before, and whether it is light."""
         a, b, out = spec.a, spec.b, spec.out
         dtype = a.dtype
-        again = self._again.get((id(dtype), a.shape, a.strides, b.shape, b.strides))
-        if again is None or dtype is not b.dtype or dtype is not out.dtype:
+        template = self._templates.get((id(dtype), a.shape, a.strides, b.shape, b.strides))
+        if template is None or dtype is not b.dtype or dtype is not out.dtype:
             return None
-        call, is_light, of_a, of_b, of_out = again
+        call, is_light, of_a, of_b, of_out = template
         within = self._device.address_within
         key: Key = (call, stream, within(a, of_a), within(b, of_b), within(out, of_out))
-        known = key, is_light
-        self._known.keep(spec, stream, known)
-        return known
+        bound = key, is_light
+        self._plan_cache.store(spec, stream, bound)
+        return bound
 
     def _matmul(self, spec: MatmulSpec, stream: CudaStream) -> None:
         a, b, out = spec.a, spec.b, spec.out
@@ -164,8 +164,8 @@ class BlasLibrary(CudaLibrary):
         plan = plan_matmul(shapes, strides, dtype.itemsize)
         if _is_one_call(plan):
             call, span = Call(self), self._device.span
-            self._again[key] = call, _is_light(plan), span(spec.a), span(spec.b), span(spec.out)
-            return partial(self._multiply_again, kind, plan, call)
+            self._templates[key] = call, _is_light(plan), span(spec.a), span(spec.b), span(spec.out)
+            return partial(self._multiply_by_graph, kind, plan, call)
         return partial(self._multiply_plain, kind, plan)
 
     def _multiply_plain(self, kind: Kind, plan: Product, spec: MatmulSpec, stream: CudaStream) -> None:
@@ -173,15 +173,15 @@ class BlasLibrary(CudaLibrary):
         a, b, out = address(spec.a), address(spec.b), address(spec.out)
         self._multiply(stream, kind, plan, self._blas.plain[kind.is_double], spec, a, b, out)
 
-    def _multiply_again(
+    def _multiply_by_graph(
         self, kind: Kind, plan: Product, call: Call, spec: MatmulSpec, stream: CudaStream
     ) -> None:
         """By a graph from the third time on that it is the same product at the same place."""
         address = self._device.address
         a, b, out = address(spec.a), address(spec.b), address(spec.out)
         key = call, stream, a, b, out
-        # There is none yet: what is repeated does not come here.
-        self._call_again(key, stream, (kind, plan, self._blas.plain[kind.is_double], a, b, out))
+        # There is no graph yet: what has one does not come here.
+        self._call_by_graph(key, stream, (kind, plan, self._blas.plain[kind.is_double], a, b, out))
 
     def _multiply_integers(self, spec: MatmulSpec, stream: CudaStream) -> None:
         self._load_integers()
@@ -241,8 +241,8 @@ class BlasLibrary(CudaLibrary):
         # By zero it is no product, and cuBLAS enqueues something else than one or two kernels.
         if call is not None and alpha:
             key = call, stream, a.address, b.address, c.address, factors.packed()
-            if not self._device.graphs.launch(key, stream):
-                self._call_again(key, stream, (kind, plan, factors, a.address, b.address, c.address))
+            if not self._device.graphs.replay(key, stream):
+                self._call_by_graph(key, stream, (kind, plan, factors, a.address, b.address, c.address))
             return
         if not plan.is_c_packed:
             self._multiply(stream, kind, plan, factors, spec, a.address, b.address, c.address)
@@ -271,10 +271,10 @@ class BlasLibrary(CudaLibrary):
             a, b = self._packed_operands(stream, plan, at(spec.a), at(spec.b))
         self._call(kind, plan, factors, a, b, c)
 
-    def _call_again(self, key: Key, stream: CudaStream, arguments: _Arguments) -> None:
+    def _call_by_graph(self, key: Key, stream: CudaStream, arguments: _Arguments) -> None:
         """Make a graph for a key if it is time to, and do without if not."""
         graphs = self._device.graphs
-        if graphs.is_due(key) and graphs.keep(key, partial(self._call_captured, stream, arguments)):
+        if graphs.is_due(key) and graphs.capture(key, partial(self._call_captured, stream, arguments)):
             return
         self._blas.select(stream, HOST)
         self._call(*arguments)
@@ -323,7 +323,7 @@ class BlasLibrary(CudaLibrary):
         if len(self._runs) >= _MOST_PLANS:
             first = next(iter(self._runs))
             del self._runs[first]
-            self._again.pop(first, None)
+            self._templates.pop(first, None)
         self._runs[key] = run
         return run
 

@@ -18,11 +18,11 @@ from ...base.ops import FftSpec, OperationSpec
 from ..kit._checks import check_dtype
 from ..kit._device import LibraryDevice
 from ..kit._library import CudaLibrary
-from ..kit._plan_cache import Known
+from ..kit._plan_cache import PlanCache
 from ..kit._workspace import Workspace
 from ..runtime._stream import CudaStream
 from ._fft_plans import Plan, Plans
-from ._fft_steps import ALIGNMENT, TEMPORARIES, Convert, Transform, Zero, recipe_of
+from ._fft_steps import ALIGNMENT, TEMPORARIES, Convert, Transform, Zero, plan_transform
 
 __all__ = ["FftLibrary"]
 
@@ -31,12 +31,12 @@ _COMPLEX = {real: complex_ for complex_, real in _REAL.items()}
 _DTYPES = {"c2c": {dtype: dtype for dtype in _REAL}, "r2c": _COMPLEX, "c2r": _REAL}
 
 _MOST_PLANS = 64
-_MOST_RECIPES = 256
+_MOST_BOUND_PLANS = 256
 
 
 @attrs.frozen(eq=False)
-class _Course:
-    """A recipe with its plans.
+class _BoundPlan:
+    """The plan of a transform with the plans of cuFFT for its steps.
 
     Attributes:
         steps: What to enqueue.
@@ -58,21 +58,21 @@ class _Course:
 
 
 @attrs.frozen(eq=False)
-class _Found:
+class _Binding:
     """Where the source and the result of a transform lie.
 
     Attributes:
-        places: Their addresses.
+        addresses: Of both.
         only: Its plan, what that reads and writes, and whether it is the forward one: if executing it once is
             all that is to be done.
     """
 
-    places: tuple[int, int]
+    addresses: tuple[int, int]
     only: tuple[Plan, int, int, bool] | None
 
 
 class FftLibrary(CudaLibrary):
-    """Transforms by plans that are kept, and made where that may block."""
+    """Transforms by plans that are cached, and made where that may block."""
 
     name: ClassVar[str] = "fft"
     statuses: ClassVar[type[Exception] | None] = cufft.cuFFTError
@@ -85,10 +85,10 @@ class FftLibrary(CudaLibrary):
         super().__init__(device)
         self._table = {FftSpec: self._enqueue_transform}
         self._plans = Plans(self._context, _MOST_PLANS)
-        self._courses: OrderedDict[tuple[object, ...], _Course] = OrderedDict()
+        self._bound_plans: OrderedDict[tuple[object, ...], _BoundPlan] = OrderedDict()
         # What was asked last: an operation is prepared, and then enqueued.
-        self._last: tuple[OperationSpec | None, _Course | None] = (None, None)
-        self._known: Known[_Found] = Known(device.addresses)
+        self._last: tuple[OperationSpec | None, _BoundPlan | None] = (None, None)
+        self._plan_cache: PlanCache[_Binding] = PlanCache(device.addresses)
         self._area = Workspace(self._context)
         self._buffers = tuple(Workspace(self._context) for _ in TEMPORARIES)
         # Loads cuFFT, or says that it is missing.
@@ -98,103 +98,103 @@ class FftLibrary(CudaLibrary):
         """Name the plans that have to be made; see `KernelLibrary.prepare`."""
         if type(spec) is not FftSpec:
             return None
-        last, course = self._last
+        last, bound = self._last
         if last is not spec:
-            course = self._courses.get(_key(spec))
-        if course is not None and course.is_planned:
-            self._last = spec, course
+            bound = self._bound_plans.get(_key(spec))
+        if bound is not None and bound.is_planned:
+            self._last = spec, bound
             return None
         return partial(self._in_context, self._plan, spec)
 
     def _enqueue_transform(self, spec: FftSpec, stream: CudaStream) -> None:
-        found = self._known.find(spec, stream)
-        if found is not None and found.only is not None:
-            plan, source, out, is_forward = found.only
+        binding = self._plan_cache.find(spec, stream)
+        if binding is not None and binding.only is not None:
+            plan, source, out, is_forward = binding.only
             if plan.handle is not None:
                 self._plans.use(plan)
                 area = self._area.reserve(stream, plan.size) if plan.size else 0
                 plan.run(stream, area, source, out, is_forward=is_forward)
                 return
-        last, course = self._last
-        if last is not spec or course is None:
-            course = self._plan(spec)
-        if found is None:
-            found = self._find(spec, course)
-            self._known.keep(spec, stream, found)
-        self._run(course, found.places, stream)
+        last, bound = self._last
+        if last is not spec or bound is None:
+            bound = self._plan(spec)
+        if binding is None:
+            binding = self._bind(spec, bound)
+            self._plan_cache.store(spec, stream, binding)
+        self._run(bound, binding.addresses, stream)
 
-    def _find(self, spec: FftSpec, course: _Course) -> _Found:
-        places = self._device.address(spec.source), self._device.address(spec.out)
-        if len(course.steps) == 1 and isinstance(course.steps[0], tuple) and not any(course.sizes):
-            transform, plan = course.steps[0]
+    def _bind(self, spec: FftSpec, bound: _BoundPlan) -> _Binding:
+        addresses = self._device.address(spec.source), self._device.address(spec.out)
+        if len(bound.steps) == 1 and isinstance(bound.steps[0], tuple) and not any(bound.sizes):
+            transform, plan = bound.steps[0]
             if len(transform.fit.offsets) == 1:
                 from_source, from_out = transform.fit.offsets[0]
-                source, out = places[transform.source] + from_source, places[transform.out] + from_out
-                return _Found(places, (plan, source, out, transform.is_forward))
-        return _Found(places, None)
+                source, out = addresses[transform.source] + from_source, addresses[transform.out] + from_out
+                return _Binding(addresses, (plan, source, out, transform.is_forward))
+        return _Binding(addresses, None)
 
-    def _run(self, course: _Course, places: tuple[int, int], stream: CudaStream) -> None:
+    def _run(self, bound: _BoundPlan, addresses: tuple[int, int], stream: CudaStream) -> None:
         """Enqueue all steps of a transform."""
         arrays = self._device.arrays
-        addresses = [*places]
-        if any(course.sizes):
-            addresses += [
+        buffers = [*addresses]
+        if any(bound.sizes):
+            buffers += [
                 buffer.reserve(stream, size) if size else 0
-                for buffer, size in zip(self._buffers, course.sizes, strict=True)
+                for buffer, size in zip(self._buffers, bound.sizes, strict=True)
             ]
         most = 0
-        for plan in course.plans:
+        for plan in bound.plans:
             most = max(most, plan.size)
             self._plans.use(plan)
         area = self._area.reserve(stream, most) if most else 0
-        for step in course.steps:
+        for step in bound.steps:
             if isinstance(step, tuple):
                 transform, plan = step
                 plan.execute(
                     stream,
                     area,
-                    addresses[transform.source],
-                    addresses[transform.out],
+                    buffers[transform.source],
+                    buffers[transform.out],
                     is_forward=transform.is_forward,
                     offsets=transform.fit.offsets,
                 )
             elif isinstance(step, Convert):
-                source, out = step.source.at(addresses), step.out.at(addresses)
+                source, out = step.source.at(buffers), step.out.at(buffers)
                 arrays.convert(stream, source, out, scale=step.scale, conjugate=step.conjugate)
             else:
-                arrays.fill(stream, step.out.at(addresses), 0)
+                arrays.fill(stream, step.out.at(buffers), 0)
 
-    def _plan(self, spec: FftSpec) -> _Course:
+    def _plan(self, spec: FftSpec) -> _BoundPlan:
         """Find the steps of a transform and make its plans, unless they are there; blocks."""
         key = _key(spec)
-        course = self._courses.pop(key, None) or self._course(spec)
-        self._courses[key] = course
-        if len(self._courses) > _MOST_RECIPES:
-            self._courses.popitem(last=False)
+        bound = self._bound_plans.pop(key, None) or self._bind_plan(spec)
+        self._bound_plans[key] = bound
+        if len(self._bound_plans) > _MOST_BOUND_PLANS:
+            self._bound_plans.popitem(last=False)
         # None of them has to go for another.
-        for plan in course.plans:
+        for plan in bound.plans:
             if plan.handle is not None:
                 self._plans.use(plan)
-        for plan in course.plans:
+        for plan in bound.plans:
             if plan.handle is None:
                 self._plans.make(plan)
-        self._last = spec, course
-        return course
+        self._last = spec, bound
+        return bound
 
-    def _course(self, spec: FftSpec) -> _Course:
+    def _bind_plan(self, spec: FftSpec) -> _BoundPlan:
         _check(spec)
         if not math.prod(spec.out.shape):
-            return _Course((), (0,) * len(TEMPORARIES), ())
-        recipe = recipe_of(spec)
+            return _BoundPlan((), (0,) * len(TEMPORARIES), ())
+        planned = plan_transform(spec)
         plans: dict[object, Plan] = {}
         steps: list[Zero | Convert | tuple[Transform, Plan]] = []
-        for step in recipe.steps:
+        for step in planned.steps:
             if isinstance(step, Transform):
                 key = step.fit.key
                 steps.append((step, plans.setdefault(key, self._plans.find(key))))
             else:
                 steps.append(step)
-        return _Course(tuple(steps), recipe.sizes, tuple(plans.values()))
+        return _BoundPlan(tuple(steps), planned.sizes, tuple(plans.values()))
 
     def _destroy(self) -> None:
         self._plans.destroy()

@@ -17,7 +17,7 @@ from ...base.host import address_of
 from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, HostUse
 from ..kit._device import LibraryDevice
 from ..kit._library import CudaLibrary
-from ..kit._plan_cache import Known
+from ..kit._plan_cache import PlanCache
 from ..kit._workspace import Workspace
 from ..runtime._device_array import DeviceArray
 from ..runtime._foreign import follow
@@ -29,7 +29,7 @@ _Copy: TypeAlias = Callable[[], tuple[Any]]
 
 
 @attrs.frozen
-class _Straight:
+class _BoundCopy:
     """A copy for which the driver needs nobody's help.
 
     Attributes:
@@ -55,8 +55,8 @@ class MemoryLibrary(CudaLibrary):
         super().__init__(device)
         self._packed = Workspace(self._context)
         # By the device's array, and the stream; of each one host array, the last.
-        self._up: Known[_Straight] = Known(device.addresses)
-        self._down: Known[_Straight] = Known(device.addresses)
+        self._up: PlanCache[_BoundCopy] = PlanCache(device.addresses)
+        self._down: PlanCache[_BoundCopy] = PlanCache(device.addresses)
         self._table = {
             CopyFromHostSpec: self._copy_from_host,
             CopyToHostSpec: self._copy_to_host,
@@ -66,7 +66,7 @@ class MemoryLibrary(CudaLibrary):
         }
 
     def _copy_from_host(self, spec: CopyFromHostSpec, stream: CudaStream) -> None:
-        if self._copied_again(self._up.find(spec.out, stream), spec.host):
+        if self._is_replayed(self._up.find(spec.out, stream), spec.host):
             return
         out, transfers = self._device.at(spec.out), self._device.transfers
         if not out.size:
@@ -84,10 +84,10 @@ class MemoryLibrary(CudaLibrary):
         to = driver.CUdeviceptr(out.address)
         copy: _Copy = partial(driver.cuMemcpyHtoDAsync, to, start, out.nbytes, stream.native)
         self._context.check(copy())
-        self._up.keep(spec.out, stream, _Straight(ref(spec.host), start, copy))
+        self._up.store(spec.out, stream, _BoundCopy(ref(spec.host), start, copy))
 
     def _copy_to_host(self, spec: CopyToHostSpec, stream: CudaStream) -> None:
-        if self._copied_again(self._down.find(spec.source, stream), spec.host):
+        if self._is_replayed(self._down.find(spec.source, stream), spec.host):
             return
         source, transfers = self._device.at(spec.source), self._device.transfers
         if not source.size:
@@ -104,22 +104,22 @@ class MemoryLibrary(CudaLibrary):
         source_of = driver.CUdeviceptr(source.address)
         copy: _Copy = partial(driver.cuMemcpyDtoHAsync, start, source_of, source.nbytes, stream.native)
         self._context.check(copy())
-        self._down.keep(spec.source, stream, _Straight(ref(spec.host), start, copy))
+        self._down.store(spec.source, stream, _BoundCopy(ref(spec.host), start, copy))
 
     def _note_use(self, spec: CopyFromHostSpec | CopyToHostSpec, use: HostUse | None) -> None:
         if use is not None:
             spec.note_use(use)
 
-    def _copied_again(self, straight: _Straight | None, host: npt.NDArray[Any]) -> bool:
+    def _is_replayed(self, bound: _BoundCopy | None, host: npt.NDArray[Any]) -> bool:
         """Copy as before, if it was between the same arrays and the host's still lies as it did."""
         if (
-            straight is None
-            or straight.host() is not host
+            bound is None
+            or bound.host() is not host
             or not host.flags.c_contiguous
-            or address_of(host) != straight.start
+            or address_of(host) != bound.start
         ):
             return False
-        self._context.check(straight.copy())
+        self._context.check(bound.copy())
         return True
 
     def _copy(self, spec: CopySpec, stream: CudaStream) -> None:

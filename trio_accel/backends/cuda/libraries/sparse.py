@@ -17,10 +17,10 @@ from ...base.ops import ArraySpec, SpmvCsrSpec
 from ..kit._checks import check_dtype, check_same_dtype
 from ..kit._device import LibraryDevice
 from ..kit._library import CudaLibrary
-from ..kit._plan_cache import Known
+from ..kit._plan_cache import PlanCache
 from ..kit._workspace import Workspace
 from ..runtime._device_array import DeviceArray
-from ..runtime._status_words import Word, Words
+from ..runtime._status_words import StatusWord, StatusWords
 from ..runtime._stream import CudaStream
 
 __all__ = ["SparseLibrary"]
@@ -126,15 +126,15 @@ class SparseLibrary(CudaLibrary):
         self._products = 0
         # By length and type, for the argument and the result.
         self._vectors: dict[tuple[str, int, int], _Vector] = {}
-        self._known: Known[_Product] = Known(device.addresses)
-        self._verdicts = Words(self._context)
+        self._plan_cache: PlanCache[_Product] = PlanCache(device.addresses)
+        self._status_words = StatusWords(self._context)
         self._stream: CudaStream | None = None
         names = ("indptr", "indices", "data", "x", "out", "buffer")
         self._areas = {name: Workspace(self._context) for name in names}
         self._handle: int = cusparse.create()
 
     def _enqueue_product(self, spec: SpmvCsrSpec, stream: CudaStream) -> None:
-        product = self._known.find(spec, stream)
+        product = self._plan_cache.find(spec, stream)
         if product is None or not self._multiply(product, stream):
             self._find_and_multiply(spec, stream)
 
@@ -169,7 +169,7 @@ class SparseLibrary(CudaLibrary):
             is_whole = self._multiply(product, stream)
             assert is_whole
             if all(map(_has_no_gaps, (spec.indptr, spec.indices, spec.data, spec.x, spec.out))):
-                self._known.keep(spec, stream, product)
+                self._plan_cache.store(spec, stream, product)
         if packed is not None:
             device.arrays.convert(stream, packed, device.at(spec.out))
 
@@ -254,7 +254,7 @@ class SparseLibrary(CudaLibrary):
             matrices = tuple(self._matrices.items())
             self._forget(min(matrices, key=lambda item: item[1].used)[0])
 
-    def _forget_block(self, block: int) -> None:
+    def _invalidate_block(self, block: int) -> None:
         """Other arrays may lie there from now on, that were not checked."""
         # A thread of the device may add one meanwhile, of other blocks.
         for structure, matrix in tuple(self._matrices.items()):
@@ -263,7 +263,7 @@ class SparseLibrary(CudaLibrary):
 
     def _forget(self, structure: _Structure) -> None:
         matrix = self._matrices.pop(structure)
-        self._known.clear()
+        self._plan_cache.clear()
         if matrix.handle is not None:
             # It lies in host memory, and what runs has no need of it.
             handle, matrix.handle = matrix.handle, None
@@ -273,7 +273,7 @@ class SparseLibrary(CudaLibrary):
         self, spec: SpmvCsrSpec, structure: _Structure, stream: CudaStream, addresses: tuple[int, ...]
     ) -> None:
         self._forget_some()
-        fault, is_short = self._verdicts.take(), self._verdicts.take()
+        fault, is_short = self._status_words.take(), self._status_words.take()
         fault.write(0)
         is_short.write(0)
         with self._unchecked as arguments:
@@ -285,13 +285,15 @@ class SparseLibrary(CudaLibrary):
                 *(_TYPES[spec.data.dtype], spec.indptr.dtype is DType.int64),
             )
             self._unchecked.launch(stream.handle, max(spec.rows, 1) * _LANES)
-        stream.after(partial(self._judge, spec, structure, fault, is_short))
+        stream.after(partial(self._read_status, spec, structure, fault, is_short))
 
-    def _judge(self, spec: SpmvCsrSpec, structure: _Structure, fault: Word, is_short: Word) -> None:
+    def _read_status(
+        self, spec: SpmvCsrSpec, structure: _Structure, fault: StatusWord, is_short: StatusWord
+    ) -> None:
         """The product with a matrix that was not checked is done. May run in a thread of the device."""
         found, has_more = fault.read(), is_short.read()
-        self._verdicts.give_back(fault)
-        self._verdicts.give_back(is_short)
+        self._status_words.give_back(fault)
+        self._status_words.give_back(is_short)
         if found:
             raise LibraryError(
                 _FAULTS[found].format(
@@ -305,7 +307,7 @@ class SparseLibrary(CudaLibrary):
             blocks = spec.indptr.block, spec.indices.block
             self._matrices.setdefault(structure, _Matrix(blocks, used=self._products))
             for block in blocks:
-                self._device.invalidate_with(block, self._forget_block)
+                self._device.invalidate_with(block, self._invalidate_block)
 
     def _destroy(self) -> None:
         while self._matrices:
@@ -313,7 +315,7 @@ class SparseLibrary(CudaLibrary):
         for vector in self._vectors.values():
             cusparse.destroy_dn_vec(vector.handle)
         cusparse.destroy(self._handle)
-        self._verdicts.close()
+        self._status_words.close()
         for area in self._areas.values():
             area.close()
 

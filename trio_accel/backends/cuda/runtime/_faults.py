@@ -10,7 +10,7 @@ from cuda.bindings import driver
 from ...base import Poison
 from ._context import CudaContext
 from ._kernels import Function, Kernels
-from ._status_words import Words
+from ._status_words import StatusWords
 from ._stream import CudaHold, CudaStream
 
 __all__ = ["CudaFaults"]
@@ -28,9 +28,9 @@ _NAMES: tuple[str, ...] = (*get_args(Poison), _ENDLESS)
 class CudaFaults:
     """Launches kernels that no program wants to have."""
 
-    def __init__(self, context: CudaContext, kernels: Kernels, words: Words) -> None:
+    def __init__(self, context: CudaContext, kernels: Kernels, status_words: StatusWords) -> None:
         self._context = context
-        self._words = words
+        self._status_words = status_words
         # What is loaded later runs, on whatever stream, only when none is held any more.
         self._functions: dict[str, Function] = {
             name: kernels.function("faults", f"fault_{name}", _ARGUMENTS.size) for name in _NAMES
@@ -60,7 +60,7 @@ class CudaFaults:
         function, (address, nbytes) = self._functions[_ENDLESS], memory
         stream.begin_heavy()
         with self._context:
-            word = self._words.take()
+            word = self._status_words.take()
             word.sequence += 1
             with function as arguments:
                 _ARGUMENTS.pack_into(
@@ -68,5 +68,5 @@ class CudaFaults:
                 )
                 function.launch(stream.handle, _THREADS)
         # By then the stream has passed it.
-        stream.after(lambda: self._words.give_back(word))
-        return CudaHold(self._words, word)
+        stream.after(lambda: self._status_words.give_back(word))
+        return CudaHold(self._status_words, word)

@@ -1,4 +1,4 @@
-"""What is launched again and again at the same addresses, as CUDA graphs: launching those takes less time."""
+"""Repeated launches at the same addresses as CUDA graphs: a replay takes less time."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cuda.bindings import driver
 
 from ._context import CudaContext
 from ._driver import is_sticky
-from ._launch_cache import Call, Key, Repeats
+from ._launch_cache import Call, Key, LaunchCache
 from ._stream import CudaStream
 
 __all__ = ["Call", "Graphs", "Key"]
 
 MOST = 128
-"""So many are kept for a device. One takes 114 KiB of its memory."""
+"""So many are cached for a device. One takes 114 KiB of its memory."""
 
 # Of one graph: for more there may be no memory yet.
 _MOST_NODES = 2
@@ -48,51 +48,51 @@ class Graphs:
 
     def __init__(self, context: CudaContext) -> None:
         self._context = context
-        self._repeats: Repeats[Any] = Repeats(_has_ended, self._destroy)
-        self._kept = self._repeats.kept
+        self._cache: LaunchCache[Any] = LaunchCache(_has_ended, self._destroy)
+        self._entries = self._cache.entries
         self._stream: int | None = None
         self._is_warm = False
-        # Over what is kept, except where it is launched. Whoever launches does not wait for it.
+        # Over the cache, except where a graph is launched: a launch does not wait for it.
         self._lock = threading.Lock()
 
     @property
     def room(self) -> int:
         """How many there may be."""
-        return self._repeats.most
+        return self._cache.most
 
     def __len__(self) -> int:
         """How many there are."""
-        return len(self._kept)
+        return len(self._entries)
 
-    def launch(self, key: Key, stream: CudaStream) -> bool:
-        """Launch what is kept for a key; returns False where nothing is.
+    def replay(self, key: Key, stream: CudaStream) -> bool:
+        """Replay the graph of a key; returns False where there is none.
 
         Raises:
             ContextPoisonedError: The context is lost.
         """
-        kept = self._kept.get(key)
-        if kept is None:
+        entry = self._entries.get(key)
+        if entry is None:
             return False
         # What is enqueued now is done with the stream's next number.
-        kept.last = stream.word.sequence
-        code = driver.cuGraphLaunch(kept.thing, stream.native)[0]
+        entry.last = stream.timeline.sequence
+        code = driver.cuGraphLaunch(entry.value, stream.native)[0]
         if code:
             self._give_up(key, code)
             return False
         return True
 
     def is_due(self, key: Key) -> bool:
-        """Count a launch for which nothing is kept; returns whether `keep` is to follow instead of it."""
+        """Count a launch without a graph; returns whether `capture` is to follow instead of it."""
         # To count takes no lock: others forget whole keys, of calls that nobody makes any more.
-        if not self._repeats.is_due(key) or key[0].is_refused(key) or not self._lock.acquire(blocking=False):
+        if not self._cache.is_due(key) or key[0].is_refused(key) or not self._lock.acquire(blocking=False):
             return False
         try:
-            return self._repeats.has_room()
+            return self._cache.has_room()
         finally:
             self._lock.release()
 
-    def keep(self, key: Key, enqueue: Callable[[int], None]) -> bool:
-        """Capture something, keep it for a key, and launch it; returns False where that cannot be done.
+    def capture(self, key: Key, enqueue: Callable[[int], None]) -> bool:
+        """Capture something, store it for a key, and launch it; returns False where that cannot be done.
 
         Args:
             key: Has just been due.
@@ -109,12 +109,12 @@ class Graphs:
             made = None if graph is None else self._instantiate(graph)
             if made is None:
                 key[0].refuse(key)
-                self._repeats.forget(key)
+                self._cache.forget(key)
                 return False
-            self._repeats.keep(key, made, 0)
+            self._cache.store(key, made, 0)
         finally:
             self._lock.release()
-        return self.launch(key, key[1])
+        return self.replay(key, key[1])
 
     def warm(self, stream: int, enqueue: Callable[[int], None]) -> None:
         """Have the driver make the memory for all graphs, once; blocks, and nothing else should run.
@@ -150,21 +150,21 @@ class Graphs:
             if room > 0:
                 # Of its own: whoever else uses the one of an operation does not meet a capture there.
                 self._stream = int(self._context.check(driver.cuStreamCreate(_NON_BLOCKING)))
-                self._repeats.most = room
+                self._cache.most = room
                 _rooms[number] += room
 
     def drop(self, owner: object) -> None:
         """Throw away what calls of an owner made, who launches no more. The context is current."""
         with self._lock:
-            self._repeats.drop(owner)
+            self._cache.drop(owner)
 
     def close(self) -> None:
         """Throw everything away; nothing is in flight any more. The context is current, or dead."""
         with self._lock:
-            self._repeats.clear()
+            self._cache.clear()
             with _warming:
-                _rooms[int(self._context.number)] -= self._repeats.most
-            self._repeats.most = 0
+                _rooms[int(self._context.number)] -= self._cache.most
+            self._cache.most = 0
             if self._stream is not None and not self._context.is_dead:
                 driver.cuStreamDestroy(self._stream)
             self._stream = None
@@ -189,7 +189,7 @@ class Graphs:
             return self._take((code, None))
         is_whole = False
         try:
-            # What it says is said again where it is launched without a graph.
+            # What it raises comes up once more where it is launched without a graph.
             with suppress(Exception):
                 enqueue(stream)
                 is_whole = True
@@ -223,7 +223,7 @@ class Graphs:
         self._take((code, None))
         key[0].refuse(key)
         with self._lock:
-            self._repeats.remove(key)
+            self._cache.remove(key)
 
     def _destroy(self, executable: Any) -> None:
         if not self._context.is_dead:

@@ -1,4 +1,4 @@
-"""Rings when a stream gets somewhere, without the driver ever running Python."""
+"""Tells when a stream gets somewhere, without the driver ever running Python."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cuda.bindings import driver
 
 from ...base import AccelEvent, Waker
 
-__all__ = ["Bell"]
+__all__ = ["EventNotifier"]
 
 _SIZE_OF_A_SEMAPHORE = 64
 
@@ -35,7 +35,7 @@ _STRLEN = driver.CUhostFn(_address_of(_libc.strlen))
 _abandoned: list[Any] = []
 
 
-class Bell:
+class EventNotifier:
     """A thread that waits for a semaphore of the C library, which host functions post.
 
     A host function that ran Python would need the interpreter's lock in a thread of the driver, and one on
@@ -63,7 +63,7 @@ class Bell:
             self._watched.append((event, waker))
             if self._thread is None:
                 # A daemon: it must not keep the interpreter from ending.
-                self._thread = threading.Thread(target=self._run, name=f"{self._name} bell", daemon=True)
+                self._thread = threading.Thread(target=self._run, name=f"{self._name} notifier", daemon=True)
                 self._thread.start()
         return True
 
@@ -94,7 +94,7 @@ class Bell:
         _libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE), access)
 
     def close(self, *, is_idle: bool) -> None:
-        """End the thread; rings nobody any more.
+        """End the thread; nothing is notified any more.
 
         Args:
             is_idle: Whether no stream can post any more.

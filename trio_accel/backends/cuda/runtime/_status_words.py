@@ -1,4 +1,4 @@
-"""Words of pinned host memory: a stream writes what it has done, and waits for what the host writes."""
+"""Status words in pinned host memory: streams write what they have done, and wait for the host's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cuda.bindings import driver
 
 from ._context import CudaContext
 
-__all__ = ["Word", "Words"]
+__all__ = ["StatusWord", "StatusWords"]
 
 _BYTES = 64 << 10
 # A cache line each: the host polls one while the device writes the next.
@@ -19,15 +19,14 @@ _APART = 64
 
 
 @attrs.define(eq=False)
-class Word:
-    """One word of 32 bits, that host and device see at once.
+class StatusWord:
+    """One word of 32 bits, that host and device see at once; a timeline semaphore if its numbers grow.
 
     Attributes:
         address: Where the device finds it.
         native: The same, as the bindings want it.
-        sequence: The last number that a stream was told to write to it, without a limit: a word that is
-            given to another stream goes on counting, because somebody may still wait for what the one before
-            wrote.
+        sequence: The last number that a stream was told to write to it, without a limit. A word that goes to
+            another stream counts on, as the numbers of the previous stream may still be waited for.
         written: The last number that the host wrote.
     """
 
@@ -48,19 +47,19 @@ class Word:
         self._view[self._index] = value & 0xFFFFFFFF
 
 
-class Words:
-    """The words of one device; pages are given back when it is closed."""
+class StatusWords:
+    """The status words of one device; pages are given back when it is closed."""
 
     def __init__(self, context: CudaContext) -> None:
         self._context = context
-        self._free: list[Word] = []
+        self._free: list[StatusWord] = []
         self._pages: list[int] = []
         self._lock = threading.Lock()
         # In the thread that opens the device: pinned memory takes the driver a while.
         with context:
             self._add_page()
 
-    def take(self) -> Word:
+    def take(self) -> StatusWord:
         """A word that nobody uses. The context is current."""
         while True:
             with self._lock:
@@ -69,13 +68,13 @@ class Words:
             # Without the lock: a fault that shows here has what others hold given back.
             self._add_page()
 
-    def give_back(self, word: Word) -> None:
+    def give_back(self, word: StatusWord) -> None:
         """Let others have it: nothing that was enqueued waits for more than it holds."""
         with self._lock:
             if self._pages:
                 self._free.append(word)
 
-    def advance(self, word: Word | None, sequence: int) -> None:
+    def advance(self, word: StatusWord | None, sequence: int) -> None:
         """Write to a word, once for each number; nothing when the device is closed. From any thread."""
         with self._lock:
             # Threads may come here together with one hold; and its page may be gone.
@@ -100,5 +99,5 @@ class Words:
         view = memoryview((ctypes.c_uint32 * (_BYTES // 4)).from_address(host)).cast("B").cast("I")
         for offset in range(_BYTES - _APART, -1, -_APART):
             self._free.append(
-                Word(device + offset, driver.CUdeviceptr(device + offset), 0, 0, view, offset // 4)
+                StatusWord(device + offset, driver.CUdeviceptr(device + offset), 0, 0, view, offset // 4)
             )

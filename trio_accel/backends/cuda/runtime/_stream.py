@@ -12,8 +12,8 @@ from cuda.bindings import driver
 from ...base import AccelEvent, ContextPoisonedError, Waker
 from ._context import CudaContext
 from ._driver import is_sticky
-from ._notifier import Bell
-from ._status_words import Word, Words
+from ._notifier import EventNotifier
+from ._status_words import StatusWord, StatusWords
 
 __all__ = ["CudaEvent", "CudaHold", "CudaStream"]
 
@@ -25,9 +25,9 @@ _MOST_SHARING = 8
 
 
 class CudaStream:
-    """A stream, and a word in host memory to which it writes a number after each operation.
+    """A stream, and its timeline semaphore: a word in host memory to which it writes a number for each event.
 
-    Whoever wants to know how far it is reads the word: no call into the driver, and none from it. Other
+    The host reads the word to see how far the stream is, without a call into the driver or from it. Other
     streams wait for the same word on the device.
 
     Attributes:
@@ -37,26 +37,33 @@ class CudaStream:
         handle: The same as an integer.
         is_closed: Whether it takes no more work.
         is_destroyed: Whether it has ended and was given back.
-        word: What it writes to.
+        timeline: The word that it writes to.
     """
 
-    def __init__(self, name: str, context: CudaContext, words: Words, bell: Bell, priority: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        context: CudaContext,
+        status_words: StatusWords,
+        notifier: EventNotifier,
+        priority: int = 0,
+    ) -> None:
         self._name = name
         self._context = context
-        self._words = words
-        self._bell = bell
+        self._status_words = status_words
+        self._notifier = notifier
         self.is_closed: bool = False
         with self._context:
             stream = self._context.check(driver.cuStreamCreateWithPriority(_NON_BLOCKING, priority))
             self.native: driver.CUstream = stream
             self.handle: int = int(stream)
-            self.word: Word = words.take()
+            self.timeline: StatusWord = status_words.take()
         # What several light operations share, until it is recorded, and how many these are.
         self._deferred: CudaEvent | None = None
         self._sharing = 0
         self.is_light: bool = False
         # What `refresh` said last.
-        self.done: int = self.word.sequence
+        self.done: int = self.timeline.sequence
         self._side: int | None = None
         # What is to happen on the host when the next event is done, and events that have such.
         self._next: list[Callable[[], None]] = []
@@ -83,7 +90,7 @@ class CudaStream:
             return False
         if self.is_destroyed:
             return True
-        # A ring is enqueued on the side: what it posts must outlive it.
+        # A post is enqueued on the side: the semaphore must outlive it.
         handles = (self.handle,) if self._side is None else (self.handle, self._side)
         return all(self._query(handle) != driver.CUresult.CUDA_ERROR_NOT_READY for handle in handles)
 
@@ -105,25 +112,25 @@ class CudaStream:
         """Make an event after everything enqueued so far; see `AccelStream.record`."""
         if self.is_closed:
             raise RuntimeError(f"stream {self._name!r} is closed and takes no more work")
-        word, deferred = self.word, self._deferred
+        timeline, deferred = self.timeline, self._deferred
         self._deferred, self._sharing, self.is_light = None, 0, False
         if not self._next and not self._context.is_lost:
             # Nothing that another thread could come upon half made: nearly always.
-            sequence = word.sequence + 1
-            result = driver.cuStreamWriteValue32(self.native, word.native, sequence & _MASK, 0)
+            sequence = timeline.sequence + 1
+            result = driver.cuStreamWriteValue32(self.native, timeline.native, sequence & _MASK, 0)
             if not result[0]:
-                word.sequence = sequence
+                timeline.sequence = sequence
                 return deferred or CudaEvent(self, sequence)
         return self._record_with_finishers(deferred)
 
     def _record_with_finishers(self, deferred: CudaEvent | None) -> CudaEvent:
-        word = self.word
+        timeline = self.timeline
         with self._lock:
             if not self._context.is_lost:
-                sequence = word.sequence + 1
-                result = driver.cuStreamWriteValue32(self.native, word.native, sequence & _MASK, 0)
+                sequence = timeline.sequence + 1
+                result = driver.cuStreamWriteValue32(self.native, timeline.native, sequence & _MASK, 0)
                 if not result[0]:
-                    word.sequence = sequence
+                    timeline.sequence = sequence
                     event = deferred or CudaEvent(self, sequence)
                     if self._next:
                         event.finishers, self._next = tuple(self._next), []
@@ -136,7 +143,7 @@ class CudaStream:
             with suppress(ContextPoisonedError):
                 self._context.check(result)
         # An event that is never written says what the context is lost to.
-        return deferred or CudaEvent(self, word.sequence + 1)
+        return deferred or CudaEvent(self, timeline.sequence + 1)
 
     def record_deferred(self) -> CudaEvent:
         """Make an event that several light operations share; see `AccelStream.record_deferred`."""
@@ -145,7 +152,7 @@ class CudaStream:
             return self.record()
         event = self._deferred
         if event is None:
-            event = self._deferred = CudaEvent(self, self.word.sequence + 1)
+            event = self._deferred = CudaEvent(self, self.timeline.sequence + 1)
         return event
 
     def flush(self) -> None:
@@ -171,28 +178,28 @@ class CudaStream:
             return
         event.stream.flush()
         self.begin_heavy()
-        self._wait_for(event.stream.word, event.sequence)
+        self._wait_for(event.stream.timeline, event.sequence)
 
     def hold(self, waker: Waker | None = None) -> CudaHold:
         """Hold back what is enqueued from now on; see `AccelStream.hold`."""
         self.check()
         self.begin_heavy()
         with self._context:
-            word = self._words.take()
+            word = self._status_words.take()
         word.sequence += 1
-        hold = CudaHold(self._words, word)
+        hold = CudaHold(self._status_words, word)
         if waker is not None:
             self.notify(self.record(), waker)
         self._wait_for(word, word.sequence)
         # By then the stream has passed it.
-        self.after(lambda: self._words.give_back(word))
+        self.after(lambda: self._status_words.give_back(word))
         return hold
 
     def crash(self) -> None:
         """Let the process die of SIGSEGV when the stream gets here; see `AccelStream.crash`."""
         self.check()
         self.begin_heavy()
-        self._context.check(self._bell.crash(self.handle))
+        self._context.check(self._notifier.crash(self.handle))
 
     def notify(self, event: AccelEvent, waker: Waker) -> None:
         """Ring when the event is done, from a thread of the device; at once if it is already."""
@@ -203,7 +210,7 @@ class CudaStream:
         else:
             stream = event.stream
             stream.flush()
-            if self._bell.watch(event, waker):
+            if self._notifier.watch(event, waker):
                 stream.notify_after(event.sequence)
 
     def notify_after(self, sequence: int) -> None:
@@ -211,8 +218,8 @@ class CudaStream:
         # A lost context is seen by looking.
         with suppress(ContextPoisonedError):
             side, check = self.side(), self._context.check
-            check(driver.cuStreamWaitValue32(side, self.word.address, sequence & _MASK, _AT_LEAST))
-            check(self._bell.post(side))
+            check(driver.cuStreamWaitValue32(side, self.timeline.address, sequence & _MASK, _AT_LEAST))
+            check(self._notifier.post(side))
 
     def side(self) -> int:
         """Handle of a stream for what may not hold up this one: it is made on first use."""
@@ -227,7 +234,7 @@ class CudaStream:
             done = self.done
             # The word of a stream that was given back is another's.
             if not self._context.is_lost and not self.is_destroyed:
-                done += (self.word.read() - done) & _MASK
+                done += (self.timeline.read() - done) & _MASK
             while self._finishing and self._finishing[0].sequence <= done:
                 self._finishing.popleft().finish()
             # Only now: whoever reads it without the lock takes events up to here for finished.
@@ -274,9 +281,9 @@ class CudaStream:
             for handle in (self.handle, self._side):
                 if handle is not None:
                     driver.cuStreamDestroy(handle)
-            self._words.give_back(self.word)
+            self._status_words.give_back(self.timeline)
 
-    def _wait_for(self, word: Word, sequence: int) -> None:
+    def _wait_for(self, word: StatusWord, sequence: int) -> None:
         self._context.check(
             driver.cuStreamWaitValue32(self.handle, word.address, sequence & _MASK, _AT_LEAST)
         )
@@ -333,15 +340,15 @@ class CudaEvent:
 class CudaHold:
     """What holds a stream back: it waits for a word that the host writes."""
 
-    __slots__ = ("_sequence", "_word", "_words")
+    __slots__ = ("_sequence", "_status_words", "_word")
 
-    def __init__(self, words: Words, word: Word) -> None:
-        self._words = words
-        self._word: Word | None = word
+    def __init__(self, status_words: StatusWords, word: StatusWord) -> None:
+        self._status_words = status_words
+        self._word: StatusWord | None = word
         self._sequence = word.sequence
 
     def release(self) -> None:
         """Let the stream go on. From any thread; more than once does nothing."""
         # Once it is passed, the word is another's.
-        self._words.advance(self._word, self._sequence)
+        self._status_words.advance(self._word, self._sequence)
         self._word = None

@@ -1,4 +1,4 @@
-"""A product whose specification comes again is not looked up anew, unless something has changed."""
+"""A repeated product is not planned anew, unless something has changed."""
 
 from __future__ import annotations
 
