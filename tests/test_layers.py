@@ -41,7 +41,9 @@ EXPORTED = ("interop",)  # what of the top is a public name itself
 RUN_BY = {"benchmarks": "cli"}  # what of the top another part of it may import, its public names
 
 # Their modules have an order: no import circle.
-PARTS_WITHOUT_CIRCLES = ("actors",)
+PARTS_WITHOUT_CIRCLES = ("actors", "backends")
+# The folders of a backend, from the driver up: each imports itself and those before it.
+BACKEND_FOLDERS = ("runtime", "kit", "libraries")
 
 # Foreign threads reach Trio in one module; besides that, only a backend's streams may own threads.
 THREADS = re.compile(
@@ -184,7 +186,21 @@ def test_imports_point_downwards() -> None:
 
 @pytest.mark.parametrize("part", PARTS_WITHOUT_CIRCLES)
 def test_no_circles(part: str) -> None:
-    assert circle_among(module for module in modules() if module.part == part) == []
+    assert circle_among(module for module in modules() if module.part.partition(".")[0] == part) == []
+
+
+def test_folders_of_a_backend_point_downwards() -> None:
+    upwards = []
+    for module in modules():
+        match module.name.split("."):
+            case [_, "backends", vendor, folder, *_] if folder in BACKEND_FOLDERS:
+                own = f"{PACKAGE}.backends.{vendor}."
+                allowed = BACKEND_FOLDERS[: BACKEND_FOLDERS.index(folder) + 1]
+                names = [name for _, name in module.imports() if name.startswith(own)]
+                upwards += [f"{module.name} imports {n}" for n in names if n.split(".")[3] not in allowed]
+            case _:
+                pass
+    assert upwards == []
 
 
 def test_a_circle_is_found() -> None:
