@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import outcome
 import trio
 
 from ...actors import WOKEN, DirectReply
-
-if TYPE_CHECKING:
-    from ..operations._operation import Launch
-    from ._lane import InFlight
-    from ._library import LibraryActor
+from ..operations._operation import Launch
+from ._in_flight import InFlight
+from ._library import LibraryActor
 
 __all__ = ["Asked"]
 

@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol
 import attrs
 import trio
 
-from ...actors import Actor, ActorContext, Directive, Policy, Ref, handles
+from ...actors import ActorContext, Directive, Policy, Ref, handles
 from ...backends.base import AccelDevice, ContextPoisonedError, DeviceLostError, KernelLibrary
 from .._options import DeviceOptions
 from ..arrays._blocks import BlockTable
@@ -22,7 +22,7 @@ from ..operations._operation import Launch
 from ._engine import Engine
 from ._library import LibraryActor
 from ._recovery import recovery_policy
-from ._submissions import OpenLibrary, Submissions
+from ._submissions import LibraryOpener, OpenLibrary, Submissions
 
 __all__ = ["ContextActor", "ContextOwner", "Session", "context_policy", "load_library"]
 
@@ -131,7 +131,7 @@ class ContextOwner(Protocol):
         """It is gone, or ends by itself; called twice when it was lost, first with what it was lost to."""
 
 
-class ContextActor(Actor):
+class ContextActor(LibraryOpener):
     """Opens the device, owns the engine, and supervises the library actors."""
 
     # The device logs each loss.

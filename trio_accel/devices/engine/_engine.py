@@ -36,7 +36,8 @@ from ..completion._completion import CompletionPort, best_completion
 from ..operations._hooks import EngineHook, Phase, enter, notify
 from ..operations._operation import Launch
 from ._host_use import leave_hosts
-from ._lane import InFlight, Lane, Reply, StreamLoad
+from ._in_flight import InFlight, Reply
+from ._lane import Lane, StreamLoad
 from ._launch_order import LaunchOrder
 from ._leases import Leases
 from ._memory_in_use import MemoryInUse

@@ -4,91 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TypeAlias
 
 import attrs
 import trio
 
-from ...actors import DeferredReply, DirectReply
-from ...backends.base import AccelEvent, AccelStream, InputFailedError
-from ..operations._operation import Launch
-from ._memory_in_use import BlockUse
+from ...backends.base import AccelStream
+from ._in_flight import InFlight
 
-__all__ = ["InFlight", "Lane", "Reply", "StreamLoad"]
-
-Reply: TypeAlias = "DeferredReply[None] | DirectReply"
-"""What the asker of an operation waits for: by way of the library's mailbox, or without it."""
-
-
-class InFlight:
-    """An operation that the backend has, and what is held until it is done.
-
-    Attributes:
-        launch: What was launched.
-        event: Done when it is.
-        number: How many were launched before it.
-        uses: The blocks that it uses.
-        after: Work in flight that makes its inputs, if any; done when this is, though perhaps not seen to be.
-        reply: What its asker waits for.
-        crash: Restarts the library actor.
-        has_grace: Whether its asker was cancelled and waits for it, so that an alarm is set.
-        is_lost: Its context is gone, and its asker knows.
-        is_given_up: Its asker was cancelled, has waited for its grace and has left it.
-    """
-
-    __slots__ = (
-        "_failure",
-        "after",
-        "crash",
-        "event",
-        "has_grace",
-        "is_given_up",
-        "is_lost",
-        "launch",
-        "number",
-        "reply",
-        "uses",
-    )
-
-    def __init__(self, launch: Launch, event: AccelEvent, number: int) -> None:
-        self.launch: Launch = launch
-        self.event: AccelEvent = event
-        self.number: int = number
-        self.uses: list[BlockUse] = []
-        self.after: list[InFlight] | None = None
-        self.reply: Reply | None = None
-        self.crash: Callable[[Exception], None] | None = None
-        self.has_grace: bool = False
-        self.is_lost: bool = False
-        self.is_given_up: bool = False
-        self._failure: Exception | None = None
-
-    def touches(self, block: int, *, write: bool) -> bool:
-        """Whether it must be over before the host reads a block, or writes it."""
-        launch = self.launch
-        return block in launch.writes or (write and block in launch.reads)
-
-    def failure(self) -> Exception | None:
-        """What it failed with, by itself or with its inputs; may be asked once it is done."""
-        if self._failure is None:
-            self._failure = self.event.error
-            if self.after is not None:
-                self._failure = self._failure or self._failed_input(self.after)
-                self.after = None
-        return self._failure
-
-    def _failed_input(self, producers: list[InFlight]) -> InputFailedError | None:
-        for producer in producers:
-            cause = producer.failure()
-            if cause is not None:
-                failed = InputFailedError(
-                    f"an input was being written by {producer.launch.name}, which failed; "
-                    "make the input again, then ask again"
-                )
-                failed.__cause__ = cause
-                return failed
-        return None
-
+__all__ = ["Lane", "StreamLoad"]
 
 # A driver's queue is finite, and a launch into a full one blocks.
 _MOST_ON_A_STREAM = 256

@@ -13,9 +13,10 @@ from ...backends.base import AccelDevice, AccelEvent, AccelStream, ContextPoison
 from ...backends.base.ops import ArraySpec
 from ..arrays._blocks import Block
 from ..base._order import Turn
+from ._in_flight import BlockUse
 from ._lane import Lane
 from ._launch_order import LaunchOrder
-from ._memory_in_use import BlockUse, MemoryInUse
+from ._memory_in_use import MemoryInUse
 
 __all__ = ["Leases"]
 

@@ -14,7 +14,8 @@ from ...backends.base import KernelLibrary
 from ..base._errors import FailureClass, classify
 from ..operations._operation import Launch
 from ._engine import Engine
-from ._lane import InFlight, Lane
+from ._in_flight import InFlight
+from ._lane import Lane
 
 __all__ = ["LibraryActor"]
 

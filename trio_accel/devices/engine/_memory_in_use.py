@@ -4,73 +4,12 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
-from ...backends.base import AccelDevice, AccelEvent, AccelStream, OutOfMemoryError, PlacedBlock
+from ...backends.base import AccelDevice, AccelStream, OutOfMemoryError, PlacedBlock
 from ..arrays._blocks import BlockTable
+from ._in_flight import BlockUse, InFlight
 
-if TYPE_CHECKING:
-    from ._lane import InFlight
-
-__all__ = ["BlockUse", "MemoryInUse"]
-
-
-class BlockUse:
-    """What is known of one block.
-
-    Attributes:
-        block: Its id.
-        is_allocated: Whether it is there.
-        is_dropped: Whether it is to be freed as soon as nothing uses it.
-        pins: How many operations in flight, and leases, use it.
-        writer: The operation in flight that writes it last.
-        last_write: The last write that was enqueued, unless it was seen to be done.
-        reads: Those since then, if any: the last of each stream.
-    """
-
-    __slots__ = ("block", "is_allocated", "is_dropped", "last_write", "pins", "reads", "writer")
-
-    def __init__(self, block: int, *, is_allocated: bool = False) -> None:
-        self.block: int = block
-        self.is_allocated: bool = is_allocated
-        self.is_dropped: bool = False
-        self.pins: int = 0
-        self.writer: InFlight | None = None
-        self.last_write: tuple[AccelStream, AccelEvent] | None = None
-        self.reads: dict[AccelStream, AccelEvent] | None = None
-
-    def order(self, stream: AccelStream, *, is_write: bool) -> None:
-        """Make a stream wait for what a read must follow, or a write."""
-        if self.last_write is not None:
-            writer, written = self.last_write
-            if writer is not stream:
-                if written.is_done:
-                    # Nobody has to wait for it any more.
-                    self.last_write = None
-                else:
-                    stream.wait(written)
-        if is_write and self.reads:
-            for other, event in self.reads.items():
-                if other is not stream and not event.is_done:
-                    stream.wait(event)
-
-    def read(self, stream: AccelStream, event: AccelEvent) -> None:
-        """Remember a read that was enqueued: the event is done when it is."""
-        reads = self.reads
-        if reads is None:
-            self.reads = {stream: event}
-            return
-        if stream not in reads:
-            # An array that is read for ever by one stream after the other keeps none that is done.
-            for other in [other for other, last in reads.items() if last.is_done]:
-                del reads[other]
-        reads[stream] = event
-
-    def write(self, stream: AccelStream, event: AccelEvent) -> None:
-        """Remember a write that was enqueued."""
-        # Earlier reads are ordered before this write, so whoever waits for it has waited for them.
-        self.last_write = stream, event
-        self.reads = None
+__all__ = ["MemoryInUse"]
 
 
 class MemoryInUse:

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import Context
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import attrs
 import outcome
 
-from ...actors import ActorError, ActorFailedError, ActorStoppedError, Posted, Ref, Request
+from ...actors import Actor, ActorError, ActorFailedError, ActorStoppedError, Posted, Ref, Request
 from ...backends.base import ContextPoisonedError, DeviceLostError
 from ..operations._operation import Launch
 from ._engine import Engine
 from ._library import LibraryActor
 
-if TYPE_CHECKING:
-    from ._context import ContextActor
-
-__all__ = ["OnDone", "OpenLibrary", "Submissions"]
+__all__ = ["LibraryOpener", "OnDone", "OpenLibrary", "Submissions"]
 
 OnDone: TypeAlias = "Callable[[BaseException | None], None]"
 
 
+class LibraryOpener(Actor):
+    """Base of the actor that serves `OpenLibrary`."""
+
+
 @attrs.frozen
-class OpenLibrary(Request["ContextActor", Ref[LibraryActor]]):
+class OpenLibrary(Request[LibraryOpener, Ref[LibraryActor]]):
     """Start a library's actor, unless it runs already.
 
     Attributes:
@@ -75,7 +76,7 @@ class Submissions:
         self._submitted: dict[Launch, _Submitted] = {}
 
     def submit(
-        self, context: Ref[ContextActor], launch: Launch, on_done: OnDone, *, spoils: bool = True
+        self, context: Ref[LibraryOpener], launch: Launch, on_done: OnDone, *, spoils: bool = True
     ) -> None:
         """Hand an operation over, to the library's actor or to those that wait for it."""
         submitted = self._submitted[launch] = _Submitted(launch, on_done, spoils)

@@ -1,0 +1,143 @@
+"""An operation in flight, and the blocks that it uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from ...actors import DeferredReply, DirectReply
+from ...backends.base import AccelEvent, AccelStream, InputFailedError
+from ..operations._operation import Launch
+
+__all__ = ["BlockUse", "InFlight", "Reply"]
+
+Reply: TypeAlias = "DeferredReply[None] | DirectReply"
+"""What the asker of an operation waits for: by way of the library's mailbox, or without it."""
+
+
+class InFlight:
+    """An operation that the backend has, and what is held until it is done.
+
+    Attributes:
+        launch: What was launched.
+        event: Done when it is.
+        number: How many were launched before it.
+        uses: The blocks that it uses.
+        after: Work in flight that makes its inputs, if any; done when this is, though perhaps not seen to be.
+        reply: What its asker waits for.
+        crash: Restarts the library actor.
+        has_grace: Whether its asker was cancelled and waits for it, so that an alarm is set.
+        is_lost: Its context is gone, and its asker knows.
+        is_given_up: Its asker was cancelled, has waited for its grace and has left it.
+    """
+
+    __slots__ = (
+        "_failure",
+        "after",
+        "crash",
+        "event",
+        "has_grace",
+        "is_given_up",
+        "is_lost",
+        "launch",
+        "number",
+        "reply",
+        "uses",
+    )
+
+    def __init__(self, launch: Launch, event: AccelEvent, number: int) -> None:
+        self.launch: Launch = launch
+        self.event: AccelEvent = event
+        self.number: int = number
+        self.uses: list[BlockUse] = []
+        self.after: list[InFlight] | None = None
+        self.reply: Reply | None = None
+        self.crash: Callable[[Exception], None] | None = None
+        self.has_grace: bool = False
+        self.is_lost: bool = False
+        self.is_given_up: bool = False
+        self._failure: Exception | None = None
+
+    def touches(self, block: int, *, write: bool) -> bool:
+        """Whether it must be over before the host reads a block, or writes it."""
+        launch = self.launch
+        return block in launch.writes or (write and block in launch.reads)
+
+    def failure(self) -> Exception | None:
+        """What it failed with, by itself or with its inputs; may be asked once it is done."""
+        if self._failure is None:
+            self._failure = self.event.error
+            if self.after is not None:
+                self._failure = self._failure or self._failed_input(self.after)
+                self.after = None
+        return self._failure
+
+    def _failed_input(self, producers: list[InFlight]) -> InputFailedError | None:
+        for producer in producers:
+            cause = producer.failure()
+            if cause is not None:
+                failed = InputFailedError(
+                    f"an input was being written by {producer.launch.name}, which failed; "
+                    "make the input again, then ask again"
+                )
+                failed.__cause__ = cause
+                return failed
+        return None
+
+
+class BlockUse:
+    """What is known of one block.
+
+    Attributes:
+        block: Its id.
+        is_allocated: Whether it is there.
+        is_dropped: Whether it is to be freed as soon as nothing uses it.
+        pins: How many operations in flight, and leases, use it.
+        writer: The operation in flight that writes it last.
+        last_write: The last write that was enqueued, unless it was seen to be done.
+        reads: Those since then, if any: the last of each stream.
+    """
+
+    __slots__ = ("block", "is_allocated", "is_dropped", "last_write", "pins", "reads", "writer")
+
+    def __init__(self, block: int, *, is_allocated: bool = False) -> None:
+        self.block: int = block
+        self.is_allocated: bool = is_allocated
+        self.is_dropped: bool = False
+        self.pins: int = 0
+        self.writer: InFlight | None = None
+        self.last_write: tuple[AccelStream, AccelEvent] | None = None
+        self.reads: dict[AccelStream, AccelEvent] | None = None
+
+    def order(self, stream: AccelStream, *, is_write: bool) -> None:
+        """Make a stream wait for what a read must follow, or a write."""
+        if self.last_write is not None:
+            writer, written = self.last_write
+            if writer is not stream:
+                if written.is_done:
+                    # Nobody has to wait for it any more.
+                    self.last_write = None
+                else:
+                    stream.wait(written)
+        if is_write and self.reads:
+            for other, event in self.reads.items():
+                if other is not stream and not event.is_done:
+                    stream.wait(event)
+
+    def read(self, stream: AccelStream, event: AccelEvent) -> None:
+        """Remember a read that was enqueued: the event is done when it is."""
+        reads = self.reads
+        if reads is None:
+            self.reads = {stream: event}
+            return
+        if stream not in reads:
+            # An array that is read for ever by one stream after the other keeps none that is done.
+            for other in [other for other, last in reads.items() if last.is_done]:
+                del reads[other]
+        reads[stream] = event
+
+    def write(self, stream: AccelStream, event: AccelEvent) -> None:
+        """Remember a write that was enqueued."""
+        # Earlier reads are ordered before this write, so whoever waits for it has waited for them.
+        self.last_write = stream, event
+        self.reads = None
