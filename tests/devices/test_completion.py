@@ -21,9 +21,9 @@ from trio.testing import wait_all_tasks_blocked
 import trio_accel as ta
 from trio_accel.backends.base import Waker
 from trio_accel.devices import Put
-from trio_accel.devices.completion import _completion
-from trio_accel.devices.completion._completion import CompletionPort
-from trio_accel.devices.engine import _engine
+from trio_accel.devices.completion import _adaptive
+from trio_accel.devices.completion._port import CompletionPort
+from trio_accel.devices.engine import _watchdog
 from trio_accel.devices.operations._hooks import Phase
 
 STRATEGIES = [
@@ -163,7 +163,7 @@ async def test_what_takes_as_long_as_before_is_seen_when_it_is_due_though_nobody
     """Without a window it is seen when the stream rings, and not before."""
     wakers: list[Waker] = []
     # The engine's own look comes later.
-    monkeypatch.setattr(_engine, "_WATCH_INTERVAL", 60.0)
+    monkeypatch.setattr(_watchdog, "_INTERVAL", 60.0)
     strategy = ta.AdaptiveCompletion(window=window)
     async with system.open_device("manual", options=ta.DeviceOptions(completion=strategy)) as device:
         ref = await device.put(np.ones(3))
@@ -264,8 +264,8 @@ class TestAttending:
         self, system: ta.System, backend: ManualBackend, monkeypatch: pytest.MonkeyPatch
     ) -> AsyncGenerator[ta.Device, None]:
         # Nobody else sees the end of what is attended: no ring, and no look of the engine.
-        monkeypatch.setattr(_engine, "_WATCH_INTERVAL", 60.0)
-        monkeypatch.setattr(_completion, "LONGEST_LOOK", 10.0)
+        monkeypatch.setattr(_watchdog, "_INTERVAL", 60.0)
+        monkeypatch.setattr(_adaptive, "LONGEST_LOOK", 10.0)
         options = ta.DeviceOptions(
             completion=ta.AdaptiveCompletion(window=0.4), cancel_grace=0.3, close_grace=0.3
         )
@@ -310,7 +310,7 @@ class TestAttending:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Trio tells the main task of Ctrl-C only where it is parked."""
-        monkeypatch.setattr(_completion, "LONGEST_LOOK", 0.02)
+        monkeypatch.setattr(_adaptive, "LONGEST_LOOK", 0.02)
         for _ in range(20):
             await ask_held(device, backend, ref, 0.1)
         assert ends.count(False) >= 3
@@ -401,7 +401,7 @@ class TestAttending:
         assert len(ends) == 1
         backend.devices[0].release()
         # Its task would look for that, which sleeps here.
-        session.engine.reap()
+        session.engine.completer.reap()
         fresh = await device.put(np.ones(3))
         np.testing.assert_array_equal(await fresh.to_host(), np.ones(3))
 
@@ -527,7 +527,7 @@ def _processor_time() -> float:
 )
 def test_a_glance_does_not_end_just_before_something_is_due(due: float, end: float) -> None:
     """In microseconds from now on; a turn of the loop, which takes ten, comes behind it."""
-    assert _completion._end_of_glance(1.0, 1.0 + due * 1e-6) == pytest.approx(1.0 + end * 1e-6, abs=1e-9)
+    assert _adaptive._end_of_glance(1.0, 1.0 + due * 1e-6) == pytest.approx(1.0 + end * 1e-6, abs=1e-9)
 
 
 class Flushed:
@@ -551,7 +551,7 @@ async def test_the_end_is_told_of_before_anything_else(error: Exception | None, 
     happened: list[str] = []
     stream: Any = Flushed()
     first, second = Event(), Event()
-    port = _completion._AdaptivePort(lambda: happened.append("reaped"), 1e-6, 0.0)
+    port = _adaptive.AdaptivePort(lambda: happened.append("reaped"), 1e-6, 0.0)
     port.herald(first if is_first else second, lambda: happened.append("told"))
     for event in (first, second):
         port.watch(stream, event)  # type: ignore[arg-type]

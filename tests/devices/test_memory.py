@@ -21,7 +21,7 @@ from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.backends.base import Isolation
-from trio_accel.devices.engine import _engine
+from trio_accel.devices.engine import _watchdog
 from trio_accel.devices.inline._dispatch import InlineDispatch
 from trio_accel.devices.worker import WorkerDispatch
 
@@ -468,7 +468,7 @@ async def test_ten_thousand_operations_leave_nothing(device: ta.Device) -> None:
         for use in memory._uses.values():
             assert (use.is_allocated, use.pins, use.is_dropped, use.writer) == (True, 0, False, None)
         assert len(engine.alarms) == 0
-        assert len(engine._lanes) == 3
+        assert len(engine.lanes.all) == 3
     np.testing.assert_array_equal(await x.to_host(), np.ones(16))
 
 
@@ -569,7 +569,7 @@ async def test_who_asks_again_and_again_for_something_large_rings_nobody(
     manual: ta.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Else it may come to rest in between, on a machine that is busy.
-    monkeypatch.setattr(_engine, "_WATCH_INTERVAL", 60.0)
+    monkeypatch.setattr(_watchdog, "_INTERVAL", 60.0)
     ref = await manual.put(np.ones(LARGE))
     waker = manual.blocks._waker
     before = waker.rings

@@ -13,10 +13,9 @@ from .base._streams import (
     StreamSource,
     StreamStrategy,
 )
-from .completion._completion import (
+from .completion._port import CompletionPort, CompletionStrategy
+from .completion._strategies import (
     AdaptiveCompletion,
-    CompletionPort,
-    CompletionStrategy,
     HostCallbackCompletion,
     PolledCompletion,
     SyncCompletion,

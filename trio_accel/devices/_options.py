@@ -7,7 +7,7 @@ import attrs
 from ..actors import Backoff, Intensity, named_options
 from ..backends.base import Isolation
 from .base._streams import PerActorStreams, StreamStrategy
-from .completion._completion import CompletionStrategy
+from .completion._port import CompletionStrategy
 
 __all__ = ["DeviceOptions"]
 

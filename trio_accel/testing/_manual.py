@@ -10,7 +10,7 @@ import trio
 from ..backends.base import AccelEvent, AccelStream
 from ..devices import CompletionPort
 from ..devices.base._bridge import LoopWaker
-from ..devices.engine._engine import Engine
+from ..devices.engine._completer import Completer
 
 __all__ = ["ManualCompletion"]
 
@@ -92,10 +92,10 @@ class ManualCompletion:
         Raises:
             TypeError: `reap` is not that of an engine.
         """
-        engine = getattr(reap, "__self__", None)
-        if not isinstance(engine, Engine):
+        completer = getattr(reap, "__self__", None)
+        if not isinstance(completer, Completer):
             raise TypeError(f"ManualCompletion: it holds the operations of an engine, not of {reap!r}")
-        return _ManualPort(engine, LoopWaker(reap), self._take, self._forget)
+        return _ManualPort(completer, LoopWaker(reap), self._take, self._forget)
 
     def _take(self, event: _HeldEvent) -> None:
         if not self._is_holding:
@@ -113,19 +113,19 @@ class ManualCompletion:
 class _ManualPort(CompletionPort):
     def __init__(
         self,
-        engine: Engine,
+        completer: Completer,
         waker: LoopWaker,
         take: Callable[[_HeldEvent], None],
         forget: Callable[[_ManualPort], None],
     ) -> None:
         self.waker = waker
-        self._engine = engine
+        self._completer = completer
         self._take = take
         self._forget = forget
 
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
         # When the engine looks, it takes everything that is done: so what it looks at is exchanged.
-        for lane in self._engine._lanes:  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        for lane in self._completer.lanes.all:
             for operation in lane.operations:
                 if operation.event is event:
                     held = _HeldEvent(self, stream, event, operation.launch.name)

@@ -25,7 +25,7 @@ from isolated import BLAS, options
 from processes import until
 
 import trio_accel as ta
-from trio_accel.devices.completion import _completion
+from trio_accel.devices.completion import _strategies
 from trio_accel.devices.worker.front._link import WorkerLink
 from trio_accel.devices.worker.transport import _channel
 from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel, Received
@@ -247,7 +247,7 @@ class Attended:
 @pytest.fixture
 def attended(monkeypatch: pytest.MonkeyPatch) -> Attended:
     # However small or busy this machine is.
-    monkeypatch.setattr(_completion, "_processors", lambda: 16)
+    monkeypatch.setattr(_strategies, "_processors", lambda: 16)
     monkeypatch.setattr(Vigil, "pause", lambda vigil: 0.0 if vigil._is_expected else inf)
     monkeypatch.setattr(_channel, "LONGEST_LOOK", 10.0)
     counts, attend = Attended(), WorkerLink.attend

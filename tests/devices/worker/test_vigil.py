@@ -14,8 +14,8 @@ import trio.testing
 from chosen import BACKEND
 
 import trio_accel as ta
-from trio_accel.devices.completion import _completion
-from trio_accel.devices.completion._completion import window_of
+from trio_accel.devices.completion import _strategies
+from trio_accel.devices.completion._strategies import window_of
 from trio_accel.devices.worker.transport import _spin_wait as _vigil
 from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel
 from trio_accel.devices.worker.transport._spin_wait import Vigil
@@ -169,11 +169,11 @@ async def test_who_stays_awake_hears_of_the_end(peers: Peers) -> None:
 
 
 async def test_a_small_machine_sleeps(device: ta.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_completion.os, "sched_getaffinity", lambda _: set(range(4)))
+    monkeypatch.setattr(_strategies.os, "sched_getaffinity", lambda _: set(range(4)))
     assert window_of(ta.AdaptiveCompletion(window=0.002), device.info) == 0.002
     assert window_of(ta.PolledCompletion(), device.info) == 0
     assert bool(window_of(None, device.info)) is (BACKEND == "cuda")
-    monkeypatch.setattr(_completion.os, "sched_getaffinity", lambda _: {0, 1, 2})
+    monkeypatch.setattr(_strategies.os, "sched_getaffinity", lambda _: {0, 1, 2})
     assert window_of(ta.AdaptiveCompletion(window=0.002), device.info) == 0
 
 

@@ -165,7 +165,7 @@ class ContextActor(LibraryOpener):
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(engine.alarms.run)
-                nursery.start_soon(engine.watch)
+                nursery.start_soon(engine.watchdog.run)
                 nursery.start_soon(engine.completion.run)
                 for path in owner.options.libraries:
                     await self.open_library(OpenLibrary(path, "DeviceOptions.libraries"))

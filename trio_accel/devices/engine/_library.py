@@ -33,6 +33,10 @@ class LibraryActor(Actor):
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._gate = engine.gate
+        self._enqueuer = engine.enqueuer
+        self._completer = engine.completer
+        self._cancel_grace = engine.cancel_grace
         self._kernels: KernelLibrary
         self._lane: Lane
         self._is_plain = False
@@ -50,7 +54,7 @@ class LibraryActor(Actor):
         if kernels is None:
             kernels = await trio.to_thread.run_sync(engine.device.open_library, self.library)
         try:
-            lane = engine.open_lane(self.library, context.path, context.report_progress)
+            lane = engine.lanes.open(self.library, context.path, context.report_progress)
         except BaseException:
             kernels.close()
             raise
@@ -65,17 +69,16 @@ class LibraryActor(Actor):
             engine.expect_end()
             await engine.synchronize(context.path)
         finally:
-            engine.retire_lane(lane, kernels.close)
+            engine.lanes.retire(lane, kernels.close)
 
     def launch_now(self, message: Launch) -> object:
         """Enqueue an operation, unless it would have to wait."""
         try:
             if self._kernels.prepare(message.spec) is not None:
                 return NOT_NOW
-            if not self._engine.may_launch(message, self._lane):
+            if not self._gate.may_launch(message, self._lane):
                 return NOT_NOW
-            context = self.context
-            return self._engine.launch(message, self._kernels, self._lane, context.defer, context.crash, None)
+            return self._launch(message)
         except Exception as error:  # noqa: BLE001  # whose it is, is told there
             return self._refused(error)
 
@@ -89,15 +92,15 @@ class LibraryActor(Actor):
         Returns:
             The operation; True if it has failed, as `reply` knows; False if nothing has happened.
         """
-        engine, lane, kernels = self._engine, self._lane, self._kernels
-        if not self._is_plain or not engine.order.is_clear or lane.is_full:
+        lane, kernels = self._lane, self._kernels
+        if not self._is_plain or not self._gate.order.is_clear or lane.is_full:
             return False
         if launch.arrivals and not launch.has_arrived:
             return False
         try:
             if kernels.prepare(launch.spec) is not None:
                 return False
-            operation = engine.enqueue(launch, kernels, lane)
+            operation = self._enqueuer.enqueue(launch, kernels, lane)
         except Exception as error:  # noqa: BLE001  # whose it is, is told there
             self.context.served(reply, error if classify(error) is FailureClass.SUSPECT else None)
             reply.fail(error)
@@ -105,12 +108,12 @@ class LibraryActor(Actor):
         context = self.context
         context.served(reply)
         operation.crash, operation.reply = context.crash, reply
-        engine.see_to(operation, lane, reply)
+        self._completer.see_to(operation, lane, reply)
         return operation
 
     def start_grace(self, operation: InFlight, context: Context) -> None:
         """The asker of an operation that `launch_here` returned is cancelled; these are its variables."""
-        self._engine.start_grace(self._lane, operation, context)
+        self._cancel_grace.start(self._lane, operation, context)
 
     @handles(Launch, ki_protected=True)
     @quick(launch_now)
@@ -120,15 +123,35 @@ class LibraryActor(Actor):
         try:
             prepare = self._kernels.prepare(message.spec)
             if prepare is not None:
-                failure = await self._engine.prepare(message, self._lane, prepare)
-            if not self._engine.may_launch(message, self._lane):
-                await self._engine.wait_to_launch(message, self._lane)
-            context = self.context
-            return self._engine.launch(
-                message, self._kernels, self._lane, context.defer, context.crash, failure
-            )
+                failure = await self._gate.prepare(message, self._lane, prepare)
+            if not self._gate.may_launch(message, self._lane):
+                await self._gate.wait(message, self._lane)
+            return self._launch(message, failure)
         except Exception as error:  # noqa: BLE001  # whose it is, is told there
             return self._refused(error)
+
+    def _launch(self, launch: Launch, failure: Exception | None = None) -> DeferredReply[None]:
+        """Enqueue an operation; its reply is given at completion.
+
+        Args:
+            launch: The operation.
+            failure: What its preparation failed with.
+
+        Raises:
+            Exception: As for `Enqueuer.enqueue`.
+        """
+        context, lane, cancel_grace = self.context, self._lane, self._cancel_grace
+        try:
+            operation = self._enqueuer.enqueue(launch, self._kernels, lane, failure)
+        finally:
+            self._gate.leave(launch)
+        operation.crash = context.crash
+        reply: DeferredReply[None] = context.defer(
+            on_cancel=lambda: cancel_grace.start(lane, operation, reply.context)
+        )
+        operation.reply = reply
+        self._completer.see_to(operation, lane, reply)
+        return reply
 
     def _refused(self, error: Exception) -> DeferredReply[None]:
         """Reply with what the library said; called while that is handled.

@@ -108,7 +108,7 @@ class Submissions:
         if submitted in waiting:
             waiting.remove(submitted)
         elif submitted.posted is None or not submitted.posted.withdraw():
-            self._engine.withdraw(launch)
+            self._engine.gate.withdraw(launch)
             return False
         del self._submitted[launch]
         self._engine.over(launch)

@@ -25,7 +25,7 @@ from ...base._errors import damage_to_memory, locate
 from ...base._nudge import Nudge
 from ...base._shortage import lost_descriptors, out_of_descriptors
 from ...base._statistics import DeviceStatistics
-from ...completion._completion import SyncCompletion
+from ...completion._strategies import SyncCompletion
 from ...engine._context import context_policy
 from ...engine._device_state import DeviceState
 from ...host._copying import SMALL

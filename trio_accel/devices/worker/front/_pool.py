@@ -13,7 +13,7 @@ from trio.lowlevel import enable_ki_protection
 from ....actors import describe
 from ....backends.base import NotSupportedError
 from ...base._shortage import is_shortage
-from ...completion._completion import SyncCompletion, window_of
+from ...completion._strategies import SyncCompletion, window_of
 from ...engine._device_state import DeviceState
 from ..launcher._launcher import Launcher, LauncherError
 from ..launcher._program import program_arguments

@@ -19,7 +19,7 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ...base._nudge import Nudge
-from ...completion._completion import LONGEST_LOOK
+from ...completion._port import LONGEST_LOOK
 from ._codec import PICKLED, Codec, Message, NonsenseError
 from ._shared_frame import SharedFrame
 from ._spin_wait import Vigil

@@ -1,0 +1,42 @@
+"""Completions that a stream tells of, and those that its launch waits for."""
+
+from __future__ import annotations
+
+import attrs
+import trio
+
+from ...backends.base import AccelEvent, AccelStream
+from ..base._bridge import LoopWaker
+from ._port import CompletionPort
+
+__all__ = ["HostCallbackPort", "SyncPort"]
+
+
+@attrs.frozen
+class HostCallbackPort(CompletionPort):
+    _waker: LoopWaker
+
+    def watch(self, stream: AccelStream, event: AccelEvent) -> None:
+        stream.notify(event, self._waker)
+
+    async def run(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    def close(self) -> None:
+        self._waker.close()
+
+
+@attrs.frozen
+class SyncPort(CompletionPort):
+    _waker: LoopWaker
+
+    def watch(self, stream: AccelStream, event: AccelEvent) -> None:
+        stream.synchronize()
+        # The launch is not finished yet: the reply follows when the loop goes on.
+        self._waker.ring()
+
+    async def run(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    def close(self) -> None:
+        self._waker.close()

@@ -1,0 +1,189 @@
+"""The end of operations in flight: it is seen, their askers are told, and their memory is given back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from ...actors import DirectReply
+from ...backends.base import AccelEvent
+from ..base._alarms import Alarms
+from ..base._errors import FailureClass, classify
+from ..completion._port import CompletionPort, CompletionStrategy
+from ..operations._hooks import EngineHook, Phase, notify
+from ._context_state import ContextState
+from ._in_flight import InFlight, Reply
+from ._lane import Lane
+from ._lanes import Lanes
+from ._leases import Leases
+from ._memory_in_use import MemoryInUse
+
+__all__ = ["Completer"]
+
+
+class Completer:
+    """Has the ends of operations seen, and replies.
+
+    Args:
+        context: The context.
+        lanes: Its streams, with the operations in flight.
+        memory: The blocks that they use.
+        leases: Leases, which have ends to see, too.
+        alarms: Of operations whose cancelled askers wait for them.
+        strategy: How completions are learned of.
+        hooks: Who sees every operation.
+        is_alone: Whether nothing else is asked for than the operation that is being launched.
+        on_progress: Called when the first operation of a lane has completed without an error.
+
+    Attributes:
+        lanes: The streams, with the operations in flight.
+        port: What sees the ends of operations.
+        completed: How many operations have completed, with or without an error.
+    """
+
+    def __init__(
+        self,
+        context: ContextState,
+        lanes: Lanes,
+        memory: MemoryInUse,
+        leases: Leases,
+        alarms: Alarms,
+        *,
+        strategy: CompletionStrategy,
+        hooks: list[EngineHook],
+        is_alone: Callable[[], bool],
+        on_progress: Callable[[], None],
+    ) -> None:
+        self._context = context
+        self.lanes: Lanes = lanes
+        self._memory = memory
+        self._leases = leases
+        self._alarms = alarms
+        self._hooks = hooks
+        self._is_alone = is_alone
+        self._on_progress = on_progress
+        self.port: CompletionPort = strategy.open(self.reap)
+        self.completed: int = 0
+
+    def see_to(self, operation: InFlight, lane: Lane, reply: Reply) -> None:
+        """Have the asker learn of the end of a very short operation, and the loop of that of others."""
+        port = self.port
+        if not self._is_alone():
+            port.watch(lane.stream, operation.event)
+        elif port.is_quick:
+            if not reply.look_last(partial(self._look, lane, operation)):
+                self._look(lane, operation)
+        elif not (
+            isinstance(reply, DirectReply)
+            and port.is_awaited(lane.stream)
+            and reply.attend(
+                partial(self._attend, lane, operation, reply), partial(port.herald, operation.event)
+            )
+        ):
+            port.watch(lane.stream, operation.event)
+
+    async def _attend(self, lane: Lane, operation: InFlight, reply: DirectReply) -> None:
+        """Wait for an operation in its asker's task; what is better watched is watched afterwards."""
+        is_done = await self.port.attend(
+            lane.stream, operation.event, lambda: self._is_alone() and not reply.is_done
+        )
+        if not is_done:
+            if not reply.is_done:
+                self.port.watch(lane.stream, operation.event)
+        elif not operation.is_lost:
+            self._reap(lane)
+
+    def _look(self, lane: Lane, operation: InFlight) -> None:
+        """Reply if the operation is done, or will be in a moment; else it is watched from now on."""
+        if not self.port.stare(operation.event):
+            self.port.watch(lane.stream, operation.event)
+        elif not operation.is_lost:
+            self._reap(lane)
+
+    def reap(self) -> None:
+        """Reply to everything that is done. Called on the Trio thread after a wake-up."""
+        self._leases.reap()
+        for lane in tuple(self.lanes.all):
+            if lane.operations and lane.operations[0].event.is_done:
+                self._reap(lane)
+
+    def _reap(self, lane: Lane) -> None:
+        operations, load = lane.operations, lane.load
+        was_full = load.is_full
+        done: AccelEvent | None = None
+        while operations:
+            event = operations[0].event
+            # Several may share one.
+            if event is not done and not event.is_done:
+                break
+            done = event
+            load.outstanding -= 1
+            load.finished += 1
+            self._finish(operations.popleft(), lane)
+        for other in tuple(self.lanes.all) if was_full else (lane,):
+            if other.load is load:
+                other.notify()
+        if lane.on_idle is not None:
+            self.lanes.sweep(lane)
+
+    def _finish(self, operation: InFlight, lane: Lane) -> None:
+        launch, reply = operation.launch, operation.reply
+        error = operation.event.error if operation.after is None else operation.failure()
+        launch.is_in_flight = False
+        if operation.has_grace:
+            self._alarms.drop(operation)
+        if reply is not None and not operation.is_lost:
+            self.completed += 1
+            if self._hooks:
+                notify(self._hooks, Phase.COMPLETE, launch)
+            if error is None:
+                reply.set(None)
+                if lane.on_progress is not None:
+                    self._report_progress(lane, lane.on_progress)
+            else:
+                self._report(operation, reply, error)
+            if self._hooks:
+                notify(self._hooks, Phase.REPLY, launch)
+        self._memory.vacate(operation)
+        launch.forget()
+        if self._hooks and not operation.is_lost:
+            notify(self._hooks, Phase.RELEASE, launch)
+
+    def _report_progress(self, lane: Lane, on_progress: Callable[[], None]) -> None:
+        """The first operation of a lane has completed without an error."""
+        lane.on_progress = None
+        on_progress()
+        self._on_progress()
+
+    def _report(self, operation: InFlight, reply: Reply, error: Exception) -> None:
+        launch = operation.launch
+        for block in launch.outputs:
+            block.spoil(launch.name, error)
+        self._context.locate(error, launch)
+        if classify(error) is FailureClass.SUSPECT:
+            reply.fail_as_crash(error)
+            if operation.crash is not None:
+                operation.crash(error)
+        else:
+            reply.fail(error)
+
+    def fail_all(self, cause: BaseException | None) -> None:
+        """Fail everything in flight: the context is gone."""
+        for lane in self.lanes.all:
+            for operation in lane.operations:
+                operation.is_given_up = True
+                if not operation.is_lost:
+                    operation.is_lost = True
+                    self._fail(operation, cause)
+            lane.is_lost = True
+            lane.notify()
+
+    def _fail(self, operation: InFlight, cause: BaseException | None) -> None:
+        launch, reply = operation.launch, operation.reply
+        for block in launch.outputs:
+            block.spoil(launch.name, cause)
+        if reply is not None:
+            notify(self._hooks, Phase.COMPLETE, launch)
+            reply.fail(self._context.lost(launch, cause))
+            notify(self._hooks, Phase.REPLY, launch)
+        notify(self._hooks, Phase.RELEASE, launch)

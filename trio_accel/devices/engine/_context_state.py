@@ -1,0 +1,71 @@
+"""What the parts of an engine share: which context it is, whether it is lost, and how errors name it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...backends.base import ContextPoisonedError, DeviceLostError
+from ..base._errors import FailureClass, classify, locate
+from ..operations._operation import Launch
+
+__all__ = ["ContextState"]
+
+
+class ContextState:
+    """The base of the engine, as its parts know it.
+
+    Args:
+        device_name: Name of the device.
+        generation: Number of the context.
+
+    Attributes:
+        generation: Number of the context.
+        is_lost: Whether the context is gone: nothing is launched any more, and replies are of no account.
+        is_closing: Whether the device closes, so that what is in flight is lost to that.
+    """
+
+    def __init__(self, device_name: str, generation: int) -> None:
+        self.generation: int = generation
+        self.is_lost: bool = False
+        self.is_closing: bool = False
+        self._device_name = device_name
+
+    def lose_context(self, cause: Exception) -> None:
+        """The context is gone: end everything in flight, and have the context replaced."""
+        raise NotImplementedError
+
+    def locate(self, error: Exception, launch: Launch) -> None:
+        """Say where an error happened; if the context is lost with it, have the context replaced."""
+        locate(error, device=self._device_name, operation=launch.name, generation=self.generation)
+        if classify(error) is FailureClass.CONTEXT_LOST:
+            self.lose_context(error)
+
+    def lost(self, launch: Launch, cause: BaseException | None) -> ContextPoisonedError | DeviceLostError:
+        """Make the error of an operation that was in flight when the context ended."""
+        return self._lost(launch.name, "was in flight", launch.advice, cause)
+
+    def lost_to_library(
+        self, launch: Launch, cause: BaseException | None
+    ) -> ContextPoisonedError | DeviceLostError:
+        """Make the error of an operation whose library was being opened when the context turned out lost."""
+        return self._lost(launch.name, "waited for its library to be opened", "ask again", cause)
+
+    def lost_lease(self, cause: BaseException | None) -> ContextPoisonedError | DeviceLostError:
+        """Make the error of a lease that was waited for when the context ended."""
+        return self._lost("lease", "was waited for", "lease the array again", cause)
+
+    def _lost(
+        self, name: str, state: str, advice: str, cause: BaseException | None
+    ) -> ContextPoisonedError | DeviceLostError:
+        where: dict[str, Any] = {
+            "device": self._device_name,
+            "operation": name,
+            "generation": self.generation,
+        }
+        if self.is_closing:
+            return DeviceLostError(f"the device was closed while this operation {state}", **where)
+        error = ContextPoisonedError(
+            f"the device's context was lost while this operation {state}; {advice}", **where
+        )
+        error.__cause__ = cause
+        return error

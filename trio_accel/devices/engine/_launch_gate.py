@@ -1,0 +1,121 @@
+"""Operations that wait to be launched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from ..base._errors import WithdrawnError
+from ..operations._operation import Launch
+from ._lane import Lane
+from ._launch_order import LaunchOrder
+
+__all__ = ["LaunchGate"]
+
+
+class LaunchGate:
+    """Holds operations back until they may be launched, and takes them back while they wait.
+
+    Args:
+        drain: Gives back what the program has let go.
+
+    Attributes:
+        order: What waits to be launched.
+    """
+
+    def __init__(self, drain: Callable[[], None]) -> None:
+        self.order: LaunchOrder = LaunchOrder()
+        self._drain = drain
+        # Those whose library actor has begun with them, and those of them that are taken back.
+        self._waiting: dict[Launch, Lane] = {}
+        self._withdrawn: set[Launch] = set()
+
+    def leave(self, launch: Launch) -> None:
+        """Note that an operation is launched, or never will be."""
+        if self._withdrawn:
+            self._withdrawn.discard(launch)
+        self.order.leave(launch)
+
+    def over(self, launch: Launch) -> None:
+        """Note that nobody waits for an operation any more: unless it is in flight, it holds nothing now."""
+        if launch.is_forgotten:
+            return
+        self.leave(launch)
+        if not launch.is_in_flight:
+            launch.forget()
+
+    def may_launch(self, launch: Launch, lane: Lane) -> bool:
+        """Whether what it needs is there, and room in the window, and all that goes before is launched."""
+        if self.order.has_turns:
+            turn = self.order.turn(launch)
+            if turn is not None and turn.waits_for and not turn.is_ready:
+                return False
+        if launch.arrivals and not launch.has_arrived:
+            return False
+        return not lane.is_full and launch not in self._withdrawn
+
+    async def prepare(self, launch: Launch, lane: Lane, prepare: Callable[[], None]) -> Exception | None:
+        """Have a library do what would block the loop, in a thread.
+
+        A cancelled asker waits for it, since the library can do nothing else meanwhile; what was prepared
+        serves the next operation of the kind.
+
+        Returns:
+            What it failed with; `Enqueuer.enqueue` tells it to whoever has to know.
+
+        Raises:
+            WithdrawnError: The operation was taken back meanwhile.
+        """
+        self._waiting[launch] = lane
+        failure: Exception | None = None
+        # A plan may need the memory that the program has let go.
+        self._drain()
+        try:
+            try:
+                await trio.to_thread.run_sync(prepare)
+            except Exception as error:  # noqa: BLE001  # it is the operation's
+                failure = error
+            await trio.lowlevel.checkpoint_if_cancelled()
+            if launch in self._withdrawn:
+                raise WithdrawnError
+        finally:
+            del self._waiting[launch]
+            self._withdrawn.discard(launch)
+        return failure
+
+    async def wait(self, launch: Launch, lane: Lane) -> None:
+        """Wait until an operation may be launched.
+
+        Raises:
+            WithdrawnError: It was taken back.
+        """
+        self._waiting[launch] = lane
+        try:
+            for arrival in launch.arrivals:
+                arrival.tell(lane.notify)
+            while (lane.is_full or not launch.has_arrived) and self._counts_on(launch, lane):
+                await lane.wait_changed()
+            turn = self.order.turn(launch)
+            if turn is not None and launch not in self._withdrawn:
+                await turn.wait()
+            if launch in self._withdrawn:
+                raise WithdrawnError
+        finally:
+            del self._waiting[launch]
+            self._withdrawn.discard(launch)
+
+    def withdraw(self, launch: Launch) -> None:
+        """Take an operation back that its library actor has, and that is not launched."""
+        lane, turn = self._waiting.get(launch), self.order.turn(launch)
+        if lane is None and launch not in self.order:
+            return
+        self._withdrawn.add(launch)
+        if turn is not None:
+            turn.release()
+        if lane is not None:
+            lane.notify()
+
+    def _counts_on(self, launch: Launch, lane: Lane) -> bool:
+        """Whether an operation that waits is still to be launched."""
+        return launch not in self._withdrawn and not lane.is_lost
