@@ -151,18 +151,18 @@ async def make_steady(device: ta.Device, backend: ManualBackend, ref: ta.AccelRe
     port = device.dispatch.session.engine.completion  # type: ignore[union-attr]
     for _ in range(20):
         await ask_held(device, backend, ref, 0.1)
-        if any(forecast.is_steady for forecast in port._forecasts.values()):  # type: ignore[attr-defined]
+        if any(estimator.is_steady for estimator in port._estimators.values()):  # type: ignore[attr-defined]
             return
     raise AssertionError("no two took as long")
 
 
 @pytest.mark.parametrize("window", [0.4, 0.0])
-async def test_what_takes_as_long_as_before_is_seen_when_it_is_due_though_nobody_rings(
+async def test_what_takes_as_long_as_before_is_seen_when_it_is_due_without_a_notification(
     system: ta.System, backend: ManualBackend, monkeypatch: pytest.MonkeyPatch, window: float
 ) -> None:
-    """Without a window it is seen when the stream rings, and not before."""
+    """Without a window it is seen when the stream notifies, and not before."""
     wakers: list[Waker] = []
-    # The engine's own look comes later.
+    # The watchdog's own look comes later.
     monkeypatch.setattr(_watchdog, "_INTERVAL", 60.0)
     strategy = ta.AdaptiveCompletion(window=window)
     async with system.open_device("manual", options=ta.DeviceOptions(completion=strategy)) as device:
@@ -181,7 +181,7 @@ async def test_what_takes_as_long_as_before_is_seen_when_it_is_due_though_nobody
             await pending.wait()
 
 
-class TestStaring:
+class TestPolling:
     """One short operation at a time, for which nobody has to be woken."""
 
     @pytest.fixture
@@ -256,14 +256,14 @@ class TestStaring:
             await session.engine.synchronize()
 
 
-class TestAttending:
+class TestSpinning:
     """A lone asker of what takes as long as that before waits for it in its own task."""
 
     @pytest.fixture
     async def device(
         self, system: ta.System, backend: ManualBackend, monkeypatch: pytest.MonkeyPatch
     ) -> AsyncGenerator[ta.Device, None]:
-        # Nobody else sees the end of what is attended: no ring, and no look of the engine.
+        # Nobody else sees the end of what is spun for: no notification, and no look of the watchdog.
         monkeypatch.setattr(_watchdog, "_INTERVAL", 60.0)
         monkeypatch.setattr(_adaptive, "LONGEST_LOOK", 10.0)
         options = ta.DeviceOptions(
@@ -280,15 +280,15 @@ class TestAttending:
 
     @pytest.fixture
     def ends(self, device: ta.Device, ref: ta.AccelRef) -> list[bool]:
-        """For each that was attended, whether it was so to its end."""
+        """For each that was spun for, whether it was so to its end."""
         port = device.dispatch.session.engine.completion  # type: ignore[union-attr]
-        attend, ends = port.attend, list[bool]()
+        spin, ends = port.spin, list[bool]()
 
         async def noting(*arguments: Any) -> bool:
-            ends.append(await attend(*arguments))
+            ends.append(await spin(*arguments))
             return ends[-1]
 
-        port.attend = noting  # type: ignore[method-assign]
+        port.spin = noting  # type: ignore[method-assign]
         return ends
 
     async def test_it_sees_the_end_by_itself(
@@ -301,7 +301,7 @@ class TestAttending:
         np.testing.assert_array_equal(await ref.to_host(), np.ones(3))
         assert (await device.statistics()).in_flight == 0
 
-    async def test_nobody_attends_for_long(
+    async def test_nobody_spins_for_long(
         self,
         device: ta.Device,
         backend: ManualBackend,
@@ -415,7 +415,7 @@ class TestAttending:
 
 
 class Deaf(CompletionPort):
-    """A strategy that hears nothing: as if whoever rings never got the interpreter's lock."""
+    """A strategy that hears nothing: as if the notifying thread never got the interpreter's lock."""
 
     def open(self, reap: object) -> Deaf:
         return self
@@ -430,7 +430,7 @@ class Deaf(CompletionPort):
         pass
 
 
-async def test_what_nobody_rings_for_is_seen_all_the_same(system: ta.System) -> None:
+async def test_what_nobody_notifies_of_is_seen_all_the_same(system: ta.System) -> None:
     # Beside a loop that computes all the time, a thread may wait for seconds.
     options = ta.DeviceOptions(isolation="inline", completion=Deaf(), stuck_after=0.2)
     async with system.open_device(BACKEND, options=options) as device:
@@ -525,9 +525,9 @@ def _processor_time() -> float:
 @pytest.mark.parametrize(
     ("due", "end"), [(-50.0, 25.0), (12.0, 25.0), (14.0, 26.0), (25.0, 37.0), (36.0, 48.0), (38.0, 25.0)]
 )
-def test_a_glance_does_not_end_just_before_something_is_due(due: float, end: float) -> None:
+def test_a_poll_does_not_end_just_before_something_is_due(due: float, end: float) -> None:
     """In microseconds from now on; a turn of the loop, which takes ten, comes behind it."""
-    assert _adaptive._end_of_glance(1.0, 1.0 + due * 1e-6) == pytest.approx(1.0 + end * 1e-6, abs=1e-9)
+    assert _adaptive._end_of_poll(1.0, 1.0 + due * 1e-6) == pytest.approx(1.0 + end * 1e-6, abs=1e-9)
 
 
 class Flushed:
@@ -552,7 +552,7 @@ async def test_the_end_is_told_of_before_anything_else(error: Exception | None, 
     stream: Any = Flushed()
     first, second = Event(), Event()
     port = _adaptive.AdaptivePort(lambda: happened.append("reaped"), 1e-6, 0.0)
-    port.herald(first if is_first else second, lambda: happened.append("told"))
+    port.notify_early(first if is_first else second, lambda: happened.append("told"))
     for event in (first, second):
         port.watch(stream, event)  # type: ignore[arg-type]
     assert not port.look()

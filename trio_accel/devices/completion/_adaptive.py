@@ -1,4 +1,4 @@
-"""Completions that are looked for when they are due, and told of by the stream otherwise."""
+"""Completions that are polled for when they are due, and that the stream notifies of otherwise."""
 
 from __future__ import annotations
 
@@ -11,22 +11,30 @@ import trio
 
 from ...backends.base import AccelEvent, AccelStream
 from ..base._bridge import LoopWaker
-from ._latency import Forecast
+from ._latency import LatencyEstimator
 from ._port import LONGEST_LOOK
 from ._watched import WatchedPort
 
 __all__ = ["AdaptivePort"]
 
-_MOST_FORECASTS = 64
+_MOST_ESTIMATORS = 64
 # A small product takes half of it, on a machine that is slow for a while nearly all.
-_STARE = 40e-6
+_SHORT = 40e-6
 # As long as a few turns of a loop that has nothing else to do.
-_GLANCE = 25e-6
-# What is due so near to the end of a glance is waited for: it would fall into the turn behind it.
+_POLL = 25e-6
+# What is due so near to the end of a poll is waited for: it would fall into the turn behind it.
 _MISS = 12e-6
 
 
 class AdaptivePort(WatchedPort):
+    """Polls for a short while, and when something is due; otherwise the stream notifies.
+
+    Args:
+        reap: Looks at the engine's events.
+        most: The most seconds to poll before the stream is asked to notify.
+        window: The most seconds to poll around the time when an operation is due.
+    """
+
     flushes = True
     # Below this there is no time for a second look.
     _LEAST = 5e-6
@@ -37,54 +45,54 @@ class AdaptivePort(WatchedPort):
         self._budget = most
         self._half = window / 2
         self._began = 0.0
-        self._waker = LoopWaker(self._rung)
-        # What each stream was asked to ring for last.
+        self._waker = LoopWaker(self._notified)
+        # The event that each stream was asked to notify of last.
         self._armed: dict[AccelStream, AccelEvent] = {}
-        self._forecasts: dict[AccelStream, Forecast] = {}
+        self._estimators: dict[AccelStream, LatencyEstimator] = {}
 
     def _begin(self, stream: AccelStream) -> None:
         now = time.perf_counter()
-        forecast = self._forecasts.get(stream)
-        if forecast is not None:
-            forecast.begin(now)
+        estimator = self._estimators.get(stream)
+        if estimator is not None:
+            estimator.begin(now)
             return
         # Streams that have gone are forgotten, and nothing is lost with the others' times.
-        if len(self._forecasts) >= _MOST_FORECASTS:
-            self._forecasts.clear()
-        self._forecasts[stream] = Forecast(now)
+        if len(self._estimators) >= _MOST_ESTIMATORS:
+            self._estimators.clear()
+        self._estimators[stream] = LatencyEstimator(now)
 
-    def is_awaited(self, stream: AccelStream) -> bool:
-        forecast = self._forecasts.get(stream)
+    def may_spin(self, stream: AccelStream) -> bool:
+        estimator = self._estimators.get(stream)
         # Not where one would have to sleep first.
         return (
-            forecast is not None
-            and forecast.is_steady
-            and forecast.seconds <= self._half
+            estimator is not None
+            and estimator.is_steady
+            and estimator.seconds <= self._half
             and stream not in self._events
         )
 
-    async def attend(self, stream: AccelStream, event: AccelEvent, goes_on: Callable[[], bool]) -> bool:
+    async def spin(self, stream: AccelStream, event: AccelEvent, goes_on: Callable[[], bool]) -> bool:
         """As `run` does it; but then the asker need not be woken, which takes a turn of the loop."""
-        forecast = self._forecasts[stream]
+        estimator = self._estimators[stream]
         now = time.perf_counter()
-        forecast.begin(now)
-        end, late = now + LONGEST_LOOK, forecast.due + self._half
+        estimator.begin(now)
+        end, late = now + LONGEST_LOOK, estimator.due + self._half
         while True:
             # One that is cancelled has a grace, which begins when it is parked.
             await trio.lowlevel.cancel_shielded_checkpoint()
             now = time.perf_counter()
             if event.is_done or (
-                forecast.is_near(now) and _glance((event,), _end_of_glance(now, forecast.due))
+                estimator.is_near(now) and _poll((event,), _end_of_poll(now, estimator.due))
             ):
-                forecast.end(time.perf_counter())
+                estimator.end(time.perf_counter())
                 return True
             if now >= late or now >= end or trio.current_effective_deadline() == -inf or not goes_on():
-                forecast.is_steady = now < late
+                estimator.is_steady = now < late
                 return event.is_done
 
-    def stare(self, event: AccelEvent) -> bool:
+    def poll(self, event: AccelEvent) -> bool:
         """Look without a turn of the loop, which takes longer than a small operation has left."""
-        end = time.perf_counter() + _STARE
+        end = time.perf_counter() + _SHORT
         while not event.is_done:
             if time.perf_counter() > end:
                 self.is_quick = False
@@ -95,7 +103,7 @@ class AdaptivePort(WatchedPort):
         super().close()
         self._waker.close()
         self._armed.clear()
-        self._forecasts.clear()
+        self._estimators.clear()
 
     async def run(self) -> None:
         while True:
@@ -103,18 +111,18 @@ class AdaptivePort(WatchedPort):
             self._began = time.perf_counter()
             if await self._search(self._began + self._budget):
                 self._budget = min(2 * self._budget, self._most)
-                # As short as one that is stared at.
-                self.is_quick = time.perf_counter() - self._began < _STARE
+                # As short as one that `poll` waits for.
+                self.is_quick = time.perf_counter() - self._began < _SHORT
             elif self._events:
                 self._budget = max(self._budget / 2, self._LEAST)
                 await self._expect()
 
-    async def _search(self, end: float, forecast: Forecast | None = None) -> bool:
+    async def _search(self, end: float, estimator: LatencyEstimator | None = None) -> bool:
         """Look until then; returns whether anything was done.
 
         Args:
             end: By `time.perf_counter`.
-            forecast: When something is due.
+            estimator: Tells when something is due.
         """
         while not self.look():
             # The rest of the program goes on between two looks.
@@ -122,16 +130,16 @@ class AdaptivePort(WatchedPort):
             now = time.perf_counter()
             if now >= end or not self._events:
                 return self.look()
-            if forecast is not None and forecast.is_near(now):
-                _glance([events[0] for events in self._events.values()], now + _GLANCE)
+            if estimator is not None and estimator.is_near(now):
+                _poll([events[0] for events in self._events.values()], now + _POLL)
         return True  # noqa: ASYNC910  # there are only so many events that it can see to be done
 
     async def _expect(self) -> None:
-        """Wait for a ring; if something may be due before or soon, look then."""
+        """Wait for a notification; if something may be due before or soon, look then."""
         now, half = time.perf_counter(), self._half
-        forecasts = [self._forecasts[stream] for stream in self._events if stream in self._forecasts]
-        # Nobody can tell about what is overdue.
-        steady = [forecast for forecast in forecasts if forecast.is_steady and forecast.due + half > now]
+        estimators = [self._estimators[stream] for stream in self._events if stream in self._estimators]
+        # There is no estimate of what is overdue.
+        steady = [estimator for estimator in estimators if estimator.is_steady and estimator.due + half > now]
         if not steady or not half:
             self._arm()
             await self.wait_changed()
@@ -143,23 +151,23 @@ class AdaptivePort(WatchedPort):
             with trio.move_on_after(seconds):
                 await self.wait_changed()
                 return
-        # No ring for what is so soon: who rings takes the interpreter's lock from whoever has seen it.
+        # No notification of what is so soon: the thread that notifies would take the interpreter's lock.
         if not await self._search(first.due + half, first):
             first.is_steady = False
 
     def _seen(self, stream: AccelStream, count: int) -> None:
-        forecast = self._forecasts.get(stream)
-        if forecast is not None:
-            forecast.end(time.perf_counter(), count)
+        estimator = self._estimators.get(stream)
+        if estimator is not None:
+            estimator.end(time.perf_counter(), count)
 
     def _arm(self) -> None:
-        """Have each stream ring for what comes first; the others are looked at then."""
+        """Have each stream notify of what comes first; the others are looked at then."""
         for stream, events in self._events.items():
             if self._armed.get(stream) is not events[0]:
                 self._armed[stream] = events[0]
                 stream.notify(events[0], self._waker)
 
-    def _rung(self) -> None:
+    def _notified(self) -> None:
         self._armed = {
             stream: event
             for stream, event in self._armed.items()
@@ -171,13 +179,13 @@ class AdaptivePort(WatchedPort):
         self._changed.wake()
 
 
-def _end_of_glance(now: float, due: float) -> float:
+def _end_of_poll(now: float, due: float) -> float:
     """Until when to look for what is due then."""
-    end = now + _GLANCE
+    end = now + _POLL
     return due + _MISS if abs(due - end) < _MISS else end
 
 
-def _glance(events: Sequence[AccelEvent], end: float) -> bool:
+def _poll(events: Sequence[AccelEvent], end: float) -> bool:
     """Wait until then for any of these to be done: a turn of the loop takes longer than to see it."""
     while time.perf_counter() < end:
         for event in events:

@@ -1,10 +1,10 @@
-"""When the next of several things that come one after the other is due."""
+"""The latency of the next of several things that come one after the other."""
 
 from __future__ import annotations
 
 from math import inf
 
-__all__ = ["Forecast"]
+__all__ = ["LatencyEstimator"]
 
 # Two that differ by so little count as the same: a share of the time, and what a wake-up may be late by.
 _SHARE = 0.1
@@ -16,18 +16,18 @@ _NEAR = 1e-4
 _PAUSE = 2
 
 
-class Forecast:
-    """Tells when what is at work now will be done, going by how long those before it took.
+class LatencyEstimator:
+    """Estimates when the current one will be done, from how long those before it took.
 
-    It takes two that took as long as one another. One after these that took much longer, such as a pause
-    of the program, says nothing of the next. Times are of `time.perf_counter`.
+    An estimate takes two in a row that took about as long. A single one that then takes much longer, such as
+    a pause of the program, does not change the estimate. Times are of `time.perf_counter`.
 
     Args:
         now: When the first began.
 
     Attributes:
         seconds: How long the next will take, as far as is known.
-        is_steady: Whether that is to be relied on.
+        is_steady: Whether the estimate is reliable.
     """
 
     __slots__ = ("_began", "_is_regular", "is_steady", "seconds")
@@ -41,11 +41,11 @@ class Forecast:
 
     @property
     def due(self) -> float:
-        """When it will be done, if it takes as long as is thought."""
+        """When the current one will be done, by the estimate."""
         return self._began + self.seconds
 
     def is_near(self, now: float) -> bool:
-        """Whether it is likely to be done in these moments."""
+        """Whether the current one is likely to be done in these moments."""
         return self.is_steady and abs(now - self.due) <= max(_NEAR, _NEAR_SHARE * self.seconds)
 
     def begin(self, now: float) -> None:

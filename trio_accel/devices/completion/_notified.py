@@ -14,6 +14,8 @@ __all__ = ["HostCallbackPort", "SyncPort"]
 
 @attrs.frozen
 class HostCallbackPort(CompletionPort):
+    """Has the stream notify of each event."""
+
     _waker: LoopWaker
 
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
@@ -28,6 +30,8 @@ class HostCallbackPort(CompletionPort):
 
 @attrs.frozen
 class SyncPort(CompletionPort):
+    """Waits for each event at once, and the loop with it."""
+
     _waker: LoopWaker
 
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:

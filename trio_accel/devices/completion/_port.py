@@ -19,7 +19,7 @@ class CompletionPort(Protocol):
     """The completions of one engine; a base of classes that are one.
 
     Attributes:
-        is_quick: Whether the next operation, if it is alone, is to be stared at before it is watched.
+        is_quick: Whether the next operation, if it is alone, is to be polled before it is watched.
         flushes: Whether it flushes the streams that it watches, in every turn of the loop.
     """
 
@@ -29,23 +29,24 @@ class CompletionPort(Protocol):
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
         """See to it that the engine looks at its events soon after this one is done."""
 
-    def herald(self, event: AccelEvent, tell: Callable[[], None]) -> None:
-        """Call this as soon as an event is seen to be done that is watched alone, unless that has failed.
+    def notify_early(self, event: AccelEvent, notify: Callable[[], None]) -> None:
+        """Call `notify` as soon as an event is seen to be done that is watched alone, unless it has failed.
 
-        Only one is told of, the one that was named last, and perhaps not even that.
+        This early completion is reported for the event that was named last only, and perhaps not even for
+        that.
         """
         return
 
-    def stare(self, event: AccelEvent) -> bool:
-        """Wait for the end of a very short operation, here and now; returns whether it is done."""
+    def poll(self, event: AccelEvent) -> bool:
+        """Poll for the end of a very short operation, here and now; returns whether it is done."""
         return event.is_done
 
-    def is_awaited(self, stream: AccelStream) -> bool:
-        """Whether the next operation of a stream, if it is alone, is to be attended by its asker."""
+    def may_spin(self, stream: AccelStream) -> bool:
+        """Whether the asker of the next operation of a stream, if it is alone, may `spin`."""
         return False
 
-    async def attend(self, stream: AccelStream, event: AccelEvent, goes_on: Callable[[], bool]) -> bool:
-        """Wait for an operation in its asker's own task, while `goes_on` says so and it is worth it.
+    async def spin(self, stream: AccelStream, event: AccelEvent, goes_on: Callable[[], bool]) -> bool:
+        """Spin-wait for an operation in its asker's own task, while `goes_on` says so and it is worth it.
 
         Returns:
             Whether it is done; if not, it is to be watched.

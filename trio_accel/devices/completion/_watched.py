@@ -20,10 +20,10 @@ class WatchedPort(CompletionPort):
         self._reap = reap
         self._events: dict[AccelStream, list[AccelEvent]] = {}
         self._changed = Nudge()
-        self._heralded: tuple[AccelEvent, Callable[[], None]] | None = None
+        self._early: tuple[AccelEvent, Callable[[], None]] | None = None
 
-    def herald(self, event: AccelEvent, tell: Callable[[], None]) -> None:
-        self._heralded = event, tell
+    def notify_early(self, event: AccelEvent, notify: Callable[[], None]) -> None:
+        self._early = event, notify
 
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
         """Look at an event from now on."""
@@ -41,7 +41,7 @@ class WatchedPort(CompletionPort):
     def close(self) -> None:
         """Look at nothing any more."""
         self._events.clear()
-        self._heralded = None
+        self._early = None
 
     async def wait_changed(self) -> None:
         """Wait until there is something new to look at."""
@@ -59,10 +59,10 @@ class WatchedPort(CompletionPort):
             stream.flush()
             first = events[0]
             if first.is_done:
-                if self._heralded is not None:
-                    (event, tell), self._heralded = self._heralded, None
+                if self._early is not None:
+                    (event, notify), self._early = self._early, None
                     if event is first and event.error is None:
-                        tell()
+                        notify()
                 count = _count_done(events)
                 del events[:count]
                 if not events:
@@ -97,6 +97,8 @@ def _count_done(events: list[AccelEvent]) -> int:
 
 
 class PolledPort(WatchedPort):
+    """Looks in intervals, of so many seconds, while there is anything to look at."""
+
     def __init__(self, reap: Callable[[], None], interval: float) -> None:
         super().__init__(reap)
         self._interval = interval

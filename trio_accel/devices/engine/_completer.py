@@ -71,20 +71,20 @@ class Completer:
         if not self._is_alone():
             port.watch(lane.stream, operation.event)
         elif port.is_quick:
-            if not reply.look_last(partial(self._look, lane, operation)):
-                self._look(lane, operation)
+            if not reply.look_last(partial(self._poll, lane, operation)):
+                self._poll(lane, operation)
         elif not (
             isinstance(reply, DirectReply)
-            and port.is_awaited(lane.stream)
+            and port.may_spin(lane.stream)
             and reply.attend(
-                partial(self._attend, lane, operation, reply), partial(port.herald, operation.event)
+                partial(self._spin, lane, operation, reply), partial(port.notify_early, operation.event)
             )
         ):
             port.watch(lane.stream, operation.event)
 
-    async def _attend(self, lane: Lane, operation: InFlight, reply: DirectReply) -> None:
-        """Wait for an operation in its asker's task; what is better watched is watched afterwards."""
-        is_done = await self.port.attend(
+    async def _spin(self, lane: Lane, operation: InFlight, reply: DirectReply) -> None:
+        """Spin-wait for an operation in its asker's task; what is better watched is watched afterwards."""
+        is_done = await self.port.spin(
             lane.stream, operation.event, lambda: self._is_alone() and not reply.is_done
         )
         if not is_done:
@@ -93,9 +93,9 @@ class Completer:
         elif not operation.is_lost:
             self._reap(lane)
 
-    def _look(self, lane: Lane, operation: InFlight) -> None:
+    def _poll(self, lane: Lane, operation: InFlight) -> None:
         """Reply if the operation is done, or will be in a moment; else it is watched from now on."""
-        if not self.port.stare(operation.event):
+        if not self.port.poll(operation.event):
             self.port.watch(lane.stream, operation.event)
         elif not operation.is_lost:
             self._reap(lane)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from math import inf
 
-from ...completion._latency import Forecast
+from ...completion._latency import LatencyEstimator
 
 __all__ = ["Vigil"]
 
@@ -31,7 +31,7 @@ class Vigil:
         self.answers: frozenset[object] = answers
         self.known: tuple[object, ...] = ()
         self._half = window / 2
-        self._forecast = Forecast(time.perf_counter())
+        self._forecast = LatencyEstimator(time.perf_counter())
         self._is_expected = False
 
     @property

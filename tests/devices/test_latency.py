@@ -1,41 +1,41 @@
-"""When the next of several things is due."""
+"""The latency of the next of several things."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_accel.devices.completion._latency import Forecast
+from trio_accel.devices.completion._latency import LatencyEstimator
 
 SECONDS = st.floats(0.01, 100.0)
 
 
-def follow(times: list[float], *, count: int = 1) -> Forecast:
+def follow(times: list[float], *, count: int = 1) -> LatencyEstimator:
     """Let things take so long, one after the other."""
     now = 5.0
-    forecast = Forecast(now)
+    estimator = LatencyEstimator(now)
     for seconds in times:
         now += seconds
-        forecast.end(now, count)
-    return forecast
+        estimator.end(now, count)
+    return estimator
 
 
 @given(SECONDS)
 def test_it_takes_two_that_are_alike(seconds: float) -> None:
     assert not follow([seconds]).is_steady
-    forecast = follow([seconds, seconds])
-    assert forecast.is_steady
+    estimator = follow([seconds, seconds])
+    assert estimator.is_steady
     # From the end of the last one on.
-    assert abs(forecast.due - (5.0 + 3 * seconds)) < 1e-9 * (5.0 + seconds)
+    assert abs(estimator.due - (5.0 + 3 * seconds)) < 1e-9 * (5.0 + seconds)
 
 
 @given(SECONDS, st.floats(2.5, 1000.0))
 def test_a_pause_says_nothing_of_the_next(seconds: float, factor: float) -> None:
     usual, pause = [seconds, seconds], factor * (seconds + 0.01)
     for times in ([*usual, pause], [*usual, pause, seconds], [*usual, pause, seconds, pause]):
-        forecast = follow(times)
-        assert forecast.is_steady
-        assert abs(forecast.seconds - seconds) < 1e-6
+        estimator = follow(times)
+        assert estimator.is_steady
+        assert abs(estimator.seconds - seconds) < 1e-6
     # Two in a row are no pause.
     assert not follow([*usual, pause, 3 * pause]).is_steady
     # Nor is what is shorter.
@@ -54,9 +54,9 @@ def test_what_took_a_little_longer_makes_it_uncertain() -> None:
 
 
 def test_a_pause_before_one_begins_does_not_count() -> None:
-    forecast = follow([1.0, 1.0])
-    forecast.begin(20.0)
-    assert forecast.due == 21.0
+    estimator = follow([1.0, 1.0])
+    estimator.begin(20.0)
+    assert estimator.due == 21.0
 
 
 def test_the_first_tells_nothing_however_short() -> None:
