@@ -98,7 +98,7 @@ async def test_one_made_in_another_thread_travels_like_any(device: ta.Device) ->
     np.testing.assert_array_equal(await (await device.put(host)).to_host(), host)
 
 
-class Known:
+class Registered:
     """What devices are told of host memory, in the order of the calls, where only 256 MiB are kept."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,24 +136,24 @@ class Known:
 async def test_each_context_in_this_process_knows_the_memory(
     system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = Known(monkeypatch)
+    registered = Registered(monkeypatch)
     async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation="inline")) as device:
         first = device.dispatch.session.engine.device
         host, large = device.host_empty(1 << 20, "uint8"), device.host_empty(300 << 20, "uint8")
-        await known.wait(2)
-        assert known.of(first) == [("register_host", 64), ("register_host", 300)]
+        await registered.wait(2)
+        assert registered.of(first) == [("register_host", 64), ("register_host", 300)]
         del large
-        await known.wait(3)
-        assert known.of(first)[2:] == [("unregister_host", 300)]
+        await registered.wait(3)
+        assert registered.of(first)[2:] == [("unregister_host", 300)]
         host[...] = np.arange(1 << 20, dtype=np.uint8)
         await lose(device)
         back = device.host_empty(1 << 20, "uint8")
         await (await device.put(host)).to_host(out=back)
         np.testing.assert_array_equal(back, host)
-        await known.wait(4)
+        await registered.wait(4)
         second = device.dispatch.session.engine.device
         assert second is not first
-        assert known.of(second) == [("register_host", 64)]
+        assert registered.of(second) == [("register_host", 64)]
         if BACKEND == "cuda":
             assert second.transfers.straight(host) is not None
     if BACKEND == "cuda":
@@ -165,35 +165,35 @@ async def test_memory_is_forgotten_when_the_device_rests(
     system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A driver waits for all that runs, and holds up every launch meanwhile."""
-    known = Known(monkeypatch)
+    registered = Registered(monkeypatch)
     async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation="inline")) as device:
         first = device.dispatch.session.engine.device
         ref = await device.put(np.ones(3))
         large = device.host_empty(300 << 20, "uint8")
-        await known.wait(1)
+        await registered.wait(1)
         ta.testing.inject_fault(device, ta.linalg.Scal, delay=0.3)
         pending = device.submit(ta.linalg.Scal(2.0, ref))
         while not (await device.statistics()).in_flight:
             pass
         del large
-        # What comes meanwhile is made known at once.
+        # What comes meanwhile is registered at once.
         following = device.host_empty(1 << 20, "uint8")
-        await known.wait(2)
-        assert known.of(first) == [("register_host", 300), ("register_host", 64)]
+        await registered.wait(2)
+        assert registered.of(first) == [("register_host", 300), ("register_host", 64)]
         assert not pending.is_done
         await pending.wait()
-        await known.wait(3)
-        assert known.of(first)[2:] == [("unregister_host", 300)]
+        await registered.wait(3)
+        assert registered.of(first)[2:] == [("unregister_host", 300)]
         del following
 
 
 async def test_a_device_that_cannot_know_the_memory_transfers_all_the_same(
     system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = Known(monkeypatch)
+    registered = Registered(monkeypatch)
 
     def refuse(device: object, memory: object) -> None:
-        known.told.append(("refused", device, 0))
+        registered.told.append(("refused", device, 0))
         raise ta.AccelError("no page can be locked")
 
     cls = CpuDevice
@@ -203,7 +203,7 @@ async def test_a_device_that_cannot_know_the_memory_transfers_all_the_same(
     async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation="inline")) as device:
         host = device.host_empty(100_000)
         host[...] = np.arange(100_000.0)
-        await known.wait(1)
+        await registered.wait(1)
         np.testing.assert_array_equal(await (await device.put(host)).to_host(), host)
         assert device.generation == 1
 

@@ -269,13 +269,13 @@ class Stuck:
 
     def __init__(self) -> None:
         self.has_ended = False
-        self.known: list[int] = []
+        self.registered: list[int] = []
 
     def register_host(self, memory: np.ndarray) -> None:
-        self.known.append(memory.nbytes)
+        self.registered.append(memory.nbytes)
 
     def unregister_host(self, memory: np.ndarray) -> None:
-        self.known.remove(memory.nbytes)
+        self.registered.remove(memory.nbytes)
 
     def close(self, grace: float) -> bool:
         assert grace == 0.0
@@ -296,17 +296,17 @@ async def test_a_stuck_device_keeps_what_it_may_write_to() -> None:
         registrar.detach()
         del made
         registrar.attach(following)  # type: ignore[arg-type]
-        while following.known != [64 * MIB]:  # noqa: ASYNC110  # a thread tells
+        while following.registered != [64 * MIB]:  # noqa: ASYNC110  # a thread tells
             await trio.sleep(0.001)
         pool.drain()
         assert pool.used == 8192
         lost.has_ended = True
         large = array(pool, 300 * MIB)
-        while following.known != [64 * MIB, 300 * MIB]:  # noqa: ASYNC110  # a thread tells
+        while following.registered != [64 * MIB, 300 * MIB]:  # noqa: ASYNC110  # a thread tells
             await trio.sleep(0.001)
         assert pool.used == 300 * MIB
         del large
-        while following.known != [64 * MIB]:  # noqa: ASYNC110  # a thread tells
+        while following.registered != [64 * MIB]:  # noqa: ASYNC110  # a thread tells
             await trio.sleep(0.001)
         registrar.detach()
         nursery.cancel_scope.cancel()
@@ -333,7 +333,7 @@ class Slow:
                 await trio.sleep(0.001)
 
 
-async def test_what_goes_before_it_is_known_is_forgotten_after_that() -> None:
+async def test_what_goes_before_it_is_registered_is_unregistered_after_that() -> None:
     """Else it would be registered when it is mapped no more, and what lies there next be taken for it."""
     pool, device = HostPool(is_shared=False), Slow()
     registrar = HostRegistrar(pool)

@@ -74,7 +74,7 @@ class PerLibraryStreams:
 
     def open(self, device: AccelDevice) -> StreamSource:
         """Start for one context."""
-        return _KeptStreams(device)
+        return _CachedStreams(device)
 
 
 @attrs.frozen(kw_only=True)
@@ -120,7 +120,7 @@ class _OwnStreams:
 
 
 @attrs.frozen
-class _KeptStreams:
+class _CachedStreams:
     """Streams that last as long as the context: its end closes them."""
 
     _device: AccelDevice
@@ -139,11 +139,11 @@ class _PooledStreams:
     """The same, taken in turn."""
 
     def __init__(self, device: AccelDevice, size: int) -> None:
-        self._kept = _KeptStreams(device)
+        self._streams = _CachedStreams(device)
         self._names: Iterator[str] = itertools.cycle(f"pool {number}" for number in range(size))
 
     def acquire(self, library: str) -> AccelStream:
-        return self._kept.acquire(next(self._names))
+        return self._streams.acquire(next(self._names))
 
     def release(self, stream: AccelStream) -> None:
-        self._kept.release(stream)
+        self._streams.release(stream)

@@ -206,9 +206,9 @@ class ContextActor(LibraryOpener):
     async def open_library(self, message: OpenLibrary) -> Ref[LibraryActor]:
         """Start a library actor on first use."""
         libraries = self._session.libraries
-        known = libraries.get(message.library)
-        if known is not None and not known.is_terminated:
-            return known
+        running = libraries.get(message.library)
+        if running is not None and not running.is_terminated:
+            return running
         if message.library.partition(":")[0] in sys.modules:
             actor_class = load_library(message.library, message.named_by)
         else:

@@ -86,7 +86,7 @@ class InFlight:
 
 
 class BlockUse:
-    """What is known of one block.
+    """The use of one block.
 
     Attributes:
         block: Its id.

@@ -39,7 +39,7 @@ class MemoryInUse:
             self.use(block).is_allocated = True
 
     def use(self, block: int) -> BlockUse:
-        """What is known of a block; of one that is not there, too."""
+        """The use of a block; also of one that is not there."""
         use = self._uses.get(block)
         if use is None:
             use = self._uses[block] = BlockUse(block)
@@ -96,13 +96,13 @@ class MemoryInUse:
 
     def order(self, stream: AccelStream, reads: Iterable[int], writes: Iterable[int]) -> None:
         """Make a stream wait for everything that work on these blocks must follow."""
-        known = self._uses.get
+        use_of = self._uses.get
         for block in reads:
-            use = known(block)
+            use = use_of(block)
             if use is not None and use.last_write is not None and use.last_write[0] is not stream:
                 use.order(stream, is_write=False)
         for block in writes:
-            use = known(block)
+            use = use_of(block)
             if use is not None and (use.last_write is not None or use.reads is not None):
                 use.order(stream, is_write=True)
 
@@ -118,7 +118,7 @@ class MemoryInUse:
         written = stream, event
         launch = operation.launch
         for block in launch.reads:
-            # Nearly all are known.
+            # Nearly all have one.
             use = uses.get(block) or self.use(block)
             use.pins += 1
             pinned.append(use)

@@ -28,9 +28,9 @@ __all__ = ["HostPool", "Region", "Slab"]
 _PAGE = 4096
 _FIRST = 64 << 20
 _LARGEST = 256 << 20
-# What is kept while nothing lies in it: a share of the host's memory, within these bounds. To have a gigabyte
-# made, known to the driver and forgotten by it takes longer than to copy it.
-_KEPT, _KEEP_LEAST, _KEEP_MOST = 32, 256 << 20, 2 << 30
+# What is cached while nothing lies in it: a share of the host's memory, within these bounds. To make a
+# gigabyte, to register it with the driver and to unregister it takes longer than to copy it.
+_CACHE_SHARE, _CACHE_LEAST, _CACHE_MOST = 32, 256 << 20, 2 << 30
 _MOST = 512
 # What is dropped goes back with the next array, or soon if it is large or one of many.
 _LARGE = 1 << 20
@@ -97,9 +97,9 @@ class Region:
 
 
 class HostPool:
-    """Arrays of the host that lie in a few large pieces of memory, which the device knows.
+    """Arrays of the host that lie in a few large pieces of memory, which are registered with the device.
 
-    To make memory known to a device takes long, so slabs are kept and used again. They grow by doubling;
+    To register memory with a device takes long, so slabs are cached and used again. They grow by doubling;
     a large array lies alone. Arrays outlive the pool: when that is closed, it only forgets them.
 
     Everything but the end of an array happens on the Trio thread, and nothing of it is torn apart by a
@@ -120,9 +120,9 @@ class HostPool:
         self.on_drop: Callable[[Slab], None] = _ignore
         self.is_closed: bool = False
         self._is_shared = is_shared
-        keep = min(max(_KEEP_LEAST, total_bytes() // _KEPT), _KEEP_MOST)
+        cache = min(max(_CACHE_LEAST, total_bytes() // _CACHE_SHARE), _CACHE_MOST)
         self._allocator = ChunkAllocator(
-            self._make, self._give_back, first=_FIRST, largest=_LARGEST, keep=keep, most=_MOST
+            self._make, self._give_back, first=_FIRST, largest=_LARGEST, keep=cache, most=_MOST
         )
         self._slab_numbers = itertools.count(1)
         self._region_numbers = itertools.count(1)

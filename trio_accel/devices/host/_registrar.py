@@ -1,4 +1,4 @@
-"""Making the pool of host memory known to the devices that are opened in this process."""
+"""Registering the pool of host memory with the devices that are opened in this process."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ def _nobody() -> None:
 
 @attrs.frozen(eq=False)
 class _Change:
-    """What a thread does, and who is told when it has."""
+    """What a thread does, and what is called then."""
 
     make: Callable[[], None]
-    told: Callable[[], None] = _nobody
+    on_done: Callable[[], None] = _nobody
 
 
 @attrs.frozen(eq=False)
 class _Removal:
-    """What a thread does when the device rests."""
+    """What a thread does when the device is idle."""
 
     make: Callable[[], None]
-    rest: Callable[[], Awaitable[None]]
+    wait_idle: Callable[[], Awaitable[None]]
 
 
 class HostRegistrar:
-    """Has each new device learn of all slabs, and the device of now of those that come and go.
+    """Registers all slabs with each new device, and those that come and go with the current one.
 
-    That takes milliseconds for each slab, so a thread does it, one after the other. If the device
-    refuses, the arrays in it are to the device as any other.
+    That takes milliseconds for each slab, so a thread does it, one after the other. If the device refuses
+    a slab, it treats the arrays in it as any other.
 
     A device that was lost may have a stream that is stuck, and still write to an array of the pool when
     that goes on. So what was in use then is given out again only when such a device has ended.
@@ -59,26 +59,26 @@ class HostRegistrar:
         self._pool = pool
         self._device: AccelDevice | None = None
         self._lost: list[AccelDevice] = []
-        # By slab: over when the device of now knows it, or has refused.
-        self._known: dict[int, Arrival] = {}
+        # By slab: over when the current device has registered it, or has refused.
+        self._registrations: dict[int, Arrival] = {}
         self._changes, self._pending = trio.open_memory_channel[_Change](inf)
         self._removals, self._removed = trio.open_memory_channel[_Removal](inf)
-        self._rest: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
+        self._wait_idle: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
         pool.on_make = self._add
         pool.on_drop = self._remove
 
     def attach(
-        self, device: AccelDevice, rest: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
+        self, device: AccelDevice, wait_idle: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
     ) -> None:
-        """A device is open; until it is closed it knows what is registered. Those before it are closed.
+        """A device is open, and keeps what is registered until it is closed. Those before it are closed.
 
         Args:
             device: The device.
-            rest: Waits until it does nothing, before it is to forget a slab.
+            wait_idle: Waits until the device is idle, before a slab is to be unregistered.
         """
         self._device = device
-        self._rest = rest
-        self._known.clear()
+        self._wait_idle = wait_idle
+        self._registrations.clear()
         if self._lost:
             self._changes.send_nowait(_Change(_nothing))
         for slab in self._pool.slabs.values():
@@ -91,20 +91,20 @@ class HostRegistrar:
             self._device = None
             self._pool.hold_back()
 
-    def known(self, slab: int) -> Arrival | None:
-        """What is over when the device knows a slab; None if it does now, or is lost."""
-        return self._known.get(slab)
+    def registration(self, slab: int) -> Arrival | None:
+        """What is over when the device has registered a slab; None if it has, or is lost."""
+        return self._registrations.get(slab)
 
     async def run(self) -> None:
-        """Tell the devices, until it is cancelled."""
+        """Register and unregister, until it is cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run_removals)
             await self._run_changes()
 
     async def _run_removals(self) -> None:
         async for removal in self._removed:
-            await removal.rest()
-            await self._tell(removal.make)
+            await removal.wait_idle()
+            await self._make(removal.make)
             del removal
 
     async def _run_changes(self) -> None:
@@ -112,9 +112,9 @@ class HostRegistrar:
             if self._lost and self._device is not None:
                 await self._settle()
             try:
-                await self._tell(change.make)
+                await self._make(change.make)
             finally:
-                change.told()
+                change.on_done()
             # Nothing is to hold on to memory while there is nothing to do.
             del change
 
@@ -130,7 +130,7 @@ class HostRegistrar:
             self._pool.let_go()
 
     @enable_ki_protection
-    async def _tell(self, make: Callable[[], None]) -> None:
+    async def _make(self, make: Callable[[], None]) -> None:
         try:
             await trio.to_thread.run_sync(make)
         except Exception as error:  # noqa: BLE001  # the device is closed by now, or cannot; it goes on without
@@ -138,29 +138,30 @@ class HostRegistrar:
 
     def _add(self, slab: Slab) -> None:
         if self._device is not None:
-            known = self._known[slab.number] = Arrival()
+            registration = self._registrations[slab.number] = Arrival()
             self._changes.send_nowait(
                 _Change(
-                    partial(self._device.register_host, slab.memory), partial(self._end, slab.number, known)
+                    partial(self._device.register_host, slab.memory),
+                    partial(self._end, slab.number, registration),
                 )
             )
 
     def _remove(self, slab: Slab) -> None:
         # Whatever used it is over: it held on to its array.
         if self._device is not None:
-            forget = partial(self._device.unregister_host, slab.memory)
-            remove = partial(self._removals.send_nowait, _Removal(forget, self._rest))
-            known = self._known.get(slab.number)
-            if known is None:
+            unregister = partial(self._device.unregister_host, slab.memory)
+            remove = partial(self._removals.send_nowait, _Removal(unregister, self._wait_idle))
+            registration = self._registrations.get(slab.number)
+            if registration is None:
                 remove()
             else:
-                # What were forgotten first would then be registered, and unmapped all the same.
-                known.tell(remove)
+                # If it were unregistered first, it would then be registered, and unmapped all the same.
+                registration.tell(remove)
 
-    def _end(self, slab: int, known: Arrival) -> None:
-        if self._known.get(slab) is known:
-            del self._known[slab]
-        known.end()
+    def _end(self, slab: int, registration: Arrival) -> None:
+        if self._registrations.get(slab) is registration:
+            del self._registrations[slab]
+        registration.end()
 
 
 def _nothing() -> None:

@@ -149,13 +149,13 @@ class InlineCopies:
     def _goes_straight(self, host: npt.NDArray[Any]) -> bool:
         """Whether the device transfers a host array by itself, now."""
         place = self.pool.find(host) if host.flags.c_contiguous else None
-        return place is not None and self._registrar.known(place[0]) is None
+        return place is not None and self._registrar.registration(place[0]) is None
 
     def await_slab(self, slab: int, arrivals: list[Arrival]) -> None:
         """Add what is over when the device knows a slab."""
-        known = self._registrar.known(slab)
-        if known is not None:
-            arrivals.append(known)
+        registration = self._registrar.registration(slab)
+        if registration is not None:
+            arrivals.append(registration)
 
     @enable_ki_protection
     async def fill(self, copying: Copying, filled: Arrival) -> None:
