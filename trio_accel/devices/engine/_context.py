@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import itertools
-import sys
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from contextvars import Context
 from typing import ClassVar, Protocol
@@ -13,7 +10,7 @@ from typing import ClassVar, Protocol
 import attrs
 import trio
 
-from ...actors import ActorContext, Directive, Policy, Ref, handles
+from ...actors import ActorContext, Directive, Policy, Ref
 from ...backends.base import AccelDevice, ContextPoisonedError, DeviceLostError, KernelLibrary
 from .._options import DeviceOptions
 from ..arrays._blocks import BlockTable
@@ -21,10 +18,11 @@ from ..operations._hooks import EngineHook
 from ..operations._operation import Launch
 from ._engine import Engine
 from ._library import LibraryActor
+from ._library_opener import LibraryOpener, OpenLibrary
 from ._recovery import recovery_policy
-from ._submissions import LibraryOpener, OpenLibrary, Submissions
+from ._submissions import Submissions
 
-__all__ = ["ContextActor", "ContextOwner", "Session", "context_policy", "load_library"]
+__all__ = ["ContextActor", "ContextOwner", "Session", "context_policy"]
 
 # A library that cannot be opened is the asker's problem, unless the context is lost over it.
 _DIRECTIVES = {
@@ -138,8 +136,8 @@ class ContextActor(LibraryOpener):
     expected_crashes: ClassVar[tuple[type[Exception], ...]] = (ContextPoisonedError,)
 
     def __init__(self, owner: ContextOwner) -> None:
+        super().__init__(owner.options)
         self._owner = owner
-        self._session: Session
 
     @asynccontextmanager
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
@@ -160,7 +158,8 @@ class ContextActor(LibraryOpener):
             may_defer=owner.may_defer,
             on_progress=context.report_progress,
         )
-        self._session = Session(engine.generation, engine, context, owner.variables)
+        session = Session(engine.generation, engine, context, owner.variables)
+        self._engine, self._libraries = engine, session.libraries
         cause: BaseException | None = None
         try:
             async with trio.open_nursery() as nursery:
@@ -169,7 +168,7 @@ class ContextActor(LibraryOpener):
                 nursery.start_soon(engine.completion.run)
                 for path in owner.options.libraries:
                     await self.open_library(OpenLibrary(path, "DeviceOptions.libraries"))
-                owner.attach(self._session)
+                owner.attach(session)
                 yield
                 nursery.cancel_scope.cancel(reason="the context ends")
         except BaseException as error:
@@ -201,66 +200,3 @@ class ContextActor(LibraryOpener):
         """The context is dead: send no more work to it, and have it replaced."""
         self._owner.detach(error)
         self.context.crash(error)
-
-    @handles(OpenLibrary, ki_protected=True)
-    async def open_library(self, message: OpenLibrary) -> Ref[LibraryActor]:
-        """Start a library actor on first use."""
-        libraries = self._session.libraries
-        running = libraries.get(message.library)
-        if running is not None and not running.is_terminated:
-            return running
-        if message.library.partition(":")[0] in sys.modules:
-            actor_class = load_library(message.library, message.named_by)
-        else:
-            actor_class = await trio.to_thread.run_sync(load_library, message.library, message.named_by)
-        options = self._owner.options
-        library = await self.context.spawn(
-            actor_class,
-            self._session.engine,
-            name=_name_of(actor_class, message.library, libraries.values()),
-            policy=recovery_policy(options, grace=options.close_grace),
-        )
-        libraries[message.library] = library
-        return library
-
-
-def _name_of(actor_class: type[LibraryActor], path: str, others: Iterable[Ref[LibraryActor]]) -> str:
-    """The name of a library's actor in the tree.
-
-    The actors of this package have the names of their libraries, whatever was opened before. One of a
-    program's own has its import path, also where it launches with a library that has an actor here.
-    """
-    package = __name__.partition(".")[0]
-    name = actor_class.library if actor_class.__module__.partition(".")[0] == package else path
-    names = {ref.path.rpartition("/")[2] for ref in others if not ref.is_terminated}
-    # An actor may be named by several import paths.
-    numbered = (f"{name}#{number}" for number in itertools.count(2))
-    return next(free for free in itertools.chain([name], numbered) if free not in names)
-
-
-def load_library(path: str, named_by: str) -> type[LibraryActor]:
-    """Find the class of a library actor.
-
-    Args:
-        path: Its import path.
-        named_by: Operation or option that has the path.
-
-    Raises:
-        ValueError: No import path, or one of __main__.
-        TypeError: No such class.
-        ImportError: No such module.
-    """
-    module, separator, name = path.partition(":")
-    if not separator or module == "__main__":
-        raise ValueError(
-            f"{named_by}: library: {path!r} must be an import path 'package.module:Class' that any "
-            "process can import, so no class of __main__"
-        )
-    try:
-        found = getattr(importlib.import_module(module), name, None)
-    except ModuleNotFoundError as error:
-        text = f"{named_by}: library: {path!r} cannot be imported: {error}"
-        raise ModuleNotFoundError(text, name=error.name, path=error.path) from error
-    if not (isinstance(found, type) and issubclass(found, LibraryActor)):
-        raise TypeError(f"{named_by}: library: {path!r} names no subclass of LibraryActor")
-    return found

@@ -9,32 +9,16 @@ from typing import TypeAlias
 import attrs
 import outcome
 
-from ...actors import Actor, ActorError, ActorFailedError, ActorStoppedError, Posted, Ref, Request
+from ...actors import ActorError, ActorFailedError, ActorStoppedError, Posted, Ref
 from ...backends.base import ContextPoisonedError, DeviceLostError
 from ..operations._operation import Launch
 from ._engine import Engine
 from ._library import LibraryActor
+from ._library_opener import LibraryOpener, OpenLibrary
 
-__all__ = ["LibraryOpener", "OnDone", "OpenLibrary", "Submissions"]
+__all__ = ["OnDone", "Submissions"]
 
 OnDone: TypeAlias = "Callable[[BaseException | None], None]"
-
-
-class LibraryOpener(Actor):
-    """Base of the actor that serves `OpenLibrary`."""
-
-
-@attrs.frozen
-class OpenLibrary(Request[LibraryOpener, Ref[LibraryActor]]):
-    """Start a library's actor, unless it runs already.
-
-    Attributes:
-        library: Import path, ``"package.module:Class"``.
-        named_by: Operation or option that has the path, for errors.
-    """
-
-    library: str
-    named_by: str
 
 
 @attrs.define(eq=False)

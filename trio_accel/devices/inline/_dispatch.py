@@ -17,7 +17,7 @@ from ..base._statistics import DeviceStatistics
 from ..engine._asked import Asked
 from ..engine._context import ContextActor, Session, context_policy
 from ..engine._device_state import DeviceState
-from ..engine._submissions import OpenLibrary
+from ..engine._library_opener import OpenLibrary
 from ..host._registrar import HostRegistrar
 from ..operations._operation import Launch, Operation, Planner
 from ._copies import WITH_HOST, InlineCopies, Travel

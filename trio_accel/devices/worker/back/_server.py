@@ -22,8 +22,9 @@ from ...arrays._blocks import BlockTable
 from ...base._availability import Availability
 from ...base._errors import WithdrawnError
 from ...base._shortage import lost_descriptors
-from ...engine._context import ContextActor, Session, context_policy, load_library
+from ...engine._context import ContextActor, Session, context_policy
 from ...engine._engine import Engine
+from ...engine._library_opener import load_library
 from ...front._system import System
 from ...operations._hooks import EngineHook
 from ...operations._operation import Launch
