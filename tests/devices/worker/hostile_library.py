@@ -44,9 +44,9 @@ class _Hostile:
         # Those that are frozen are not listed.
         gc.unfreeze()
         (channel,) = [found for found in gc.get_objects() if isinstance(found, Channel)]
-        if not (spec.is_shown and channel._show(spec.payload)):
-            channel._put(spec.payload)
-            channel._flush(1)
+        if not (spec.is_shown and channel._outbox._show(spec.payload)):
+            channel._outbox._put(spec.payload)
+            channel._outbox._flush(1)
 
     def close(self) -> None:
         self._kernels.close()

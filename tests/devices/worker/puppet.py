@@ -44,7 +44,7 @@ class Puppet:
         self.said: list[bytes] = []
         self._page = SharedPage(os.dup(descriptors[1]))
         self.channel = Channel(socket.socket(fileno=os.dup(descriptors[0])), sends=ANSWERS)
-        self._forms: dict[int, Any] = {}
+        self._templates: dict[int, Any] = {}
         self._chunk = 1000 * pid
         self._has_chunk = False
         self._offset = 0
@@ -75,8 +75,8 @@ class Puppet:
     def say(self, payload: bytes, descriptors: Sequence[int] = ()) -> None:
         """Send what this says, whatever it is."""
         self.said.append(payload)
-        self.channel._put(payload, tuple(map(os.dup, descriptors)))
-        self.channel._work.wake()
+        self.channel._outbox._put(payload, tuple(map(os.dup, descriptors)))
+        self.channel._outbox._work.wake()
 
     def tell(self, *message: object) -> None:
         self.say(ANSWERS.encode(message))
@@ -87,11 +87,11 @@ class Puppet:
 
     def done(self, number: int) -> None:
         """Answer a request, as if all had gone well."""
-        places = []
+        addresses = []
         for block, nbytes in self.asked.pop(number):
-            places.append((block, nbytes, self._chunk, self._offset))
+            addresses.append((block, nbytes, self._chunk, self._offset))
             self._offset += max(-(-nbytes // 512), 1) * 512
-        self.tell("done", number, tuple(places), (), None)
+        self.tell("done", number, tuple(addresses), (), None)
 
     async def run(self) -> None:
         """Serve until it is killed."""
@@ -112,13 +112,15 @@ class Puppet:
             self.tell("ready", ("memory", "blas"))
         elif kind == "start":
             self.tell("started")
-        elif kind == "form":
-            self._forms[rest[0]] = rest[1]
+        elif kind == "template":
+            self._templates[rest[0]] = rest[1]
         elif kind == "request":
             self._ask(rest[0], rest[3][ALLOCATIONS])
-        elif kind == "again":
-            number, _, _, form, blocks, _ = rest
-            self._ask(number, [(blocks[place], nbytes) for place, nbytes in self._forms[form][3]])
+        elif kind == "replay":
+            number, _, _, template, blocks, _ = rest
+            self._ask(
+                number, [(blocks[position], nbytes) for position, nbytes in self._templates[template][3]]
+            )
         elif kind == "call":
             value = None if rest[1] == "synchronize" else (0, 0, {}, (0, 0, 0, 0, None))
             self.tell("result", rest[0], value)

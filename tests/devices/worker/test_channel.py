@@ -20,14 +20,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from trio_accel.devices.worker.transport import _channel
-from trio_accel.devices.worker.transport._channel import (
+from trio_accel.devices.worker.transport import _outbox
+from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel
+from trio_accel.devices.worker.transport._codec import Message
+from trio_accel.devices.worker.transport._framing import (
+    BUFFER,
+    HEADER,
     LOST,
     MAX_DESCRIPTORS,
-    Channel,
-    EndOfChannel,
-    Message,
     Received,
+    close_all,
 )
 
 LARGE = bytes(range(256)) * (3 << 12)  # 3 MiB: more than the socket and the read buffer hold
@@ -210,7 +212,7 @@ class TestMessages:
             assert pair.left.pending_bytes == 0
 
     async def test_sizes_around_those_of_the_buffers(self) -> None:
-        edges = (_channel._LARGE, _channel._BUFFER, 2 * _channel._BUFFER)
+        edges = (_outbox._LARGE, BUFFER, 2 * BUFFER)
         expected: list[Message] = [(b"x" * (edge + off),) for edge in edges for off in range(-40, 3)]
         async with open_pair() as pair:
             for message in expected:
@@ -244,7 +246,7 @@ class TestDescriptors:
                     assert content == LARGE[: number * 97]  # type: ignore[operator]
                     received.append((number, [inode(descriptor) for descriptor in descriptors]))
                     assert not any(os.get_inheritable(descriptor) for descriptor in descriptors)
-                    _channel._close_all(descriptors)
+                    close_all(descriptors)
             assert received == expected
 
     async def test_with_a_message_larger_than_the_socket(self, files: Files) -> None:
@@ -292,7 +294,7 @@ class TestDescriptors:
             [(message, descriptors)] = await pair.right.receive()
             assert message == ("again",)
             assert list(map(inode, descriptors)) == list(map(inode, mine))
-            _channel._close_all(descriptors)
+            close_all(descriptors)
 
     async def test_a_kernel_without_memory_to_read_is_asked_again(
         self, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.abc.Clock
@@ -318,7 +320,7 @@ class TestDescriptors:
     async def test_a_kernel_that_takes_no_more_is_asked_again(
         self, files: Files, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.abc.Clock
     ) -> None:
-        transmit = _channel._transmit
+        transmit = _outbox._transmit
         refused: list[int] = []
 
         def refuse(sock: socket.socket, data: memoryview, descriptors: tuple[int, ...]) -> int:
@@ -327,11 +329,11 @@ class TestDescriptors:
                 raise OSError(errno.ETOOMANYREFS, "too many references")
             return transmit(sock, data, descriptors)
 
-        monkeypatch.setattr(_channel, "_transmit", refuse)
+        monkeypatch.setattr(_outbox, "_transmit", refuse)
         async with open_pair() as pair:
             pair.left.send(("file",), files.new(1))
             [(message, descriptors)] = await pair.right.receive()
-            _channel._close_all(descriptors)
+            close_all(descriptors)
             assert message == ("file",)
             assert refused == [1, 1, 1]
 
@@ -347,13 +349,13 @@ class TestEnd:
             with pytest.raises(EndOfChannel, match="peer is gone"):
                 await pair.right.receive()
 
-    @pytest.mark.parametrize("size", [1, 4, 5, 20, _channel._BUFFER + 100])
+    @pytest.mark.parametrize("size", [1, 4, 5, 20, BUFFER + 100])
     async def test_in_the_middle_of_a_message(self, size: int) -> None:
         async with open_pair() as pair:
             pair.left.send(("whole",))
             await wait_all_tasks_blocked()
             payload = pickle.dumps((LARGE,))
-            frame = _channel._HEADER.pack(len(payload), 0, 2) + payload
+            frame = HEADER.pack(len(payload), 0, 2) + payload
             async with trio.open_nursery() as nursery:
 
                 @nursery.start_soon
@@ -432,7 +434,7 @@ class TestEnd:
         async with open_pair() as pair:
             pair.left.send(("fine",))
             await wait_all_tasks_blocked()
-            pair.left._sock.send(_channel._HEADER.pack(len(payload), 0, 2) + payload)
+            pair.left._sock.send(HEADER.pack(len(payload), 0, 2) + payload)
             assert await collect(pair.right, 1) == [("fine",)]
             with pytest.raises(EndOfChannel) as caught:
                 await pair.right.receive()
@@ -441,7 +443,7 @@ class TestEnd:
     async def test_descriptors_that_never_came_end_the_channel(self) -> None:
         async with open_pair() as pair:
             payload = pickle.dumps(("x",))
-            pair.left._sock.send(_channel._HEADER.pack(len(payload), 2, 1) + payload)
+            pair.left._sock.send(HEADER.pack(len(payload), 2, 1) + payload)
             with pytest.raises(EndOfChannel) as caught:
                 await pair.right.receive()
             assert "0 descriptors instead of 2" in str(caught.value.__cause__)
@@ -518,7 +520,7 @@ class TestProperty:
         def keep(messages: Iterable[Received], received: list[tuple[Message, int]]) -> None:
             for message, descriptors in messages:
                 received.append((message, len(descriptors)))
-                _channel._close_all(descriptors)
+                close_all(descriptors)
 
         expected = [((number, LARGE[:size]), carried[number]) for number, size in enumerate(sizes)]
         assert trio.run(main) == expected
@@ -529,8 +531,7 @@ class TestProperty:
         expected: list[Message] = [(number, LARGE[:size]) for number, size in enumerate(sizes)]
         payloads = [pickle.dumps(message, 5) for message in expected]
         stream = b"".join(
-            _channel._HEADER.pack(len(payload), 0, number) + payload
-            for number, payload in enumerate(payloads, 1)
+            HEADER.pack(len(payload), 0, number) + payload for number, payload in enumerate(payloads, 1)
         )
         points = data.draw(st.sets(st.integers(1, len(stream) - 1), max_size=20))
         cuts = [0, *sorted(points), len(stream)]

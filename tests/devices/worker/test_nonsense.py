@@ -69,7 +69,7 @@ GARBAGE: dict[str, Callable[[int], bytes]] = {
     "answers cut off": lambda n: b"\7" + struct.pack("<3Q", n, 1, 1),
     "half an answer": lambda n: b"\7" + struct.pack("<Q", n),
     "half a number": lambda n: b"\7" + struct.pack("<QL", n, 0),
-    "answers with endless places": lambda n: b"\7" + struct.pack("<2Q", n, 1 << 62),
+    "answers with endless addresses": lambda n: b"\7" + struct.pack("<2Q", n, 1 << 62),
     "several within several": lambda n: b"\6" + struct.pack("<Q", 1) + b"\6",
     "not ASCII": lambda n: b"\0" + '["ä"]'.encode("latin-1"),
     "a number": lambda n: b"\0" + b"7",
@@ -86,7 +86,7 @@ GARBAGE: dict[str, Callable[[int], bytes]] = {
     "started again": lambda n: in_json("started"),
     "closed unasked": lambda n: in_json("closed"),
     "an unknown request": lambda n: ANSWERS.encode(("done", n + 100, (), (), None)),
-    "an unknown request prepared": lambda n: ANSWERS.encode(("prepared", n + 100, ())),
+    "an unknown request completed early": lambda n: ANSWERS.encode(("early", n + 100, ())),
     "an unknown request granted": lambda n: ANSWERS.encode(("granted", n + 100, (1, 8, 1000, 0))),
     "a request that is no lease": lambda n: ANSWERS.encode(("granted", n, (1, 8, 1000, 0))),
     "a negative request": lambda n: in_json("done", -n, [], [], FINE),
@@ -105,7 +105,7 @@ GARBAGE: dict[str, Callable[[int], bytes]] = {
     "an unknown chunk": lambda n: in_json("unchunk", 12345),
     "a chunk without a descriptor": lambda n: in_json("chunk", 77, 4096),
     "an unknown call": lambda n: in_json("result", 1 << 50, None),
-    "a result of another form": lambda n: in_json("result", 1, [1, 2]),
+    "a result of another layout": lambda n: in_json("result", 1, [1, 2]),
     "an unknown event": lambda n: in_json("event", ["SystemExit", {}], ""),
     "an event without fields": lambda n: in_json("event", ["ActorStarted", {}], ""),
     "an event with other fields": lambda n: in_json("event", ["ActorStarted", {**EVENT, "x": 1}], ""),
@@ -162,7 +162,7 @@ def sending(length: int, descriptors: int, ahead: int) -> Callable[[Puppet, int]
     header = struct.Struct("<IBQ")
 
     def send(puppet: Puppet, _: int) -> None:
-        number = puppet.channel._frames + 1 + ahead
+        number = puppet.channel._outbox._frames + 1 + ahead
         socket_of(puppet).send(header.pack(length, descriptors, number) + b"\1")
 
     return send
@@ -376,8 +376,8 @@ async def test_mutations_of_what_workers_send(device: ta.Device, puppets: Puppet
     sensible: list[Callable[[int], bytes]] = [
         lambda n: ANSWERS.encode(("done", n, (), (), None)),
         lambda n: ANSWERS.encode(("done", n, ((1, 64, 1000, 0),), (), None)),
-        lambda n: ANSWERS.encode(("prepared", n, ((1, 64, 1000, 0),))),
-        lambda n: ANSWERS.encode_all([("prepared", n, ()), ("done", n, (), (), None)]),
+        lambda n: ANSWERS.encode(("early", n, ((1, 64, 1000, 0),))),
+        lambda n: ANSWERS.encode_all([("early", n, ()), ("done", n, (), (), None)]),
         lambda n: in_json("done", n, [], [], ["done", True, False, ERROR, []]),
         lambda n: in_json("lost", [*ERROR[:-1], ERROR], False),
         lambda n: in_json("event", ["ActorStarted", EVENT], "BlasActor"),

@@ -16,8 +16,8 @@ from isolated import options
 from processes import until
 
 import trio_accel as ta
-from trio_accel.devices.worker.back._logs import record_of
-from trio_accel.devices.worker.transport._mirror import _CLASSES, decode_event, encode_event
+from trio_accel.devices.worker.front._logs import record_of
+from trio_accel.devices.worker.transport._events import _CLASSES, decode_event, encode_event
 
 CONTEXT = f"test/{NAME}/context"
 

@@ -17,8 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trio_accel.devices.worker.transport import _channel, _shared_frame
-from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel, Message, Received
+from trio_accel.devices.worker.transport import _outbox, _shared_frame
+from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel
+from trio_accel.devices.worker.transport._codec import Message
+from trio_accel.devices.worker.transport._framing import Received, close_all
 from trio_accel.devices.worker.transport._page import SharedPage
 from trio_accel.devices.worker.transport._shared_frame import SIZE, SharedFrame
 
@@ -28,7 +30,7 @@ LARGEST = SIZE - 128
 # What is said, with how many descriptors, and how.
 SAYS: dict[str, tuple[str, int, Callable[[Channel, Message], None]]] = {
     "post": ("posted", 0, lambda channel, message: channel.post(message, now=True)),
-    "later": ("later", 0, Channel.post),
+    "later": ("later", 0, lambda channel, message: channel.post(message)),
     "send": ("sent", 0, lambda channel, message: channel.send(message, now=True)),
     "large": ("x" * LARGEST, 0, lambda channel, message: channel.post(message, now=True)),
     "descriptor": ("file", 1, lambda channel, message: channel.send(message, (0,), now=True)),
@@ -179,7 +181,7 @@ class Ends:
     def _keep(self, received: list[Received]) -> None:
         for message, descriptors in received:
             self.received.append((message, len(descriptors)))
-            _channel._close_all(descriptors)
+            close_all(descriptors)
 
 
 @pytest.fixture
@@ -206,7 +208,7 @@ class TestChannel:
     ) -> None:
         ends.take()
         with monkeypatch.context() as patch:
-            patch.setattr(_channel, "_transmit", lambda *_: pytest.fail("it was sent"))
+            patch.setattr(_outbox, "_transmit", lambda *_: pytest.fail("it was sent"))
             for number in range(3):
                 ends.left.post(("posted", number), now=True)
                 ends.take()
@@ -219,7 +221,7 @@ class TestChannel:
         ends.left.post(("first",), now=True)
         ends.left.post(("second",), now=True)
         ends.doze()
-        assert not ends.left._held
+        assert not ends.left._outbox._held
         ends.left.post(("third",), now=True)
         assert ends.ring()
         assert [message[0] for message, _ in ends.received[6:]] == ["first", "second", "third"]
@@ -239,7 +241,7 @@ class TestChannel:
         else:
             message = ("later",)
             ends.left.send(message)
-        assert ends.left._flush(8)
+        assert ends.left._outbox._flush(8)
         for _ in range(3):
             ends.take()
         assert [message for message, _ in ends.received] == [("shown",), message]
@@ -266,13 +268,13 @@ class TestChannel:
 
     def test_nonsense_is_the_end(self, ends: Ends) -> None:
         ends.take()
-        assert ends.left._show(b"\x80\x05no pickle")
+        assert ends.left._outbox._show(b"\x80\x05no pickle")
         ends.take()
         assert ends.right._inbox.is_at_end
         assert isinstance(ends.right._inbox.error, pickle.UnpicklingError)
 
     def test_one_that_is_missing_is_the_end(self, ends: Ends) -> None:
-        ends.left._frames += 1
+        ends.left._outbox._frames += 1
         ends.left.post(("later",), now=True)
         ends.take()
         assert not ends.received
@@ -292,7 +294,7 @@ class TestChannel:
                     how(ends.left, (text, len(expected)))
                     expected.append(((text, len(expected)), descriptors))
                 elif step == "flush":
-                    ends.left._flush(8)
+                    ends.left._outbox._flush(8)
                 elif step == "take":
                     ends.take()
                     is_awake = True
@@ -303,14 +305,14 @@ class TestChannel:
                     ends.ring()
             # It sleeps, and only what is sent wakes it.
             ends.doze()
-            while not ends.left._flush(8) or ends.ring():
+            while not ends.left._outbox._flush(8) or ends.ring():
                 pass
             assert ends.received == expected
 
     def test_two_processes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Questions to one that sleeps now and then, and does not say when."""
         count, sent = 3000, 0
-        transmit = _channel._transmit
+        transmit = _outbox._transmit
 
         def counted(*arguments: Any) -> int:
             nonlocal sent
@@ -327,7 +329,7 @@ class TestChannel:
         theirs.close()
         channel = Channel(ours)
         channel.share(*page.frames)
-        monkeypatch.setattr(_channel, "_transmit", counted)
+        monkeypatch.setattr(_outbox, "_transmit", counted)
         try:
             for number in range(count):
                 channel.post(("ask", number), now=True)

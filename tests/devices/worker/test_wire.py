@@ -207,15 +207,15 @@ class TestSpecs:
 
     def test_host_arrays_travel_as_the_caller_says(self) -> None:
         first, second = np.arange(3.0), np.arange(4.0)
-        places: list[npt.NDArray[Any]] = []
+        hosts: list[npt.NDArray[Any]] = []
 
         def place(array: npt.NDArray[Any]) -> object:
-            places.append(array)
-            return "place", len(places) - 1
+            hosts.append(array)
+            return "host", len(hosts) - 1
 
         def find(data: tuple[str, int]) -> npt.NDArray[Any]:
             assert data[0] == "place"
-            return places[data[1]]
+            return hosts[data[1]]
 
         got = decode_spec(encode_spec(ops.CopyToHostSpec(first, ARRAY), place), find)
         assert isinstance(got, ops.CopyToHostSpec)

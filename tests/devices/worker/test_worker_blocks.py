@@ -10,7 +10,7 @@ from trio_accel.backends.base.ops import ArraySpec, MatmulSpec
 from trio_accel.devices.arrays._blocks import BlockTable
 from trio_accel.devices.base._availability import Availability
 from trio_accel.devices.worker.back._blocks import WorkerBlocks
-from trio_accel.devices.worker.transport._templates import Form
+from trio_accel.devices.worker.back._templates import LaunchTemplate
 from trio_accel.devices.worker.transport._wire import encode_spec, no_host
 
 
@@ -24,10 +24,10 @@ async def blocks() -> WorkerBlocks:
 
 
 @pytest.fixture
-def form() -> Form:
-    a, b, out = (ArraySpec(place, 0, DType.float32, (2, 2), (8, 4)) for place in range(3))
+def template() -> LaunchTemplate:
+    a, b, out = (ArraySpec(position, 0, DType.float32, (2, 2), (8, 4)) for position in range(3))
     spec = encode_spec(MatmulSpec(a, b, out), no_host)
-    return Form(("linalg.Matmul", "a:B", spec, ((2, 16),), (2,), (("a", 0), ("b", 1))))
+    return LaunchTemplate(("linalg.Matmul", "a:B", spec, ((2, 16),), (2,), (("a", 0), ("b", 1))))
 
 
 async def test_one_that_is_named_again_is_the_same_unless_it_is_damaged(blocks: WorkerBlocks) -> None:
@@ -57,16 +57,16 @@ async def test_one_that_was_let_go_is_gone_and_waits_to_be_given_back(blocks: Wo
 
 
 @pytest.mark.parametrize("change", ["let go", "damaged", "let go and made again"])
-async def test_what_a_form_has_found_holds_until_something_changes(
-    blocks: WorkerBlocks, form: Form, change: str
+async def test_what_a_template_has_found_holds_until_something_changes(
+    blocks: WorkerBlocks, template: LaunchTemplate, change: str
 ) -> None:
-    made = form.on((1, 2, 3))
-    assert not made.is_found(blocks)
-    blocks.name(made.allocations)
-    made.find(blocks)
-    launches = [form.launch(number, (1, 2, 3), made) for number in range(2)]
+    binding = template.bind((1, 2, 3))
+    assert not binding.is_found(blocks)
+    blocks.name(binding.allocations)
+    binding.find(blocks)
+    launches = [template.launch(number, (1, 2, 3), binding) for number in range(2)]
     launches[0].forget()
-    assert made.is_found(blocks)
+    assert binding.is_found(blocks)
     # One that is over takes nothing from those that follow.
     assert launches[1].outputs == (blocks[3],)
     assert launches[1].uses == (("a", blocks[1]), ("b", blocks[2]))
@@ -74,11 +74,11 @@ async def test_what_a_form_has_found_holds_until_something_changes(
         blocks[3].spoil("linalg.Matmul", None)
     else:
         blocks.let_go((3 if "made" in change else 1,))
-    assert not made.is_found(blocks)
-    blocks.name(made.allocations)
-    made.find(blocks)
-    assert made.is_found(blocks)
-    again = form.launch(2, (1, 2, 3), made)
+    assert not binding.is_found(blocks)
+    blocks.name(binding.allocations)
+    binding.find(blocks)
+    assert binding.is_found(blocks)
+    again = template.launch(2, (1, 2, 3), binding)
     assert again.outputs == (blocks[3],)
     assert not again.outputs[0].is_released
     assert (again.outputs == launches[1].outputs) is (change == "let go")

@@ -9,7 +9,7 @@ import pytest
 from chosen import BACKEND
 
 import trio_accel as ta
-from trio_accel.devices.worker.transport import _mirror
+from trio_accel.devices.worker.transport import _events
 
 VALUES: dict[str, object] = {
     "str": "x",
@@ -23,11 +23,11 @@ VALUES: dict[str, object] = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(_mirror._CLASSES))
+@pytest.mark.parametrize("name", sorted(_events._CLASSES))
 def test_every_event_comes_through(name: str) -> None:
-    cls: Any = _mirror._CLASSES[name]
+    cls: Any = _events._CLASSES[name]
     event = cls(**{field.name: VALUES[str(field.type)] for field in attrs.fields(cls)})
-    again = _mirror.decode_event(_mirror.encode_event(event))
+    again = _events.decode_event(_events.encode_event(event))
     assert type(again) is cls
     for field in attrs.fields(cls):
         before, after = getattr(event, field.name), getattr(again, field.name)

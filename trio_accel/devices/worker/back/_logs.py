@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["LogForwarder", "record_of"]
+__all__ = ["LogForwarder"]
 
 _LONGEST = 1 << 16
 
@@ -25,18 +25,3 @@ class LogForwarder(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Send one record as text."""
         self._send(("log", record.name, record.levelno, self.format(record)[:_LONGEST]))
-
-
-def record_of(name: str, level: int, text: str, pid: int) -> logging.LogRecord:
-    """A record of a worker, as the application logs it: with the number of the worker's process.
-
-    Args:
-        name: Name of the logger.
-        level: Its level.
-        text: What the worker has made of it.
-        pid: Number of the worker's process.
-    """
-    record = logging.LogRecord(name, level, __file__, 0, "%s", (text,), None)
-    record.process = pid
-    record.processName = "trio_accel worker"
-    return record

@@ -14,10 +14,11 @@ from ...front._system import System
 from ..transport._answers import ANSWERS
 from ..transport._channel import Channel, EndOfChannel
 from ..transport._frames import WorkerConfig
-from ..transport._page import Heartbeat, SharedPage
-from ..transport._spin_wait import Vigil
+from ..transport._page import SharedPage
+from ..transport._spin_wait import SpinWait
+from ._heartbeat import Heartbeat
 from ._logs import LogForwarder
-from ._server import WorkerSide
+from ._server import WorkerServer
 
 __all__ = ["main"]
 
@@ -71,12 +72,12 @@ async def _main(page: SharedPage) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(channel.run)
         if config.window:
-            # Who has an answer may ask again.
-            channel.vigil = Vigil(config.window, frozenset({"done"}), frozenset({"request", "again"}))
+            # A task that has its answer may ask again.
+            channel.spin_with(SpinWait(config.window, frozenset({"done"}), frozenset({"request", "replay"})))
             channel.share(*reversed(page.frames))
             nursery.start_soon(channel.listen)
         async with System.open(config.path) as system:
-            side = WorkerSide(system, channel, page, config)
-            with system.subscribe(side.observe_life, messages=False):
-                await side.run(received[1:])
+            server = WorkerServer(system, channel, page, config)
+            with system.subscribe(server.observe_life, messages=False):
+                await server.run(received[1:])
         nursery.cancel_scope.cancel(reason="the worker ends")

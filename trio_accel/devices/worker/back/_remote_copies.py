@@ -11,7 +11,7 @@ import attrs
 from ....backends.base import AccelDevice, AccelStream, Hold, KernelLibrary
 from ....backends.base.ops import CopyFromHostSpec, CopyToHostSpec, OperationSpec
 from ...base._bridge import LoopWaker
-from ..transport._channel import Message
+from ..transport._codec import Message
 from ..transport._frames import plain_array
 from ._ready_libraries import ReadyLibraries
 

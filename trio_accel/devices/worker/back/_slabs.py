@@ -33,7 +33,7 @@ _MOST_ARRAYS = 256
 class _Slab:
     memory: npt.NDArray[np.uint8]
     registered: Arrival = attrs.field(factory=Arrival)
-    # Those that operations used, by place, type and shape: a program uses the same again and again.
+    # Those that operations used, by offset, type and shape: a program uses the same again and again.
     arrays: dict[tuple[int, str, tuple[int, ...]], npt.NDArray[Any]] = attrs.field(
         factory=dict[tuple[int, str, tuple[int, ...]], "npt.NDArray[Any]"]
     )
@@ -93,7 +93,7 @@ class WorkerSlabs:
         shape: tuple[int, ...],
         transfer: int | None,
     ) -> npt.NDArray[Any]:
-        """An array in a slab; the same for the same place, type and shape.
+        """An array in a slab; the same for the same offset, type and shape.
 
         Args:
             arrivals: Takes what must be over before the array is used.
@@ -109,12 +109,12 @@ class WorkerSlabs:
         if transfer is not None:
             # The same one again, if the application has sent its request again.
             arrivals.append(self._copies.setdefault(transfer, Arrival()))
-        place, arrays = (offset, dtype, shape), slab.arrays
-        array = arrays.get(place)
+        key, arrays = (offset, dtype, shape), slab.arrays
+        array = arrays.get(key)
         if array is None:
             if len(arrays) >= _MOST_ARRAYS:
                 arrays.clear()
-            array = arrays[place] = np.ndarray(shape, DType(dtype).dtype, slab.memory.data, offset)
+            array = arrays[key] = np.ndarray(shape, DType(dtype).dtype, slab.memory.data, offset)
         return array
 
     def filled(self, transfer: int) -> None:
@@ -123,24 +123,24 @@ class WorkerSlabs:
         if arrival is not None:
             arrival.end()
 
-    def remove(self, device: AccelDevice, number: int, rest: Callable[[], Awaitable[None]]) -> None:
+    def remove(self, device: AccelDevice, number: int, wait_idle: Callable[[], Awaitable[None]]) -> None:
         """Forget a slab: no array of the application lies in it.
 
         Args:
             device: What is to forget it, too.
             number: Which one; the application may not have been able to tell of it.
-            rest: Waits until nothing uses it: an operation that failed may have left a transfer behind.
+            wait_idle: Waits until nothing uses it: an operation that failed may have left a transfer behind.
         """
         slab = self._slabs.pop(number, None)
         if slab is not None:
-            go = partial(self._unregister, device, slab.memory, rest)
+            go = partial(self._unregister, device, slab.memory, wait_idle)
             # What were forgotten first would then be registered, and unmapped all the same.
             slab.registered.tell(partial(self._going.send_nowait, go))
 
     async def _unregister(
-        self, device: AccelDevice, memory: npt.NDArray[np.uint8], rest: Callable[[], Awaitable[None]]
+        self, device: AccelDevice, memory: npt.NDArray[np.uint8], wait_idle: Callable[[], Awaitable[None]]
     ) -> None:
-        await rest()
+        await wait_idle()
         with suppress(Exception):
             # If the device is closed by now, it has forgotten it.
             await trio.to_thread.run_sync(device.unregister_host, memory)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from typing import Any
 
 from ....backends.base.ops import ArraySpec
-from ..transport._channel import LOST, Received
 from ..transport._codec import NonsenseError
-from ..transport._frames import Place
+from ..transport._frames import Address
+from ..transport._framing import Received, close_all
 from ._chunks import ChunkTable
 from ._request import OperationRequest, RemoteRequest
 
-__all__ = ["check_copy", "check_places", "check_results", "close_descriptors", "expect"]
+__all__ = ["check_addresses", "check_copy", "check_results", "close_descriptors", "expect"]
 
 
 def expect(is_so: bool, what: str) -> None:
@@ -26,18 +25,18 @@ def expect(is_so: bool, what: str) -> None:
         raise NonsenseError(what)
 
 
-def check_places(request: RemoteRequest, places: tuple[Place, ...], chunks: ChunkTable) -> None:
+def check_addresses(request: RemoteRequest, addresses: tuple[Address, ...], chunks: ChunkTable) -> None:
     """See that a worker tells of the blocks that a request makes, and that they can lie there.
 
     Raises:
         NonsenseError: They are no blocks of the request, or there is no such memory.
     """
     made = request.launch.allocations if isinstance(request, OperationRequest) else ()
-    for place in places:
-        if place[:2] not in made:
-            block, nbytes, *_ = place
+    for address in addresses:
+        if address[:2] not in made:
+            block, nbytes, *_ = address
             raise NonsenseError(f"request {request.number} makes no block {block} of {nbytes} bytes")
-        chunks.check_place(place)
+        chunks.check_address(address)
 
 
 def check_results(request: RemoteRequest, results: tuple[bytes, ...], trouble: Any) -> None:
@@ -73,6 +72,4 @@ def check_copy(request: OperationRequest, index: int, array: ArraySpec) -> None:
 def close_descriptors(received: Iterable[Received]) -> None:
     """Close what came with messages that are not taken."""
     for _, descriptors in received:
-        for descriptor in descriptors:
-            if descriptor != LOST:
-                os.close(descriptor)
+        close_all(descriptors)

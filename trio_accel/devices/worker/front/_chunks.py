@@ -16,7 +16,7 @@ from ....backends.base.chunks import ALIGNMENT
 from ....backends.base.ops import ArraySpec
 from ...base._shortage import out_of_descriptors
 from ..transport._codec import NonsenseError
-from ..transport._frames import Place
+from ..transport._frames import Address
 
 if TYPE_CHECKING:
     from ..launcher._launcher import Launcher
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Chunk", "ChunkTable"]
 
 
-# The place of a block whose request is not answered.
+# The address of a block whose request is not answered.
 _UNKNOWN = 0, inf, 0, 0
 # More than the allocator of a worker makes.
 _MOST = 4096
@@ -60,7 +60,7 @@ class ChunkTable:
 
     def __init__(self, backend: AccelBackend, on_drop: Callable[[int], None]) -> None:
         self.chunks: dict[int, Chunk] = {}
-        self.blocks: dict[int, Place] = {}
+        self.blocks: dict[int, Address] = {}
         self.missing: dict[int, OSError] = {}
         self.on_drop: Callable[[int], None] = on_drop
         self._backend = backend
@@ -88,13 +88,13 @@ class ChunkTable:
         if self._backend.shares_memory_with_host and os.fstat(descriptor).st_size < nbytes:
             raise NonsenseError(f"chunk {number} has less than its {nbytes} bytes")
 
-    def check_place(self, place: Place) -> None:
+    def check_address(self, address: Address) -> None:
         """See that a block can lie where a worker says.
 
         Raises:
             NonsenseError: There is no such chunk, or it ends before the block does.
         """
-        block, nbytes, number, offset = place
+        block, nbytes, number, offset = address
         chunk = self.chunks.get(number)
         if number not in self.missing and (chunk is None or offset + nbytes > chunk.nbytes):
             raise NonsenseError(f"block {block} cannot lie at {offset} of chunk {number}")
@@ -120,8 +120,8 @@ class ChunkTable:
         A worker that was not what it should be may have said so, and the next could not take them over.
         """
         ends = dict.fromkeys(self.chunks, 0)
-        for place in sorted(self.blocks.values(), key=lambda place: place[2:]):
-            block, nbytes, number, offset = place
+        for address in sorted(self.blocks.values(), key=lambda address: address[2:]):
+            block, nbytes, number, offset = address
             chunk = self.chunks.get(number)
             end = offset + max(-(-nbytes // ALIGNMENT), 1) * ALIGNMENT
             if chunk is None or offset % ALIGNMENT or offset < ends[number] or end > chunk.nbytes:
@@ -150,7 +150,7 @@ class ChunkTable:
         self.on_drop(number)
 
     def drop_empty(self) -> None:
-        """Give every chunk back in which nothing lies. Only while no worker places blocks."""
+        """Give every chunk back in which nothing lies. Only while no worker makes blocks."""
         full = {chunk for _, _, chunk, _ in self.blocks.values()}
         for number in [number for number in self.chunks if number not in full]:
             self.drop(number)
@@ -179,12 +179,12 @@ class ChunkTable:
             array.shape, array.dtype.dtype, held.mapped.data, offset + array.offset, array.strides
         )
 
-    def place(self, places: Iterable[Place]) -> None:
+    def record(self, addresses: Iterable[Address]) -> None:
         """Take note of where blocks lie."""
-        for place in places:
-            self.blocks[place[0]] = place
+        for address in addresses:
+            self.blocks[address[0]] = address
 
-    def unplace(self, allocations: Iterable[tuple[int, int]]) -> None:
+    def forget_addresses(self, allocations: Iterable[tuple[int, int]]) -> None:
         """It is not known any more where these lie."""
         for block, _ in allocations:
             self.blocks.pop(block, None)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import ClassVar, TypeAlias
 
 from ....actors import Actor, ActorContext
 from ....backends.base import ContextPoisonedError
 
-if TYPE_CHECKING:
-    from ._dispatch import WorkerDispatch
-
 __all__ = ["WorkerContextActor"]
+
+_Serve: TypeAlias = Callable[[ActorContext], AbstractAsyncContextManager[None]]
 
 
 class WorkerContextActor(Actor):
@@ -21,11 +20,11 @@ class WorkerContextActor(Actor):
     # The device logs each loss.
     expected_crashes: ClassVar[tuple[type[Exception], ...]] = (ContextPoisonedError,)
 
-    def __init__(self, dispatch: WorkerDispatch) -> None:
-        self._dispatch = dispatch
+    def __init__(self, serve: _Serve) -> None:
+        self._serve = serve
 
     @asynccontextmanager
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
         """Hold a worker; when it is lost, the incarnation ends with it."""
-        async with self._dispatch.generation(context):
+        async with self._serve(context):
             yield

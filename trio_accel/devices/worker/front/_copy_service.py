@@ -12,7 +12,7 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ...host._copying import COPIES_AT_ONCE, Copying
-from ..transport._host_arrays import HostCopy
+from ._host_arrays import HostCopy
 from ._request import OperationRequest, RemoteRequest
 
 __all__ = ["CopyService"]
@@ -81,12 +81,12 @@ class CopyService:
             copied: Called when the copy is over.
         """
         try:
-            place = view()
+            memory = view()
         except Exception as error:  # noqa: BLE001  # no address space, or no descriptor for the mapping
             request.failure = error
             copied()
         else:
-            self._start(request, copy, place, copied)
+            self._start(request, copy, memory, copied)
 
     def cancel(self, request: RemoteRequest) -> None:
         """End the copies of one request soon."""
@@ -114,12 +114,12 @@ class CopyService:
         self,
         request: OperationRequest,
         copy: HostCopy,
-        place: npt.NDArray[Any],
+        memory: npt.NDArray[Any],
         copied: Callable[[], None],
     ) -> None:
         self.begun += 1
         copy.is_begun = True
-        copying = Copying(place, copy.host) if copy.is_upload else Copying(copy.host, place)
+        copying = Copying(memory, copy.host) if copy.is_upload else Copying(copy.host, memory)
         request.copies += 1
         self._running[copying] = _Running(request, copy.region is None)
         self._nursery.start_soon(self._copy, copying, copy, copied)

@@ -30,21 +30,21 @@ from ...engine._context import context_policy
 from ...engine._device_state import DeviceState
 from ...host._copying import SMALL
 from ...operations._operation import Operation, Planner
-from ..back._logs import record_of
 from ..launcher._launcher import Launcher, WorkerProcess, open_launcher
-from ..transport._calls import CallLostError, Calls
-from ..transport._channel import LOST, Received
 from ..transport._codec import NonsenseError
-from ..transport._frames import Place, died
-from ..transport._host_arrays import HostArrays, HostCopy, Staging
-from ..transport._mirror import Mirror
-from ._checks import check_copy, check_places, check_results, close_descriptors, expect
+from ..transport._frames import Address
+from ..transport._framing import LOST, Received
+from ._calls import CallLostError, Calls
+from ._checks import check_addresses, check_copy, check_results, close_descriptors, expect
 from ._chunks import ChunkTable
 from ._context import WorkerContextActor
 from ._copy_service import CopyService
+from ._host_arrays import HostArrays, HostCopy, Staging
 from ._left_memory import INTACT, LeftMemory
-from ._link import WorkerLink
-from ._outcomes import Fates, TryAgainError
+from ._link import WorkerLink, died
+from ._logs import record_of
+from ._mirror import Mirror
+from ._outcomes import OutcomePolicy, TryAgainError
 from ._pool import WorkerPool, check_options
 from ._request import LeaseRequest, OperationRequest, RemoteRequest
 from ._requests import RequestTable
@@ -88,7 +88,7 @@ class WorkerDispatch:
             self._chunks.on_drop = self._unshare
         self._copies = CopyService()
         self._requests = RequestTable(device.options.in_flight, self._send)
-        self._fates = Fates(device, self._copies)
+        self._outcomes = OutcomePolicy(device, self._copies)
         self._pool = WorkerPool(device, self._chunks, self._handle, self._ended)
         self._alarms = Alarms()
         self._mirror = Mirror()
@@ -113,7 +113,7 @@ class WorkerDispatch:
         self._handlers: dict[str, Callable[[WorkerLink, Any, tuple[int, ...]], None]] = {
             "ready": self._on_ready,
             "started": self._on_started,
-            "prepared": self._on_prepared,
+            "early": self._on_early,
             "done": self._on_done,
             "granted": self._on_granted,
             "copy": self._on_copy,
@@ -218,7 +218,9 @@ class WorkerDispatch:
 
     async def start_context(self, context: ActorContext) -> None:
         """Start the context's actor."""
-        await context.spawn(WorkerContextActor, self, name="context", policy=context_policy(self._options))
+        await context.spawn(
+            WorkerContextActor, self.generation, name="context", policy=context_policy(self._options)
+        )
 
     @enable_ki_protection
     async def ask(self, operation: Operation[LibraryT, ReplyT]) -> ReplyT:
@@ -228,13 +230,13 @@ class WorkerDispatch:
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._device.availability.is_ended:
             raise await self._device.lost()
-        request, reply = self._plan(operation, spoils=False)
+        request, reply = self._plan(operation, invalidates=False)
         try:
             self._requests.add(request)
             link = self._link
-            if link is not None and self._requests.sent == 1 and link.is_awaited:
+            if link is not None and self._requests.sent == 1 and link.may_spin:
                 # Its asker sees its end by itself, as long as it is alone.
-                await link.attend(
+                await link.spin(
                     request.number,
                     partial(self._take_own, link, request),
                     partial(self._is_waited_for, link, request),
@@ -256,7 +258,7 @@ class WorkerDispatch:
             raise DeviceLostError(gone, device=self._device.name)
         window = self._device.window
         window.check_room(operation.library)
-        request, reply = self._plan(operation, spoils=True)
+        request, reply = self._plan(operation, invalidates=True)
         pending = Pending(request.launch.name, reply)
         settle = window.enter(operation.library, pending)
 
@@ -295,8 +297,8 @@ class WorkerDispatch:
                 raise request.failure
             # While its turn was waited for, it may have been spoiled or released.
             ref.block.check("lease")
-            assert request.place is not None
-            _, _, chunk, offset = request.place
+            assert request.address is not None
+            _, _, chunk, offset = request.address
             array = self._chunks.view(chunk, offset, ref.spec)
             array.flags.writeable = write
             self._device.leases += 1
@@ -360,13 +362,13 @@ class WorkerDispatch:
             self._context = context
             # Of one that told of its actors and died before it served.
             self._mirror.clear()
-            places = tuple(self._chunks.blocks.values())
+            addresses = tuple(self._chunks.blocks.values())
             link.is_asked = partial(self._asks, link)
-            link.send(("start", number, places), now=True)
+            link.send(("start", number, addresses), now=True)
             await link.wait(lambda: link.is_started)
             context.show(self._snapshots)
             context.show_process(link.process.pid)
-            self._begin(link, number, [block for block, *_ in places])
+            self._begin(link, number, [block for block, *_ in addresses])
             yield
             await self._close(link)
         finally:
@@ -400,9 +402,9 @@ class WorkerDispatch:
 
     async def _close(self, link: WorkerLink) -> None:
         """End a worker in order: what waits is refused, what it has is finished within the grace."""
-        self._fates.is_closing = True
+        self._outcomes.is_closing = True
         for request in self._requests.take_waiting():
-            self._fates.refuse(request, self._fates.closed())
+            self._outcomes.refuse(request, self._outcomes.closed())
         link.send(("close",), now=True)
         with trio.move_on_after(self._options.close_grace + _CLOSING, shield=True), suppress(Exception):
             # If it dies over that, it is closed as well.
@@ -410,14 +412,14 @@ class WorkerDispatch:
 
     def _end(self, given_up: BaseException | None, arrays: str) -> None:
         """The device ends: no worker follows."""
-        error = self._fates.closed()
+        error = self._outcomes.closed()
         if given_up is not None:
             error.message = f"{self._device.path}: the device was given up: {given_up}{arrays}"
             error.generation = self._device.generation
         for request in (*self._requests.close(), *self._requests.take_waiting()):
             again = attrs.evolve(error)
             again.__cause__ = given_up
-            self._fates.refuse(request, again)
+            self._outcomes.refuse(request, again)
         self._calls.lose()
 
     def _ended(self, link: WorkerLink) -> None:
@@ -443,13 +445,13 @@ class WorkerDispatch:
             self._keep_until_gone(link, had)
         for request in had:
             self._alarms.drop(request)
-            self._forget_places(request)
-        self._requests.put_back(self._fates.sort(had, link, error, retry=self._options.retry))
-        if self._context is not None and not self._fates.is_closing:
+            self._forget_addresses(request)
+        self._requests.put_back(self._outcomes.sort(had, link, error, retry=self._options.retry))
+        if self._context is not None and not self._outcomes.is_closing:
             self._context.crash(error)
 
     def _plan(
-        self, operation: Operation[LibraryT, ReplyT], *, spoils: bool
+        self, operation: Operation[LibraryT, ReplyT], *, invalidates: bool
     ) -> tuple[OperationRequest, ReplyT]:
         device = self._device
         if not device.availability.is_ready:
@@ -460,7 +462,7 @@ class WorkerDispatch:
         if device.hooks:
             device.validated(launch)
         hosts = HostArrays(self._by_value, self._staging)
-        request = OperationRequest(self._requests.next_number(), launch, hosts, spoils=spoils)
+        request = OperationRequest(self._requests.next_number(), launch, hosts, invalidates=invalidates)
         return request, planned.reply
 
     def _send(self, request: RemoteRequest) -> None:
@@ -476,13 +478,13 @@ class WorkerDispatch:
         if word is None:
             word = self._first_word(link, library)
         try:
-            message = request.message(word, tuple(self._released), link.forms)
+            message = request.message(word, tuple(self._released), link.templates)
         except Exception as error:  # noqa: BLE001  # it is the asker's
             self._requests.done(request.number)
             if isinstance(request, OperationRequest):
                 name, generation = self._device.name, self._device.generation
                 locate(error, device=name, operation=request.launch.name, generation=generation)
-            self._fates.refuse(request, error)
+            self._outcomes.refuse(request, error)
             return
         if self._released:
             self._released, self._released_bytes = [], 0.0
@@ -670,8 +672,8 @@ class WorkerDispatch:
         for message, _ in received:
             if not (
                 self._is_answer(message, request)
-                or message[0] == "prepared"
-                or (message[0] == "done" and link.was_heard(message[1]))
+                or message[0] == "early"
+                or (message[0] == "done" and link.was_early(message[1]))
             ):
                 return False
         self._handle(link, received)
@@ -692,19 +694,19 @@ class WorkerDispatch:
         """Whether its asker is to look for its end; takes the end if the worker shows it."""
         if request.is_over or self._requests.sent != 1:
             return False
-        places = request.prepared
-        if places is None or not self._is_plain(request) or not link.hear(request.number):
+        addresses = request.early
+        if addresses is None or not self._is_plain(request) or not link.complete_early(request.number):
             return True
-        self._done(request, places, (), None)
+        self._done(request, addresses, (), None)
         return False
 
-    def _on_prepared(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
-        number, places = message
+    def _on_early(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
+        number, addresses = message
         request = self._request(link, number)
         if request is not None:
-            check_places(request, places, self._chunks)
+            check_addresses(request, addresses, self._chunks)
             assert isinstance(request, OperationRequest)
-            request.prepared = places
+            request.early = addresses
 
     def _on_ready(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
         expect(not link.is_ready, "ready: it was before")
@@ -718,7 +720,7 @@ class WorkerDispatch:
         link.notify()
 
     def _on_closed(self, link: WorkerLink, _: Any, __: tuple[int, ...]) -> None:
-        expect(self._fates.is_closing, "closed: it was not told to")
+        expect(self._outcomes.is_closing, "closed: it was not told to")
         link.is_started = False
         link.notify()
 
@@ -728,16 +730,16 @@ class WorkerDispatch:
         link.condemn(f"lost its context: {error}", error)
 
     def _on_done(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
-        number, places, results, trouble = message
-        request = None if link.take_heard(number) else self._request(link, number)
+        number, addresses, results, trouble = message
+        request = None if link.take_early(number) else self._request(link, number)
         if request is not None:
-            if places:
-                check_places(request, places, self._chunks)
+            if addresses:
+                check_addresses(request, addresses, self._chunks)
             check_results(request, results, trouble)
-            self._done(request, places, results, trouble)
+            self._done(request, addresses, results, trouble)
 
     def _done(
-        self, request: RemoteRequest, places: tuple[Place, ...], results: tuple[bytes, ...], trouble: Any
+        self, request: RemoteRequest, addresses: tuple[Address, ...], results: tuple[bytes, ...], trouble: Any
     ) -> None:
         """The worker is done with a request."""
         self._requests.done(request.number)
@@ -750,15 +752,15 @@ class WorkerDispatch:
             self._alarms.drop(request)
         if isinstance(request, OperationRequest):
             if trouble is not None:
-                self._forget_places(request)
+                self._forget_addresses(request)
             if self._chunks.missing:
-                places = self._placed_here(request, places)
+                addresses = self._mapped(request, addresses)
             try:
-                placed, error = self._fates.done(request, places, results, trouble)
+                placed, error = self._outcomes.done(request, addresses, results, trouble)
             except TryAgainError:
                 self._collect(request)
             else:
-                self._chunks.place(placed)
+                self._chunks.record(placed)
                 self._mirror.done(request.library, error)
 
     def _request(self, link: WorkerLink, number: int) -> RemoteRequest | None:
@@ -774,20 +776,20 @@ class WorkerDispatch:
             raise NonsenseError(f"there is no request {number}")
         return request
 
-    def _placed_here(self, request: OperationRequest, places: Iterable[Place]) -> tuple[Place, ...]:
+    def _mapped(self, request: OperationRequest, addresses: Iterable[Address]) -> tuple[Address, ...]:
         """Of new blocks those that this process has memory for; a request that has others fails."""
         missing = self._chunks.missing
-        for _, nbytes, chunk, _ in places:
+        for _, nbytes, chunk, _ in addresses:
             if chunk in missing and request.failure is None:
                 request.failure = error = out_of_descriptors(nbytes, missing[chunk])
                 name, generation = self._device.name, self._device.generation
                 locate(error, device=name, operation=request.launch.name, generation=generation)
-        return tuple([place for place in places if place[2] not in missing])
+        return tuple([address for address in addresses if address[2] not in missing])
 
-    def _forget_places(self, request: RemoteRequest) -> None:
+    def _forget_addresses(self, request: RemoteRequest) -> None:
         """Know no more where what a request was to make lies: it may have been made anew, or not at all."""
         if isinstance(request, OperationRequest):
-            self._chunks.unplace(request.launch.allocations)
+            self._chunks.forget_addresses(request.launch.allocations)
 
     def _collect(self, request: OperationRequest) -> None:
         """There is no memory for a request: arrays in reference cycles may hold some."""
@@ -802,14 +804,14 @@ class WorkerDispatch:
         self._requests.add(request)
 
     def _on_granted(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
-        number, place = message
+        number, address = message
         request = self._request(link, number)
         if request is not None:
             expect(isinstance(request, LeaseRequest), f"granted: request {number} is no lease")
             assert isinstance(request, LeaseRequest)
-            expect(place[0] == request.array.block, f"granted: another block than that of request {number}")
-            self._chunks.check_place(place)
-            request.place = place
+            expect(address[0] == request.array.block, f"granted: another block than that of request {number}")
+            self._chunks.check_address(address)
+            request.address = address
             request.granted.set()
 
     def _on_copy(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:

@@ -11,25 +11,27 @@ from typing import Any, TypeAlias
 import trio
 from trio.lowlevel import enable_ki_protection
 
+from ....backends.base import ContextPoisonedError
 from ..launcher._launcher import WorkerProcess
-from ..transport._channel import Channel, EndOfChannel, Message, Received
-from ..transport._codec import NonsenseError
-from ..transport._frames import WorkerConfig, died
+from ..transport._channel import Channel, EndOfChannel
+from ..transport._codec import Message, NonsenseError
+from ..transport._frames import WorkerConfig
+from ..transport._framing import Received
 from ..transport._page import FIRST_WORD, SharedPage
-from ..transport._spin_wait import Vigil
-from ..transport._templates import FormTable
+from ..transport._spin_wait import SpinWait
 from ._chunks import Chunk
+from ._templates import TemplateTable
 
-__all__ = ["MessageHandler", "WorkerLink"]
+__all__ = ["MessageHandler", "WorkerLink", "died"]
 
 MessageHandler: TypeAlias = Callable[["WorkerLink", list[Received]], None]
 
 _logger = logging.getLogger("trio_accel.devices")
 
-# The launcher reports a death within milliseconds; whoever waits for a request's outcome waits no longer.
+# The launcher reports a death within milliseconds; tasks that wait for an outcome wait no longer.
 _REPORT = 0.05
 # What a worker answers, and with what.
-_ASKS = frozenset({"request", "again", "lease", "call"})
+_ASKS = frozenset({"request", "replay", "lease", "call"})
 _ANSWERS = frozenset({"done", "granted", "result"})
 _BEATS = 10
 _LONGEST_TICK = 0.1
@@ -54,7 +56,7 @@ class WorkerLink:
         is_stuck: Whether it was killed because its loop stood still over an operation that does not end.
         is_asked: Tells whether it has requests that it has not answered.
         post: Sends a small message of plain values, together with others; see `Channel.post`.
-        forms: Of operations; those that it knows.
+        templates: The launch templates that it has.
         words: The shared words of the libraries that were used, by their import paths.
     """
 
@@ -82,11 +84,11 @@ class WorkerLink:
         self.is_asked: Callable[[], bool] = bool
         self._channel = channel
         if window:
-            channel.vigil = Vigil(window, _ASKS, _ANSWERS)
+            channel.spin_with(SpinWait(window, _ASKS, _ANSWERS))
             channel.share(*page.frames)
         # Of each operation there is one, so that it goes straight there.
         self.post: Callable[..., None] = channel.post
-        self.forms: FormTable = FormTable(channel.post)
+        self.templates: TemplateTable = TemplateTable(channel.post)
         self._device = device
         self._path = path
         self._tick = heartbeat_timeout / _BEATS
@@ -96,8 +98,8 @@ class WorkerLink:
         self.words: dict[str, int] = {}
         # What the words said at its death.
         self._last: dict[str, int] | None = None
-        # Requests whose end was seen ahead of its answer.
-        self._heard: set[int] = set()
+        # Requests that completed early: their ends were seen ahead of their answers.
+        self._early: set[int] = set()
         self._changed = trio.Event()
         self._is_over = trio.Event()
 
@@ -130,35 +132,35 @@ class WorkerLink:
         return 0 if word is None else self.page.started(word)
 
     @property
-    def is_awaited(self) -> bool:
-        """Whether an answer is due so soon that whoever waits for it may `attend`."""
-        return self._channel.is_awaited
+    def may_spin(self) -> bool:
+        """Whether an answer is due so soon that the task that waits for it may `spin`."""
+        return self._channel.may_spin
 
-    def hear(self, request: int) -> bool:
+    def complete_early(self, request: int) -> bool:
         """Whether the worker shows that a request is over; its answer still comes."""
         if not self.page.is_over(request):
             return False
-        assert self._channel.vigil is not None
-        self._channel.vigil.heard("done", request)
-        self._heard.add(request)
+        assert self._channel.spin_wait is not None
+        self._channel.spin_wait.completed_early("done", request)
+        self._early.add(request)
         return True
 
-    def take_heard(self, request: int) -> bool:
-        """Take note of an answer; returns whether it was heard of before, by `hear`."""
-        was_heard = request in self._heard
-        self._heard.discard(request)
-        return was_heard
+    def take_early(self, request: int) -> bool:
+        """Take note of an answer; returns whether its request had completed early."""
+        was_early = request in self._early
+        self._early.discard(request)
+        return was_early
 
-    def was_heard(self, request: int) -> bool:
-        """Whether the end of this request was the last that was heard of by `hear`, ahead of its answer."""
-        vigil = self._channel.vigil
-        return vigil is not None and vigil.known == ("done", request)
+    def was_early(self, request: int) -> bool:
+        """Whether this request was the last that completed early."""
+        spin_wait = self._channel.spin_wait
+        return spin_wait is not None and spin_wait.early == ("done", request)
 
-    async def attend(
+    async def spin(
         self, request: int, take: Callable[[list[Received]], bool], goes_on: Callable[[], bool]
     ) -> None:
-        """Look for the answer to a request in the task that waits for it; see `Channel.attend`."""
-        await self._channel.attend(take, goes_on, partial(self.page.is_over, request))
+        """Poll for the answer to a request in the task that waits for it; see `Channel.spin`."""
+        await self._channel.spin(take, goes_on, partial(self.page.is_over, request))
 
     @enable_ki_protection
     async def run(self, handle: MessageHandler, on_end: Callable[[WorkerLink], None]) -> None:
@@ -166,7 +168,7 @@ class WorkerLink:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._channel.run)
-                if self._channel.vigil is not None:
+                if self._channel.spin_wait is not None:
                     nursery.start_soon(self._channel.listen)
                 nursery.start_soon(self._listen_to_heart)
                 nursery.start_soon(self._wait_for_death)
@@ -187,7 +189,7 @@ class WorkerLink:
             with trio.CancelScope(shield=True):
                 self.process.kill()
                 self._end(await self.process.wait())
-                # Again, if it was not reached above; whoever has requests here looks at the words.
+                # Again, if it was not reached above; the owner of the requests looks at the words.
                 on_end(self)
                 self._bury()
 
@@ -315,3 +317,8 @@ class WorkerLink:
         self._last = {library: self.page.started(word) for library, word in self.words.items()}
         self.page.close()
         self._is_over.set()
+
+
+def died(how: str, device: str) -> ContextPoisonedError:
+    """The error of a context whose worker has ended."""
+    return ContextPoisonedError(f"the worker process {how}", device=device)

@@ -16,12 +16,12 @@ from ...arrays._blocks import Block
 from ...engine._device_state import DeviceState
 from ...operations._hooks import Phase, notify
 from ...operations._operation import Launch
-from ..transport._frames import Place
+from ..transport._frames import Address
 from ._copy_service import CopyService
 from ._link import WorkerLink
 from ._request import LeaseRequest, OperationRequest, RemoteRequest
 
-__all__ = ["Fates", "TryAgainError"]
+__all__ = ["OutcomePolicy", "TryAgainError"]
 
 # What a worker would tell of an operation if there were anything to be told.
 _FINE: Any = "done", True, False, None, ()
@@ -32,7 +32,7 @@ class TryAgainError(Exception):
     """A request is to be made once more."""
 
 
-class Fates:
+class OutcomePolicy:
     """Gives every request its one outcome.
 
     Args:
@@ -49,13 +49,17 @@ class Fates:
         self._copies = copies
 
     def done(
-        self, request: OperationRequest, places: tuple[Place, ...], results: tuple[Any, ...], trouble: Any
-    ) -> tuple[Sequence[Place], BaseException | None]:
+        self,
+        request: OperationRequest,
+        addresses: tuple[Address, ...],
+        results: tuple[Any, ...],
+        trouble: Any,
+    ) -> tuple[Sequence[Address], BaseException | None]:
         """The worker is done with an operation.
 
         Args:
             request: Whose it is.
-            places: Where those of its new blocks lie of which this was not known.
+            addresses: Where those of its new blocks lie of which this was not known.
             results: Host arrays by value.
             trouble: What the worker tells of it unless it was launched and all went well.
 
@@ -67,9 +71,9 @@ class Fates:
         """
         launch, device = request.launch, self._device
         error: BaseException | None = None
-        is_launched, damaged = True, ()
+        is_launched, invalid = True, ()
         if trouble is not None or request.failure is not None:
-            fate, is_launched, is_hit, found, damaged = trouble or _FINE
+            fate, is_launched, is_hit, found, invalid = trouble or _FINE
             if fate == "withdrawn":
                 self._copies.cancel(request)
                 request.unwind_after_copies()
@@ -87,12 +91,12 @@ class Fates:
                 # It may have been planned while there was no context.
                 block.generation = generation
                 made.append(block.id)
-        if damaged or request.failure is not None:
-            self._spoil(request, damaged, error)
+        if invalid or request.failure is not None:
+            self._invalidate(request, invalid, error)
         if is_launched and device.hooks:
             self._notify(launch)
         request.finish_after_copies(error)
-        return [place for place in places if place[0] in made] if places else (), error
+        return [address for address in addresses if address[0] in made] if addresses else (), error
 
     def _copy(self, request: OperationRequest, results: Any, error: BaseException | None) -> None:
         """Fill the host arrays of an operation, unless it failed."""
@@ -102,10 +106,10 @@ class Fates:
             request.hosts.fill(results)
             self._copies.fetch(request)
 
-    def _spoil(self, request: OperationRequest, damaged: Any, error: BaseException | None) -> None:
-        """Spoil what the worker says, or all that it writes if a copy has failed."""
+    def _invalidate(self, request: OperationRequest, invalid: Any, error: BaseException | None) -> None:
+        """Make invalid what the worker says, or all that it writes if a copy has failed."""
         for output in request.launch.outputs:
-            if output.id in damaged or request.failure is not None:
+            if output.id in invalid or request.failure is not None:
                 output.spoil(request.launch.name, error)
 
     def _error_of(
@@ -196,7 +200,7 @@ class Fates:
             request.granted.set()
             return
         assert isinstance(request, OperationRequest)
-        if request.spoils:
+        if request.invalidates:
             for output in request.launch.outputs:
                 output.spoil(request.launch.name, error)
         self._copies.cancel(request)

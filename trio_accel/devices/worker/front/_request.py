@@ -13,11 +13,11 @@ from ....actors import WOKEN
 from ....backends.base.ops import ArraySpec, CopyToHostSpec
 from ...base._order import Turn
 from ...operations._operation import Launch
-from ..transport._channel import Message
-from ..transport._frames import Place
-from ..transport._host_arrays import HostArrays
-from ..transport._launches import encode_launch
-from ..transport._templates import FormTable
+from ..transport._codec import Message
+from ..transport._frames import Address
+from ._host_arrays import HostArrays
+from ._launches import encode_launch
+from ._templates import TemplateTable
 
 __all__ = ["LeaseRequest", "OperationRequest", "RemoteRequest"]
 
@@ -77,13 +77,13 @@ class RemoteRequest:
         self._raise_cancel: Callable[[], NoReturn] | None = None
         self._on_done: Callable[[BaseException | None], None] | None = None
 
-    def message(self, word: int, released: tuple[int, ...], forms: FormTable) -> Message:
-        """What is sent to the worker that knows these forms."""
+    def message(self, word: int, released: tuple[int, ...], templates: TemplateTable) -> Message:
+        """What is sent to the worker that has these templates."""
         raise NotImplementedError
 
     @property
     def has_room(self) -> bool:
-        """Whether there is host memory for the way of its host arrays."""
+        """Whether there is host memory for the staged transfers of its host arrays."""
         return True
 
     def call_back(self, on_done: Callable[[BaseException | None], None]) -> None:
@@ -219,22 +219,22 @@ class OperationRequest(RemoteRequest):
 
     Attributes:
         launch: What is launched.
-        spoils: Whether its outputs are spoiled also if it was never launched.
+        invalidates: Whether its outputs are invalid also if it was never launched.
         hosts: Its host arrays.
-        prepared: Where its new blocks lie if all goes well, once the worker has said so.
+        early: Where its new blocks lie if all goes well, once the worker has said so.
         may_collect: Whether garbage is to be collected, once, before it fails for want of memory. Not if
             others may have been refused because of it by then.
     """
 
-    __slots__ = ("hosts", "launch", "may_collect", "prepared", "spoils")
+    __slots__ = ("early", "hosts", "invalidates", "launch", "may_collect")
 
-    def __init__(self, number: int, launch: Launch, hosts: HostArrays, *, spoils: bool) -> None:
+    def __init__(self, number: int, launch: Launch, hosts: HostArrays, *, invalidates: bool) -> None:
         super().__init__(number, launch.library, launch.reads, launch.writes)
         self.launch: Launch = launch
-        self.spoils: bool = spoils
+        self.invalidates: bool = invalidates
         self.hosts: HostArrays = hosts
-        self.prepared: tuple[Place, ...] | None = None
-        self.may_collect: bool = not spoils
+        self.early: tuple[Address, ...] | None = None
+        self.may_collect: bool = not invalidates
 
     @property
     def makes_all_it_writes(self) -> bool:
@@ -243,29 +243,29 @@ class OperationRequest(RemoteRequest):
 
     @property
     def has_room(self) -> bool:
-        """Whether there is host memory for the way of its host arrays."""
+        """Whether there is host memory for the staged transfers of its host arrays."""
         staging = self.hosts.staging
         return staging is None or not staging.taken or self.hosts.fit(self.launch)
 
-    def message(self, word: int, released: tuple[int, ...], forms: FormTable) -> Message:
-        """What is sent to the worker that knows these forms.
+    def message(self, word: int, released: tuple[int, ...], templates: TemplateTable) -> Message:
+        """What is sent to the worker that has these templates.
 
         Raises:
             InputFailedError, StaleRefError: An array of it must not be used any more.
-            OutOfMemoryError: There is no host memory for the way of a host array.
+            OutOfMemoryError: There is no host memory for a staged transfer.
             TypeError: The specification holds what cannot cross.
         """
         self.launch.check_inputs()
         hosts, launch = self.hosts, self.launch
-        found = None if hosts.is_used else forms.find(launch, hosts.place)
+        found = None if hosts.is_used else templates.find(launch, hosts.address)
         if found is not None:
             if type(launch.spec) is CopyToHostSpec:
                 hosts.is_written = True
-            form, blocks = found
-            return "again", self.number, word, self.spoils, form, blocks, released
+            template, blocks = found
+            return "replay", self.number, word, self.invalidates, template, blocks, released
         if hosts.is_used:
             hosts.begin()
-        return "request", self.number, word, self.spoils, encode_launch(launch, hosts), released
+        return "request", self.number, word, self.invalidates, encode_launch(launch, hosts), released
 
     def retire(self) -> None:
         """Nothing works on it any more: give back what it holds."""
@@ -280,7 +280,7 @@ class OperationRequest(RemoteRequest):
 class LeaseRequest(RemoteRequest):
     """Memory that the program holds; it survives the worker, and holds the same in the next."""
 
-    __slots__ = ("array", "block", "granted", "is_given_back", "place")
+    __slots__ = ("address", "array", "block", "granted", "is_given_back")
 
     def __init__(self, number: int, array: ArraySpec, *, write: bool) -> None:
         block = frozenset([array.block])
@@ -288,9 +288,9 @@ class LeaseRequest(RemoteRequest):
         self.array: ArraySpec = array
         self.granted: trio.Event = trio.Event()
         # Where it lies, once it is granted.
-        self.place: Place | None = None
+        self.address: Address | None = None
         self.is_given_back: bool = False
 
-    def message(self, word: int, released: tuple[int, ...], forms: FormTable) -> Message:
+    def message(self, word: int, released: tuple[int, ...], templates: TemplateTable) -> Message:
         """What is sent to the worker."""
         return "lease", self.number, self.array.block, bool(self.writes), released

@@ -2,7 +2,7 @@
 
 A worker is where native code of others runs, so what it sends may be anything. To unpickle that would let it
 run what it likes in the application. The answers to operations, of which there are many, are a few words
-packed in binary. All other messages are JSON. Each message is checked here against the form that its kind
+packed in binary. All other messages are JSON. Each message is checked here against the layout that its kind
 has. The dispatch checks what it is about: requests, chunks, blocks.
 """
 
@@ -19,7 +19,7 @@ from typing import Any, NoReturn, SupportsIndex, TypeAlias, cast
 from ....backends.base import DType
 from ....backends.base.ops import ArraySpec
 from ._codec import Codec, Message, NonsenseError
-from ._mirror import decode_event
+from ._events import decode_event
 from ._wire_errors import decode_error
 
 __all__ = ["ANSWERS"]
@@ -27,14 +27,14 @@ __all__ = ["ANSWERS"]
 _Data: TypeAlias = bytes | memoryview
 
 # What the first byte of a message says: how the rest is written.
-_JSON, _DONE, _PREPARED, _GRANTED, _RESULT, _COPY, _SEVERAL, _DONES = range(8)
-_BRIEF = frozenset({_DONE, _PREPARED})
+_JSON, _DONE, _EARLY, _GRANTED, _RESULT, _COPY, _SEVERAL, _DONES = range(8)
+_BRIEF = frozenset({_DONE, _EARLY})
 _TAG_OF_DONES = bytes([_DONES])
 _HEAD = struct.Struct("<BQ")
 _HEAD_OF_COPY = struct.Struct("<B5QqQBB")
-_PLACE = struct.Struct("<QQQQ")
+_ADDRESS = struct.Struct("<QQQQ")
 _LENGTH = struct.Struct("<Q")
-_WORDS_OF_PLACE = _PLACE.size // _LENGTH.size
+_WORDS_OF_ADDRESS = _ADDRESS.size // _LENGTH.size
 # What was read takes some twenty times as much memory.
 _LONGEST = 16 << 20
 _LARGEST = 2**63
@@ -48,15 +48,15 @@ _BYTES, _COMPLEX = "\0bytes", "\0complex"
 def _encode(message: Message) -> bytes:
     kind = message[0]
     if kind == "done":
-        _, number, places, results, trouble = cast("tuple[Any, ...]", message)
+        _, number, addresses, results, trouble = cast("tuple[Any, ...]", message)
         if trouble is None:
             if not results:
-                return _brief(_DONE, number, places)
-            if len(results) == 1 and not places:
+                return _brief(_DONE, number, addresses)
+            if len(results) == 1 and not addresses:
                 content: bytes = results[0]
                 return _HEAD.pack(_RESULT, number) + content
-    elif kind == "prepared":
-        return _brief(_PREPARED, *cast("tuple[Any, Any]", message[1:]))
+    elif kind == "early":
+        return _brief(_EARLY, *cast("tuple[Any, Any]", message[1:]))
     elif kind == "granted":
         return _brief(_GRANTED, cast("int", message[1]), message[2:])
     elif kind == "copy":
@@ -67,10 +67,10 @@ def _encode(message: Message) -> bytes:
     return text
 
 
-def _brief(tag: int, number: int, places: Any) -> bytes:
-    if not places:
+def _brief(tag: int, number: int, addresses: Any) -> bytes:
+    if not addresses:
         return _HEAD.pack(tag, number)
-    return b"".join([_HEAD.pack(tag, number), *[_PLACE.pack(*place) for place in places]])
+    return b"".join([_HEAD.pack(tag, number), *[_ADDRESS.pack(*address) for address in addresses]])
 
 
 def _copy(transfer: int, number: int, index: int, chunk: int, offset: int, array: Any) -> bytes:
@@ -98,7 +98,7 @@ def _encode_all(messages: Sequence[Message]) -> bytes:
 
 
 def _words_of(messages: Sequence[Message]) -> array.array[int] | None:
-    """Answers to operations that went well, as words: number, how many places, and those; None for others.
+    """Answers to operations that went well, as words: number, count of addresses, and those; None for others.
 
     Many askers get these together, so that each takes a third of the time of a message by itself.
     """
@@ -106,17 +106,17 @@ def _words_of(messages: Sequence[Message]) -> array.array[int] | None:
     for message in messages:
         if message[0] != "done":
             return None
-        _, number, places, results, trouble = cast("tuple[Any, ...]", message)
+        _, number, addresses, results, trouble = cast("tuple[Any, ...]", message)
         if results or trouble is not None:
             return None
-        words += (number, len(places))
-        for place in places:
-            words += place
+        words += (number, len(addresses))
+        for address in addresses:
+            words += address
     return array.array("Q", words)
 
 
 def _plain(value: object) -> object:
-    """What JSON has no form for."""
+    """What JSON cannot say."""
     if isinstance(value, bytes):
         return {_BYTES: value.decode("latin-1")}
     if isinstance(value, complex):
@@ -162,17 +162,17 @@ def _read_dones(data: _Data) -> list[Message]:
     messages: list[Message] = []
     start, end = 0, len(numbers)
     while start < end:
-        places: tuple[Any, ...] = ()
-        after = start + 2 + numbers[start + 1] * _WORDS_OF_PLACE
+        addresses: tuple[Any, ...] = ()
+        after = start + 2 + numbers[start + 1] * _WORDS_OF_ADDRESS
         if after != start + 2:
             _check(after <= end, "one of several answers is cut off")
-            places = tuple(
+            addresses = tuple(
                 [
-                    tuple(numbers[first : first + _WORDS_OF_PLACE])
-                    for first in range(start + 2, after, _WORDS_OF_PLACE)
+                    tuple(numbers[first : first + _WORDS_OF_ADDRESS])
+                    for first in range(start + 2, after, _WORDS_OF_ADDRESS)
                 ]
             )
-        messages.append(("done", numbers[start], places, (), None))
+        messages.append(("done", numbers[start], addresses, (), None))
         start = after
     return messages
 
@@ -181,13 +181,13 @@ def _read(data: _Data) -> Message:
     tag = data[0]
     if tag in _BRIEF:
         _, number = _HEAD.unpack_from(data)
-        places = () if len(data) == _HEAD.size else tuple(_PLACE.iter_unpack(data[_HEAD.size :]))
-        return ("done", number, places, (), None) if tag == _DONE else ("prepared", number, places)
+        addresses = () if len(data) == _HEAD.size else tuple(_ADDRESS.iter_unpack(data[_HEAD.size :]))
+        return ("done", number, addresses, (), None) if tag == _DONE else ("early", number, addresses)
     if tag == _RESULT:
         return "done", _HEAD.unpack_from(data)[1], (), (bytes(data[_HEAD.size :]),), None
     if tag == _GRANTED:
-        (place,) = _PLACE.iter_unpack(data[_HEAD.size :])
-        return "granted", _HEAD.unpack_from(data)[1], place
+        (address,) = _ADDRESS.iter_unpack(data[_HEAD.size :])
+        return "granted", _HEAD.unpack_from(data)[1], address
     if tag == _COPY:
         return _read_copy(data)
     if tag != _JSON or len(data) > _LONGEST:
@@ -230,7 +230,7 @@ def _value(found: dict[str, Any]) -> object:
 
 _from_json = json.JSONDecoder(object_hook=_value).decode
 
-# The forms of the messages; what a function is given may be anything.
+# The layouts of the messages; what a function is given may be anything.
 
 
 def _check(is_good: object, what: str) -> None:
@@ -278,11 +278,11 @@ def _each(read: Callable[[Any], Any], values: Any) -> tuple[Any, ...]:
     return tuple([read(item) for item in cast("Sequence[Any]", values)])
 
 
-def _place(value: Any) -> tuple[int, ...]:
-    place = _each(_count, value)
-    if len(place) != _WORDS_OF_PLACE:
-        _refuse(value, "place")
-    return place
+def _address(value: Any) -> tuple[int, ...]:
+    address = _each(_count, value)
+    if len(address) != _WORDS_OF_ADDRESS:
+        _refuse(value, "address")
+    return address
 
 
 def _read_error(value: Any) -> Exception:
@@ -309,9 +309,9 @@ def _trouble(fate: Any, is_launched: Any, is_hit: Any, error: Any, damaged: Any)
     return fate, _flag(is_launched), _flag(is_hit), found, _each(_integer, damaged)
 
 
-def _read_done(number: Any, places: Any, results: Any, trouble: Any) -> Message:
+def _read_done(number: Any, addresses: Any, results: Any, trouble: Any) -> Message:
     found = None if trouble is None else _trouble(*trouble)
-    return _count(number), _each(_place, places), _each(_content, results), found
+    return _count(number), _each(_address, addresses), _each(_content, results), found
 
 
 def _read_result(number: Any, value: Any) -> Message:

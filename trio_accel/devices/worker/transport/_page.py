@@ -5,18 +5,16 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import threading
 from typing import Self
 
 from ._shared_frame import SIZE, SharedFrame
 
-__all__ = ["FIRST_WORD", "Heartbeat", "SharedPage"]
+__all__ = ["FIRST_WORD", "SharedPage"]
 
 # One page in all.
 _FRAMES = 2048
 _MIDDLE = _FRAMES + SIZE
 _BYTES = _MIDDLE + SIZE
-_INTERVAL = 0.1
 
 FIRST_WORD = 3
 """Number of the first word of a library."""
@@ -100,26 +98,3 @@ class SharedPage:
             frame.close()
         self._map.close()
         os.close(self.descriptor)
-
-
-class Heartbeat:
-    """A thread that beats: an operation that keeps the worker's loop busy is no silence."""
-
-    def __init__(self, page: SharedPage) -> None:
-        self._page = page
-        self._is_over = threading.Event()
-        # A daemon: whatever else fails, the process must end.
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
-
-    def start(self) -> None:
-        """Begin to beat."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Beat no more."""
-        self._is_over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._is_over.wait(_INTERVAL):
-            self._page.beat()

@@ -8,11 +8,11 @@ from math import inf
 
 from ...completion._latency import LatencyEstimator
 
-__all__ = ["Vigil"]
+__all__ = ["SpinWait"]
 
 
-class Vigil:
-    """Tells when a message is due, so that whoever waits for it does not sleep then.
+class SpinWait:
+    """Tells when a message is due, so that the task that waits for it does not sleep then.
 
     A processor that has slept takes long to wake. So where the peer has taken about as long for its last
     two answers, its messages are looked for from a while before the next is due until a while after.
@@ -23,13 +23,14 @@ class Vigil:
         answers: Of those that do. Others may come and go in between, and mean nothing.
 
     Attributes:
-        known: First two items of the answer that was `heard` of last, and that means nothing when it comes.
+        early: First two items of the answer that was `completed_early` last, and that means nothing when it
+            comes.
     """
 
     def __init__(self, window: float, asks: frozenset[object], answers: frozenset[object]) -> None:
         self.asks: frozenset[object] = asks
         self.answers: frozenset[object] = answers
-        self.known: tuple[object, ...] = ()
+        self.early: tuple[object, ...] = ()
         self._half = window / 2
         self._forecast = LatencyEstimator(time.perf_counter())
         self._is_expected = False
@@ -57,17 +58,17 @@ class Vigil:
         if self._is_expected:
             answers = self.answers
             for message, _ in messages:
-                if message[0] in answers and message[:2] != self.known:
+                if message[0] in answers and message[:2] != self.early:
                     self._end()
                     break
 
-    def heard(self, *known: object) -> None:
-        """The answer is known, and will come only later.
+    def completed_early(self, *answer: object) -> None:
+        """What an answer says is known, and it will come only later.
 
         Args:
-            known: Its first two items, by which it is known then.
+            answer: Its first two items, by which it is told then.
         """
-        self.known = known
+        self.early = answer
         if self._is_expected:
             self._end()
 

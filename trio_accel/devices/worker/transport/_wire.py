@@ -115,7 +115,7 @@ def decode_spec(data: Wire, host: HostDecoder) -> OperationSpec:
 
 
 def spec_key(
-    spec: OperationSpec, place: Callable[[npt.NDArray[Any]], Wire | None]
+    spec: OperationSpec, address: Callable[[npt.NDArray[Any]], Wire | None]
 ) -> tuple[list[Any], list[int]] | None:
     """All of a specification but its blocks, and these: what is equal there is the same once it is encoded.
 
@@ -123,7 +123,7 @@ def spec_key(
 
     Args:
         spec: The specification.
-        place: Tells of a host array where it lies; None where that is not all that is to be said of it.
+        address: Tells of a host array where it lies; None where that is not all that is to be said of it.
     """
     cls = type(spec)
     codec = _CODECS.get(cls) or _codec(cls)
@@ -146,7 +146,7 @@ def spec_key(
             key += kind, field
         elif kind is np.ndarray:
             array = field
-            where = place(array)
+            where = address(array)
             if where is None:
                 return None
             key.append(where)

@@ -1,4 +1,4 @@
-"""Whoever waits for an answer alone receives it by itself, where the answer is due."""
+"""A task that waits for an answer alone polls for it by itself, where the answer is due."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ import trio_accel as ta
 from trio_accel.devices.completion import _strategies
 from trio_accel.devices.worker.front._link import WorkerLink
 from trio_accel.devices.worker.transport import _channel
-from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel, Received
+from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel
+from trio_accel.devices.worker.transport._framing import Received
 from trio_accel.devices.worker.transport._page import SharedPage
-from trio_accel.devices.worker.transport._spin_wait import Vigil
+from trio_accel.devices.worker.transport._spin_wait import SpinWait
 
 
 class Peers:
@@ -41,12 +42,12 @@ class Peers:
         if page is not None:
             self.ours.share(*page.frames)
             self.theirs.share(*reversed(page.frames))
-        self.vigil = Vigil(20.0, frozenset({"ask"}), frozenset({"answer"}))
-        self.ours.vigil = self.vigil
+        self.spin_wait = SpinWait(20.0, frozenset({"ask"}), frozenset({"answer"}))
+        self.ours.spin_with(self.spin_wait)
         for task in (self.ours.run, self.theirs.run, self.ours.listen, self.receive):
             nursery.start_soon(task)
         self.received: list[Any] = []
-        self.attended: list[Any] = []
+        self.polled: list[Any] = []
         self.takes: bool = True
         self.end: BaseException | None = None
 
@@ -59,21 +60,21 @@ class Peers:
 
     def take(self, received: list[Received]) -> bool:
         if self.takes:
-            self.attended += [message for message, _ in received]
+            self.polled += [message for message, _ in received]
         return self.takes
 
     def ask(self) -> None:
         # Two that took as long as one another.
         for _ in range(3):
-            self.vigil.sent()
-            self.vigil.received([(("answer",), ())])
+            self.spin_wait.sent()
+            self.spin_wait.received([(("answer",), ())])
         self.ours.post(("ask",), now=True)
-        assert self.ours.is_awaited
+        assert self.ours.may_spin
 
-    async def attend(self, until: Callable[[], bool]) -> None:
+    async def spin(self, until: Callable[[], bool]) -> None:
         with trio.move_on_after(5) as scope:
-            before = len(self.attended)
-            await self.ours.attend(self.take, lambda: not until() and len(self.attended) == before)
+            before = len(self.polled)
+            await self.ours.spin(self.take, lambda: not until() and len(self.polled) == before)
         # It is not to be cancelled: it returns.
         assert not scope.cancel_called
 
@@ -95,11 +96,11 @@ async def test_the_answer_comes_to_who_waits_for_it(peers: Peers) -> None:
     for count in range(1, 4):
         peers.ask()
         peers.theirs.post(("answer", count), now=True)
-        await peers.attend(lambda: False)
-        assert peers.attended[-1] == ("answer", count)
-        assert len(peers.attended) == count
+        await peers.spin(lambda: False)
+        assert peers.polled[-1] == ("answer", count)
+        assert len(peers.polled) == count
     assert not peers.received
-    assert not peers.ours.is_awaited
+    assert not peers.ours.may_spin
 
 
 async def test_behind_the_answer_the_receiver_is_woken(peers: Peers) -> None:
@@ -112,8 +113,8 @@ async def test_behind_the_answer_the_receiver_is_woken(peers: Peers) -> None:
             peers.theirs.post(("answer",), now=True)
         return False
 
-    await peers.attend(answer)
-    assert peers.attended == [("answer",)]
+    await peers.spin(answer)
+    assert peers.polled == [("answer",)]
     await trio.testing.wait_all_tasks_blocked(0.01)
     peers.theirs.post(("by the way",), now=True)
     await until(lambda: peers.received)
@@ -132,7 +133,7 @@ async def test_what_nobody_takes_is_the_receivers(peers: Peers) -> None:
             peers.theirs.post(("answer",), now=True)
         return turn is None
 
-    await peers.attend(is_over)
+    await peers.spin(is_over)
     assert next(turns, None) is not None
     # What comes behind it is received behind it, and so is the end.
     peers.theirs.post(("later",), now=True)
@@ -148,13 +149,13 @@ async def test_what_is_left_when_the_channel_is_closed_leaves_no_descriptor(peer
     descriptor = os.open(os.devnull, os.O_RDONLY)
     peers.theirs.send(("answer",), (descriptor,), now=True)
     os.close(descriptor)
-    await peers.attend(lambda: False)
+    await peers.spin(lambda: False)
     [(_, (left,))] = peers.ours._left
     os.fstat(left)
-    # Another who attended now would have what comes behind it first.
-    peers.vigil.sent()
-    assert not peers.vigil.pause()
-    assert not peers.ours.is_awaited
+    # Another that spins now would have what comes behind it first.
+    peers.spin_wait.sent()
+    assert not peers.spin_wait.pause()
+    assert not peers.ours.may_spin
     peers.ours.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(left)
@@ -162,10 +163,10 @@ async def test_what_is_left_when_the_channel_is_closed_leaves_no_descriptor(peer
     assert not peers.received
 
 
-async def test_nobody_attends_for_long(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nobody_spins_for_long(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_channel, "LONGEST_LOOK", 0.05)
     peers.ask()
-    await peers.attend(lambda: False)
+    await peers.spin(lambda: False)
     peers.theirs.post(("answer",), now=True)
     await until(lambda: peers.received)
 
@@ -173,7 +174,7 @@ async def test_nobody_attends_for_long(peers: Peers, monkeypatch: pytest.MonkeyP
 async def test_what_comes_later_is_received_as_ever(peers: Peers) -> None:
     peers.ask()
     turns = iter(range(5))
-    await peers.attend(lambda: next(turns, None) is None)
+    await peers.spin(lambda: next(turns, None) is None)
     peers.theirs.post(("answer",), now=True)
     await until(lambda: peers.received)
     # Also after a while, when nothing is due.
@@ -181,10 +182,10 @@ async def test_what_comes_later_is_received_as_ever(peers: Peers) -> None:
     peers.theirs.post(("by the way",), now=True)
     await trio.testing.wait_all_tasks_blocked(0.01)
     assert peers.received == [("answer",), ("by the way",)]
-    assert not peers.attended
+    assert not peers.polled
 
 
-async def test_what_was_rung_for_one_who_attends_is_rung_for_again(peers: Peers) -> None:
+async def test_what_was_rung_for_one_that_spins_is_rung_for_again(peers: Peers) -> None:
     """The task that listens has rung for nobody by then."""
     peers.ask()
     take, turns = peers.ours._take, iter(range(20))
@@ -197,12 +198,12 @@ async def test_what_was_rung_for_one_who_attends_is_rung_for_again(peers: Peers)
         return take(is_due=is_due, is_shown=is_shown) if turn > 13 else []
 
     peers.ours._take = late  # type: ignore[method-assign]
-    await peers.attend(lambda: False)
+    await peers.spin(lambda: False)
     peers.ours._take = take  # type: ignore[method-assign]
     await trio.testing.wait_all_tasks_blocked(0.01)
     peers.theirs.post(("last",), now=True)
     await until(lambda: peers.received)
-    assert peers.attended == [("answer",)]
+    assert peers.polled == [("answer",)]
     assert peers.received == [("last",)]
 
 
@@ -210,7 +211,7 @@ async def test_who_is_cancelled_leaves_it_to_the_receiver(peers: Peers) -> None:
     peers.ask()
     started = trio.current_time()
     with trio.move_on_after(0.01) as scope:
-        await peers.attend(lambda: False)
+        await peers.spin(lambda: False)
         assert trio.current_time() - started < 3
         assert trio.current_effective_deadline() == -float("inf")
         await trio.lowlevel.checkpoint()
@@ -229,75 +230,75 @@ async def test_the_end_is_the_receivers(peers: Peers, whose: str) -> None:
             getattr(peers, whose).close()
         return False
 
-    await peers.attend(is_over)
+    await peers.spin(is_over)
     await trio.testing.wait_all_tasks_blocked(0.01)
     assert isinstance(peers.end, EndOfChannel)
 
 
 @attrs.define
-class Attended:
-    """Counts those who wait for themselves."""
+class Spinning:
+    """Counts the askers that poll for themselves."""
 
     now: int = 0
     begun: int = 0
     taken: int = 0
-    heard: int = 0
+    early: int = 0
 
 
 @pytest.fixture
-def attended(monkeypatch: pytest.MonkeyPatch) -> Attended:
+def spinning(monkeypatch: pytest.MonkeyPatch) -> Spinning:
     # However small or busy this machine is.
     monkeypatch.setattr(_strategies, "_processors", lambda: 16)
-    monkeypatch.setattr(Vigil, "pause", lambda vigil: 0.0 if vigil._is_expected else inf)
+    monkeypatch.setattr(SpinWait, "pause", lambda spin_wait: 0.0 if spin_wait._is_expected else inf)
     monkeypatch.setattr(_channel, "LONGEST_LOOK", 10.0)
-    counts, attend = Attended(), WorkerLink.attend
+    counts, spin = Spinning(), WorkerLink.spin
 
     async def counted(link: WorkerLink, number: int, take: Any, goes_on: Any) -> None:
         counts.begun += 1
         counts.now += 1
         try:
-            await attend(link, number, take, goes_on)
+            await spin(link, number, take, goes_on)
         finally:
             counts.now -= 1
         _, request = goes_on.args
         counts.taken += request.is_over
 
-    hear = WorkerLink.hear
+    complete_early = WorkerLink.complete_early
 
     def counting(link: WorkerLink, request: int) -> bool:
-        is_heard = hear(link, request)
-        counts.heard += is_heard
-        return is_heard
+        is_early = complete_early(link, request)
+        counts.early += is_early
+        return is_early
 
-    monkeypatch.setattr(WorkerLink, "attend", counted)
-    monkeypatch.setattr(WorkerLink, "hear", counting)
+    monkeypatch.setattr(WorkerLink, "spin", counted)
+    monkeypatch.setattr(WorkerLink, "complete_early", counting)
     return counts
 
 
 @pytest.fixture
-async def device(system: ta.System, attended: Attended) -> AsyncGenerator[ta.Device, None]:
+async def device(system: ta.System, spinning: Spinning) -> AsyncGenerator[ta.Device, None]:
     wakeful = options(completion=ta.AdaptiveCompletion(), cancel_grace=0.2, close_grace=0.2)
     async with system.open_device(BACKEND, options=wakeful) as device:
         yield device
 
 
-async def steady(device: ta.Device, attended: Attended) -> ta.AccelRef:
-    """An array that was used by one who attended."""
+async def steady(device: ta.Device, spinning: Spinning) -> ta.AccelRef:
+    """An array that was used by one that spins."""
     x = await device.put(np.ones(8))
-    before = attended.taken
-    # The first is of a form that the worker does not know, and its library is opened.
+    before = spinning.taken
+    # The first is of a template that the worker does not have, and its library is opened.
     for _ in range(3):
         await ta.linalg.scal(1.0, x)
-    assert attended.taken > before
+    assert spinning.taken > before
     return x
 
 
-async def test_a_lone_asker_attends(device: ta.Device, attended: Attended) -> None:
-    x = await steady(device, attended)
-    before = attended.taken
+async def test_a_lone_asker_spins(device: ta.Device, spinning: Spinning) -> None:
+    x = await steady(device, spinning)
+    before = spinning.taken
     for _ in range(50):
         await ta.linalg.scal(-1.0, x)
-    assert attended.taken == before + 50
+    assert spinning.taken == before + 50
     with pytest.raises(ta.OutOfMemoryError):
         await device.zeros((1 << 50,))
     ta.testing.inject_fault(device, ta.linalg.Scal, fail=ZeroDivisionError())
@@ -307,45 +308,45 @@ async def test_a_lone_asker_attends(device: ta.Device, attended: Attended) -> No
     assert (await x.to_host()).tolist() == [1.0] * 8
 
 
-@pytest.mark.parametrize("is_attended", [True, False])
-async def test_a_failure_keeps_no_array(device: ta.Device, attended: Attended, is_attended: bool) -> None:
-    x = await steady(device, attended)
-    y, before = await device.put(np.ones(8)), attended.begun
+@pytest.mark.parametrize("is_spun", [True, False])
+async def test_a_failure_keeps_no_array(device: ta.Device, spinning: Spinning, is_spun: bool) -> None:
+    x = await steady(device, spinning)
+    y, before = await device.put(np.ones(8)), spinning.begun
     gc.collect()
     with without_collection():
         ta.testing.inject_fault(device, ta.linalg.Scal, fail=ta.NotSupportedError("not today"))
         async with trio.open_nursery() as nursery:
-            if not is_attended:
+            if not is_spun:
                 # Then there are two, and the receiver wakes both.
                 nursery.start_soon(ta.linalg.nrm2, x)
             with pytest.raises(ta.NotSupportedError, match="today"):
                 await ta.linalg.scal(1.0, y)
-        assert attended.begun > before
+        assert spinning.begun > before
         del y
         await device.synchronize()
         assert (await device.statistics()).memory.blocks == 1
 
 
-async def test_many_askers_and_one_in_turns(device: ta.Device, attended: Attended) -> None:
-    x = await steady(device, attended)
+async def test_many_askers_and_one_in_turns(device: ta.Device, spinning: Spinning) -> None:
+    x = await steady(device, spinning)
     for count in (1, 5, 1, 1, 64, 1, 2):
         async with trio.open_nursery() as nursery:
             for _ in range(count):
                 nursery.start_soon(ta.linalg.scal, -1.0, x)
     assert (await x.to_host()).tolist() == [-1.0] * 8
-    assert not attended.now
+    assert not spinning.now
     statistics = await device.statistics()
     assert (statistics.in_flight, device.pending) == (0, 0)
 
 
-async def test_one_who_is_cancelled(device: ta.Device, attended: Attended) -> None:
-    x = await steady(device, attended)
+async def test_one_who_is_cancelled(device: ta.Device, spinning: Spinning) -> None:
+    x = await steady(device, spinning)
     with trio.CancelScope() as scope:
-        async with one_who_attends(x, attended, trio.Cancelled):
+        async with one_that_spins(x, spinning, trio.Cancelled):
             cancelled = trio.current_time()
             scope.cancel()
     assert trio.current_time() - cancelled < 5
-    assert not attended.now
+    assert not spinning.now
     # What it has left goes on, and the worker serves others.
     y = await device.put(np.ones(8))
     assert (await y.to_host()).tolist() == [1.0] * 8
@@ -357,11 +358,11 @@ async def test_one_who_is_cancelled(device: ta.Device, attended: Attended) -> No
 
 
 @asynccontextmanager
-async def one_who_attends(
-    x: ta.AccelRef, attended: Attended, error: type[BaseException]
+async def one_that_spins(
+    x: ta.AccelRef, spinning: Spinning, error: type[BaseException]
 ) -> AsyncGenerator[None, None]:
-    """Begins when somebody attends an operation that does not end by itself; it is to end with this error."""
-    before, link = attended.begun, x.device.dispatch._link  # type: ignore[union-attr]
+    """Begins when a task spins for an operation that does not end by itself; it is to end with this error."""
+    before, link = spinning.begun, x.device.dispatch._link  # type: ignore[union-attr]
     assert link is not None
     launched = link.started(BLAS)
     ta.testing.inject_fault(x.device, ta.linalg.Scal, hang=True)
@@ -373,37 +374,37 @@ async def one_who_attends(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask)
         # One that was not begun by the end of its worker is the next one's, and does not end there either.
-        await until(lambda: attended.now == 1 and link.started(BLAS) > launched)
-        assert attended.begun == before + 1
+        await until(lambda: spinning.now == 1 and link.started(BLAS) > launched)
+        assert spinning.begun == before + 1
         yield
 
 
 @pytest.mark.parametrize("how", ["kill", "poison"])
-async def test_one_whose_worker_is_lost(device: ta.Device, attended: Attended, how: str) -> None:
-    x, other = await steady(device, attended), await device.put(np.arange(8.0))
-    async with one_who_attends(x, attended, ta.ContextPoisonedError):
+async def test_one_whose_worker_is_lost(device: ta.Device, spinning: Spinning, how: str) -> None:
+    x, other = await steady(device, spinning), await device.put(np.arange(8.0))
+    async with one_that_spins(x, spinning, ta.ContextPoisonedError):
         if how == "poison":
             ta.testing.poison(device)
         else:
             process = device.dispatch.process  # type: ignore[union-attr]
             os.kill(process.pid, signal.SIGKILL)  # type: ignore[union-attr]
-    assert not attended.now
+    assert not spinning.now
     await ta.linalg.scal(2.0, other)
     assert (await other.to_host()).tolist() == list(range(0, 16, 2))
     assert device.generation == 2
 
 
-async def test_one_whose_device_is_closed(device: ta.Device, attended: Attended) -> None:
-    x = await steady(device, attended)
-    async with one_who_attends(x, attended, ta.DeviceLostError):
+async def test_one_whose_device_is_closed(device: ta.Device, spinning: Spinning) -> None:
+    x = await steady(device, spinning)
+    async with one_that_spins(x, spinning, ta.DeviceLostError):
         await device.close()
-    assert not attended.now
+    assert not spinning.now
 
 
-async def test_what_others_hear_is_told_in_nobodys_context(device: ta.Device, attended: Attended) -> None:
+async def test_what_others_hear_is_told_in_nobodys_context(device: ta.Device, spinning: Spinning) -> None:
     """Observers, and handlers of the log, and not in that of whoever happens to wait alone."""
     who: contextvars.ContextVar[str] = contextvars.ContextVar("who", default="nobody")
-    x = await steady(device, attended)
+    x = await steady(device, spinning)
     seen: list[tuple[str, str]] = []
 
     class Handler(logging.Handler):
@@ -426,13 +427,13 @@ async def test_what_others_hear_is_told_in_nobodys_context(device: ta.Device, at
     assert {whose for _, whose in seen} == {"nobody"}
 
 
-async def test_the_error_of_another_has_nothing_to_do_with_who_attends(
-    system: ta.System, attended: Attended
+async def test_the_error_of_another_has_nothing_to_do_with_one_that_spins(
+    system: ta.System, spinning: Spinning
 ) -> None:
     """Whoever waits is handed over when the one before it is done, and refused then."""
     one = options(completion=ta.AdaptiveCompletion(), in_flight=1)
     async with system.open_device(BACKEND, options=one) as device:
-        x, y = await steady(device, attended), await device.put(np.ones(8))
+        x, y = await steady(device, spinning), await device.put(np.ones(8))
         failed: list[BaseException] = []
 
         async def first() -> None:
@@ -449,7 +450,7 @@ async def test_the_error_of_another_has_nothing_to_do_with_who_attends(
         ta.testing.inject_fault(device, ta.linalg.Scal, delay=0.1)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(first)
-            await until(lambda: attended.now == 1)
+            await until(lambda: spinning.now == 1)
             nursery.start_soon(second)
             await until(lambda: len(device.dispatch._requests) == 2)  # type: ignore[attr-defined]
             y.release()
@@ -458,7 +459,7 @@ async def test_the_error_of_another_has_nothing_to_do_with_who_attends(
 
 ANSWER = "done", 7, (), (), None
 # Of a worker that shows of whatever it is asked that it is over.
-LINK: Any = SimpleNamespace(hear=lambda _: True, was_heard=lambda _: False)
+LINK: Any = SimpleNamespace(complete_early=lambda _: True, was_early=lambda _: False)
 
 
 @pytest.mark.parametrize(
@@ -491,13 +492,13 @@ async def test_an_answer_that_something_follows_from_is_the_receivers(
         monkeypatch.setattr(device, "hooks", [print])
     assert not dispatch._take_own(LINK, request, [(ANSWER, ())])
     # Nor is its end taken before the answer comes.
-    request.prepared, request.is_over = (), False
+    request.early, request.is_over = (), False
     monkeypatch.setattr(type(dispatch._requests), "sent", 1)
     assert dispatch._is_waited_for(LINK, request)
 
 
 @attrs.frozen
-class Heard:
+class Early:
     """Products that take long enough for their end to be shown ahead of the answer, up to one that was.
 
     Attributes:
@@ -514,23 +515,23 @@ class Heard:
         np.testing.assert_array_equal(await self.made[number].to_host(), expected)
 
 
-async def heard(device: ta.Device, attended: Attended) -> Heard:
+async def early(device: ta.Device, spinning: Spinning) -> Early:
     # On a GPU the small ones end before anybody waits for them.
     for width, most in (300, 200), (2400, 50):
-        found = Heard(await device.put(np.eye(width) * 2), [])
-        before = attended.heard
+        found = Early(await device.put(np.eye(width) * 2), [])
+        before = spinning.early
         while len(found.made) < most:
             found.made.append(await ta.linalg.matmul(found.factor, found.factor))
-            if attended.heard > before:
+            if spinning.early > before:
                 return found
     raise AssertionError("no end was shown")
 
 
-async def test_the_end_is_shown_ahead_of_the_answer(device: ta.Device, attended: Attended) -> None:
+async def test_the_end_is_shown_ahead_of_the_answer(device: ta.Device, spinning: Spinning) -> None:
     for _ in range(3):
-        found = await heard(device, attended)
+        found = await early(device, spinning)
         # The answer comes behind the next request, and means nothing then.
-        x = await steady(device, attended)
+        x = await steady(device, spinning)
         await found.check(-1)
         assert (await x.to_host()).tolist() == [1.0] * 8
     await device.synchronize()
@@ -538,9 +539,9 @@ async def test_the_end_is_shown_ahead_of_the_answer(device: ta.Device, attended:
     assert (statistics.in_flight, statistics.launched) == (0, statistics.completed)
 
 
-async def test_what_was_shown_outlives_the_worker(device: ta.Device, attended: Attended) -> None:
+async def test_what_was_shown_outlives_the_worker(device: ta.Device, spinning: Spinning) -> None:
     for _ in range(2):
-        found = await heard(device, attended)
+        found = await early(device, spinning)
         process = device.dispatch.process  # type: ignore[attr-defined]
         # Its answer may never come.
         process.kill()
@@ -549,20 +550,20 @@ async def test_what_was_shown_outlives_the_worker(device: ta.Device, attended: A
 
 
 async def test_who_observes_hears_the_reply_behind_what_was_done(
-    system: ta.System, device: ta.Device, attended: Attended
+    system: ta.System, device: ta.Device, spinning: Spinning
 ) -> None:
-    a, seen = (await heard(device, attended)).factor, list[Any]()
+    a, seen = (await early(device, spinning)).factor, list[Any]()
     with system.subscribe(seen.append):
-        before = attended.heard
+        before = spinning.early
         for _ in range(20):
             await ta.linalg.matmul(a, a)
-        assert attended.heard == before
+        assert spinning.early == before
     assert seen
 
 
-async def test_a_failure_is_not_shown_nor_what_was_injected(device: ta.Device, attended: Attended) -> None:
-    found = await heard(device, attended)
-    a, before = found.factor, attended.heard
+async def test_a_failure_is_not_shown_nor_what_was_injected(device: ta.Device, spinning: Spinning) -> None:
+    found = await early(device, spinning)
+    a, before = found.factor, spinning.early
     for _ in range(5):
         ta.testing.inject_fault(device, ta.linalg.Matmul, delay=0.001)
         await ta.linalg.matmul(a, a)
@@ -570,7 +571,7 @@ async def test_a_failure_is_not_shown_nor_what_was_injected(device: ta.Device, a
         ta.testing.inject_fault(device, ta.linalg.Matmul, fail=ta.NotSupportedError("not today"))
         with pytest.raises(ta.NotSupportedError, match="today"):
             await ta.linalg.matmul(a, a)
-    assert attended.heard == before
+    assert spinning.early == before
     found.made.append(await ta.linalg.matmul(a, a))
     await found.check(-1)
 
@@ -588,7 +589,7 @@ async def test_what_is_shown_is_seen_within_the_same_look(peers: Peers) -> None:
         return happened[-1] == "on"
 
     with trio.fail_after(5):
-        await peers.ours.attend(peers.take, goes_on, is_shown)
+        await peers.ours.spin(peers.take, goes_on, is_shown)
     # Whoever is asked first does not know it yet; there is no turn of the loop in between.
     assert happened[0] == "on"
     assert happened[-1] == "over"

@@ -29,17 +29,19 @@ from trio_accel.backends.base.ops import (
     writes,
 )
 from trio_accel.devices.operations._operation import Launch
+from trio_accel.devices.worker.back import _templates as _back
 from trio_accel.devices.worker.back._blocks import WorkerBlocks
-from trio_accel.devices.worker.transport import _templates as _forms
-from trio_accel.devices.worker.transport._host_arrays import HostArrays
-from trio_accel.devices.worker.transport._templates import Form, FormTable
+from trio_accel.devices.worker.back._templates import LaunchTemplate
+from trio_accel.devices.worker.front import _templates as _front
+from trio_accel.devices.worker.front._host_arrays import HostArrays
+from trio_accel.devices.worker.front._templates import TemplateTable
 
 FLOAT32 = DType.float32
 
 
 @attrs.frozen
 class Named:
-    """As much of a block as a form needs."""
+    """As much of a block as a template needs."""
 
     id: int
     damaged_by: None = None
@@ -55,7 +57,7 @@ class FactorSpec(OperationSpec):
     out: ArraySpec = writes()  # noqa: RUF009  # the same
 
 
-class Places:
+class Addresses:
     """Where host arrays lie that a worker has, too."""
 
     def __init__(self) -> None:
@@ -74,10 +76,10 @@ class Worker:
     """What a worker makes of the messages."""
 
     def __init__(self) -> None:
-        self.table: FormTable = FormTable(self._take)
-        self.forms: dict[int, Form] = {}
+        self.table: TemplateTable = TemplateTable(self._take)
+        self.templates: dict[int, LaunchTemplate] = {}
         self.told: list[Any] = []
-        self.places: Places = Places()
+        self.addresses: Addresses = Addresses()
         self.asked: list[Any] = []
         self.arrival: Any = object()
         self.is_there = False
@@ -85,23 +87,23 @@ class Worker:
     def _take(self, message: Any) -> None:
         plain = pickle.loads(pickle.dumps(message, 5))
         self.told.append(plain)
-        if plain[0] == "form":
-            self.forms[plain[1]] = Form(plain[2])
+        if plain[0] == "template":
+            self.templates[plain[1]] = LaunchTemplate(plain[2])
         else:
-            assert plain == ("forget_forms",)
-            self.forms.clear()
+            assert plain == ("forget_templates",)
+            self.templates.clear()
 
     def across(self, launch: Launch, number: int = 7) -> Launch | None:
-        """The launch as the worker makes it, if it is of a form."""
-        found = self.table.find(launch, self.places.get_by_identity)
+        """The launch as the worker makes it, if it has a template."""
+        found = self.table.find(launch, self.addresses.get_by_identity)
         if found is None:
             return None
-        form, blocks = pickle.loads(pickle.dumps(found, 5))
-        known = self.forms[form]
-        made, blocks_by_id = known.on(blocks), cast("WorkerBlocks", Blocks())
-        if not made.is_found(blocks_by_id):
-            made.find(blocks_by_id)
-        return known.launch(number, blocks, made, self._array_at)
+        number_of_template, blocks = pickle.loads(pickle.dumps(found, 5))
+        template = self.templates[number_of_template]
+        binding, blocks_by_id = template.bind(blocks), cast("WorkerBlocks", Blocks())
+        if not binding.is_found(blocks_by_id):
+            binding.find(blocks_by_id)
+        return template.launch(number, blocks, binding, self._array_at)
 
     def _array_at(self, arrivals: list[Any], *where: Any) -> Any:
         self.asked.append(where)
@@ -145,7 +147,7 @@ def product(a: int, b: int, out: int, **changes: Any) -> Launch:
     return launch_of(spec, **{"made": made, "outputs": (out,), "uses": uses, **changes})
 
 
-def test_the_second_operation_of_a_form_makes_it() -> None:
+def test_the_second_operation_of_a_template_makes_it() -> None:
     worker = Worker()
     assert worker.across(product(1, 2, 3)) is None
     assert not worker.told
@@ -154,7 +156,7 @@ def test_the_second_operation_of_a_form_makes_it() -> None:
         assert made is not None
         assert same(made, product(a, b, out))
         assert made.number == 7
-    assert [message[0] for message in worker.told] == ["form"]
+    assert [message[0] for message in worker.told] == ["template"]
 
 
 def same(left: Launch, right: Launch) -> bool:
@@ -195,7 +197,7 @@ CHANGES = {
 }
 
 
-def test_what_differs_is_of_another_form() -> None:
+def test_what_differs_is_of_another_template() -> None:
     launches = [product(1, 2, 3), *CHANGES.values()]
     worker = Worker()
     for launch in launches:
@@ -204,7 +206,7 @@ def test_what_differs_is_of_another_form() -> None:
         made = worker.across(launch)
         assert made is not None
         assert same(made, launch)
-    assert len(worker.forms) == len(launches)
+    assert len(worker.templates) == len(launches)
 
 
 FACTORS = ((), (0, 1), 0, False, 0.0, -0.0, 1, True, 1.0, math.nan, math.inf, "0", b"0", None, 2**70)
@@ -226,13 +228,13 @@ def test_factors_that_are_equal_but_not_the_same() -> None:
 @pytest.mark.parametrize(
     "factor", [1j, np.float32(1), (1, 2.0), (True,), (np.int64(1),), np.ones(2), DType.int8], ids=repr
 )
-def test_a_specification_that_holds_more_has_no_form(factor: object) -> None:
+def test_a_specification_that_holds_more_has_no_template(factor: object) -> None:
     worker = Worker()
     launch = product(1, 2, 3, spec=FactorSpec(factor, array(1), array(2), array(3)))
     assert [worker.across(launch) for _ in range(3)] == [None] * 3
 
 
-def test_what_is_staged_or_hit_by_a_fault_has_no_form() -> None:
+def test_what_is_staged_or_hit_by_a_fault_has_no_template() -> None:
     worker = Worker()
     staged = product(1, 2, 3, staged=(CopySpec(array(1), array(4)),))
     hit = product(1, 2, 3, fault=object())
@@ -269,7 +271,7 @@ def test_what_arrives_is_what_was_sent(launches: list[Launch]) -> None:
 
 
 def test_when_there_are_too_many_all_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_forms, "_MOST", 4)
+    monkeypatch.setattr(_front, "_MOST", 4)
     worker = Worker()
     for extent in range(1, 20):
         launch = product(1, 2, 3, spec=MatmulSpec(array(1, (extent,)), array(2), array(3)))
@@ -277,8 +279,8 @@ def test_when_there_are_too_many_all_are_forgotten(monkeypatch: pytest.MonkeyPat
         made = worker.across(launch)
         assert made is not None
         assert same(made, launch)
-        assert len(worker.forms) <= 4
-    assert ("forget_forms",) in worker.told
+        assert len(worker.templates) <= 4
+    assert ("forget_templates",) in worker.told
 
 
 def test_a_specification_that_comes_again_with_something_else() -> None:
@@ -301,7 +303,7 @@ def test_a_specification_that_comes_again_with_something_else() -> None:
 
 
 def test_what_follows_from_the_blocks_is_kept_for_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_forms, "_MOST_MADE", 4)
+    monkeypatch.setattr(_back, "_MOST_BINDINGS", 4)
     worker = Worker()
     worker.across(product(1, 2, 3))
     for _ in range(2):
@@ -310,8 +312,8 @@ def test_what_follows_from_the_blocks_is_kept_for_a_few(monkeypatch: pytest.Monk
             made = worker.across(launch)
             assert made is not None
             assert same(made, launch)
-            (form,) = worker.forms.values()
-            assert len(form._made) <= 4
+            (template,) = worker.templates.values()
+            assert len(template._bindings) <= 4
 
 
 @pytest.fixture
@@ -346,10 +348,10 @@ async def test_factors_of_operations_that_occur_again(isolated: ta.Device) -> No
 
 
 @pytest.mark.parametrize("kind", [CopyFromHostSpec, CopyToHostSpec])
-def test_a_host_array_is_part_of_it_by_its_place(kind: Any) -> None:
+def test_a_host_array_is_part_of_it_by_its_address(kind: Any) -> None:
     worker, here, there, elsewhere = Worker(), *np.zeros((3, 3), np.float32)
-    worker.places.add(here, 5, 64, "float32", (3,), None)
-    worker.places.add(there, 5, 128, "float32", (3,), None)
+    worker.addresses.add(here, 5, 64, "float32", (3,), None)
+    worker.addresses.add(there, 5, 128, "float32", (3,), None)
 
     def ask(host: Any, block: int) -> Launch | None:
         spec = kind(host=host, **{"out" if kind is CopyFromHostSpec else "source": array(block, (3,))})
@@ -362,7 +364,7 @@ def test_a_host_array_is_part_of_it_by_its_place(kind: Any) -> None:
         assert made.spec.host.tolist() == [1, 1, 1]  # type: ignore[attr-defined]
         assert made.arrivals == [worker.arrival]
         assert worker.asked.pop() == (5, offset, "float32", (3,), None)
-    assert [message[0] for message in worker.told] == ["form", "form"]
+    assert [message[0] for message in worker.told] == ["template", "template"]
 
 
 def copy_of(host: Any, at: ArraySpec, kind: Any = CopyFromHostSpec, **changes: Any) -> Launch:
@@ -378,7 +380,7 @@ def same_copy(made: Launch, launch: Launch) -> bool:
 
 def test_what_waits_for_memory_of_the_application_is_made_anew_each_time() -> None:
     worker, host, at = Worker(), np.zeros(3, np.float32), array(1, (3,))
-    worker.places.add(host, 5, 64, "float32", (3,), None)
+    worker.addresses.add(host, 5, 64, "float32", (3,), None)
     worker.across(copy_of(host, at))
     made = worker.across(copy_of(host, at))
     assert made is not None
@@ -399,27 +401,27 @@ def test_what_waits_for_memory_of_the_application_is_made_anew_each_time() -> No
 @pytest.mark.parametrize("kind", [CopyFromHostSpec, CopyToHostSpec])
 def test_a_copy_that_comes_again_is_known_by_its_arrays(kind: Any) -> None:
     worker, host, at = Worker(), np.zeros(3, np.float32), array(1, (3,))
-    worker.places.add(host, 5, 64, "float32", (3,), None)
+    worker.addresses.add(host, 5, 64, "float32", (3,), None)
     worker.across(copy_of(host, at, kind))
     worker.across(copy_of(host, at, kind))
-    before = worker.places.looks
+    before = worker.addresses.looks
     for _ in range(3):
         made = worker.across(copy_of(host, at, kind))
         assert made is not None
         assert same_copy(made, copy_of(host, at, kind))
-    assert worker.places.looks == before
+    assert worker.addresses.looks == before
     # Nothing of this keeps the array.
     gone = weakref.ref(host)
     del host
-    worker.places = Places()
+    worker.addresses = Addresses()
     assert gone() is None
 
 
 def test_copies_that_differ_from_a_known_one() -> None:
     worker, host, at = Worker(), np.zeros(3, np.float32), array(1, (3,))
     other, back = np.zeros(3, np.float32), array(1, (3,), offset=4)
-    worker.places.add(host, 5, 64, "float32", (3,), None)
-    worker.places.add(other, 5, 128, "float32", (3,), None)
+    worker.addresses.add(host, 5, 64, "float32", (3,), None)
+    worker.addresses.add(other, 5, 128, "float32", (3,), None)
     launches = [
         copy_of(host, at),
         copy_of(host, at, CopyToHostSpec),
@@ -437,7 +439,7 @@ def test_copies_that_differ_from_a_known_one() -> None:
         assert made is not None
         offset = 128 if launch.spec.host is other else 64  # type: ignore[attr-defined]
         worker.across(launch)
-        assert worker.table.find(launch, worker.places.get_by_identity) is not None
+        assert worker.table.find(launch, worker.addresses.get_by_identity) is not None
         assert worker.asked[-1] == (5, offset, "float32", (3,), None)
         assert same_copy(made, launch)
 
@@ -445,36 +447,36 @@ def test_copies_that_differ_from_a_known_one() -> None:
 @pytest.mark.filterwarnings("ignore:Setting the (strides|shape):DeprecationWarning")
 def test_a_host_array_that_was_changed_in_place_is_looked_up_anew() -> None:
     worker, host, at = Worker(), np.zeros(6, np.float32)[:3], array(1, (3,))
-    worker.places.add(host, 5, 64, "float32", (3,), None)
+    worker.addresses.add(host, 5, 64, "float32", (3,), None)
     for _ in range(3):
         worker.across(copy_of(host, at))
-    before = worker.places.looks
+    before = worker.addresses.looks
     host.strides = (8,)
     worker.across(copy_of(host, at))
-    assert worker.places.looks == before + 1
+    assert worker.addresses.looks == before + 1
 
 
 def test_another_array_with_the_identity_of_one_that_is_gone_is_not_it() -> None:
     worker, host, at = Worker(), np.zeros(3, np.float32), array(1, (3,))
-    worker.places.add(host, 5, 64, "float32", (3,), None)
+    worker.addresses.add(host, 5, 64, "float32", (3,), None)
     for _ in range(3):
         worker.across(copy_of(host, at))
     ((key, known),) = worker.table._copies.items()
     other = np.zeros(3, np.float32)
-    worker.places.add(other, 5, 128, "float32", (3,), None)
+    worker.addresses.add(other, 5, 128, "float32", (3,), None)
     worker.table._copies = {(id(other), *key[1:]): known}
-    found = [worker.table.find(copy_of(other, at), worker.places.get_by_identity) for _ in range(2)]
+    found = [worker.table.find(copy_of(other, at), worker.addresses.get_by_identity) for _ in range(2)]
     assert found[0] is None
     assert found[1] is not None
     assert found[1] != known.found
 
 
-def test_copies_are_forgotten_with_the_forms_and_when_there_are_too_many(
+def test_copies_are_forgotten_with_the_templates_and_when_there_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_forms, "_MOST", 4)
+    monkeypatch.setattr(_front, "_MOST", 4)
     worker, host = Worker(), np.zeros(3, np.float32)
-    worker.places.add(host, 5, 64, "float32", (3,), None)
+    worker.addresses.add(host, 5, 64, "float32", (3,), None)
     for block in range(20):
         for _ in range(3):
             made = worker.across(copy_of(host, array(block, (3,))))
@@ -482,17 +484,17 @@ def test_copies_are_forgotten_with_the_forms_and_when_there_are_too_many(
         assert len(worker.table._copies) <= 4
     for extent in range(1, 9):
         worker.across(product(1, 2, 3, spec=MatmulSpec(array(1, (extent,)), array(2), array(3))))
-    assert ("forget_forms",) in worker.told
+    assert ("forget_templates",) in worker.told
     assert not worker.table._copies
 
 
 async def test_memory_that_the_worker_does_not_have_fails_the_operation_alone(
     system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether it is told of as it is or as a form."""
+    """Whether it is told of whole or as a replay."""
     async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation="process")) as device:
         monkeypatch.setattr(
-            HostArrays, "place", lambda _, host: ("shared", 999, 0, "float32", host.shape, None)
+            HostArrays, "address", lambda _, host: ("shared", 999, 0, "float32", host.shape, None)
         )
         for _ in range(3):
             with pytest.raises(KeyError, match="999"):

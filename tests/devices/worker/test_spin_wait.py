@@ -16,9 +16,9 @@ from chosen import BACKEND
 import trio_accel as ta
 from trio_accel.devices.completion import _strategies
 from trio_accel.devices.completion._strategies import window_of
-from trio_accel.devices.worker.transport import _spin_wait as _vigil
+from trio_accel.devices.worker.transport import _spin_wait
 from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel
-from trio_accel.devices.worker.transport._spin_wait import Vigil
+from trio_accel.devices.worker.transport._spin_wait import SpinWait
 
 PERIOD, WINDOW = 0.05, 0.2
 
@@ -44,11 +44,12 @@ def counted() -> Generator[Turns, None, None]:
 
 
 class Peers:
-    """Two ends, of which one keeps a vigil for the answers of the other."""
+    """Two ends, of which one stays awake for the answers of the other."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self.ours, self.theirs = (Channel(sock) for sock in socket.socketpair())
-        self.ours.vigil = self.vigil = Vigil(WINDOW, frozenset({"ask"}), frozenset({"answer"}))
+        self.spin_wait = SpinWait(WINDOW, frozenset({"ask"}), frozenset({"answer"}))
+        self.ours.spin_with(self.spin_wait)
         for channel in (self.ours, self.theirs):
             nursery.start_soon(channel.run)
         nursery.start_soon(self.ours.listen)
@@ -72,7 +73,7 @@ class Peers:
     async def get_steady(self) -> None:
         for _ in range(20):
             await self.exchange(PERIOD)
-            if self.vigil.is_steady:
+            if self.spin_wait.is_steady:
                 return
         pytest.fail("this machine is never twice as fast")
 
@@ -108,12 +109,12 @@ async def test_what_does_not_come_is_waited_for_no_longer(peers: Peers, nursery:
     with counted() as turns:
         await trio.sleep(PERIOD)
     assert turns.count < 20
-    assert not peers.vigil.is_steady
+    assert not peers.spin_wait.is_steady
     peers.theirs.post(("answer",), now=True)
 
 
 async def test_what_is_due_later_is_slept_for(peers: Peers) -> None:
-    peers.vigil._half = PERIOD / 10
+    peers.spin_wait._half = PERIOD / 10
     for _ in range(10):
         await peers.get_steady()
         with counted() as turns:
@@ -131,9 +132,9 @@ async def test_what_is_due_later_is_slept_for(peers: Peers) -> None:
 
 
 async def test_only_answers_count(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs, vigil = peers.ours, peers.theirs, peers.vigil
+    ours, theirs, spin_wait = peers.ours, peers.theirs, peers.spin_wait
     clock = SimpleNamespace(now=time.perf_counter())
-    monkeypatch.setattr(_vigil, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(_spin_wait, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     for round_ in range(3):
         ours.post(("ask",), now=True)
         await theirs.receive()
@@ -144,13 +145,13 @@ async def test_only_answers_count(peers: Peers, monkeypatch: pytest.MonkeyPatch)
         clock.now += PERIOD
         theirs.post(("answer",), now=True)
         await ours.receive()
-        before = vigil._forecast.seconds
+        before = spin_wait._forecast.seconds
         ours.send(("by the way",), now=True)
         clock.now += 2 * PERIOD
         assert await theirs.receive()
-        assert vigil._forecast.seconds == before == pytest.approx(PERIOD)
+        assert spin_wait._forecast.seconds == before == pytest.approx(PERIOD)
         # Two are alike, and so is each of the next.
-        assert vigil.is_steady == (round_ > 0)
+        assert spin_wait.is_steady == (round_ > 0)
 
 
 async def test_who_stays_awake_hears_of_the_end(peers: Peers) -> None:
@@ -179,19 +180,19 @@ async def test_a_small_machine_sleeps(device: ta.Device, monkeypatch: pytest.Mon
 
 def test_an_answer_that_was_known_before_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(_vigil, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    vigil = Vigil(WINDOW, frozenset({"ask"}), frozenset({"answer"}))
+    monkeypatch.setattr(_spin_wait, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    spin_wait = SpinWait(WINDOW, frozenset({"ask"}), frozenset({"answer"}))
     for number in range(5):
-        vigil.sent()
+        spin_wait.sent()
         # That of the one before comes only now.
-        vigil.received([(("answer", number - 1, "all is well"), ())])
+        spin_wait.received([(("answer", number - 1, "all is well"), ())])
         clock.now += PERIOD
-        vigil.heard("answer", number)
+        spin_wait.completed_early("answer", number)
         clock.now += 3 * PERIOD
-    assert vigil._forecast.seconds == pytest.approx(PERIOD)
-    assert vigil.is_steady
+    assert spin_wait._forecast.seconds == pytest.approx(PERIOD)
+    assert spin_wait.is_steady
     # Any other is one.
-    vigil.sent()
+    spin_wait.sent()
     clock.now += 2 * PERIOD
-    vigil.received([(("answer", 5), ())])
-    assert vigil._forecast.seconds == pytest.approx(2 * PERIOD)
+    spin_wait.received([(("answer", 5), ())])
+    assert spin_wait._forecast.seconds == pytest.approx(2 * PERIOD)

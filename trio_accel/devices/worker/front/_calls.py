@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import trio
 
-from ._codec import NonsenseError
+from ..transport._codec import NonsenseError
 
 __all__ = ["CallLostError", "Calls"]
 

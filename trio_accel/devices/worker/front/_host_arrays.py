@@ -14,8 +14,8 @@ from ....backends.base import DType
 from ....backends.base.ops import CopyFromHostSpec, CopyToHostSpec
 from ...host._host_pool import HostPool, Region
 from ...operations._operation import Launch
-from ._channel import Message
-from ._wire import encode_array
+from ..transport._codec import Message
+from ..transport._wire import encode_array
 
 __all__ = ["HostArrays", "HostCopy", "Staging"]
 
@@ -34,7 +34,7 @@ class HostCopy:
         host: The array.
         is_upload: Whether it is read.
         region: Where it is copied to or from. None if that is the device's own memory: then the worker
-            tells the place when its stream gets there.
+            tells the address when its stream gets there.
         transfer: What the worker calls a region that is not filled yet; the same for every worker.
         is_begun: Whether the copy runs or has run.
         is_over: Whether it has run.
@@ -49,7 +49,7 @@ class HostCopy:
 
 
 class Staging:
-    """Regions of the pool by way of which other arrays travel, so many at a time.
+    """Regions of the pool for staged transfers of other arrays, so many bytes at a time.
 
     Args:
         pool: Where they are.
@@ -84,16 +84,16 @@ class Staging:
 
 
 class HostArrays:
-    """The host arrays of one request, on the application's side; they are the same for every worker.
+    """The host arrays of one request; they are the same for every worker.
 
     Args:
-        by_value: Those up to so many bytes travel with the messages.
+        by_value: Those up to so many bytes are sent in the messages.
         staging: Memory that the device transfers from and to by itself. None if the application has the
             device's memory mapped.
 
     Attributes:
         copies: Those that the application copies, by index.
-        is_used: Whether there are any that a worker was told of one by one, and not by a form.
+        is_used: Whether there are any that a worker was told of one by one, and not by a template.
         is_written: Whether the worker writes to memory of the application.
         staging: As given.
     """
@@ -116,14 +116,14 @@ class HostArrays:
             return True
         specs = (launch.spec, *launch.staged)
         hosts = [spec.host for spec in specs if isinstance(spec, (CopyFromHostSpec, CopyToHostSpec))]
-        needed = [host.nbytes for host in hosts if host.nbytes > self._by_value and not self.place(host)]
+        needed = [host.nbytes for host in hosts if host.nbytes > self._by_value and not self.address(host)]
         return not needed or staging.taken + sum(needed) <= staging.limit
 
     def are_direct(self, launch: Launch) -> bool:
         """Whether the device itself transfers an array of the program for a launch."""
         specs = (launch.spec, *launch.staged)
         hosts = [spec.host for spec in specs if isinstance(spec, (CopyFromHostSpec, CopyToHostSpec))]
-        return any(host.size and self.place(host) is not None for host in hosts)
+        return any(host.size and self.address(host) is not None for host in hosts)
 
     @property
     def is_copied(self) -> bool:
@@ -138,9 +138,9 @@ class HostArrays:
     def read(self, host: npt.NDArray[Any]) -> Message:
         """How the worker gets a host array: from shared memory, by value, or by a copy."""
         self.is_used = True
-        known = self.place(host)
-        if known is not None:
-            return known
+        address = self.address(host)
+        if address is not None:
+            return address
         if host.nbytes <= self._by_value:
             return "value", encode_array(host)
         return self._copy(host, is_upload=True)
@@ -148,10 +148,10 @@ class HostArrays:
     def write(self, host: npt.NDArray[Any]) -> Message:
         """How a host array is filled: by the device itself, from the reply, or by a copy."""
         self.is_used = True
-        known = self.place(host)
-        if known is not None:
+        address = self.address(host)
+        if address is not None:
             self.is_written = True
-            return known
+            return address
         if host.nbytes > self._by_value:
             return self._copy(host, is_upload=False)
         self._filled.append(host)
@@ -173,12 +173,12 @@ class HostArrays:
         if self.staging is not None and copies:
             self.staging.give_back(copies)
 
-    def place(self, host: npt.NDArray[Any]) -> Message | None:
+    def address(self, host: npt.NDArray[Any]) -> Message | None:
         """Where a host array lies in memory that the worker has, too; None if it does not."""
         if self.staging is None or not host.flags.c_contiguous:
             return None
-        place = self.staging.pool.find(host)
-        return None if place is None else _shared(*place, host, None)
+        address = self.staging.pool.find(host)
+        return None if address is None else _shared(*address, host, None)
 
     def _copy(self, host: npt.NDArray[Any], *, is_upload: bool) -> Message:
         index, self._next = self._next, self._next + 1

@@ -1,0 +1,79 @@
+"""Launches as a worker reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ....backends.base import DType
+from ...arrays._blocks import Block
+from ...base._arrival import Arrival
+from ...operations._faults import FaultHit, FaultPlan, Faults
+from ...operations._operation import Launch
+from ..transport._launches import decode_fault
+from ..transport._wire import decode_array, decode_spec
+from ._remote_copies import RemoteArray
+
+__all__ = ["decode_launch"]
+
+
+def decode_launch(
+    data: Any,
+    number: int,
+    blocks: Mapping[int, Block],
+    shared: Callable[..., npt.NDArray[Any]],
+    results: list[npt.NDArray[Any]],
+) -> Launch:
+    """Make a launch of what the application made of it.
+
+    Args:
+        data: The launch as plain values.
+        number: Number of the request.
+        blocks: The blocks by their ids.
+        shared: Makes an array over memory of the application's, and adds what must be over before it is used.
+        results: Takes the host arrays that are sent with the reply.
+
+    Raises:
+        ImportError: This process does not have the specification's module.
+    """
+    name, library, spec, allocations, staged, outputs, uses, fault = data
+    arrivals: list[Arrival] = []
+
+    def host(plain: Any) -> npt.NDArray[Any]:
+        kind, *rest = plain
+        if kind == "value":
+            return decode_array(rest[0])
+        if kind == "copy":
+            return cast("npt.NDArray[Any]", RemoteArray(number, rest[0]))
+        if kind == "shared":
+            return shared(arrivals, *rest)
+        results.append(_empty(*rest))
+        return results[-1]
+
+    main = decode_spec(spec, host)
+    copies: Any = tuple([decode_spec(copy, host) for copy in staged]) if staged else ()
+    reads, writes = main.blocks()
+    for copy in copies:
+        reads |= copy.blocks()[0]
+    return Launch(
+        name,
+        main,
+        reads,
+        writes,
+        allocations,
+        copies,
+        [blocks[output] for output in outputs],
+        [(argument, blocks[used]) for argument, used in uses],
+        [],
+        library,
+        None if fault is None else FaultHit(FaultPlan(name, decode_fault(fault), 1), Faults()),
+        number,
+        arrivals,
+    )
+
+
+def _empty(dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    return np.empty(shape, DType(dtype).dtype)

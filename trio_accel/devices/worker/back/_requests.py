@@ -1,0 +1,309 @@
+"""The requests that a worker serves: from a message to a launch, and from its end to an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy.typing as npt
+
+from ....actors import DirectReply, Ref, at_rest
+from ...arrays._blocks import BlockTable
+from ...base._errors import WithdrawnError
+from ...engine._context import ContextActor, Session
+from ...engine._engine import Engine
+from ...operations._operation import Launch
+from ..transport._answers import ANSWERS
+from ..transport._channel import Channel
+from ..transport._frames import Address
+from ..transport._launches import ALLOCATIONS, NAME, OUTPUTS
+from ..transport._page import SharedPage
+from ..transport._wire_errors import encode_error
+from ._addresses import all_addresses, new_addresses
+from ._blocks import WorkerBlocks
+from ._launches import decode_launch
+from ._slabs import WorkerSlabs
+from ._templates import LaunchTemplate
+
+__all__ = ["WorkerRequests"]
+
+_CompleteEarly: TypeAlias = Callable[[Callable[[], None]], None]
+
+
+class WorkerRequests:
+    """Has requests launched, and answers them.
+
+    Args:
+        channel: Where the answers go.
+        page: Where the application sees what is begun, and what is over.
+        blocks: Where dropped blocks go.
+        table: Blocks by their ids.
+        slabs: Host memory of the application.
+
+    Attributes:
+        serving: Those that are not answered, by number.
+        session: The context that serves them, while there is one.
+        context: The actor of that context.
+        is_closing: Whether the application wants the context to end.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        page: SharedPage,
+        blocks: BlockTable,
+        table: WorkerBlocks,
+        slabs: WorkerSlabs,
+    ) -> None:
+        self.serving: dict[int, _Serving] = {}
+        self.session: Session | None = None
+        self.context: Ref[ContextActor]
+        self.is_closing: bool = False
+        self._channel = channel
+        self._page = page
+        self._start = page.start
+        self._blocks = blocks
+        self._table = table
+        self._array_at = slabs.array
+        # Launch templates that were used by now; and all, as they came.
+        self._templates: dict[int, LaunchTemplate] = {}
+        self._told_templates: dict[int, Any] = {}
+
+    def launch(self, number: int, word: int, invalidates: bool, data: Any, released: tuple[int, ...]) -> None:
+        """Serve a request that was sent whole."""
+        session = self.session
+        if released:
+            self._table.let_go(released)
+        if session is None:
+            return
+        self._table.name(data[ALLOCATIONS])
+        results: list[npt.NDArray[Any]] = []
+        try:
+            launch = decode_launch(data, number, self._table, self._array_at, results)
+        except Exception as error:  # noqa: BLE001  # a module of the program's that this process does not have
+            invalid = data[OUTPUTS] if invalidates else ()
+            self._cannot_read(number, data[NAME], data[ALLOCATIONS], invalid, error, session.engine)
+            return
+        serving = _Serving(launch, word, session, self, invalidates=invalidates)
+        serving.results = results
+        self._serve(serving)
+
+    def add_template(self, template: int, data: Any) -> None:
+        """Take note of a launch template."""
+        # It is read with the first operation, as whatever is wrong with it concerns that.
+        self._told_templates[template] = data
+
+    def forget_templates(self) -> None:
+        """No template of before is named any more."""
+        self._templates.clear()
+        self._told_templates.clear()
+
+    def forget_hosts(self) -> None:
+        """Memory of the application goes: specifications made of templates may have arrays in it."""
+        for template in self._templates.values():
+            template.forget_hosts()
+
+    def replay(
+        self,
+        number: int,
+        word: int,
+        invalidates: bool,
+        template: int,
+        blocks: tuple[int, ...],
+        released: tuple[int, ...],
+    ) -> None:
+        """Serve a request that differs from earlier ones in its blocks alone."""
+        session = self.session
+        if released:
+            self._table.let_go(released)
+        if session is None:
+            return
+        found, table = self._templates.get(template), self._table
+        try:
+            if found is None:
+                found = self._templates[template] = LaunchTemplate(self._told_templates[template])
+            binding = found.bind(blocks)
+            if not binding.is_found(table):
+                table.name(binding.allocations)
+                binding.find(table)
+            launch = found.launch(number, blocks, binding, self._array_at)
+        except Exception as error:  # noqa: BLE001  # the same, or memory that is not here
+            allocations: tuple[tuple[int, int], ...]
+            outputs: tuple[int, ...]
+            name, _, _, allocations, outputs, _ = self._told_templates[template]
+            wanted = [(blocks[position], nbytes) for position, nbytes in allocations]
+            table.name(wanted)
+            invalid = [blocks[position] for position in outputs] if invalidates else []
+            self._cannot_read(number, name, wanted, invalid, error, session.engine)
+            return
+        self._serve(_Serving(launch, word, session, self, invalidates=invalidates))
+
+    def _serve(self, serving: _Serving) -> None:
+        """Have an operation launched, now if nothing is before it."""
+        launch, session = serving.launch, serving.session
+        self.serving[launch.number] = serving
+        library = session.libraries.get(launch.library)
+        actor = None if library is None else at_rest(library)
+        served = actor is not None and actor.launch_here(launch, serving)
+        if served is False:
+            done = partial(self.done, serving)
+            session.submissions.submit(self.context, launch, done, spoils=serving.invalidates)
+        elif served is True:
+            # It has failed.
+            session.engine.over(launch)
+        if self._blocks.dropped:
+            # It was not launched here and now, which gives them back.
+            self._blocks.drain()
+
+    def _cannot_read(
+        self,
+        number: int,
+        name: str,
+        allocations: Iterable[tuple[int, int]],
+        invalid: Sequence[int],
+        error: Exception,
+        engine: Engine,
+    ) -> None:
+        """Refuse a request that means nothing here."""
+        all_addresses(allocations, engine)
+        for block in invalid:
+            self._table[block].spoil(name, error)
+        trouble = "done", False, False, encode_error(error), tuple(invalid)
+        self._channel.send(("done", number, (), (), trouble), now=True)
+
+    def done(self, serving: _Serving, error: BaseException | None) -> None:
+        """Answer what was served, or has failed."""
+        launch, engine = serving.launch, serving.session.engine
+        number = launch.number
+        del self.serving[number]
+        if engine.is_lost and not self.is_closing:
+            # The application decides what becomes of it.
+            return
+        if error is not None and isinstance(error, WithdrawnError):
+            self._withdrawn(launch, engine)
+            return
+        addresses = serving.addresses
+        if addresses is None:
+            addresses = new_addresses(launch, engine) if engine.fresh else ()
+        is_fine = error is None and launch.fault is None and serving.is_launched
+        for block in launch.outputs:
+            is_fine = is_fine and block.damaged_by is None
+        trouble = None
+        if not is_fine:
+            invalid = [block.id for block in launch.outputs if block.damaged_by is not None]
+            plain = None if error is None else encode_error(error)
+            is_hit = launch.fault is not None and launch.fault.is_struck
+            trouble = "done", serving.is_launched, is_hit, plain, tuple(invalid)
+            addresses = all_addresses(launch.allocations, engine)
+        if not serving.results:
+            payload = serving.payload if is_fine else None
+            answer = "done", number, addresses, (), trouble
+            self._channel.post(answer, now=not self.serving, payload=payload)
+            return
+        results = tuple([array.tobytes() for array in serving.results]) if error is None else ()
+        self._channel.send(("done", number, addresses, results, trouble), now=not self.serving)
+
+    def announce(self, serving: _Serving, complete_early: _CompleteEarly) -> None:
+        """Say what will be answered; that all went well is then shown as soon as it is seen.
+
+        The application need not wait for the answer to be given, sent and read. Whatever it works on is
+        there: it is the only one that the application has asked for.
+        """
+        launch = serving.launch
+        for block in launch.outputs:
+            if block.damaged_by is not None:
+                return
+        self._channel.post(("early", launch.number, serving.addresses), now=True)
+        complete_early(partial(self._page.end, launch.number))
+
+    def on_launch(self, launch: Launch) -> None:
+        """Note that an operation is begun: after this process's death it counts as in flight."""
+        number = launch.number
+        serving = self.serving[number]
+        serving.is_launched = True
+        self._start(serving.word, number)
+
+    def cancel(self, number: int) -> None:
+        """Withdraw a request, if it is not launched yet."""
+        serving, session = self.serving.get(number), self.session
+        if serving is None or session is None or not session.submissions.withdraw(serving.launch):
+            return
+        del self.serving[number]
+        self._withdrawn(serving.launch, session.engine)
+
+    def _withdrawn(self, launch: Launch, engine: Engine) -> None:
+        all_addresses(launch.allocations, engine)
+        self._channel.send(("done", launch.number, (), (), ("withdrawn", False, False, None, ())), now=True)
+
+
+class _Serving(DirectReply):
+    """A request that is being served.
+
+    Attributes:
+        launch: What is launched.
+        word: Shared word of its library.
+        results: Host arrays that are sent with the reply.
+        invalidates: Whether its outputs are invalid also if it was never launched, as others count on it.
+        session: The context that serves it.
+        requests: Tells the application what becomes of it.
+        is_launched: Whether the library has begun.
+        addresses: Where those of its new blocks lie of which the application does not know it, if that was
+            looked up by now.
+        payload: The answer as it is sent if all goes well, if it was encoded by now.
+    """
+
+    __slots__ = (
+        "addresses",
+        "invalidates",
+        "is_launched",
+        "launch",
+        "payload",
+        "requests",
+        "results",
+        "session",
+        "word",
+    )
+
+    def __init__(
+        self, launch: Launch, word: int, session: Session, requests: WorkerRequests, *, invalidates: bool
+    ) -> None:
+        # Without the call of the base's, which takes longer than it does anything.
+        self.message = launch
+        self.outcomes = None
+        self.is_done = False
+        self.launch: Launch = launch
+        self.word: int = word
+        self.results: Sequence[npt.NDArray[Any]] = ()
+        self.invalidates: bool = invalidates
+        self.session: Session = session
+        self.requests: WorkerRequests = requests
+        self.is_launched: bool = False
+        self.addresses: tuple[Address, ...] | None = None
+        self.payload: bytes | None = None
+
+    def look_last(self, look: Callable[[], None]) -> bool:
+        """Encode the answer while the device works; nobody else looks for its end."""
+        self._encode()
+        return False
+
+    def attend(self, attend: Callable[[], Awaitable[None]], herald: _CompleteEarly) -> bool:
+        """Encode the answer while the device works; the task of the strategy looks for its end."""
+        self._encode()
+        if self.payload is not None and self.launch.fault is None:
+            self.requests.announce(self, herald)
+        return False
+
+    def _encode(self) -> None:
+        engine = self.session.engine
+        self.addresses = new_addresses(self.launch, engine) if engine.fresh else ()
+        if not self.results:
+            # As `WorkerRequests.done` makes it.
+            self.payload = ANSWERS.encode(("done", self.launch.number, self.addresses, (), None))
+
+    def deliver(self, error: BaseException | None) -> None:
+        """Take the outcome of what was launched without the library's mailbox."""
+        if error is not None and self.invalidates:
+            for output in self.launch.outputs:
+                output.spoil(self.launch.name, error)
+        self.requests.done(self, error)

@@ -1,0 +1,287 @@
+"""What an end of a channel has to send."""
+
+from __future__ import annotations
+
+import array
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from ...base._nudge import Nudge
+from ._codec import Codec, Message
+from ._framing import BUFFER, HEADER, MAX_DESCRIPTORS, MAX_LENGTH, RETRY, TRANSIENT, close_all, duplicates
+from ._shared_frame import SharedFrame
+
+__all__ = ["Outbox"]
+
+# A frame from this size on is sent alone, which saves a copy.
+_LARGE = 64 * 1024
+# So many messages that were posted go in one frame.
+_POSTED = 64
+# So many system calls in a row before the writer lets other tasks run.
+_BURST = 8
+_NO_SIGNAL = int(getattr(socket, "MSG_NOSIGNAL", 0))
+
+
+def _nobody() -> None:
+    """Nobody wants to know."""
+
+
+class Outbox:
+    """Sends frames, through the socket or by showing them in shared memory; what cannot go yet waits here.
+
+    A frame holds one message, or several that were posted: to encode these together takes less time and
+    fewer bytes, as what they have in common is written once. One that carries descriptors is sent by a system
+    call of its own: the kernel hands them over with its first byte, so they come in the order of the frames
+    that name their number.
+
+    Args:
+        sock: The socket.
+        codec: How messages are written.
+
+    Attributes:
+        is_broken: Whether nothing is sent any more.
+        pending_bytes: Bytes that are encoded, and that the socket has not taken yet.
+        shown: Where lone frames are shown to a peer that is awake, instead of being sent.
+        asks: First items of the messages that are answered.
+        on_asked: Called when one of them was sent, or shown.
+    """
+
+    __slots__ = (
+        "_attached",
+        "_codec",
+        "_encode",
+        "_frames",
+        "_held",
+        "_is_asking",
+        "_is_refused",
+        "_posted",
+        "_queue",
+        "_rest",
+        "_sock",
+        "_work",
+        "asks",
+        "is_broken",
+        "on_asked",
+        "pending_bytes",
+        "shown",
+    )
+
+    def __init__(self, sock: socket.socket, codec: Codec) -> None:
+        self.is_broken: bool = False
+        self.pending_bytes: int = 0
+        self.shown: SharedFrame | None = None
+        self.asks: frozenset[object] = frozenset()
+        self.on_asked: Callable[[], None] = _nobody
+        self._sock = sock
+        self._codec = codec
+        self._encode = codec.encode
+        # Frames, with descriptors.
+        self._queue: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        # Messages behind those of the queue, that are not encoded yet.
+        self._posted: list[Message] = []
+        # What is being sent: the rest of one or several frames, and descriptors that go with its start.
+        self._rest: bytes | memoryview | None = None
+        self._attached: tuple[int, ...] = ()
+        # How many frames there were; what the last holds, while it is shown alone.
+        self._frames = 0
+        self._held: bytes | None = None
+        self._is_refused = False
+        # Whether there is something to be sent that is answered.
+        self._is_asking = False
+        self._work = Nudge()
+
+    def send(self, message: Message, descriptors: Sequence[int] = (), *, now: bool = False) -> None:
+        """Put a message into the outbox; once it is broken, do nothing.
+
+        The message is encoded and its descriptors are duplicated here and now.
+
+        Args:
+            message: Plain values.
+            descriptors: At most `MAX_DESCRIPTORS` that the peer shall have too.
+            now: Try to send it right here if nothing waits: a lone message saves the way through
+                the writer, many in a row are cheaper together.
+
+        Raises:
+            ValueError: Too many descriptors, or 4 GiB and more.
+            OSError: A descriptor cannot be duplicated.
+        """
+        if self.is_broken:
+            return
+        if message[0] in self.asks:
+            self._is_asking = True
+        payload = self._encode(message)
+        if len(payload) > MAX_LENGTH or len(descriptors) > MAX_DESCRIPTORS:
+            raise ValueError(
+                f"a message of {len(payload)} bytes with {len(descriptors)} descriptors is too large; "
+                f"allowed: {MAX_LENGTH} bytes, {MAX_DESCRIPTORS} descriptors"
+            )
+        if now and not descriptors and self._is_lone and self._show(payload):
+            return
+        copies = duplicates(descriptors) if descriptors else ()
+        self._encode_posted()
+        is_first = self._rest is None and not self._queue
+        self._put(payload, copies)
+        if not (now and is_first and self._flush(1)):
+            self._work.wake()
+
+    def post(self, message: Message, *, now: bool = False, payload: bytes | None = None) -> None:
+        """Put a small message into the outbox, that is encoded when it is sent; see `send`.
+
+        Args:
+            message: Real numbers, strings, bytes, None and tuples of these.
+            now: Try to send it right here, with what was posted before it, unless the socket is full.
+            payload: What the channel's codec makes of it, if that was called by now.
+        """
+        if self.is_broken:
+            return
+        if message[0] in self.asks:
+            self._is_asking = True
+        if now and self._is_lone:
+            payload = payload or self._encode(message)
+            if not self._show(payload):
+                self._put(payload)
+                if not self._flush(1):
+                    self._work.wake()
+            return
+        self._posted.append(message)
+        if not (now and self._rest is None and self._flush(1)) and len(self._posted) <= 1:
+            self._work.wake()
+
+    @enable_ki_protection
+    async def run(self) -> None:
+        """Send what the outbox holds, until the channel is closed or the peer is gone.
+
+        Cancelling it loses nothing: it may be run again.
+        """
+        while not self.is_broken:
+            if self._flush(_BURST):
+                if not self.is_broken:
+                    await self._work.wait()
+            elif self._is_refused:
+                await trio.sleep(RETRY)
+            else:
+                with suppress(trio.ClosedResourceError):
+                    await trio.lowlevel.wait_writable(self._sock)
+
+    def close(self) -> None:
+        """Send nothing any more; what waits is dropped."""
+        self.is_broken = True
+        self._held = self.shown = None
+        self.on_asked = _nobody
+        close_all(self._attached)
+        for _, descriptors in self._queue:
+            close_all(descriptors)
+        self._queue.clear()
+        self._posted.clear()
+        self._attached = ()
+        self._rest = None
+        self.pending_bytes = 0
+        self._work.wake()
+
+    @property
+    def _is_lone(self) -> bool:
+        """Whether nothing waits to be sent."""
+        return self._rest is None and not self._posted and not self._queue
+
+    def _show(self, payload: bytes) -> bool:
+        """Show a frame instead of sending it; returns whether the peer will see it."""
+        shown = self.shown
+        if shown is None:
+            return False
+        if self._held is not None:
+            if not shown.is_taken(self._frames):
+                return False
+            self._held = None
+        if not shown.show(self._frames + 1, payload):
+            return False
+        self._frames += 1
+        self._held = payload
+        if self._is_asking:
+            self._is_asking = False
+            self.on_asked()
+        return True
+
+    def _flush(self, calls: int) -> bool:
+        """Send what goes without blocking, in so many system calls; say whether nothing is left."""
+        for _ in range(calls):
+            rest = self._rest or self._gather()
+            if rest is None:
+                return True
+            try:
+                sent = _transmit(self._sock, rest, self._attached)
+            except (BlockingIOError, InterruptedError):
+                return False
+            except OSError as error:
+                self._is_refused = error.errno in TRANSIENT
+                if self._is_refused:
+                    return False
+                # Whoever receives finds out what there was to read before.
+                self.close()
+                return True
+            self._is_refused = False
+            if self._is_asking:
+                self._is_asking = False
+                self.on_asked()
+            if self._attached:
+                close_all(self._attached)
+                self._attached = ()
+            self.pending_bytes -= sent
+            self._rest = memoryview(rest)[sent:] if sent < len(rest) else None
+        return self._rest is None and not self._queue and not self._posted
+
+    def _encode_posted(self) -> None:
+        """Put what was posted into frames."""
+        posted = self._posted
+        if posted:
+            self._posted = []
+            for start in range(0, len(posted), _POSTED):
+                self._put(self._codec.encode_all(posted[start : start + _POSTED]))
+
+    def _put(self, payload: bytes, descriptors: tuple[int, ...] = ()) -> None:
+        held = self._held
+        if held is not None:
+            self._held = None
+            assert self.shown is not None
+            if not self.shown.is_taken(self._frames):
+                # It may be by now; the peer knows the number.
+                self._append(self._frames, held, ())
+        self._frames += 1
+        self._append(self._frames, payload, descriptors)
+
+    def _append(self, number: int, payload: bytes, descriptors: tuple[int, ...]) -> None:
+        frame = HEADER.pack(len(payload), len(descriptors), number) + payload
+        self._queue.append((frame, descriptors))
+        self.pending_bytes += len(frame)
+
+    def _gather(self) -> bytes | None:
+        """Take from the outbox what one system call can send."""
+        if not self._queue:
+            self._encode_posted()
+            if not self._queue:
+                return None
+        frame, self._attached = self._queue.popleft()
+        if self._queue and not self._attached and len(frame) < _LARGE:
+            frames = [frame]
+            size = len(frame)
+            while self._queue and size < BUFFER:
+                following, descriptors = self._queue[0]
+                if descriptors or len(following) >= _LARGE:
+                    break
+                frames.append(following)
+                size += len(following)
+                self._queue.popleft()
+            frame = b"".join(frames)
+        self._rest = frame
+        return frame
+
+
+def _transmit(sock: socket.socket, data: bytes | memoryview, descriptors: tuple[int, ...]) -> int:
+    if not descriptors:
+        return sock.send(data, _NO_SIGNAL)
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+    return sock.sendmsg([data], [rights], _NO_SIGNAL)
