@@ -1,4 +1,4 @@
-"""Imported, it says so to a named pipe, and waits until whoever reads from it has gone."""
+"""Imported, it says so to a named pipe, and waits until its reader has gone."""
 
 import os
 from contextlib import suppress

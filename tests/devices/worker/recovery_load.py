@@ -1,4 +1,4 @@
-"""A load of which every request's fate is known, whatever the worker that serves it dies of.
+"""A load of which every request's outcome is known, whatever the worker that serves it dies of.
 
 The first operation on each stream is held back, so that at the moment of the death each library has
 begun with exactly as many as its window admits, and with none of those after them.
@@ -40,7 +40,7 @@ _LARGE = 1 << 17  # of float64: 1 MiB, which the application copies through shar
 _WIDTH = 256
 
 
-class Fate(enum.Enum):
+class Outcome(enum.Enum):
     """What must become of a request."""
 
     RIGHT = "runs, once, and its result is right"
@@ -55,7 +55,7 @@ class Sent:
     Attributes:
         kind: Which of the five.
         operation: Its name.
-        fate: What must become of it.
+        required: What must become of it.
         expected: Its result.
         producer: The operation in flight whose output it uses.
         outcome: Its reply or its error.
@@ -64,7 +64,7 @@ class Sent:
 
     kind: str
     operation: str
-    fate: Fate
+    required: Outcome
     expected: npt.NDArray[Any] | None = None
     producer: str = ""
     outcome: object = None
@@ -73,7 +73,7 @@ class Sent:
     async def check(self, *, stuck: bool) -> None:
         """Compare with what must have become of it; `stuck`: it may be the one that was hung."""
         outcome = self.outcome
-        if self.fate is Fate.RIGHT:
+        if self.required is Outcome.RIGHT:
             assert not isinstance(outcome, BaseException), (self, outcome)
             found = await outcome.to_host() if isinstance(outcome, ta.AccelRef) else outcome
             if self.expected is not None and self.operation == "fft.Fft":
@@ -82,7 +82,7 @@ class Sent:
                 np.testing.assert_allclose(found, self.expected, rtol=0, atol=bound)
             elif self.expected is not None:
                 np.testing.assert_array_equal(found, self.expected)
-        elif self.fate is Fate.IN_FLIGHT:
+        elif self.required is Outcome.IN_FLIGHT:
             wanted = ta.CompletionTimeoutError if stuck else ta.ContextPoisonedError
             assert type(outcome) is wanted, (self, outcome)
             assert outcome.operation == self.operation
@@ -176,7 +176,7 @@ class Load:
     nursery: trio.Nursery
     heads: dict[str, Any]
     sent: list[Sent] = attrs.field(factory=list)
-    damaged: list[ta.AccelRef] = attrs.field(factory=list)
+    invalid: list[ta.AccelRef] = attrs.field(factory=list)
     _waiting: int = 0
     _done: trio.Event = attrs.field(factory=trio.Event)
 
@@ -188,7 +188,7 @@ class Load:
         """Hand everything over, and wait until all that fits the windows has been begun."""
         ahead = [await self.device.put(np.ones(_SMALL)) for _ in range(8)]
         counters = [await self.device.put(np.full(_SMALL, float(number))) for number in range(15)]
-        self.damaged = ahead
+        self.invalid = ahead
         ta.testing.inject_fault(self.device, ta.linalg.Scal, **self.heads)
         await self._blas(ahead, counters)
         ta.testing.inject_fault(self.device, Put, **self.heads)
@@ -210,66 +210,66 @@ class Load:
         """44 in place and 44 of fresh output; the first 20 are in flight."""
         refs, hosts = self.base.refs, self.base.hosts
         for ref in ahead:
-            await self._ask("in place", ta.linalg.Scal(2.0, ref), Fate.IN_FLIGHT)
+            await self._ask("in place", ta.linalg.Scal(2.0, ref), Outcome.IN_FLIGHT)
         for _ in range(12):
-            await self._fresh(Fate.IN_FLIGHT)
+            await self._fresh(Outcome.IN_FLIGHT)
         for ref in ahead[:6]:
             operation = ta.linalg.Axpy(1.0, refs["ones"], ref)
-            await self._ask("in place", operation, Fate.INPUT_FAILED, producer="linalg.Scal")
+            await self._ask("in place", operation, Outcome.INPUT_FAILED, producer="linalg.Scal")
         for ref in counters:
-            await self._ask("in place", ta.linalg.Scal(2.0, ref), Fate.RIGHT)
+            await self._ask("in place", ta.linalg.Scal(2.0, ref), Outcome.RIGHT)
         for ref in ahead[6:]:
             operation = ta.linalg.Dot(ref, refs["ones"])
-            await self._ask("fresh output", operation, Fate.INPUT_FAILED, producer="linalg.Scal")
+            await self._ask("fresh output", operation, Outcome.INPUT_FAILED, producer="linalg.Scal")
         for number, ref in enumerate(counters):
             # Lost or run twice, the update or the one before would show.
             expected = np.full(_SMALL, 2.0 * number + 1.0)
             operation = ta.linalg.Axpy(1.0, hosts["ones"] if number % 2 else refs["ones"], ref)
-            await self._ask("in place", operation, Fate.RIGHT, expected)
+            await self._ask("in place", operation, Outcome.RIGHT, expected)
         for _ in range(30):
-            await self._fresh(Fate.RIGHT)
+            await self._fresh(Outcome.RIGHT)
 
-    async def _fresh(self, fate: Fate) -> None:
+    async def _fresh(self, required: Outcome) -> None:
         refs, hosts = self.base.refs, self.base.hosts
         expected = hosts["left"] @ hosts["right"]
-        await self._ask("fresh output", ta.linalg.Matmul(refs["left"], refs["right"]), fate, expected)
+        await self._ask("fresh output", ta.linalg.Matmul(refs["left"], refs["right"]), required, expected)
 
     async def _memory(self) -> None:
         """44 to the device and 44 from it; the first 20 are in flight."""
         for number in range(10):
-            await self._copies(number, Fate.IN_FLIGHT)
+            await self._copies(number, Outcome.IN_FLIGHT)
         for number in range(34):
-            await self._copies(number, Fate.RIGHT)
+            await self._copies(number, Outcome.RIGHT)
 
-    async def _copies(self, number: int, fate: Fate) -> None:
+    async def _copies(self, number: int, required: Outcome) -> None:
         name = "small" if number % 8 else "large"
         host, ref = self.base.hosts[name], self.base.refs[name]
         out = np.zeros_like(host) if number % 2 else None
-        await self._ask("put", Put(host.copy()), fate, host)
-        await self._ask("to_host", ToHost(ref, out), fate, host)
+        await self._ask("put", Put(host.copy()), required, host)
+        await self._ask("to_host", ToHost(ref, out), required, host)
 
     def _chains(self) -> None:
         """44 that were submitted: of two whose first is in flight or is not, and of three."""
         refs, hosts = self.base.refs, self.base.hosts
         for number in range(12):
-            first = self._submit(ta.fft.Fft(refs["signal"]), Fate.IN_FLIGHT)
-            self._submit(ta.linalg.Scal(2.0, first), Fate.INPUT_FAILED, producer="fft.Fft")
+            first = self._submit(ta.fft.Fft(refs["signal"]), Outcome.IN_FLIGHT)
+            self._submit(ta.linalg.Scal(2.0, first), Outcome.INPUT_FAILED, producer="fft.Fft")
             if number >= 8:
-                self._submit(Copy(first), Fate.INPUT_FAILED, producer="fft.Fft")
+                self._submit(Copy(first), Outcome.INPUT_FAILED, producer="fft.Fft")
         product = hosts["left"] @ hosts["right"]
         for _ in range(8):
-            first = self._submit(ta.linalg.Matmul(refs["left"], refs["right"]), Fate.RIGHT, product)
-            self._submit(ta.fft.Fft(first), Fate.RIGHT, np.fft.fft(product))
+            first = self._submit(ta.linalg.Matmul(refs["left"], refs["right"]), Outcome.RIGHT, product)
+            self._submit(ta.fft.Fft(first), Outcome.RIGHT, np.fft.fft(product))
 
     async def _ask(
         self,
         kind: str,
         operation: Operation[Any, Any],
-        fate: Fate,
+        required: Outcome,
         expected: npt.NDArray[Any] | None = None,
         producer: str = "",
     ) -> None:
-        sent = self._note(kind, operation, fate, expected, producer)
+        sent = self._note(kind, operation, required, expected, producer)
         self.nursery.start_soon(self._run, sent, lambda: self.device.ask(operation))
         # It is handed over by the time that the next is: so the order is known.
         await trio.lowlevel.checkpoint()
@@ -277,11 +277,11 @@ class Load:
     def _submit(
         self,
         operation: Operation[Any, ta.AccelRef],
-        fate: Fate,
+        required: Outcome,
         expected: npt.NDArray[Any] | None = None,
         producer: str = "",
     ) -> ta.AccelRef:
-        sent = self._note("submitted", operation, fate, expected, producer)
+        sent = self._note("submitted", operation, required, expected, producer)
         pending = self.device.submit(operation)
         self.nursery.start_soon(self._run, sent, pending.wait)
         return pending.value
@@ -290,11 +290,11 @@ class Load:
         self,
         kind: str,
         operation: Operation[Any, Any],
-        fate: Fate,
+        required: Outcome,
         expected: npt.NDArray[Any] | None,
         producer: str,
     ) -> Sent:
-        sent = Sent(kind, operation.operation, fate, expected, producer)
+        sent = Sent(kind, operation.operation, required, expected, producer)
         self.sent.append(sent)
         self._waiting += 1
         return sent
@@ -317,17 +317,17 @@ class Load:
         assert len(hung) == is_hang
         for sent in self.sent:
             await sent.check(stuck=sent in hung)
-        heads = {sent.operation: sent for sent in reversed(self.sent) if sent.fate is Fate.IN_FLIGHT}
+        heads = {sent.operation: sent for sent in reversed(self.sent) if sent.required is Outcome.IN_FLIGHT}
         # On each stream one hangs, and which of them is seen first is chance.
         assert all(sent is heads[sent.operation] for sent in hung)
-        for ref in self.damaged:
+        for ref in self.invalid:
             assert "damaged by linalg.Scal" in repr(ref)
         with pytest.raises(ta.StaleRefError, match=r"spoiled by linalg\.Scal"):
-            await self.damaged[0].to_host()
+            await self.invalid[0].to_host()
 
     def last_failure(self) -> float:
         """When the last of those in flight heard of it."""
-        return max(sent.at for sent in self.sent if sent.fate is Fate.IN_FLIGHT)
+        return max(sent.at for sent in self.sent if sent.required is Outcome.IN_FLIGHT)
 
 
 @attrs.define

@@ -80,7 +80,7 @@ def nothing_kept() -> Iterator[None]:
 
 
 async def test_the_next_device_has_the_arrays_by_the_same_references(system: ta.System) -> None:
-    """Also views, and it goes on from device to device; what was damaged stays so, with its reason."""
+    """Also views, and it goes on from device to device; what was invalid stays so, with its reason."""
     host = np.random.default_rng(0).standard_normal((300, 1000))
     device = await system.open_device(BACKEND, options=OPTIONS)
     x, small = await device.put(host), await device.put(np.ones(3))

@@ -168,7 +168,7 @@ class Model:
             else:
                 product = self.device.submit(ta.linalg.Matmul(ref, np.eye(4))).value
             self.arrays.append((product, host))
-        elif action == "spoil":
+        elif action == "invalidate":
             ta.testing.inject_fault(self.device, ta.linalg.Matmul, fail=NO)
             with pytest.raises(ta.LibraryError):
                 await self.device.ask(ta.linalg.Matmul(np.eye(4), np.eye(4)))
@@ -188,7 +188,7 @@ class Model:
 @pytest.mark.parametrize("seed", range(6))
 async def test_programs_at_random_whose_workers_die(system: ta.System, seed: int) -> None:
     async with system.open_device(BACKEND, options=options(spares=1, retry=100)) as device:
-        model = Model(device, seed, "spoil")
+        model = Model(device, seed, "invalidate")
         for number in range(90):
             await model.step()
             if number % 30 == 29:

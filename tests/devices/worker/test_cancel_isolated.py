@@ -227,7 +227,7 @@ async def test_one_call_waits_for_what_it_has_begun(system: ta.System, isolation
 
 
 async def test_a_left_operation_that_the_worker_dies_with(system: ta.System) -> None:
-    """What it was changing is spoiled, and nothing of it is kept."""
+    """What it was changing is invalid, and nothing of it is kept."""
     async with system.open_device(BACKEND, options=options(retry=1)) as device:
         x, y = await device.put(np.ones(3)), await device.put(np.ones(3))
         ta.testing.inject_fault(device, ta.linalg.Scal, hang=True)

@@ -286,7 +286,7 @@ async def test_a_cancelled_start_leaves_nothing(workshop: Launcher, begun: bool)
             nursery.cancel_scope.cancel()
             await trio.lowlevel.cancel_shielded_checkpoint()
             os.kill(process, signal.SIGCONT)
-    # Nobody else holds the end of the pipe: whoever did is dead and reaped.
+    # Nobody else holds the end of the pipe: those that did are dead and reaped.
     os.close(writer)
     with trio.fail_after(2):
         await trio.lowlevel.wait_readable(reader)

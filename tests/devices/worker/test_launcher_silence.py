@@ -39,7 +39,7 @@ async def test_a_stopped_launcher_is_replaced_when_it_is_needed(
         x = await device.put(np.arange(3.0))
         first = launcher()
         os.kill(first, signal.SIGSTOP)
-        # Whoever does not need it is none the worse.
+        # A device that does not need it is none the worse.
         assert await (await ta.linalg.nrm2(x)).item() == pytest.approx(5.0**0.5)
         assert launcher() == first
         if is_worker_dead:

@@ -32,7 +32,7 @@ async def main():
         x = await device.put(host)
         print((await (await ta.linalg.matmul(x, x)).to_host()).tolist() == [[16.0] * 4] * 4)
         print(has_nvml("self"), has_nvml(device.dispatch.process.pid))
-        # Whoever has called cuInit is told how many there are.
+        # A process that has called cuInit is told how many there are.
         print(ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(ctypes.c_int())))
 
 

@@ -1,4 +1,4 @@
-"""Every way that a worker can be lost, several times each, under a load of which every fate is known."""
+"""Every way that a worker can be lost, several times each, under a load of which every outcome is known."""
 
 from __future__ import annotations
 

@@ -289,7 +289,7 @@ async def test_a_library_that_ends_every_worker(system: ta.System) -> None:
 
 
 async def test_a_library_that_finds_the_context_lost(system: ta.System) -> None:
-    """Its first asker hears of it; nothing was begun, so that nothing is spoiled."""
+    """Its first asker hears of it; nothing was begun, so that nothing is invalid."""
     async with system.open_device(BACKEND, options=options()) as device:
         x = await device.put(np.ones(3))
         with pytest.raises(ta.ContextPoisonedError, match="waited for its library to be opened") as caught:

@@ -169,7 +169,7 @@ class Ends:
         """It falls asleep."""
         self._keep(self.right._doze())
 
-    def ring(self) -> bool:
+    def notify(self) -> bool:
         """It was asleep, and is woken if there is something to read: it does so, and falls asleep again."""
         before = len(self.received)
         self._keep(self.right._inbox.read(self.right._sock))
@@ -223,7 +223,7 @@ class TestChannel:
         ends.doze()
         assert not ends.left._outbox._held
         ends.left.post(("third",), now=True)
-        assert ends.ring()
+        assert ends.notify()
         assert [message[0] for message, _ in ends.received[6:]] == ["first", "second", "third"]
 
     @pytest.mark.parametrize("how", ["large", "descriptor", "later"])
@@ -251,7 +251,7 @@ class TestChannel:
         ends.left.post(("last words",), now=True)
         ends.left.close()
         # Who reads the socket first finds them all the same.
-        assert ends.ring()
+        assert ends.notify()
         assert ends.received == [(("last words",), 0)]
         ends.take()
         assert len(ends.received) == 1
@@ -263,7 +263,7 @@ class TestChannel:
         assert seen is not None
         watched(seen).after[access] = lambda: ends.left.post(("shown",), now=True)
         ends.doze()
-        ends.ring()
+        ends.notify()
         assert ends.received == [(("shown",), 0)]
 
     def test_nonsense_is_the_end(self, ends: Ends) -> None:
@@ -282,7 +282,7 @@ class TestChannel:
         assert "missing" in str(ends.right._inbox.error)
 
     @settings(deadline=None, max_examples=300)
-    @given(st.lists(st.sampled_from([*SAYS, "flush", "take", "doze", "ring"]), max_size=60))
+    @given(st.lists(st.sampled_from([*SAYS, "flush", "take", "doze", "notify"]), max_size=60))
     def test_any_order_of_what_both_do(self, steps: list[str]) -> None:
         with closing(make_ends()) as making:
             ends = next(making)
@@ -302,10 +302,10 @@ class TestChannel:
                     ends.doze()
                     is_awake = False
                 else:
-                    ends.ring()
+                    ends.notify()
             # It sleeps, and only what is sent wakes it.
             ends.doze()
-            while not ends.left._outbox._flush(8) or ends.ring():
+            while not ends.left._outbox._flush(8) or ends.notify():
                 pass
             assert ends.received == expected
 

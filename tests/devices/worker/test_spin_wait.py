@@ -59,7 +59,7 @@ class Peers:
         with counted() as turns:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.answer, seconds)
-                # Whoever waits does so before it is asked.
+                # The receiver waits before it is asked.
                 nursery.start_soon(self.ours.receive)
                 await trio.testing.wait_all_tasks_blocked()
                 self.ours.post(("ask",), now=True)

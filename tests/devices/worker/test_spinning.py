@@ -129,7 +129,7 @@ async def test_what_nobody_takes_is_the_receivers(peers: Peers) -> None:
     def is_over() -> bool:
         turn = next(turns, None)
         if turn == 10:
-            # The receiver, and who rings for it, have settled by now.
+            # The receiver, and the task that listens for it, have settled by now.
             peers.theirs.post(("answer",), now=True)
         return turn is None
 
@@ -185,8 +185,8 @@ async def test_what_comes_later_is_received_as_ever(peers: Peers) -> None:
     assert not peers.polled
 
 
-async def test_what_was_rung_for_one_that_spins_is_rung_for_again(peers: Peers) -> None:
-    """The task that listens has rung for nobody by then."""
+async def test_what_was_notified_while_one_spins_is_notified_again(peers: Peers) -> None:
+    """The task that listens has notified nobody by then."""
     peers.ask()
     take, turns = peers.ours._take, iter(range(20))
 
@@ -402,7 +402,7 @@ async def test_one_whose_device_is_closed(device: ta.Device, spinning: Spinning)
 
 
 async def test_what_others_hear_is_told_in_nobodys_context(device: ta.Device, spinning: Spinning) -> None:
-    """Observers, and handlers of the log, and not in that of whoever happens to wait alone."""
+    """Observers, and handlers of the log, and not in that of an asker that happens to wait alone."""
     who: contextvars.ContextVar[str] = contextvars.ContextVar("who", default="nobody")
     x = await steady(device, spinning)
     seen: list[tuple[str, str]] = []
@@ -430,7 +430,7 @@ async def test_what_others_hear_is_told_in_nobodys_context(device: ta.Device, sp
 async def test_the_error_of_another_has_nothing_to_do_with_one_that_spins(
     system: ta.System, spinning: Spinning
 ) -> None:
-    """Whoever waits is handed over when the one before it is done, and refused then."""
+    """The one that waits is handed over when the one before it is done, and refused then."""
     one = options(completion=ta.AdaptiveCompletion(), in_flight=1)
     async with system.open_device(BACKEND, options=one) as device:
         x, y = await steady(device, spinning), await device.put(np.ones(8))
@@ -590,7 +590,7 @@ async def test_what_is_shown_is_seen_within_the_same_look(peers: Peers) -> None:
 
     with trio.fail_after(5):
         await peers.ours.spin(peers.take, goes_on, is_shown)
-    # Whoever is asked first does not know it yet; there is no turn of the loop in between.
+    # The one that is asked first does not know it yet; there is no turn of the loop in between.
     assert happened[0] == "on"
     assert happened[-1] == "over"
     assert set(happened[1:-1]) == {"shown"}

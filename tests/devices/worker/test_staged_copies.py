@@ -109,7 +109,7 @@ class TestHowOftenTheHostCopies:
         assert copies(device) == 2
         np.testing.assert_array_equal(host, HOST.reshape(256, 256)[::-1, ::-1])
 
-    async def test_small_ones_travel_in_messages(self, device: ta.Device) -> None:
+    async def test_small_ones_are_sent_in_messages(self, device: ta.Device) -> None:
         ref = await device.put(HOST[:64])
         np.testing.assert_array_equal(await ref.to_host(), HOST[:64])
         assert copies(device) == 0
@@ -348,7 +348,7 @@ class Misplaced(Operation[ta.linalg.BlasActor, ta.AccelRef]):
 async def test_one_that_is_refused_holds_up_nothing(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, is_mapped: bool
 ) -> None:
-    """Its operand travels on: the stream waits for that, and goes on."""
+    """Its operand is still transferred: the stream waits for that, and goes on."""
     if is_mapped:
         if BACKEND != "cpu":
             pytest.skip("the host cannot map the memory of this device")

@@ -205,7 +205,7 @@ class TestSpecs:
         assert got.outputs() == (ArraySpec(1, 2, DType.int8, (3, 4), (4, 1)),)
         assert {type(extent) for extent in got.outputs()[0].shape} == {int}
 
-    def test_host_arrays_travel_as_the_caller_says(self) -> None:
+    def test_host_arrays_are_sent_as_the_caller_says(self) -> None:
         first, second = np.arange(3.0), np.arange(4.0)
         hosts: list[npt.NDArray[Any]] = []
 

@@ -242,7 +242,7 @@ class TestRegistered:
         assert got.args == tuple(args)
         assert repr(got) == repr(cls(*args))
 
-    def test_arguments_that_are_not_plain_travel_as_the_text(self) -> None:
+    def test_arguments_that_are_not_plain_are_sent_as_the_text(self) -> None:
         error = ValueError("shape", np.zeros(2))
         assert across(error).args == (str(error),)
 
@@ -264,7 +264,7 @@ class TestRegistered:
 
 
 class TestStrangers:
-    def test_travel_as_the_nearest_known_class(self) -> None:
+    def test_sent_as_the_nearest_known_class(self) -> None:
         name = f"{__name__}."
         value = across(StrangeValueError("bad", 3))
         assert type(value) is ValueError
@@ -347,7 +347,7 @@ class TestCauses:
         assert last.requested == 3
         assert last.__cause__ is None
 
-    def test_context_does_not_travel(self) -> None:
+    def test_context_is_not_sent(self) -> None:
         error = ValueError("second")
         try:
             int("first")
@@ -436,7 +436,7 @@ class TestNotes:
 
 
 class TestGroups:
-    def test_members_travel_one_by_one(self) -> None:
+    def test_members_are_sent_one_by_one(self) -> None:
         group = ExceptionGroup(
             "several",
             [raised(ValueError("a")), ExceptionGroup("inner", [LibraryError("b", library="fft", code=1)])],  # type: ignore[list-item]

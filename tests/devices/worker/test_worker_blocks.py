@@ -30,7 +30,7 @@ def template() -> LaunchTemplate:
     return LaunchTemplate(("linalg.Matmul", "a:B", spec, ((2, 16),), (2,), (("a", 0), ("b", 1))))
 
 
-async def test_one_that_is_named_again_is_the_same_unless_it_is_damaged(blocks: WorkerBlocks) -> None:
+async def test_one_that_is_named_again_is_the_same_unless_it_is_invalid(blocks: WorkerBlocks) -> None:
     blocks.name([(3, 16)])
     first, changes = blocks[3], blocks.changes
     blocks.name([(3, 16)])
@@ -56,7 +56,7 @@ async def test_one_that_was_let_go_is_gone_and_waits_to_be_given_back(blocks: Wo
     assert (blocks._blocks.take(), blocks.changes) == ([], changes)
 
 
-@pytest.mark.parametrize("change", ["let go", "damaged", "let go and made again"])
+@pytest.mark.parametrize("change", ["let go", "invalid", "let go and made again"])
 async def test_what_a_template_has_found_holds_until_something_changes(
     blocks: WorkerBlocks, template: LaunchTemplate, change: str
 ) -> None:
@@ -70,7 +70,7 @@ async def test_what_a_template_has_found_holds_until_something_changes(
     # One that is over takes nothing from those that follow.
     assert launches[1].outputs == (blocks[3],)
     assert launches[1].uses == (("a", blocks[1]), ("b", blocks[2]))
-    if change == "damaged":
+    if change == "invalid":
         blocks[3].spoil("linalg.Matmul", None)
     else:
         blocks.let_go((3 if "made" in change else 1,))

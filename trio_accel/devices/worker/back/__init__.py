@@ -1,1 +1,1 @@
-"""The worker's side: it serves requests with the engine."""
+"""The worker process: it serves requests with the engine."""

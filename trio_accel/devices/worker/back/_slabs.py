@@ -57,7 +57,7 @@ class WorkerSlabs:
     async def run(self) -> None:
         """Tell the device of slabs that come, and beside that of those that go, until it is cancelled.
 
-        The driver takes its time for that, so whoever reads messages does not wait for it.
+        The driver takes its time for that, so the task that reads messages does not wait for it.
         """
         async with trio.open_nursery() as nursery:
             for pending in self._pending:

@@ -56,7 +56,7 @@ class Binding:
     _changes: int = attrs.field(default=-1, init=False)
 
     def is_found(self, table: WorkerBlocks) -> bool:
-        """Whether all blocks are the ones that were found last, and none of those to be made is damaged."""
+        """Whether all blocks are the ones that were found last, and none of those to be made is invalid."""
         is_found = self._changes == table.changes
         for block in self._new:
             is_found = is_found and block.damaged_by is None

@@ -1,1 +1,1 @@
-"""The application's side of a worker: requests, their outcomes, memory that outlives it."""
+"""The application's end of its workers: requests, their outcomes, memory that outlives a worker."""

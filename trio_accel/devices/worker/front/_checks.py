@@ -49,8 +49,8 @@ def check_results(request: RemoteRequest, results: tuple[bytes, ...], trouble: A
         expect(not results and trouble is None, f"request {request.number} is a lease")
         return
     if trouble is not None:
-        fate, _, _, error, _ = trouble
-        if fate != "done" or error is not None:
+        how, _, _, error, _ = trouble
+        if how != "done" or error is not None:
             return
     if (results or request.hosts.is_used) and not request.hosts.fits(results):
         raise NonsenseError(f"request {request.number} has other host arrays")

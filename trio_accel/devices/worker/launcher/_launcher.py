@@ -297,7 +297,7 @@ class Launcher:
 
     @enable_ki_protection
     def keep_chunk(self, descriptor: int) -> int:
-        """Have shared memory cut to nothing when this process dies, whoever holds a descriptor then.
+        """Have shared memory cut to nothing when this process dies, whatever process has a descriptor.
 
         Each launcher process that takes over is told again.
 

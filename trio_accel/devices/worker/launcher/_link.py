@@ -1,4 +1,4 @@
-"""The application's side of the launcher process: starting it, speaking with it, ending it."""
+"""The application's end of the launcher process: starting it, speaking with it, ending it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 _PROGRAM = Path(__file__).with_name("_launcher_process.py")
-# The details of longer orders travel in files.
+# The details of longer orders are sent in files.
 _PACKET = 1 << 16
 _READY = 10.0
 _END = 2.0
@@ -162,7 +162,7 @@ class LauncherLink:
         except BlockingIOError:
             return False
         except ConnectionError:
-            # The process has gone, and whoever receives from it sees that.
+            # The process has gone, and the task that receives from it sees that.
             return True
         return True
 

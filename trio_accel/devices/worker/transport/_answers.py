@@ -302,11 +302,11 @@ def _try_texts(error: BaseException) -> None:
         _try_texts(error.__cause__)
 
 
-def _trouble(fate: Any, is_launched: Any, is_hit: Any, error: Any, damaged: Any) -> Message:
-    if fate not in ("done", "withdrawn"):
-        _refuse(fate, "end of a request")
+def _trouble(how: Any, is_launched: Any, is_hit: Any, error: Any, invalid: Any) -> Message:
+    if how not in ("done", "withdrawn"):
+        _refuse(how, "end of a request")
     found = None if error is None else _read_error(error)
-    return fate, _flag(is_launched), _flag(is_hit), found, _each(_integer, damaged)
+    return how, _flag(is_launched), _flag(is_hit), found, _each(_integer, invalid)
 
 
 def _read_done(number: Any, addresses: Any, results: Any, trouble: Any) -> Message:

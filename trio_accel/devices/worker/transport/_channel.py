@@ -286,7 +286,7 @@ class Channel:
             await self._sleeper.wait()
 
     def expect_no_more(self) -> None:
-        """The peer is dead: what it has sent is received, then this is the end, whoever holds its socket."""
+        """The peer is dead: what it has sent is received, and no more, even if a child has its socket."""
         if not self._is_closed:
             with suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)

@@ -23,7 +23,7 @@ class Codec:
 
     Attributes:
         encode: Writes one message.
-        encode_all: Writes several that travel in one frame.
+        encode_all: Writes several that go in one frame.
         decode: Reads what either has written: a message, or a list of them. Where it cannot, it raises
             `NonsenseError`, or any other exception.
     """

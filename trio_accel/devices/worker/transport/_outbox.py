@@ -27,8 +27,8 @@ _BURST = 8
 _NO_SIGNAL = int(getattr(socket, "MSG_NOSIGNAL", 0))
 
 
-def _nobody() -> None:
-    """Nobody wants to know."""
+def _ignore() -> None:
+    """Nothing follows from it."""
 
 
 class Outbox:
@@ -76,7 +76,7 @@ class Outbox:
         self.pending_bytes: int = 0
         self.shown: SharedFrame | None = None
         self.asks: frozenset[object] = frozenset()
-        self.on_asked: Callable[[], None] = _nobody
+        self.on_asked: Callable[[], None] = _ignore
         self._sock = sock
         self._codec = codec
         self._encode = codec.encode
@@ -172,7 +172,7 @@ class Outbox:
         """Send nothing any more; what waits is dropped."""
         self.is_broken = True
         self._held = self.shown = None
-        self.on_asked = _nobody
+        self.on_asked = _ignore
         close_all(self._attached)
         for _, descriptors in self._queue:
             close_all(descriptors)
@@ -220,7 +220,7 @@ class Outbox:
                 self._is_refused = error.errno in TRANSIENT
                 if self._is_refused:
                     return False
-                # Whoever receives finds out what there was to read before.
+                # The receiver finds out what there was to read before.
                 self.close()
                 return True
             self._is_refused = False

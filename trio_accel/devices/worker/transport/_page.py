@@ -21,7 +21,7 @@ FIRST_WORD = 3
 
 
 class SharedPage:
-    """Words of 64 bits, and a frame of each side.
+    """Words of 64 bits, and a frame of each end.
 
     The words are the heartbeat, the looks of the engine, the operation that is over, and one for each
     library. A word is written by the worker alone, as a whole, so that what the application reads after the

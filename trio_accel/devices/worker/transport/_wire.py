@@ -52,7 +52,7 @@ def encode_spec(spec: OperationSpec, host: HostEncoder) -> Wire:
 
     Args:
         spec: Any attrs class that another process can import.
-        host: Called with each host array; what it returns (plain values) travels in its place.
+        host: Called with each host array; what it returns (plain values) is sent instead.
 
     Raises:
         TypeError: The class cannot be imported elsewhere, or a field holds something that cannot
@@ -187,7 +187,7 @@ class _CannotCrossError(Exception):
 
 @attrs.frozen
 class _Codec:
-    """How specifications of one class travel: the path of the class, then its fields.
+    """How specifications of one class are sent: the path of the class, then its fields.
 
     Attributes:
         names: Names of the fields that make one, those that are only keywords last.

@@ -88,7 +88,7 @@ class _Encoder:
         return depth > 0 and self.left > 0
 
     def _describe(self, error: BaseException, text: str, depth: int) -> tuple[str, Fields]:
-        """Find the class that an error travels as, and what makes another one of it."""
+        """Find the class that an error is sent as, and what makes another one of it."""
         try:
             if issubclass(type(error), BaseExceptionGroup) and self._has_room(depth):
                 return _GROUP, self._members(cast("BaseExceptionGroup[BaseException]", error), depth)
