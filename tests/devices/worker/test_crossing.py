@@ -129,19 +129,19 @@ async def test_what_is_small_and_let_go_waits_for_a_request_and_other_memory_doe
     many = [await isolated.put(np.ones(1)) for _ in range(64)]
     small.release()
     await wait_all_tasks_blocked()
-    assert len(dispatch._released) == 1
+    assert len(dispatch._sender._released) == 1
     large.release()
     await wait_all_tasks_blocked()
-    assert not dispatch._released
+    assert not dispatch._sender._released
     for ref in many:
         ref.release()
     await wait_all_tasks_blocked()
-    assert not dispatch._released
+    assert not dispatch._sender._released
     kept = await isolated.put(np.ones(1000))
     (await isolated.put(np.ones(1000))).release()
-    assert len(dispatch._released) == 1
+    assert len(dispatch._sender._released) == 1
     await kept.fill(2)
-    assert not dispatch._released
+    assert not dispatch._sender._released
     assert (await isolated.statistics()).memory.blocks == 1
 
 

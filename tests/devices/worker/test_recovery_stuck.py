@@ -204,7 +204,7 @@ async def test_a_library_that_takes_long_to_open_is_not_stuck(
     async with system.open_device(BACKEND, options=options(stuck_after=0.2)) as device:
         ref = await device.put(np.ones(3))
         # The engine looks after the copy, and could not go on looking while the interpreter is held.
-        link = device.dispatch._link
+        link = device.dispatch._sender.link
         await until(lambda: link.page.looks == 0)
         assert await device.ask(slow_import.Negate(ref)) is ref
         assert (await ref.to_host()).tolist() == [-1.0] * 3

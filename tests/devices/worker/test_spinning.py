@@ -362,7 +362,7 @@ async def one_that_spins(
     x: ta.AccelRef, spinning: Spinning, error: type[BaseException]
 ) -> AsyncGenerator[None, None]:
     """Begins when a task spins for an operation that does not end by itself; it is to end with this error."""
-    before, link = spinning.begun, x.device.dispatch._link  # type: ignore[union-attr]
+    before, link = spinning.begun, x.device.dispatch._sender.link  # type: ignore[union-attr]
     assert link is not None
     launched = link.started(BLAS)
     ta.testing.inject_fault(x.device, ta.linalg.Scal, hang=True)
@@ -477,7 +477,7 @@ LINK: Any = SimpleNamespace(complete_early=lambda _: True, was_early=lambda _: F
 async def test_what_is_not_its_own_answer_alone_is_the_receivers(device: ta.Device, received: Any) -> None:
     dispatch: Any = device.dispatch
     request = SimpleNamespace(number=7, hosts=SimpleNamespace(is_used=False))
-    assert not dispatch._take_own(LINK, request, [(message, ()) for message in received])
+    assert not dispatch._answers.take_own(LINK, request, [(message, ()) for message in received])
 
 
 @pytest.mark.parametrize("what", ["a copy", "a request that waits", "a hook"])
@@ -490,11 +490,11 @@ async def test_an_answer_that_something_follows_from_is_the_receivers(
         monkeypatch.setattr(dispatch._requests, "waiting", 1)
     if what == "a hook":
         monkeypatch.setattr(device, "hooks", [print])
-    assert not dispatch._take_own(LINK, request, [(ANSWER, ())])
+    assert not dispatch._answers.take_own(LINK, request, [(ANSWER, ())])
     # Nor is its end taken before the answer comes.
     request.early, request.is_over = (), False
     monkeypatch.setattr(type(dispatch._requests), "sent", 1)
-    assert dispatch._is_waited_for(LINK, request)
+    assert dispatch._answers.is_waited_for(LINK, request)
 
 
 @attrs.frozen

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import attrs
 import trio
 
+from ....backends.base import MemoryStatistics
+from ...base._statistics import DeviceStatistics
+from ...engine._device_state import DeviceState
 from ..transport._codec import NonsenseError
+from ._sender import RequestSender
 
-__all__ = ["CallLostError", "Calls"]
+__all__ = ["Calls"]
 
 
-class CallLostError(Exception):
+class _CallLostError(Exception):
     """The worker is gone and has not answered; the next one can be asked."""
 
 
@@ -25,38 +30,61 @@ class _Call:
 
 
 class Calls:
-    """The calls that are not answered."""
+    """The calls that are not answered.
 
-    def __init__(self) -> None:
+    Args:
+        device: The device.
+        sender: Has the worker that serves.
+    """
+
+    def __init__(self, device: DeviceState, sender: RequestSender) -> None:
+        self._device = device
+        self._sender = sender
         self._last = 0
         self._calls: dict[int, _Call] = {}
 
     def __len__(self) -> int:
         return len(self._calls)
 
-    def begin(self, what: str) -> int:
-        """Number of a new call."""
-        self._last += 1
-        self._calls[self._last] = _Call(what)
-        return self._last
-
-    async def wait(self, number: int) -> Any:
-        """Wait for the answer.
+    async def ask(self, what: str) -> Any:
+        """Ask the worker that serves for something, and the next one if it is lost meanwhile.
 
         Raises:
-            CallLostError: There will be none.
+            DeviceLostError: There is none any more.
         """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        availability, sender = self._device.availability, self._sender
+        while True:
+            while sender.link is None:
+                if availability.is_ended:
+                    raise await self._device.lost()
+                await availability.wait_changed()
+            # What the program has let go by now counts.
+            sender.send_released()
+            self._last += 1
+            number = self._last
+            self._calls[number] = _Call(what)
+            sender.link.send(("call", number, what), now=True)
+            with suppress(_CallLostError):
+                return await self._wait(number)
+
+    async def _wait(self, number: int) -> Any:
         call = self._calls[number]
         try:
             await call.done.wait()
         finally:
             self._calls.pop(number, None)
         if call.is_lost:
-            raise CallLostError
+            raise _CallLostError
         return call.value
 
-    def check(self, number: int, value: Any) -> None:
-        """See that an answer can be one.
+    def answer(self, pid: int, number: int, value: Any) -> None:
+        """A worker has answered; perhaps nobody waits any more.
+
+        Args:
+            pid: Number of its process.
+            number: Of the call.
+            value: The answer.
 
         Raises:
             NonsenseError: There was no such call, or it asks for something else.
@@ -64,13 +92,27 @@ class Calls:
         call = self._calls.get(number)
         if number > self._last or (call is not None and (value is None) is (call.what == "count")):
             raise NonsenseError(f"result: it answers no call that was made, {number}")
-
-    def answer(self, number: int, value: Any) -> None:
-        """The worker has answered; perhaps nobody waits any more."""
-        call = self._calls.get(number)
+        # Counted now, and not when its asker runs: more may have happened by then.
+        counted = None if value is None else self._count(pid, *value)
         if call is not None:
-            call.value = value
+            call.value = counted
             call.done.set()
+
+    def _count(
+        self, pid: int, launched: int, completed: int, in_flight: dict[str, int], memory: tuple[int, ...]
+    ) -> DeviceStatistics:
+        """Add what the worker counts to what waits here: whatever it had done by then is known here."""
+        used, reserved, peak, blocks, limit = memory
+        return DeviceStatistics(
+            generation=self._device.generation,
+            pid=pid,
+            launched=launched,
+            completed=completed,
+            in_flight=sum(in_flight.values()),
+            queues=self._sender.requests.queues(in_flight),
+            memory=MemoryStatistics(used=used, reserved=reserved, peak=peak, blocks=blocks, limit=limit),
+            losses=self._device.losses.count,
+        )
 
     def lose(self) -> None:
         """The worker is gone."""

@@ -51,6 +51,7 @@ class WorkerLink:
         is_ready: Whether its device is open.
         how: In words how it ended, or why it is not to be used any more; None while it serves.
         is_started: Whether it serves a generation.
+        is_serving: Whether requests go to it: it has started, and its context is not lost.
         is_distrusted: Whether it has sent what makes no sense: nothing that it sent after that counts.
         is_silent: Whether nothing of its context writes to memory any more, dead or not.
         is_stuck: Whether it was killed because its loop stood still over an operation that does not end.
@@ -78,6 +79,7 @@ class WorkerLink:
         self.is_ready: bool = False
         self.how: str | None = None
         self.is_started: bool = False
+        self.is_serving: bool = False
         self.is_distrusted: bool = False
         self.is_silent: bool = False
         self.is_stuck: bool = False

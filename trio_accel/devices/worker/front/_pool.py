@@ -82,17 +82,9 @@ class WorkerPool:
     Args:
         device: Whose they are.
         chunks: The memory that every worker maps.
-        handle: Takes what workers send.
-        on_end: Called when one has ended.
     """
 
-    def __init__(
-        self,
-        device: DeviceState,
-        chunks: ChunkTable,
-        handle: MessageHandler,
-        on_end: Callable[[WorkerLink], None],
-    ) -> None:
+    def __init__(self, device: DeviceState, chunks: ChunkTable) -> None:
         self._is_observed = False
         self._device = device.name
         self._is_exclusive = device.info.is_exclusive
@@ -106,8 +98,8 @@ class WorkerPool:
         self._window = window_of(options.completion, device.info)
         self._chunks = chunks
         self._slabs = SlabTable(device.host_pool, lambda: self.links)
-        self._handle = handle
-        self._on_end = on_end
+        self._handle: MessageHandler
+        self._on_end: Callable[[WorkerLink], None]
         self._links: set[WorkerLink] = set()
         self._spares: list[WorkerLink] = []
         # What the program has used: the next worker is to have it loaded.
@@ -129,10 +121,25 @@ class WorkerPool:
         """Workers that stand ready."""
         return len(self._spares)
 
-    def open(self, launcher: Launcher, nursery: trio.Nursery) -> None:
-        """Begin; workers are served by tasks of the nursery."""
+    def open(
+        self,
+        launcher: Launcher,
+        nursery: trio.Nursery,
+        handle: MessageHandler,
+        on_end: Callable[[WorkerLink], None],
+    ) -> None:
+        """Begin.
+
+        Args:
+            launcher: Starts the workers.
+            nursery: Its tasks serve them.
+            handle: Takes what workers send.
+            on_end: Called when one has ended.
+        """
         self._launcher = launcher
         self._nursery = nursery
+        self._handle = handle
+        self._on_end = on_end
         self._slabs.open(launcher)
 
     async def take(self) -> WorkerLink:

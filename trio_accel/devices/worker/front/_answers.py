@@ -1,0 +1,352 @@
+"""What the workers of a device tell, and what follows from it."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+import attrs
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from ....actors import ActorEvent, Event, MessageEvent
+from ....backends.base.ops import ArraySpec
+from ...base._alarms import Alarms
+from ...base._errors import locate
+from ...base._shortage import lost_descriptors, out_of_descriptors
+from ...engine._device_state import DeviceState
+from ..transport._codec import NonsenseError
+from ..transport._frames import Address
+from ..transport._framing import LOST, Received
+from ._calls import Calls
+from ._checks import check_addresses, check_copy, check_results, close_descriptors, expect
+from ._chunks import ChunkTable
+from ._copy_service import CopyService
+from ._link import WorkerLink
+from ._logs import record_of
+from ._mirror import Mirror
+from ._outcomes import OutcomePolicy, TryAgainError
+from ._pool import WorkerPool
+from ._request import LeaseRequest, OperationRequest, RemoteRequest
+from ._requests import RequestTable
+
+__all__ = ["AnswerHandler"]
+
+# Seconds between two attempts to get a descriptor for which there was no room.
+_ASKED_AGAIN = 0.1
+
+
+class AnswerHandler:
+    """Takes the messages of workers, which are not trusted.
+
+    Args:
+        device: The device.
+        requests: Its requests.
+        chunks: Its memory.
+        copies: What copies host arrays of requests.
+        outcomes: What becomes of requests.
+        pool: The workers.
+        alarms: When cancelled requests are left.
+        calls: What workers are asked beside requests.
+        lose: Called when a worker has lost its context.
+
+    Attributes:
+        mirror: The actors of the worker that serves.
+        on_first_success: Called when the context completes its first request without an error, once.
+    """
+
+    def __init__(
+        self,
+        device: DeviceState,
+        requests: RequestTable,
+        chunks: ChunkTable,
+        copies: CopyService,
+        outcomes: OutcomePolicy,
+        *,
+        pool: WorkerPool,
+        alarms: Alarms,
+        calls: Calls,
+        lose: Callable[[WorkerLink, Exception], None],
+    ) -> None:
+        self.mirror: Mirror = Mirror()
+        self.on_first_success: Callable[[], None] | None = None
+        self._device = device
+        self._requests = requests
+        self._chunks = chunks
+        self._copies = copies
+        self._outcomes = outcomes
+        self._pool = pool
+        self._alarms = alarms
+        self._calls = calls
+        self._lose = lose
+        self._nursery: trio.Nursery
+        self._handlers: dict[Any, Callable[[WorkerLink, Any, tuple[int, ...]], None]] = {
+            "ready": self._on_ready,
+            "started": self._on_started,
+            "early": self._on_early,
+            "done": self._on_done,
+            "granted": self._on_granted,
+            "copy": self._on_copy,
+            "chunk": self._on_chunk,
+            "unchunk": self._on_unchunk,
+            "result": self._on_result,
+            "event": self._on_event,
+            "log": self._on_log,
+            "lost": self._on_lost,
+            "closed": self._on_closed,
+        }
+
+    def open(self, nursery: trio.Nursery) -> None:
+        """Begin; a chunk that was missed is asked for by a task of the nursery."""
+        self._nursery = nursery
+
+    def handle(self, link: WorkerLink, received: list[Received]) -> None:
+        """Take what a worker has sent."""
+        handlers = self._handlers
+        taken = 0
+        if link.is_distrusted:
+            close_descriptors(received)
+            return
+        try:
+            for message, descriptors in received:
+                if descriptors:
+                    expect(message[0] == "chunk", f"{message[0]}: it came with descriptors")
+                handlers[message[0]](link, message[1:], descriptors)
+                taken += 1
+        except NonsenseError as error:
+            # The one place where anything follows from that.
+            close_descriptors(received[taken:])
+            link.distrust(error)
+        # Once for all that are done by now.
+        if self._requests.waiting:
+            self._requests.pump()
+
+    def take_own(self, link: WorkerLink, request: OperationRequest, received: list[Received]) -> bool:
+        """Take what was received in an asker's task, if all of it belongs there and nothing follows from it.
+
+        What does is told in the task of the worker: it would have the asker's context, and errors of others
+        what the asker is just handling.
+        """
+        message: Any
+        for message, _ in received:
+            if not (
+                self._is_answer(message, request)
+                or message[0] == "early"
+                or (message[0] == "done" and link.was_early(message[1]))
+            ):
+                return False
+        self.handle(link, received)
+        return True
+
+    def _is_answer(self, message: Any, request: OperationRequest) -> bool:
+        """Whether a message says that all went well with a request."""
+        if message[:2] != ("done", request.number):
+            return False
+        _, _, _, results, trouble = message
+        return not results and trouble is None and self._is_plain(request)
+
+    def _is_plain(self, request: OperationRequest) -> bool:
+        """Whether nothing follows from the end of a request that went well."""
+        return not (request.hosts.is_used or self._requests.waiting or self._device.hooks)
+
+    def is_waited_for(self, link: WorkerLink, request: OperationRequest) -> bool:
+        """Whether its asker is to look for its end; takes the end if the worker shows it."""
+        if request.is_over or self._requests.sent != 1:
+            return False
+        addresses = request.early
+        if addresses is None or not self._is_plain(request) or not link.complete_early(request.number):
+            return True
+        self._done(request, addresses, (), None)
+        return False
+
+    def _on_early(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
+        number, addresses = message
+        request = self._request(link, number)
+        if request is not None:
+            check_addresses(request, addresses, self._chunks)
+            assert isinstance(request, OperationRequest)
+            request.early = addresses
+
+    def _on_ready(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
+        expect(not link.is_ready, "ready: it was before")
+        (link.libraries,) = message
+        link.is_ready = True
+        link.notify()
+
+    def _on_started(self, link: WorkerLink, _: Any, __: tuple[int, ...]) -> None:
+        expect(link.is_ready and not link.is_started, "started: it was not told to")
+        link.is_started = True
+        link.notify()
+
+    def _on_closed(self, link: WorkerLink, _: Any, __: tuple[int, ...]) -> None:
+        expect(self._outcomes.is_closing, "closed: it was not told to")
+        link.is_started = False
+        link.notify()
+
+    def _on_lost(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
+        error, link.is_silent = message
+        self._lose(link, error)
+        link.condemn(f"lost its context: {error}", error)
+
+    def _on_done(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
+        number, addresses, results, trouble = message
+        request = None if link.take_early(number) else self._request(link, number)
+        if request is not None:
+            if addresses:
+                check_addresses(request, addresses, self._chunks)
+            check_results(request, results, trouble)
+            self._done(request, addresses, results, trouble)
+
+    def _done(
+        self, request: RemoteRequest, addresses: tuple[Address, ...], results: tuple[bytes, ...], trouble: Any
+    ) -> None:
+        """The worker is done with a request."""
+        self._requests.done(request.number)
+        if trouble is None and self.on_first_success is not None:
+            first, self.on_first_success = self.on_first_success, None
+            first()
+        if request.is_cancelled:
+            # No other has one.
+            self._alarms.drop(request)
+        if isinstance(request, OperationRequest):
+            if trouble is not None:
+                self._chunks.forget_addresses(request.launch.allocations)
+            if self._chunks.missing:
+                addresses = self._mapped(request, addresses)
+            try:
+                placed, error = self._outcomes.done(request, addresses, results, trouble)
+            except TryAgainError:
+                self._collect(request)
+            else:
+                self._chunks.record(placed)
+                self.mirror.done(request.library, error)
+
+    def _request(self, link: WorkerLink, number: int) -> RemoteRequest | None:
+        """The request that a worker speaks of; None if it is no concern of this worker any more.
+
+        Raises:
+            NonsenseError: It was not given such a request, or has answered it.
+        """
+        if not link.is_serving:
+            return None
+        request = self._requests.get(number)
+        if request is None:
+            raise NonsenseError(f"there is no request {number}")
+        return request
+
+    def _mapped(self, request: OperationRequest, addresses: Iterable[Address]) -> tuple[Address, ...]:
+        """Of new blocks those that this process has memory for; a request that has others fails."""
+        missing = self._chunks.missing
+        for _, nbytes, chunk, _ in addresses:
+            if chunk in missing and request.failure is None:
+                request.failure = error = out_of_descriptors(nbytes, missing[chunk])
+                name, generation = self._device.name, self._device.generation
+                locate(error, device=name, operation=request.launch.name, generation=generation)
+        return tuple([address for address in addresses if address[2] not in missing])
+
+    def _collect(self, request: OperationRequest) -> None:
+        """There is no memory for a request: arrays in reference cycles may hold some."""
+        if request.is_cancelled:
+            self._copies.cancel(request)
+            request.unwind_after_copies()
+            return
+        request.may_collect = False
+        gc.collect()
+        # Behind all others, so that its number says whether it was begun.
+        request.number = self._requests.next_number()
+        self._requests.add(request)
+
+    def _on_granted(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
+        number, address = message
+        request = self._request(link, number)
+        if request is not None:
+            expect(isinstance(request, LeaseRequest), f"granted: request {number} is no lease")
+            assert isinstance(request, LeaseRequest)
+            expect(address[0] == request.array.block, f"granted: another block than that of request {number}")
+            self._chunks.check_address(address)
+            request.address = address
+            request.granted.set()
+
+    def _on_copy(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
+        transfer, number, index, chunk, offset, array = cast(
+            "tuple[int, int, int, int, int, ArraySpec]", message
+        )
+
+        def copied() -> None:
+            link.send(("copied", transfer), now=True)
+
+        if not link.is_serving:
+            return
+        request = self._requests.get(number)
+        if isinstance(request, OperationRequest):
+            check_copy(request, index, array)
+            self._chunks.check_array(chunk, offset, array)
+        if isinstance(request, OperationRequest) and not request.is_left:
+            self._copies.copy_on_device(
+                request,
+                request.hosts.copies[index],
+                lambda: self._chunks.view(chunk, offset, array),
+                copied,
+            )
+        else:
+            # It was refused with its operands on their way already, or its asker has left it: the stream is
+            # to go on all the same.
+            copied()
+
+    def _on_chunk(self, link: WorkerLink, message: Any, descriptors: tuple[int, ...]) -> None:
+        number, nbytes = message
+        expect(len(descriptors) == 1, f"chunk {number}: it came with {len(descriptors)} descriptors")
+        if link.is_serving:
+            try:
+                if descriptors[0] == LOST:
+                    raise lost_descriptors()
+                self._chunks.check_new(number, nbytes, descriptors[0])
+                chunk = self._chunks.keep(number, nbytes, descriptors[0])
+            except OSError as error:
+                self._chunks.missing[number] = error
+                self._nursery.start_soon(self._ask_for_chunk, link, number)
+            else:
+                link.send(("kept", number))
+                self._pool.share(chunk, link)
+                return
+        # Else of a worker that was given up: nothing lies in it that anybody knows of.
+        close_descriptors([(message, descriptors)])
+
+    @enable_ki_protection
+    async def _ask_for_chunk(self, link: WorkerLink, number: int) -> None:
+        """Have a worker send the descriptor of a chunk again in a moment: there may be room for it then."""
+        await trio.sleep(_ASKED_AGAIN)
+        if number in self._chunks.missing and link.is_serving:
+            link.send(("tell_chunk", number))
+
+    def _on_unchunk(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
+        (number,) = message
+        if link.is_serving and self._chunks.missing.pop(number, None) is None:
+            expect(number in self._chunks.chunks, f"unchunk: there is no chunk {number}")
+            self._chunks.drop(number)
+
+    def _on_result(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
+        self._calls.answer(link.process.pid, *message)
+
+    def _on_event(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
+        if link.how is not None:
+            return
+        event: Event
+        event, actor_class = message
+        expect(event.path.startswith(f"{self._device.path}/context/"), "event: of another's actor")
+        if isinstance(event, ActorEvent):
+            event = attrs.evolve(event, pid=link.process.pid)
+        self.mirror.take(event, actor_class)
+        observers = self._device.system.observers
+        if isinstance(event, MessageEvent):
+            observers.emit(event)
+        else:
+            observers.emit_life(event)
+
+    def _on_log(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
+        name, level, text = message
+        logger = logging.getLogger(name)
+        if logger.isEnabledFor(level):
+            logger.handle(record_of(name, level, text, link.process.pid))

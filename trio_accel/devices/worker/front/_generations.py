@@ -1,0 +1,234 @@
+"""The generations of a device: each is one worker that serves, until it is lost."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+
+import attrs
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from ....actors import ActorContext, ActorSnapshot
+from ...base._alarms import Alarms
+from ...base._errors import damage_to_memory
+from ...engine._device_state import DeviceState
+from ..launcher._launcher import Launcher
+from ._answers import AnswerHandler
+from ._calls import Calls
+from ._chunks import ChunkTable
+from ._copy_service import CopyService
+from ._link import WorkerLink, died
+from ._outcomes import OutcomePolicy
+from ._pool import WorkerPool
+from ._request import OperationRequest, RemoteRequest
+from ._sender import RequestSender
+
+__all__ = ["Generations"]
+
+_logger = logging.getLogger("trio_accel.devices")
+
+_CLOSING = 1.0
+# A context that follows a loss gets one request at a time, until one has completed, and no longer than this.
+_CAREFUL = 0.2
+
+
+class Generations:
+    """Has one worker after the other serve, and sorts what a lost one had.
+
+    Args:
+        device: The device.
+        chunks: Its memory.
+        copies: What copies host arrays of requests.
+        outcomes: What becomes of requests.
+        pool: The workers.
+        sender: Has the requests, and the worker that serves.
+        calls: What workers are asked beside requests.
+        alarms: When cancelled requests are left.
+
+    Attributes:
+        answers: Takes what the workers tell.
+        last_error: What the last one was lost to, or why none came up.
+    """
+
+    def __init__(
+        self,
+        device: DeviceState,
+        chunks: ChunkTable,
+        copies: CopyService,
+        outcomes: OutcomePolicy,
+        *,
+        pool: WorkerPool,
+        sender: RequestSender,
+        calls: Calls,
+        alarms: Alarms,
+    ) -> None:
+        self.answers: AnswerHandler = AnswerHandler(
+            device,
+            sender.requests,
+            chunks,
+            copies,
+            outcomes,
+            pool=pool,
+            alarms=alarms,
+            calls=calls,
+            lose=self._lose,
+        )
+        self.last_error: BaseException | None = None
+        self._device = device
+        self._options = device.options
+        self._chunks = chunks
+        self._copies = copies
+        self._outcomes = outcomes
+        self._pool = pool
+        self._sender = sender
+        self._requests = sender.requests
+        self._calls = calls
+        self._alarms = alarms
+        self._context: ActorContext | None = None
+        self._nursery: trio.Nursery
+
+    def open(self, launcher: Launcher, nursery: trio.Nursery) -> None:
+        """Begin; workers are served by tasks of the nursery."""
+        self._nursery = nursery
+        self.answers.open(nursery)
+        self._pool.open(launcher, nursery, self.answers.handle, self._ended)
+
+    @asynccontextmanager
+    async def serve(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        """Serve with one worker, until it is lost or the context's actor ends."""
+        try:
+            link = await self._pool.take()
+        except Exception as error:
+            self.last_error = error
+            raise
+        try:
+            # Nothing runs on the memory while a copy of before may still write.
+            await self._copies.wait_off_device()
+            self._chunks.drop_unsound()
+            self._chunks.drop_empty()
+            number = self._device.generation + 1
+            self._context = context
+            # Of one that told of its actors and died before it served.
+            self.answers.mirror.clear()
+            addresses = tuple(self._chunks.blocks.values())
+            link.is_asked = partial(self._asks, link)
+            link.send(("start", number, addresses), now=True)
+            await link.wait(lambda: link.is_started)
+            context.show(self._snapshots)
+            context.show_process(link.process.pid)
+            self._begin(context, link, number, [block for block, *_ in addresses])
+            yield
+            await self._close(link)
+        finally:
+            self._lose(link, died("was ended with its context", self._device.name))
+            link.condemn("was ended with its context")
+
+    def _asks(self, link: WorkerLink) -> bool:
+        """Whether a worker is to answer something: at first, that it serves."""
+        return not link.is_serving or bool(self._requests.sent or len(self._calls))
+
+    def _snapshots(self) -> tuple[ActorSnapshot, ...]:
+        link = self._sender.link
+        return self.answers.mirror.snapshots({} if link is None else self._requests.queues_by(link.started))
+
+    def _begin(self, context: ActorContext, link: WorkerLink, number: int, told: Iterable[int]) -> None:
+        self.answers.on_first_success = partial(self._progress, context)
+        self._sender.begin(link, told)
+        self._device.availability.begin(number)
+        path, pid = self._device.path, link.process.pid
+        _logger.info("device %s: worker process %d serves generation %d", path, pid, number)
+        self._open_requests()
+        self._pool.refill()
+
+    def _progress(self, context: ActorContext) -> None:
+        """The context has completed a request without an error."""
+        context.report_progress()
+        self._requests.hurry()
+
+    def _open_requests(self) -> None:
+        """Hand over what waits; after a loss one request at a time, until one has completed."""
+        intensity = self._options.intensity
+        is_careful = self._device.losses.count > 0 and (intensity is None or not intensity.counts_progress)
+        self._requests.open(carefully=is_careful)
+        if is_careful:
+            self._alarms.set(self._requests, trio.current_time() + _CAREFUL, self._requests.hurry)
+
+    async def _close(self, link: WorkerLink) -> None:
+        """End a worker in order: what waits is refused, what it has is finished within the grace."""
+        self._outcomes.is_closing = True
+        for request in self._requests.take_waiting():
+            self._outcomes.refuse(request, self._outcomes.closed())
+        link.send(("close",), now=True)
+        with trio.move_on_after(self._options.close_grace + _CLOSING, shield=True), suppress(Exception):
+            # If it dies over that, it is closed as well.
+            await link.wait(lambda: not link.is_started)
+
+    def end(self, given_up: BaseException | None, arrays: str) -> None:
+        """The device ends: no worker follows.
+
+        Args:
+            given_up: Why, where it was not closed.
+            arrays: What became of its arrays.
+        """
+        error = self._outcomes.closed()
+        if given_up is not None:
+            error.message = f"{self._device.path}: the device was given up: {given_up}{arrays}"
+            error.generation = self._device.generation
+        for request in (*self._requests.close(), *self._requests.take_waiting()):
+            again = attrs.evolve(error)
+            again.__cause__ = given_up
+            self._outcomes.refuse(request, again)
+        self._calls.lose()
+
+    def _ended(self, link: WorkerLink) -> None:
+        """A worker has ended by itself, or was killed."""
+        self._lose(link, died(link.how or "ended", self._device.name))
+
+    def _lose(self, link: WorkerLink, error: Exception) -> None:
+        """The context is lost: sort what it had by whether it was begun, and have it replaced."""
+        if not link.is_serving:
+            return
+        self._sender.end()
+        self.last_error = error
+        self._device.memory_failure = self._device.memory_failure or damage_to_memory(error)
+        self._device.blocks.drain()
+        self._device.availability.interrupt()
+        self.answers.mirror.clear()
+        self._copies.cancel_on_device()
+        self._chunks.missing.clear()
+        self._calls.lose()
+        self._alarms.drop(self._requests)
+        had = self._requests.close()
+        if not link.is_silent:
+            self._keep_until_gone(link, had)
+        for request in had:
+            self._alarms.drop(request)
+            if isinstance(request, OperationRequest):
+                # What it was to make may have been made anew, or not at all.
+                self._chunks.forget_addresses(request.launch.allocations)
+        self._requests.put_back(self._outcomes.sort(had, link, error, retry=self._options.retry))
+        if self._context is not None and not self._outcomes.is_closing:
+            self._context.crash(error)
+
+    def _keep_until_gone(self, link: WorkerLink, requests: Iterable[RemoteRequest]) -> None:
+        """What a lost worker may still write to counts as used until it is dead."""
+        written = [
+            request
+            for request in requests
+            if isinstance(request, OperationRequest) and request.hosts.is_written
+        ]
+        if written:
+            for request in written:
+                request.copies += 1
+            self._nursery.start_soon(self._wait_until_gone, link, written)
+
+    @enable_ki_protection
+    async def _wait_until_gone(self, link: WorkerLink, written: list[OperationRequest]) -> None:
+        # It is being killed.
+        with trio.CancelScope(shield=True):
+            await link.wait_gone()
+        for request in written:
+            request.copy_over()
