@@ -489,7 +489,7 @@ async def test_an_answer_that_something_follows_from_is_the_receivers(
     if what == "a request that waits":
         monkeypatch.setattr(dispatch._requests, "waiting", 1)
     if what == "a hook":
-        monkeypatch.setattr(device, "hooks", [print])
+        monkeypatch.setattr(device.state, "hooks", [print])
     assert not dispatch._answers.take_own(LINK, request, [(ANSWER, ())])
     # Nor is its end taken before the answer comes.
     request.early, request.is_over = (), False

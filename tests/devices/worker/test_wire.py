@@ -209,19 +209,19 @@ class TestSpecs:
         first, second = np.arange(3.0), np.arange(4.0)
         hosts: list[npt.NDArray[Any]] = []
 
-        def place(array: npt.NDArray[Any]) -> object:
+        def send(array: npt.NDArray[Any]) -> object:
             hosts.append(array)
             return "host", len(hosts) - 1
 
         def find(data: tuple[str, int]) -> npt.NDArray[Any]:
-            assert data[0] == "place"
+            assert data[0] == "host"
             return hosts[data[1]]
 
-        got = decode_spec(encode_spec(ops.CopyToHostSpec(first, ARRAY), place), find)
+        got = decode_spec(encode_spec(ops.CopyToHostSpec(first, ARRAY), send), find)
         assert isinstance(got, ops.CopyToHostSpec)
         assert got.host is first
         assert got.source == ARRAY
-        nested = decode_spec(encode_spec(UserSpec(ARRAY, (1, second)), place), find)
+        nested = decode_spec(encode_spec(UserSpec(ARRAY, (1, second)), send), find)
         assert isinstance(nested, UserSpec)
         assert nested.anything == (1, second)  # the same object, so not compared by element
 
