@@ -73,7 +73,7 @@ def map_shared(descriptor: int, nbytes: int) -> npt.NDArray[np.uint8]:
         OSError: The system refuses.
     """
     size = os.fstat(descriptor).st_size
-    # Whoever touches a page behind the end dies of SIGBUS.
+    # A process that touches a page behind the end dies of SIGBUS.
     if not 0 < nbytes <= size:
         raise ValueError(f"nbytes: {nbytes} of a chunk whose memory has {size}")
     return np.frombuffer(mmap.mmap(descriptor, nbytes), np.uint8)

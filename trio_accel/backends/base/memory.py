@@ -24,7 +24,7 @@ _Place: TypeAlias = tuple[int, int, int]
 
 
 def no_such_block(block: int) -> KeyError:
-    """The error of whoever names a block that is not there."""
+    """The error for a block that is not there."""
     return KeyError(f"block {block} does not exist")
 
 

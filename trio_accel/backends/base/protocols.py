@@ -159,9 +159,9 @@ class AccelStream(Protocol):
     def record_deferred(self) -> AccelEvent:
         """Make an event after everything enqueued so far, which may be one for several short operations.
 
-        Whoever looks whether it is done calls `flush` first: without that, or a `record`, it may never be. It
-        is done behind all those that share it. What takes long is enqueued behind a `flush` by the stream
-        itself, and so is whatever waits for the event on the device.
+        It is done behind all operations that share it. Without a `flush` or a `record` it may never be done,
+        so the caller flushes before it looks. The stream itself flushes before it enqueues long work, and
+        before another stream waits for the event on the device.
         """
         ...
 
@@ -219,8 +219,8 @@ class KernelLibrary(Protocol):
         """Tell what must be done once before an operation like this one is enqueued without blocking.
 
         Asked before every launch, so it must be quick; it refuses nothing, as `enqueue` will. What it
-        names may be needed again later: a library keeps only so many plans. Whoever calls `enqueue`
-        without it has that block instead.
+        names may be needed again later: a library keeps only so many plans. An `enqueue`
+        without it blocks instead.
 
         Returns:
             Something that blocks, to be called in a thread while nothing else of the library is called;
@@ -373,8 +373,8 @@ class AccelDevice(Protocol):
     def is_dead(self) -> bool:
         """Whether the hardware itself has ended the context, so that nothing of it writes any more.
 
-        Of one that is lost for another reason something may: whoever takes its memory over waits for the end
-        of the process.
+        A context that is lost for another reason may still write. The process that takes its memory over
+        waits for the end of this one.
         """
         ...
 

@@ -91,13 +91,13 @@ class CudaDevice(LibraryDevice):
         """Make every library's handle; blocks.
 
         Now, when nothing runs: NVIDIA's libraries wait for the whole context when they load what they need
-        first, and with them whoever launches anything else. One that cannot be made is no error until
-        somebody asks for it.
+        first, and every other launch waits with them. A library that cannot be made is no error until it is
+        opened.
         """
         for name in self.libraries:
             with suppress(Exception):
                 self._ready[name] = self.open_library(name)
-        # What is lost by now is seen by whoever comes first.
+        # If the context is lost by now, the first operation sees that.
         with suppress(ContextPoisonedError), self.context:
             self.context.settle()
 
@@ -156,7 +156,7 @@ class CudaDevice(LibraryDevice):
         return NotSupportedError(text, device=self.info.name, backend=self.info.backend)
 
     def ready_library(self, name: str) -> CudaLibrary | None:
-        """The one that was made when the device was opened; None for whoever comes second."""
+        """The one that was made when the device was opened; None from the second call on."""
         return self._ready.pop(name, None)
 
     def map_chunk(self, chunk: int, nbytes: int, descriptor: int) -> None:

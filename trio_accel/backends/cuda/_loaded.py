@@ -7,5 +7,5 @@ from __future__ import annotations
 
 from . import _installed_process
 
-# What is missing or damaged, whoever opens a device hears of.
+# What is missing or damaged is an error where a device is opened.
 _installed_process.look()

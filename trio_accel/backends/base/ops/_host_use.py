@@ -57,6 +57,6 @@ class HostUse:
             self._array[0] = array[0].copy()
         except IndexError:
             return False
-        # Whoever copies from it now uses nothing of the program's.
+        # A thread that copies from it now uses nothing of the program's.
         self._is_over = True
         return True

@@ -16,7 +16,7 @@ class SpmvCsrSpec(OperationSpec):
 
     Row pointers begin at 0, do not decrease, and end at the number of stored elements or before. Ends that
     lie are the operation's error, before memory is read. A backend may look at a structure once and believe
-    it from then on: whoever changes the arrays in place keeps them right.
+    it from then on: a program that changes the arrays in place keeps them right.
 
     Attributes:
         rows: Rows of A; ``indptr`` has ``rows + 1`` elements.

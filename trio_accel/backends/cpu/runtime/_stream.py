@@ -312,7 +312,7 @@ def _run(items: queue.SimpleQueue[_Item], fault: CpuFault) -> None:
                 item.finish(lost or error, is_lost=lost is not None)
                 error = None
             elif isinstance(item, _Latch):
-                # Whoever blocks is woken, whatever has become of the context.
+                # A thread that blocks is woken, whatever has become of the context.
                 item.ring()
             elif lost is not None:
                 # What was enqueued behind the fault never runs.

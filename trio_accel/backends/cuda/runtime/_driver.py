@@ -39,7 +39,7 @@ _DAMAGING = frozenset({"CUDA_ERROR_ECC_UNCORRECTABLE", "CUDA_ERROR_CONTAINED"})
 
 
 class CudaMemoryError(MemoryError):
-    """The driver has not so much memory; whoever asked for it knows how much that was."""
+    """The driver has not so much memory; the caller knows how much it asked for."""
 
 
 def is_sticky(code: int) -> bool:

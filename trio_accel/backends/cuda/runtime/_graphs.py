@@ -148,13 +148,13 @@ class Graphs:
                     driver.cuGraphDestroy(graph)
             room = len(made) - _rooms[number]
             if room > 0:
-                # Of its own: whoever else uses the one of an operation does not meet a capture there.
+                # One of its own: no other use of an operation's stream meets a capture.
                 self._stream = int(self._context.check(driver.cuStreamCreate(_NON_BLOCKING)))
                 self._cache.most = room
                 _rooms[number] += room
 
     def drop(self, owner: object) -> None:
-        """Throw away what calls of an owner made, who launches no more. The context is current."""
+        """Throw away what calls of an owner made: it launches no more. The context is current."""
         with self._lock:
             self._cache.drop(owner)
 

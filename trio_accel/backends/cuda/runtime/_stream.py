@@ -20,7 +20,7 @@ __all__ = ["CudaEvent", "CudaHold", "CudaStream"]
 _MASK = 0xFFFFFFFF
 _AT_LEAST = int(driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
 _NON_BLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
-# So many light operations have one event at most: who waits for the first waits for the last.
+# So many light operations share one event at most: a wait for the first is one for the last.
 _MOST_SHARING = 8
 
 
@@ -161,7 +161,7 @@ class CudaStream:
             self.record()
 
     def begin_heavy(self) -> None:
-        """Something is to be enqueued for which nobody before it is to wait."""
+        """Something long is to be enqueued: what came before is not to wait for it."""
         if self._deferred is not None:
             self.record()
         self.is_light = False
@@ -237,7 +237,7 @@ class CudaStream:
                 done += (self.timeline.read() - done) & _MASK
             while self._finishing and self._finishing[0].sequence <= done:
                 self._finishing.popleft().finish()
-            # Only now: whoever reads it without the lock takes events up to here for finished.
+            # Only now: a thread that reads it without the lock takes events up to here for finished.
             self.done = done
             return done
 
@@ -327,7 +327,7 @@ class CudaEvent:
         for finisher in self.finishers:
             try:
                 finisher()
-            except Exception as error:  # noqa: BLE001  # whoever waits for the event hears of it
+            except Exception as error:  # noqa: BLE001  # the event's error
                 self._error = self._error or error
         self.finishers = ()
 
