@@ -33,6 +33,8 @@ from ._values import check_conversion, check_spec, factor
 
 __all__ = ["Launch", "Operand", "Operation", "Planned", "Planner", "operation_name"]
 
+# The name of this package.
+_PACKAGE = __name__.partition(".")[0]
 # What NumPy can hold.
 _MAX_AXES = 64
 
@@ -103,7 +105,10 @@ def operation_name(cls: type[Operation[Any, Any]]) -> str:
 @cache
 def _name_of(cls: type[Operation[Any, Any]]) -> str:
     package = cls.__module__.split(".")
-    # trio_accel.linalg._matmul -> linalg; a user's own module keeps its last public part.
+    if package[0] == _PACKAGE:
+        # trio_accel.linalg._matmul -> linalg, trio_accel.devices.front._memory -> devices
+        return f"{package[1]}.{cls.__name__}"
+    # A user's own module keeps its last public part.
     public = [part for part in package if not part.startswith("_")] or package
     return f"{public[-1]}.{cls.__name__}"
 
