@@ -182,7 +182,7 @@ async def test_other_hardware_is_refused(
     other = attrs.evolve(old.info, index=old.info.index + 1)
 
     def found(spec: str | None) -> list[tuple[Any, DeviceInfo]]:
-        return [(old.backend, other)]
+        return [(old.state.backend, other)]
 
     monkeypatch.setattr("trio_accel.devices.front._system.candidates", found)
     with pytest.raises(ValueError, match=f"are in the memory of {old.name}, which {other.name} cannot use"):
