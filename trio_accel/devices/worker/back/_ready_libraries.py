@@ -8,7 +8,7 @@ __all__ = ["ReadyLibraries"]
 
 
 class ReadyLibraries:
-    """Keeps opened libraries for the first who opens them: a vendor's handle takes milliseconds to make."""
+    """Keeps libraries that were opened ahead until their use, as a vendor's handle takes milliseconds."""
 
     def __init__(self, device: AccelDevice) -> None:
         self._device = device

@@ -169,7 +169,7 @@ class RequestTable:
         turn = request.turn
         if turn is not None and turn.waits_for and not turn.is_ready:
             return False
-        # Who is alone may go: nobody would ever make room for it.
+        # A request that is alone may go: no other would ever make room for it.
         return request.has_room or not self._sent
 
     def _queue(self, request: RemoteRequest) -> deque[RemoteRequest]:

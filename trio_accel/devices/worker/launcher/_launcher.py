@@ -71,7 +71,7 @@ class StartWorker(Request["LauncherActor", WorkerProcess]):
 
 @attrs.frozen
 class Order:
-    """A worker to be started, and who is told.
+    """A worker to be started, and the asker that is told.
 
     Attributes:
         message: What was asked for.
@@ -259,7 +259,7 @@ class Launcher:
         self._numbers = itertools.count(1)
         self._chunks: dict[int, int] = {}
         self._postponed: list[Order] = []
-        # Who has ordered, and what they were refused for.
+        # Those that have ordered, and what they were refused for.
         self._asking: set[trio.CancelScope] = set()
         self._refusal: Exception | None = None
 

@@ -131,7 +131,7 @@ class Launcher:
             started = _spawn(self._program(number, order, descriptors[0]), descriptors)
         except OSError as error:
             started = error
-        # Before the report: who hears of it may rely on nobody else holding them.
+        # Before the report: its reader may rely on no other process holding them.
         for descriptor in descriptors:
             os.close(descriptor)
         if isinstance(started, OSError):
@@ -382,7 +382,7 @@ def _become(
         for place, descriptor in enumerate(aside, _FIRST):
             os.dup2(descriptor, place)
         program(free)
-    except Exception as error:  # noqa: BLE001  # whatever it is, it goes to the one who asked
+    except Exception as error:  # noqa: BLE001  # whatever it is, it goes to the asker
         os.write(failure, (str(error) or type(error).__name__).encode(errors="replace"))
     finally:
         os._exit(127)

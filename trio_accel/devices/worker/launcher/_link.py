@@ -254,7 +254,7 @@ class LauncherLink:
             nursery.start_soon(self._watch_silence, is_asked)
             await self._wait_dead()
             nursery.cancel_scope.cancel(reason="the launcher is dead")
-        # What it has started, or who was being forked from it, may hold its end of the socket.
+        # What it has started, or what was being forked from it, may hold its end of the socket.
         with suppress(OSError):
             self._control.shutdown(socket.SHUT_RD)
 
