@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
 
 import attrs
 import trio
@@ -50,6 +50,10 @@ class RestartInfo:
     error: BaseException | None
 
 
+class _Parent(Protocol):
+    def supervisor_of_children(self) -> Supervisor: ...
+
+
 class ActorContext:
     """The surroundings of one incarnation.
 
@@ -59,18 +63,12 @@ class ActorContext:
         restart: Why this incarnation exists.
     """
 
-    __slots__ = ("_cell", "_incarnation", "_supervisor_of_children", "restart")
+    __slots__ = ("_cell", "_incarnation", "_parent", "restart")
 
-    def __init__(
-        self,
-        cell: Cell,
-        incarnation: Incarnation,
-        restart: RestartInfo,
-        supervisor_of_children: Callable[[], Supervisor],
-    ) -> None:
+    def __init__(self, cell: Cell, incarnation: Incarnation, restart: RestartInfo, parent: _Parent) -> None:
         self._cell = cell
         self._incarnation = incarnation
-        self._supervisor_of_children = supervisor_of_children
+        self._parent = parent
         self.restart: RestartInfo = restart
 
     @property
@@ -105,7 +103,7 @@ class ActorContext:
             raise RuntimeError(
                 f"spawn: this incarnation of {self.path} has ended and starts no {actor_class.__name__}"
             )
-        return await self._supervisor_of_children().spawn(
+        return await self._parent.supervisor_of_children().spawn(
             actor_class, args, kwargs, name=name, restart=restart, policy=policy, mailbox=mailbox
         )
 
@@ -273,7 +271,7 @@ class ActorContext:
                 the place of the first.
         """
         if self._cell.incarnation is self._incarnation:
-            self._supervisor_of_children().on_restart = observer
+            self._parent.supervisor_of_children().on_restart = observer
 
     @property
     def is_stopping(self) -> bool:

@@ -73,6 +73,18 @@ class Life:
             self._supervisor.forget(cell)
             cell.announce_end()
 
+    def supervisor_of_children(self) -> Supervisor:
+        """The supervisor of the incarnation's children, made on first use."""
+        if self._children is None:
+            cell, incarnation = self._cell, self._cell.incarnation
+            assert incarnation is not None  # its context has looked
+            policy = cell.policy
+            self._children = Supervisor(
+                cell.system, cell.path, incarnation.nursery, policy.strategy, policy.intensity, Life
+            )
+            cell.children = self._children.children
+        return self._children
+
     async def _live(self) -> BaseException | None:
         """Run one incarnation to its end; returns what it failed with."""
         cell = self._cell
@@ -103,10 +115,7 @@ class Life:
             assert isinstance(actor, Actor)  # its class was checked
             incarnation.actor = actor
             actor.context = ActorContext(
-                cell,
-                incarnation,
-                RestartInfo(number=number, error=cell.last_error),
-                self._supervisor_of_children,
+                cell, incarnation, RestartInfo(number=number, error=cell.last_error), self
             )
             try:
                 if type(actor).lifespan is Actor.lifespan:
@@ -151,18 +160,6 @@ class Life:
                 ActorStarted(path=cell.path, pid=cell.pid, incarnation=cell.number)
             )
         cell.gate.begin()
-
-    def _supervisor_of_children(self) -> Supervisor:
-        """The supervisor of the incarnation's children, made on first use."""
-        if self._children is None:
-            cell, incarnation = self._cell, self._cell.incarnation
-            assert incarnation is not None  # its context has looked
-            policy = cell.policy
-            self._children = Supervisor(
-                cell.system, cell.path, incarnation.nursery, policy.strategy, policy.intensity, Life
-            )
-            cell.children = self._children.children
-        return self._children
 
     async def _stop_children(self) -> None:  # noqa: ASYNC910  # most have no children
         if self._children is not None:
