@@ -40,8 +40,6 @@ TOP = ("benchmarks", "cli", "interop")  # see public names only: none with an un
 EXPORTED = ("interop",)  # what of the top is a public name itself
 RUN_BY = {"benchmarks": "cli"}  # what of the top another part of it may import, its public names
 
-# Their modules have an order: no import circle.
-PARTS_WITHOUT_CIRCLES = ("actors", "backends")
 # The folders of a backend, from the driver up: each imports itself and those before it.
 BACKEND_FOLDERS = ("runtime", "kit", "libraries")
 
@@ -184,9 +182,8 @@ def test_imports_point_downwards() -> None:
     assert [line for module in modules() for line in violations(module)] == []
 
 
-@pytest.mark.parametrize("part", PARTS_WITHOUT_CIRCLES)
-def test_no_circles(part: str) -> None:
-    assert circle_among(module for module in modules() if module.part.partition(".")[0] == part) == []
+def test_no_circles() -> None:
+    assert circle_among(modules()) == []
 
 
 def test_folders_of_a_backend_point_downwards() -> None:

@@ -76,7 +76,8 @@ def test_a_tone_is_found_where_it_is(cli: Cli, tmp_path: Path) -> None:
 
 def test_the_levels_are_those_of_scipy(tmp_path: Path) -> None:
     from trio_accel.cli._inputs import read_recording
-    from trio_accel.cli._spectrum import Stft, _compare, _frames, _hann, _Tally
+    from trio_accel.cli._spectrum import _compare, _frames, _hann, _Tally
+    from trio_accel.cli._stft import Stft
 
     generator = np.random.default_rng(1)
     wavfile.write(tmp_path / "noise.wav", RATE, generator.uniform(-1, 1, 5000).astype(np.float32))
