@@ -1,4 +1,4 @@
-"""The table of dropped blocks, and the waker behind it."""
+"""The table of dropped blocks, and the notifier behind it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import trio_accel as ta
 from trio_accel.backends.base import Isolation
 from trio_accel.devices.arrays._blocks import Block, BlockTable
 from trio_accel.devices.base._availability import Availability
-from trio_accel.devices.base._bridge import LoopWaker
+from trio_accel.devices.base._bridge import LoopNotifier
 
 LARGE = 8 << 20
 
@@ -241,28 +241,28 @@ async def test_no_two_blocks_that_are_alive_have_one_id(
 
 async def test_rings_before_the_callback_are_one() -> None:
     calls: list[int] = []
-    waker = LoopWaker(lambda: calls.append(1))
+    notifier = LoopNotifier(lambda: calls.append(1))
     for _ in range(5):
-        waker.ring()
+        notifier.notify()
     await wait_all_tasks_blocked()
-    assert (calls, waker.rings, waker.wakeups) == ([1], 5, 1)
-    waker.ring()
-    waker.close()
+    assert (calls, notifier.notifications, notifier.wakeups) == ([1], 5, 1)
+    notifier.notify()
+    notifier.close()
     await wait_all_tasks_blocked()
     assert calls == [1]
 
 
 def test_a_ring_after_the_end_of_the_program_is_nothing() -> None:
-    wakers: list[LoopWaker] = []
+    notifiers: list[LoopNotifier] = []
     calls: list[int] = []
 
     async def main() -> None:
-        wakers.append(LoopWaker(lambda: calls.append(1)))
+        notifiers.append(LoopNotifier(lambda: calls.append(1)))
         await trio.lowlevel.checkpoint()
 
     trio.run(main)
-    wakers[0].ring()
-    assert (calls, wakers[0].rings, wakers[0].wakeups) == ([], 1, 0)
+    notifiers[0].notify()
+    assert (calls, notifiers[0].notifications, notifiers[0].wakeups) == ([], 1, 0)
 
 
 async def test_a_callback_that_fails_ends_nothing() -> None:
@@ -272,9 +272,9 @@ async def test_a_callback_that_fails_ends_nothing() -> None:
         calls.append(1)
         raise RuntimeError("broken")
 
-    waker = LoopWaker(callback)
-    waker.ring()
+    notifier = LoopNotifier(callback)
+    notifier.notify()
     await wait_all_tasks_blocked()
-    waker.ring()
+    notifier.notify()
     await wait_all_tasks_blocked()
     assert calls == [1, 1]

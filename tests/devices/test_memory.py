@@ -530,7 +530,7 @@ LARGE = 1 << 20
 async def test_a_large_array_that_is_dropped_rings_unless_the_engine_looks_soon_anyway(
     manual: ta.Device, backend: ManualBackend
 ) -> None:
-    waker, device = manual.blocks._waker, backend.device
+    notifier, device = manual.blocks._notifier, backend.device
 
     async def freed_after(seconds: float) -> list[int]:
         await trio.sleep(seconds)
@@ -541,7 +541,7 @@ async def test_a_large_array_that_is_dropped_rings_unless_the_engine_looks_soon_
     block = ref.block.id
     assert manual.blocks.is_watched
     del ref
-    assert waker.rings == 0
+    assert notifier.notifications == 0
     assert block in await freed_after(0.2)
     # By now nobody looks any more.
     ref = await manual.put(np.ones(LARGE))
@@ -549,7 +549,7 @@ async def test_a_large_array_that_is_dropped_rings_unless_the_engine_looks_soon_
     await trio.sleep(0.2)
     assert not manual.blocks.is_watched
     del ref
-    assert waker.rings == 1
+    assert notifier.notifications == 1
     assert block in await freed_after(0.02)
 
 
@@ -562,7 +562,7 @@ async def test_a_small_array_that_was_dropped_is_freed_when_the_engine_comes_to_
     with trio.fail_after(5):
         while block not in backend.device.freed:  # noqa: ASYNC110  # nobody tells of it
             await trio.sleep(0.01)
-    assert manual.blocks._waker.rings == 0
+    assert manual.blocks._notifier.notifications == 0
 
 
 async def test_who_asks_again_and_again_for_something_large_rings_nobody(
@@ -571,9 +571,9 @@ async def test_who_asks_again_and_again_for_something_large_rings_nobody(
     # Else it may come to rest in between, on a machine that is busy.
     monkeypatch.setattr(_watchdog, "_INTERVAL", 60.0)
     ref = await manual.put(np.ones(LARGE))
-    waker = manual.blocks._waker
-    before = waker.rings
+    notifier = manual.blocks._notifier
+    before = notifier.notifications
     for _ in range(10):
         await ref.copy()
-    assert waker.rings == before
+    assert notifier.notifications == before
     assert (await manual.statistics()).memory.used == 8 * LARGE

@@ -9,7 +9,7 @@ import trio
 
 from ..backends.base import AccelEvent, AccelStream
 from ..devices import CompletionPort
-from ..devices.base._bridge import LoopWaker
+from ..devices.base._bridge import LoopNotifier
 from ..devices.engine._completer import Completer
 
 __all__ = ["ManualCompletion"]
@@ -95,7 +95,7 @@ class ManualCompletion:
         completer = getattr(reap, "__self__", None)
         if not isinstance(completer, Completer):
             raise TypeError(f"ManualCompletion: it holds the operations of an engine, not of {reap!r}")
-        return _ManualPort(completer, LoopWaker(reap), self._take, self._forget)
+        return _ManualPort(completer, LoopNotifier(reap), self._take, self._forget)
 
     def _take(self, event: _HeldEvent) -> None:
         if not self._is_holding:
@@ -114,11 +114,11 @@ class _ManualPort(CompletionPort):
     def __init__(
         self,
         completer: Completer,
-        waker: LoopWaker,
+        notifier: LoopNotifier,
         take: Callable[[_HeldEvent], None],
         forget: Callable[[_ManualPort], None],
     ) -> None:
-        self.waker = waker
+        self.notifier = notifier
         self._completer = completer
         self._take = take
         self._forget = forget
@@ -137,7 +137,7 @@ class _ManualPort(CompletionPort):
 
     def close(self) -> None:
         self._forget(self)
-        self.waker.close()
+        self.notifier.close()
 
 
 class _HeldEvent:
@@ -160,4 +160,4 @@ class _HeldEvent:
 
     def let_go(self) -> None:
         self._is_held = False
-        self._stream.notify(self._event, self.port.waker)
+        self._stream.notify(self._event, self.port.notifier)

@@ -76,7 +76,7 @@ class Puppet:
         """Send what this says, whatever it is."""
         self.said.append(payload)
         self.channel._outbox._put(payload, tuple(map(os.dup, descriptors)))
-        self.channel._outbox._work.wake()
+        self.channel._outbox._work.notify()
 
     def tell(self, *message: object) -> None:
         self.say(ANSWERS.encode(message))

@@ -149,17 +149,17 @@ async def test_what_is_large_and_dropped_rings_unless_requests_come_and_go(isola
     blocks, host = isolated.state.blocks, np.ones(1 << 20)
     ref = await isolated.put(host)
     assert blocks.is_watched
-    before = blocks._waker.rings
+    before = blocks._notifier.notifications
     for _ in range(5):
         ref = await isolated.put(host)
-    assert blocks._waker.rings == before
+    assert blocks._notifier.notifications == before
     assert (await isolated.statistics()).memory.blocks == 1
     # Also where no request takes it along: somebody looks for a while yet.
     await isolated.put(host)
     await until(lambda: not blocks.is_watched)
     assert not blocks.dropped
     del ref
-    assert blocks._waker.rings == before + 1
+    assert blocks._notifier.notifications == before + 1
     await until(lambda: not blocks.dropped)
     assert (await isolated.statistics()).memory.blocks == 0
 
@@ -172,8 +172,8 @@ async def test_who_gives_back_what_is_dropped_looks_again_on_the_next_worker(iso
     await until(lambda: not isolated.state.blocks.is_watched)
     ref = await isolated.put(host)
     assert isolated.state.blocks.is_watched
-    before = isolated.state.blocks._waker.rings
+    before = isolated.state.blocks._notifier.notifications
     del ref
-    assert isolated.state.blocks._waker.rings == before
+    assert isolated.state.blocks._notifier.notifications == before
     await until(lambda: not isolated.state.blocks.is_watched)
     assert (await isolated.statistics()).memory.blocks == 0

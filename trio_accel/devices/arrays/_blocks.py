@@ -12,7 +12,7 @@ from ...actors import describe
 from ...backends.base import StaleRefError
 from ...backends.base.ops import ArraySpec, OperationSpec
 from ..base._availability import Availability
-from ..base._bridge import LoopWaker
+from ..base._bridge import LoopNotifier
 
 __all__ = ["Block", "BlockTable", "Lowered", "Owner", "bare"]
 
@@ -168,10 +168,10 @@ class BlockTable:
     """
 
     __slots__ = (
-        "_is_rung",
+        "_is_notified",
         "_keeps",
         "_large",
-        "_waker",
+        "_notifier",
         "availability",
         "device",
         "device_name",
@@ -193,10 +193,10 @@ class BlockTable:
         self.lowered: dict[tuple[object, ...], Lowered] = {}
         self.is_watched: bool = False
         self._keeps = keeps
-        self._is_rung = False
+        self._is_notified = False
         # A block of so many bytes is given back at once.
         self._large = _LARGE
-        self._waker = LoopWaker(self.drain)
+        self._notifier = LoopNotifier(self.drain)
         self.release: Callable[[Iterable[int]], None] = _nowhere
 
     @property
@@ -251,11 +251,11 @@ class BlockTable:
         if len(self.dropped) < _MANY and (nbytes < self._large or self.is_watched):
             # To wake the loop costs as much as a third of a small operation, and the next one drains.
             return
-        # Whoever finds the bell rung has added the block before, and the drain that it is rung for
+        # Whoever finds it notified has added the block before, and the drain that was asked for
         # looks at the blocks after it has unset it: none is overlooked. "Was it empty?" would not do.
-        if not self._is_rung:
-            self._is_rung = True
-            self._waker.ring()
+        if not self._is_notified:
+            self._is_notified = True
+            self._notifier.notify()
 
     def drain(self) -> None:
         """Give all dropped blocks back now. Trio thread only."""
@@ -265,7 +265,7 @@ class BlockTable:
 
     def take(self) -> list[int]:
         """Ids of all dropped blocks, for whoever gives them back. Trio thread only."""
-        self._is_rung = False
+        self._is_notified = False
         dropped, kept = self.dropped, self.kept
         taken: list[int] = []
         # Others may be appended meanwhile.
@@ -282,7 +282,7 @@ class BlockTable:
         """
         if not (self._keeps and self.is_watched):
             return self.take()
-        self._is_rung = False
+        self._is_notified = False
         dropped, kept = self.dropped, self.kept
         taken: list[int] = []
         while dropped:
@@ -315,7 +315,7 @@ class BlockTable:
 
     def close(self) -> None:
         """Take no more notice of dropped blocks."""
-        self._waker.close()
+        self._notifier.close()
         self.lose()
 
 

@@ -9,37 +9,40 @@ from collections.abc import Callable
 
 import trio
 
-__all__ = ["Chores", "LoopWaker"]
+__all__ = ["Chores", "LoopNotifier"]
 
 _logger = logging.getLogger("trio_accel.devices")
 
 
-class LoopWaker:
-    """Runs a callback on the Trio thread soon after any thread has rung.
+class LoopNotifier:
+    """Runs a callback on the Trio thread soon after any thread has called `notify`.
 
-    Rings that come before the callback has run are one: the callback looks at everything
+    Calls that come before the callback has run are one: the callback looks at everything
     there is to see. Must be made on the Trio thread.
     """
 
-    __slots__ = ("_callback", "_token", "rings", "wakeups")
+    __slots__ = ("_callback", "_token", "notifications", "wakeups")
 
     def __init__(self, callback: Callable[[], None]) -> None:
         self._token = trio.lowlevel.current_trio_token()
         self._callback: Callable[[], None] | None = callback
-        self.rings = 0
+        self.notifications = 0
         self.wakeups = 0
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Ask for the callback. Any thread, finalisers included; never blocks, never raises."""
-        self.rings += 1
+        self.notifications += 1
         try:
             self._token.run_sync_soon(self._run, idempotent=True)
         except trio.RunFinishedError:
             # The program is over: nobody is left to be woken.
             return
 
+    # The name by which a stream calls it: it is a `Waker` of the backends.
+    ring = notify
+
     def close(self) -> None:
-        """Ignore all later rings."""
+        """Ignore all later calls of `notify`."""
         self._callback = None
 
     def _run(self) -> None:

@@ -10,7 +10,7 @@ from operator import attrgetter
 import trio
 
 from ...backends.base import AccelEvent, AccelStream
-from ..base._bridge import LoopWaker
+from ..base._bridge import LoopNotifier
 from ._latency import LatencyEstimator
 from ._port import LONGEST_LOOK
 from ._watched import WatchedPort
@@ -45,7 +45,7 @@ class AdaptivePort(WatchedPort):
         self._budget = most
         self._half = window / 2
         self._began = 0.0
-        self._waker = LoopWaker(self._notified)
+        self._notifier = LoopNotifier(self._notified)
         # The event that each stream was asked to notify of last.
         self._armed: dict[AccelStream, AccelEvent] = {}
         self._estimators: dict[AccelStream, LatencyEstimator] = {}
@@ -101,7 +101,7 @@ class AdaptivePort(WatchedPort):
 
     def close(self) -> None:
         super().close()
-        self._waker.close()
+        self._notifier.close()
         self._armed.clear()
         self._estimators.clear()
 
@@ -165,7 +165,7 @@ class AdaptivePort(WatchedPort):
         for stream, events in self._events.items():
             if self._armed.get(stream) is not events[0]:
                 self._armed[stream] = events[0]
-                stream.notify(events[0], self._waker)
+                stream.notify(events[0], self._notifier)
 
     def _notified(self) -> None:
         self._armed = {
@@ -176,7 +176,7 @@ class AdaptivePort(WatchedPort):
         if self.look() and time.perf_counter() - self._began <= self._most:
             # It would have been seen in time.
             self._budget = self._most
-        self._changed.wake()
+        self._changed.notify()
 
 
 def _end_of_poll(now: float, due: float) -> float:

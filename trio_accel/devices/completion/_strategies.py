@@ -9,7 +9,7 @@ from collections.abc import Callable
 import attrs
 
 from ...backends.base import DeviceInfo
-from ..base._bridge import LoopWaker
+from ..base._bridge import LoopNotifier
 from ._adaptive import AdaptivePort
 from ._notified import HostCallbackPort, SyncPort
 from ._port import CompletionPort, CompletionStrategy
@@ -50,7 +50,7 @@ class HostCallbackCompletion:
 
     def open(self, reap: Callable[[], None]) -> CompletionPort:
         """Start for one engine."""
-        return HostCallbackPort(LoopWaker(reap))
+        return HostCallbackPort(LoopNotifier(reap))
 
 
 @attrs.frozen(kw_only=True)
@@ -103,7 +103,7 @@ class SyncCompletion:
 
     def open(self, reap: Callable[[], None]) -> CompletionPort:
         """Start for one engine."""
-        return SyncPort(LoopWaker(reap))
+        return SyncPort(LoopNotifier(reap))
 
 
 def best_completion(info: DeviceInfo) -> CompletionStrategy:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import trio
 
 from ...backends.base import AccelEvent, AccelStream
-from ..base._nudge import Nudge
+from ..base._task_notifier import TaskNotifier
 from ._port import CompletionPort
 
 __all__ = ["PolledPort", "WatchedPort"]
@@ -19,7 +19,7 @@ class WatchedPort(CompletionPort):
     def __init__(self, reap: Callable[[], None]) -> None:
         self._reap = reap
         self._events: dict[AccelStream, list[AccelEvent]] = {}
-        self._changed = Nudge()
+        self._changed = TaskNotifier()
         self._early: tuple[AccelEvent, Callable[[], None]] | None = None
 
     def notify_early(self, event: AccelEvent, notify: Callable[[], None]) -> None:
@@ -36,7 +36,7 @@ class WatchedPort(CompletionPort):
             self._begin(stream)
             events[stream] = [event]
         if changed.task is not None:
-            changed.wake()
+            changed.notify()
 
     def close(self) -> None:
         """Look at nothing any more."""

@@ -19,7 +19,7 @@ from trio.lowlevel import enable_ki_protection
 from ...backends.base import OutOfMemoryError
 from ...backends.base.chunks import ChunkAllocator
 from ...backends.base.host import address_of, available_bytes, make_shared, total_bytes
-from ..base._bridge import LoopWaker
+from ..base._bridge import LoopNotifier
 from ..base._shortage import is_out_of_files, out_of_descriptors
 
 __all__ = ["HostPool", "Region", "Slab"]
@@ -133,8 +133,8 @@ class HostPool:
         # Regions up to this number may still be written to, and those of them that were dropped meanwhile.
         self._unsure = 0
         self._held_back: list[int] = []
-        self._is_rung = False
-        self._waker = LoopWaker(self.drain)
+        self._is_notified = False
+        self._notifier = LoopNotifier(self.drain)
 
     @property
     def used(self) -> int:
@@ -214,7 +214,7 @@ class HostPool:
 
     def drain(self) -> None:
         """Give back now what was dropped."""
-        self._is_rung = False
+        self._is_notified = False
         if not self.is_closed:
             for _ in range(len(self._dropped)):
                 region = self._dropped.popleft()
@@ -240,7 +240,7 @@ class HostPool:
         if self.is_closed:
             return
         self.is_closed = True
-        self._waker.close()
+        self._notifier.close()
         for slab in self.slabs.values():
             if slab.descriptor is not None:
                 os.close(slab.descriptor)
@@ -251,10 +251,10 @@ class HostPool:
     def _drop(self, region: int, nbytes: int) -> None:
         """Take a region back. Any thread, in the midst of anything."""
         self._dropped.append(region)
-        if (nbytes >= _LARGE or len(self._dropped) >= _MANY) and not self._is_rung:
-            # As with blocks: whoever finds it rung has appended before.
-            self._is_rung = True
-            self._waker.ring()
+        if (nbytes >= _LARGE or len(self._dropped) >= _MANY) and not self._is_notified:
+            # As with blocks: whoever finds it notified has appended before.
+            self._is_notified = True
+            self._notifier.notify()
 
     def _make(self, nbytes: int) -> tuple[int, int]:
         # The system would promise more than there is, and end the process that takes it at its word.

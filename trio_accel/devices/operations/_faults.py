@@ -13,7 +13,7 @@ import trio
 
 from ...backends.base import AccelDevice, AccelError, AccelStream, Hold, Poison
 from ..base._alarms import Alarms
-from ..base._bridge import LoopWaker
+from ..base._bridge import LoopNotifier
 
 __all__ = ["Fault", "FaultHit", "FaultHow", "FaultKind", "FaultPlan", "Faults", "anew"]
 
@@ -82,7 +82,7 @@ class Fault:
             alarms.set(id(hold), trio.current_time() + self.seconds, hold.release)
 
         # The time begins when the stream gets there: delays on one stream add up.
-        waker = LoopWaker(reached)
+        waker = LoopNotifier(reached)
         hold = stream.hold(waker)
         return hold
 

@@ -10,7 +10,7 @@ import attrs
 
 from ....backends.base import AccelDevice, AccelStream, Hold, KernelLibrary
 from ....backends.base.ops import CopyFromHostSpec, CopyToHostSpec, OperationSpec
-from ...base._bridge import LoopWaker
+from ...base._bridge import LoopNotifier
 from ..transport._codec import Message
 from ..transport._frames import plain_array
 from ._ready_libraries import ReadyLibraries
@@ -43,7 +43,7 @@ class RemoteCopies:
     def __init__(self, send: Callable[..., None]) -> None:
         self._send = send
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, tuple[Hold, LoopWaker]] = {}
+        self._waiting: dict[int, tuple[Hold, LoopNotifier]] = {}
 
     def wrap(self, device: AccelDevice, libraries: ReadyLibraries) -> AccelDevice:
         """The device, with a memory library that knows such arrays."""
@@ -64,13 +64,13 @@ class RemoteCopies:
             place.offset,
             plain_array(array),
         )
-        waker = LoopWaker(lambda: self._send(message, now=True))
-        self._waiting[transfer] = stream.hold(waker), waker
+        notifier = LoopNotifier(lambda: self._send(message, now=True))
+        self._waiting[transfer] = stream.hold(notifier), notifier
 
     def copied(self, transfer: int) -> None:
         """The application has copied: the stream goes on."""
-        hold, waker = self._waiting.pop(transfer)
-        waker.close()
+        hold, notifier = self._waiting.pop(transfer)
+        notifier.close()
         hold.release()
 
 

@@ -9,7 +9,7 @@ from trio.lowlevel import enable_ki_protection
 
 from ....backends.base import DeviceLostError
 from ...base._errors import locate
-from ...base._nudge import Nudge
+from ...base._task_notifier import TaskNotifier
 from ...engine._device_state import DeviceState
 from ._chunks import ChunkTable
 from ._copy_service import CopyService
@@ -62,9 +62,9 @@ class RequestSender:
         # What the worker is to be told that the program has let go; of some it is not known how large it is.
         self._released: list[int] = []
         self._released_bytes = 0.0
-        self._some_released = Nudge()
+        self._some_released = TaskNotifier()
         # The task that gives back what is dropped while the worker has requests; it waits while it has none.
-        self._first_sent = Nudge()
+        self._first_sent = TaskNotifier()
 
     def open(self, nursery: trio.Nursery) -> None:
         """Begin; blocks are given back by tasks of the nursery."""
@@ -104,7 +104,7 @@ class RequestSender:
             # It goes along.
             self._note_released(blocks.take_some())
         if self._first_sent.task is not None:
-            self._first_sent.wake()
+            self._first_sent.notify()
         word = link.words.get(library)
         if word is None:
             word = self._first_word(link, library)
@@ -150,7 +150,7 @@ class RequestSender:
             return
         if self._released_bytes >= _LARGE or len(self._released) >= _MANY:
             # Small ones, and few, can wait for a request to go with.
-            self._some_released.wake()
+            self._some_released.notify()
 
     def send_released(self) -> None:
         """Tell the worker now what the program has let go."""

@@ -11,7 +11,7 @@ from math import inf
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...base._nudge import Nudge
+from ...base._task_notifier import TaskNotifier
 from ...completion._port import LONGEST_LOOK
 from ._codec import PICKLED, Codec
 from ._framing import MAX_LENGTH, RETRY, Received, close_all
@@ -79,8 +79,8 @@ class Channel:
         self._inbox = Inbox(receives.decode, limit)
         # Where there is a `spin_wait`: the task that waits for messages, and the one that listens for them
         # meanwhile, which pauses from its first notice on until the other sleeps again.
-        self._sleeper = Nudge()
-        self._listener = Nudge()
+        self._sleeper = TaskNotifier()
+        self._listener = TaskNotifier()
         # Whether another task receives for a while.
         self._is_spinning = False
         # What it has received and leaves to the receiver.
@@ -117,7 +117,7 @@ class Channel:
         """The peer has something to answer."""
         if self.spin_wait is not None and self.spin_wait.sent():
             # An answer is due.
-            self._sleeper.wake()
+            self._sleeper.notify()
 
     async def receive(self) -> list[Received]:
         """Wait for messages; cancelling it loses none.
@@ -212,8 +212,8 @@ class Channel:
                 self._left = received
             if self._left or self._inbox.is_at_end or self.spin_wait.pause() != inf:
                 # Something is left, over or due: the receiver looks after it.
-                self._sleeper.wake()
-            self._listener.wake()
+                self._sleeper.notify()
+            self._listener.notify()
 
     def _take(self, *, is_due: bool, is_shown: Callable[[], bool] = _never) -> list[Received]:
         """Read what has arrived."""
@@ -262,7 +262,7 @@ class Channel:
             while not self._is_closed:
                 await trio.lowlevel.wait_readable(self._sock)
                 if not self._is_spinning:
-                    self._sleeper.wake()
+                    self._sleeper.notify()
                 await self._listener.wait()
 
     async def _sleep(self, seconds: float) -> None:
@@ -278,7 +278,7 @@ class Channel:
             self._left = self._doze()
             if self._left:
                 return
-        self._listener.wake()
+        self._listener.notify()
         if seconds == inf:
             await self._sleeper.wait()
             return
@@ -306,6 +306,6 @@ class Channel:
             self._sock.shutdown(socket.SHUT_RDWR)
         with suppress(RuntimeError):  # outside of Trio nobody waits
             trio.lowlevel.notify_closing(self._sock)
-            self._sleeper.wake()
-            self._listener.wake()
+            self._sleeper.notify()
+            self._listener.notify()
         self._sock.close()

@@ -11,7 +11,7 @@ from contextlib import suppress
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...base._nudge import Nudge
+from ...base._task_notifier import TaskNotifier
 from ._codec import Codec, Message
 from ._framing import BUFFER, HEADER, MAX_DESCRIPTORS, MAX_LENGTH, RETRY, TRANSIENT, close_all, duplicates
 from ._shared_frame import SharedFrame
@@ -93,7 +93,7 @@ class Outbox:
         self._is_refused = False
         # Whether there is something to be sent that is answered.
         self._is_asking = False
-        self._work = Nudge()
+        self._work = TaskNotifier()
 
     def send(self, message: Message, descriptors: Sequence[int] = (), *, now: bool = False) -> None:
         """Put a message into the outbox; once it is broken, do nothing.
@@ -127,7 +127,7 @@ class Outbox:
         is_first = self._rest is None and not self._queue
         self._put(payload, copies)
         if not (now and is_first and self._flush(1)):
-            self._work.wake()
+            self._work.notify()
 
     def post(self, message: Message, *, now: bool = False, payload: bytes | None = None) -> None:
         """Put a small message into the outbox, that is encoded when it is sent; see `send`.
@@ -146,11 +146,11 @@ class Outbox:
             if not self._show(payload):
                 self._put(payload)
                 if not self._flush(1):
-                    self._work.wake()
+                    self._work.notify()
             return
         self._posted.append(message)
         if not (now and self._rest is None and self._flush(1)) and len(self._posted) <= 1:
-            self._work.wake()
+            self._work.notify()
 
     @enable_ki_protection
     async def run(self) -> None:
@@ -181,7 +181,7 @@ class Outbox:
         self._attached = ()
         self._rest = None
         self.pending_bytes = 0
-        self._work.wake()
+        self._work.notify()
 
     @property
     def _is_lone(self) -> bool:

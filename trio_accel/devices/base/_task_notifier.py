@@ -1,4 +1,4 @@
-"""Waking a task that waits for work."""
+"""Notifying a task that waits for work."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import trio
 
 from ...actors import WOKEN
 
-__all__ = ["Nudge"]
+__all__ = ["TaskNotifier"]
 
 
-class Nudge:
-    """Wakes the one task that waits here; nothing is remembered for a task that comes later.
+class TaskNotifier:
+    """Wakes the one task that waits here; a call of `notify` while none waits is lost.
 
     Costs half as much as an event, of which there would be one for each time.
 
@@ -24,7 +24,7 @@ class Nudge:
         self.task: trio.lowlevel.Task | None = None
 
     async def wait(self) -> None:
-        """Wait for the next `wake`."""
+        """Wait for the next `notify`."""
 
         def abort(_: object) -> trio.lowlevel.Abort:
             self.task = None
@@ -33,7 +33,7 @@ class Nudge:
         self.task = trio.lowlevel.current_task()
         await trio.lowlevel.wait_task_rescheduled(abort)
 
-    def wake(self) -> None:
+    def notify(self) -> None:
         """Let the task go on, if it waits. On the Trio thread."""
         task, self.task = self.task, None
         if task is not None:
