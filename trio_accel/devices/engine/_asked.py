@@ -22,7 +22,7 @@ class Asked(DirectReply):
     Whoever reschedules the parked task forgets it in the same step, as with an envelope.
     """
 
-    __slots__ = ("_attend", "_error", "_last_look", "_library", "_operation", "_raise_cancel", "_task")
+    __slots__ = ("_error", "_last_look", "_library", "_operation", "_raise_cancel", "_spin", "_task")
 
     def __init__(self, launch: Launch) -> None:
         # Without the call of the base's, which takes longer than it does anything.
@@ -35,7 +35,7 @@ class Asked(DirectReply):
         self._error: BaseException | None = None
         self._raise_cancel: Callable[[], NoReturn] | None = None
         self._last_look: Callable[[], None] | None = None
-        self._attend: Callable[[], Awaitable[None]] | None = None
+        self._spin: Callable[[], Awaitable[None]] | None = None
 
     def wait(self, library: LibraryActor, operation: InFlight | bool) -> Awaitable[object]:
         """Wait for the outcome, at once; if cancelled, until the device is done or the grace has passed.
@@ -44,7 +44,7 @@ class Asked(DirectReply):
             library: Who has launched it.
             operation: What was launched; True if it has failed by now.
         """
-        if self.is_done or self._last_look is not None or self._attend is not None:
+        if self.is_done or self._last_look is not None or self._spin is not None:
             return self._look_and_wait(library, operation)
         # Most wait for nothing but being woken, for which a coroutine of its own would take as long again.
         assert not isinstance(operation, bool)  # that has failed, and is done
@@ -59,9 +59,9 @@ class Asked(DirectReply):
             if look is not None:
                 # Also if it is said to have failed by now: it may be in flight all the same.
                 look()
-        elif self._attend is not None:
-            attend, self._attend = self._attend, None
-            await attend()
+        elif self._spin is not None:
+            spin, self._spin = self._spin, None
+            await spin()
         if self.is_done:
             error, self._error = self._error, None
             if error is not None:
@@ -111,7 +111,7 @@ class Asked(DirectReply):
         self, attend: Callable[[], Awaitable[None]], herald: Callable[[Callable[[], None]], None]
     ) -> bool:
         """Wait by that, before the task is parked if need be."""
-        self._attend = attend
+        self._spin = attend
         return True
 
     def look_last(self, look: Callable[[], None]) -> bool:

@@ -187,7 +187,7 @@ class Engine(ContextState):
         if owner is None:
             await self.leases.drain()
 
-    async def rest(self) -> None:
+    async def wait_idle(self) -> None:
         """Wait for an idle moment, for a while; then for the end of what is in flight.
 
         Much of a driver waits for all that runs, and holds up every launch meanwhile.

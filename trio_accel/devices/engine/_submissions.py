@@ -28,14 +28,14 @@ class _Submitted:
     Attributes:
         launch: What is launched.
         on_done: Called with what it failed with, or None.
-        spoils: Whether its outputs are spoiled also if it was never launched, because others count on it.
+        invalidates: Whether its outputs are invalidated also if it was never launched: others count on it.
         library: Who launches it.
         posted: Its place in the mailbox.
     """
 
     launch: Launch
     on_done: OnDone
-    spoils: bool
+    invalidates: bool
     library: Ref[LibraryActor] | None = None
     posted: Posted | None = None
 
@@ -60,10 +60,10 @@ class Submissions:
         self._submitted: dict[Launch, _Submitted] = {}
 
     def submit(
-        self, context: Ref[LibraryOpener], launch: Launch, on_done: OnDone, *, spoils: bool = True
+        self, context: Ref[LibraryOpener], launch: Launch, on_done: OnDone, *, invalidates: bool = True
     ) -> None:
         """Hand an operation over, to the library's actor or to those that wait for it."""
-        submitted = self._submitted[launch] = _Submitted(launch, on_done, spoils)
+        submitted = self._submitted[launch] = _Submitted(launch, on_done, invalidates)
         path = launch.library
         self._engine.enter(launch)
         library = self._libraries.get(path)
@@ -128,7 +128,7 @@ class Submissions:
         del self._submitted[launch]
         if error is not None:
             error = self._what_happened(submitted.library, launch, error)
-            if submitted.spoils:
+            if submitted.invalidates:
                 for output in launch.outputs:
                     # Also what it was only to change, and did not: the program goes on as if it had.
                     output.spoil(launch.name, error)

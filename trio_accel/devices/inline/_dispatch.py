@@ -146,7 +146,7 @@ class InlineDispatch:
         """A context is ready: start its generation."""
         self.session = session
         if self._registrar is not None:
-            self._registrar.attach(session.engine.device, session.engine.rest)
+            self._registrar.attach(session.engine.device, session.engine.wait_idle)
         blocks = self._device.blocks
         blocks.valid_since = session.generation
         blocks.release = session.engine.release_all

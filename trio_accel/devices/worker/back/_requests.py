@@ -148,7 +148,7 @@ class WorkerRequests:
         served = actor is not None and actor.launch_here(launch, serving)
         if served is False:
             done = partial(self.done, serving)
-            session.submissions.submit(self.context, launch, done, spoils=serving.invalidates)
+            session.submissions.submit(self.context, launch, done, invalidates=serving.invalidates)
         elif served is True:
             # It has failed.
             session.engine.over(launch)

@@ -293,7 +293,7 @@ class WorkerServer:
     async def _wait_idle(self) -> None:
         session = self._requests.session
         if session is not None:
-            await session.engine.rest()
+            await session.engine.wait_idle()
 
     def _on_close(self) -> None:
         self._requests.is_closing = True
