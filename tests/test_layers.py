@@ -43,6 +43,14 @@ RUN_BY = {"benchmarks": "cli"}  # what of the top another part of it may import,
 # The folders of a backend, from the driver up: each imports itself and those before it.
 BACKEND_FOLDERS = ("runtime", "kit", "libraries")
 
+# Those of devices, likewise; besides, the two sides of a worker do not know each other.
+DEVICE_FOLDERS = (
+    *("base", "completion", "_options", "arrays", "operations", "host", "engine", "inline"),
+    *("worker.launcher", "worker.transport", "worker.back", "worker.front", "worker", "front"),
+)
+# The program of a worker puts the parts together.
+DEVICE_PROGRAM = f"{PACKAGE}.devices.worker.back._process"
+
 # Foreign threads reach Trio in one module; besides that, only a backend's streams may own threads.
 THREADS = re.compile(
     r"trio_accel\.(devices\.base\._bridge|backends\.(?!base\b)\w+\.(runtime\.)?_?\w*streams?)"
@@ -198,6 +206,28 @@ def test_folders_of_a_backend_point_downwards() -> None:
             case _:
                 pass
     assert upwards == []
+
+
+def test_folders_of_devices_point_downwards() -> None:
+    order = {folder: place for place, folder in enumerate(DEVICE_FOLDERS)}
+    upwards = [
+        f"{module.name} imports {name}"
+        for module in modules()
+        for _, name in module.imports()
+        if (mine := device_folder(module.name)) and (other := device_folder(name)) and mine != other
+        if module.name != DEVICE_PROGRAM
+        if order[other] > order[mine] or (mine, other) == ("worker.front", "worker.back")
+    ]
+    assert upwards == []
+
+
+def device_folder(name: str) -> str:
+    """The folder of devices that a module, or a name in one, lies in; nothing for all others."""
+    package, part, folder, inner, *_ = [*name.split("."), "", "", "", ""]
+    inner = f"{folder}.{inner}"
+    if (package, part) != (PACKAGE, "devices"):
+        return ""
+    return inner if inner in DEVICE_FOLDERS else folder if folder in DEVICE_FOLDERS else ""
 
 
 def test_a_circle_is_found() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from ....actors import ActorStarted, Event, MessageEvent, Subscription
-from ...front._system import System
+from ....actors import ActorStarted, Event, MessageEvent, Subscription, System
 from ..transport._channel import Channel
 from ..transport._codec import Message
 from ..transport._events import encode_event

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import trio
 
-from ....actors import Event, Ref, Restart
+from ....actors import Event, Ref, Restart, System
 from ....backends import resolve_for_worker
 from ....backends.base import AccelDevice, AccelError, PlacedBlock
 from ..._options import DeviceOptions
@@ -20,7 +20,6 @@ from ...arrays._blocks import BlockTable
 from ...base._availability import Availability
 from ...engine._context import ContextActor, Session, context_policy
 from ...engine._library_opener import load_library
-from ...front._system import System
 from ...operations._hooks import EngineHook
 from ..transport._channel import Channel, EndOfChannel
 from ..transport._frames import WorkerConfig, placed_block
