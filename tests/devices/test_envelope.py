@@ -37,7 +37,7 @@ class Recorder:
 @pytest.fixture
 def recorder(manual: ta.Device) -> Recorder:
     recorder = Recorder()
-    manual.hooks.append(recorder)
+    manual.state.hooks.append(recorder)
     return recorder
 
 
@@ -102,7 +102,7 @@ async def test_memory_is_freed_after_the_reply_and_not_while_work_uses_it(
     x = await manual.put(np.eye(3))
     block = x.block.id
     freed_at: list[Phase] = []
-    manual.hooks.append(
+    manual.state.hooks.append(
         lambda phase, launch: freed_at.append(phase) if block in backend.device.freed else None
     )
     backend.device.is_held = True
@@ -201,14 +201,14 @@ async def test_a_hook_that_fails_hinders_neither_the_operation_nor_other_hooks(
     logged: list[str] = []
     logger = logging.getLogger("trio_accel.devices")
     monkeypatch.setattr(logger, "exception", lambda text, *args: logged.append(text % args))
-    manual.hooks.insert(0, broken)
+    manual.state.hooks.insert(0, broken)
     with trio.fail_after(5):
         x = await manual.put(np.eye(3))
     assert recorder.phases("devices.Put") == WHOLE
     assert logged == [
         f"a hook failed in phase {phase} of devices.Put" for phase in ("complete", "reply", "release")
     ]
-    manual.hooks.remove(broken)
+    manual.state.hooks.remove(broken)
     x.release()
     await ta.linalg.nrm2(await manual.zeros(1))
     await manual.synchronize()
@@ -218,8 +218,8 @@ async def test_a_hook_that_fails_hinders_neither_the_operation_nor_other_hooks(
 async def test_every_hook_sees_a_launch_that_a_hook_fails(manual: ta.Device, recorder: Recorder) -> None:
     x = await manual.put(np.eye(3))
     fault = ta.testing.inject_fault(manual, ta.linalg.Scal, fail=RuntimeError("injected"))
-    manual.hooks.remove(recorder)
-    manual.hooks.append(recorder)
+    manual.state.hooks.remove(recorder)
+    manual.state.hooks.append(recorder)
     with pytest.raises(ta.ActorFailedError):
         await ta.linalg.scal(2.0, x)
     assert fault.hit == 1

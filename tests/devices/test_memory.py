@@ -530,7 +530,7 @@ LARGE = 1 << 20
 async def test_a_large_array_that_is_dropped_rings_unless_the_engine_looks_soon_anyway(
     manual: ta.Device, backend: ManualBackend
 ) -> None:
-    notifier, device = manual.blocks._notifier, backend.device
+    notifier, device = manual.state.blocks._notifier, backend.device
 
     async def freed_after(seconds: float) -> list[int]:
         await trio.sleep(seconds)
@@ -539,7 +539,7 @@ async def test_a_large_array_that_is_dropped_rings_unless_the_engine_looks_soon_
 
     ref = await manual.put(np.ones(LARGE))
     block = ref.block.id
-    assert manual.blocks.is_watched
+    assert manual.state.blocks.is_watched
     del ref
     assert notifier.notifications == 0
     assert block in await freed_after(0.2)
@@ -547,7 +547,7 @@ async def test_a_large_array_that_is_dropped_rings_unless_the_engine_looks_soon_
     ref = await manual.put(np.ones(LARGE))
     block = ref.block.id
     await trio.sleep(0.2)
-    assert not manual.blocks.is_watched
+    assert not manual.state.blocks.is_watched
     del ref
     assert notifier.notifications == 1
     assert block in await freed_after(0.02)
@@ -562,7 +562,7 @@ async def test_a_small_array_that_was_dropped_is_freed_when_the_engine_comes_to_
     with trio.fail_after(5):
         while block not in backend.device.freed:  # noqa: ASYNC110  # nobody tells of it
             await trio.sleep(0.01)
-    assert manual.blocks._notifier.notifications == 0
+    assert manual.state.blocks._notifier.notifications == 0
 
 
 async def test_who_asks_again_and_again_for_something_large_rings_nobody(
@@ -571,7 +571,7 @@ async def test_who_asks_again_and_again_for_something_large_rings_nobody(
     # Else it may come to rest in between, on a machine that is busy.
     monkeypatch.setattr(_watchdog, "_INTERVAL", 60.0)
     ref = await manual.put(np.ones(LARGE))
-    notifier = manual.blocks._notifier
+    notifier = manual.state.blocks._notifier
     before = notifier.notifications
     for _ in range(10):
         await ref.copy()

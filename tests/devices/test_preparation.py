@@ -199,7 +199,7 @@ async def test_hooks_see_a_refused_plan_as_they_see_a_refused_launch(
         raise ta.LibraryError("no plan", library="blas", code="size")
 
     phases: list[str] = []
-    manual.hooks.append(lambda phase, launch: phases.append(f"{launch.name} {phase.value}"))
+    manual.state.hooks.append(lambda phase, launch: phases.append(f"{launch.name} {phase.value}"))
     x = await manual.put(np.ones(3))
     phases.clear()
     backend.device.prepare[ScalSpec] = refuse
