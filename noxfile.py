@@ -32,6 +32,8 @@ NO_DEVICE = (
 )
 # Tests mostly wait for workers that start. Those marked `alone` measure times, and run behind all others.
 TWO_AT_A_TIME = ("-n", "2", "--dist", "worksteal")
+# Of a test function of devices and libraries, so many parameter sets are run; `tests_full` runs all.
+SAMPLE, SAMPLE_ON_STAND_IN = ("--sample", "4"), ("--sample", "2")
 # Machines that tests/machines can make of this one, and the tests of what tells of the machine.
 MACHINES = ("small", "large")
 OF_THE_MACHINE = (
@@ -139,7 +141,20 @@ def env(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["env"])
 @nox.parametrize("backend", ["cpu", "cuda"])
 def tests(session: nox.Session, backend: str) -> None:
-    """Run the tests on one backend; what follows `--` goes to pytest."""
+    """Run the tests on one backend, a sample of each family; what follows `--` goes to pytest."""
+    _test(session, backend, *SAMPLE)
+
+
+@nox.session(venv_backend="none", requires=["env"], default=False)
+@nox.parametrize("backend", ["cpu", "cuda"])
+def tests_full(session: nox.Session, backend: str) -> None:
+    """Run all tests on one backend, and all of `stand_in` with the CPU's: most of an hour on two cores."""
+    _test(session, backend)
+    if backend == "cpu":
+        _test_on_stand_in(session)
+
+
+def _test(session: nox.Session, backend: str, *sample: str) -> None:
     reason = why_not_cuda() if backend == "cuda" else None
     if reason is not None:
         message = f"cannot test the cuda backend: {reason}"
@@ -151,8 +166,8 @@ def tests(session: nox.Session, backend: str) -> None:
     if session.posargs or backend == "cuda":  # who debugs wants one process, and so does a device
         _python(session, *pytest, "not gpu", *session.posargs, env=env)
         return
-    _python(session, *pytest, "not gpu and not alone", *TWO_AT_A_TIME, env=env)
-    _python(session, *pytest, "not gpu and alone", env=env)
+    _python(session, *pytest, "not gpu and not alone", *sample, *TWO_AT_A_TIME, env=env)
+    _python(session, *pytest, "not gpu and alone", *sample, env=env)
 
 
 @nox.session(venv_backend="none", requires=["env"])
@@ -166,13 +181,17 @@ def machines(session: nox.Session, machine: str) -> None:
 
 @nox.session(venv_backend="none", requires=["env"])
 def stand_in(session: nox.Session) -> None:
-    """Run tests of the CUDA backend on a driver and libraries that they compile: without a GPU."""
+    """Run a sample of the tests of the CUDA backend without a GPU: on a driver that the tests compile."""
+    _test_on_stand_in(session, *SAMPLE_ON_STAND_IN)
+
+
+def _test_on_stand_in(session: nox.Session, *sample: str) -> None:
     if not all(map(shutil.which, ("gcc", "g++"))):
         session.skip("the stand-in for the driver is compiled with gcc and g++, which are not here")
     builder = str(ROOT / "tests" / "stand_in" / "build.py")
     command = (_Environment.python, "-m", "pytest", "-m", "not gpu and not slow and not alone")
     ignored = [f"--ignore-glob={path}" for path in NO_DEVICE]
-    folders = session.posargs or [*TWO_AT_A_TIME, *(f"tests/{folder}" for folder in STAND_IN)]
+    folders = session.posargs or [*sample, *TWO_AT_A_TIME, *(f"tests/{folder}" for folder in STAND_IN)]
     _python(session, builder, "--", *command, *ignored, *folders, env={"TRIO_ACCEL_BACKEND": "cuda"})
 
 

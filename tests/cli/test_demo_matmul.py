@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import trio_accel as ta
+from trio_accel.devices.front._device import OpenDevice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +87,7 @@ def test_memory_that_is_not_there(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> 
     async def full(self: ta.Device, host: object) -> ta.AccelRef:
         raise ta.OutOfMemoryError("no", requested=1, free=0, total=0)
 
-    monkeypatch.setattr(ta.Device, "put", full)
+    monkeypatch.setattr(OpenDevice, "put", full)
     done = cli("demo", "matmul", "--sizes", "16")
     assert done.code == 2
     assert done.err == "trio-accel: --sizes 16: not enough memory for 4 products of this size\n"

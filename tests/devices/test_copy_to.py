@@ -15,6 +15,7 @@ from chosen import BACKEND, IS_STAND_IN
 
 import trio_accel as ta
 from trio_accel.devices.front import _transfer
+from trio_accel.devices.front._device import OpenDevice
 
 ISOLATIONS = ("inline", "process")
 
@@ -45,7 +46,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool
     if request.param and BACKEND != "cpu":
         pytest.skip("the host addresses the memory of the CPU backend alone")
     if not request.param:
-        monkeypatch.setattr(_transfer, "_is_addressed", lambda device: False)
+        monkeypatch.setattr(_transfer, "_is_addressed", lambda backend: False)
     return bool(request.param)
 
 
@@ -96,16 +97,16 @@ async def test_on_its_own_device_it_is_a_copy(pair: Pair) -> None:
 
 
 async def test_host_memory_is_that_of_three_pieces(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_transfer, "_is_addressed", lambda device: False)
+    monkeypatch.setattr(_transfer, "_is_addressed", lambda backend: False)
     made: list[int] = []
-    empty = ta.Device.host_empty
+    empty = OpenDevice.host_empty
 
     def counting(device: ta.Device, *arguments: Any) -> npt.NDArray[Any]:
         array = empty(device, *arguments)
         made.append(array.nbytes)
         return array
 
-    monkeypatch.setattr(ta.Device, "host_empty", counting)
+    monkeypatch.setattr(OpenDevice, "host_empty", counting)
     x = await pair.source.put(noise((100_000,), np.uint8))
     await x.copy_to(pair.target)
     assert made == [4096] * 3

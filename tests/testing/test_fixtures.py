@@ -59,7 +59,7 @@ def test_a_device_in_the_isolation_that_a_marker_names(run: Callable[..., pytest
             kept.append(device)
 
         def test_it_was_closed():
-            assert kept[0].availability.is_ended
+            assert kept[0].state.availability.is_ended
 
         @pytest.mark.parametrize("where", [
             pytest.param(where, marks=pytest.mark.isolation(where)) for where in ("inline", "process")

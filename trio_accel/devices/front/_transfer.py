@@ -57,7 +57,7 @@ async def _copy(backend: AccelBackend, source: AccelRef, target: Device) -> Acce
     first, *others = _parts(source.shape, source.dtype.itemsize)
     async with AsyncExitStack() as stack:
         reader: _Reader
-        if backend.shares_memory_with_host:
+        if _is_addressed(backend):
             reader = _Shared(await stack.enter_async_context(source.lease()))
         else:
             reader = _Staged(source)
@@ -94,6 +94,11 @@ async def _copy_parts(reader: _Reader, out: AccelRef, parts: Iterable[_Part]) ->
         finally:
             # The error has this frame, which would have the error.
             del first
+
+
+def _is_addressed(backend: AccelBackend) -> bool:
+    """Whether the host addresses the memory of such a device."""
+    return backend.shares_memory_with_host
 
 
 class _Reader:
