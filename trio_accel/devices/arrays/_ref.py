@@ -1,5 +1,8 @@
 """Arrays in device memory, and the device as they see it."""
 
+# A reference and its device are one module for this: the reference asks the device in its own way.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import abc
