@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from ._handlers import ActorBase, collect_handlers
+from ._handlers import ActorBase, HandlerTable, collect_handlers
 
 if TYPE_CHECKING:
     from ._context import ActorContext
@@ -28,6 +28,7 @@ class Actor(ActorBase):
     """
 
     context: ActorContext
+    __handlers__: ClassVar[HandlerTable] = {}
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)

@@ -30,6 +30,10 @@ class ContextState:
         self.is_closing: bool = False
         self._device_name = device_name
 
+    def expect_end(self) -> None:
+        """Note that its actors are being stopped: unless the context is lost, the device closes."""
+        self.is_closing = not self.is_lost
+
     def lose_context(self, cause: Exception) -> None:
         """The context is gone: end everything in flight, and have the context replaced."""
         raise NotImplementedError

@@ -174,10 +174,6 @@ class Engine(ContextState):
         self.generation = generation
         self._memory_in_use.adopt(adopted)
 
-    def expect_end(self) -> None:
-        """Note that its actors are being stopped: unless the context is lost, the device closes."""
-        self.is_closing = not self.is_lost
-
     async def synchronize(self, owner: str | None = None) -> None:
         """Wait until nothing is in flight, of all or of one library actor.
 

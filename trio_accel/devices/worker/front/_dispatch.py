@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import trio
 from trio.lowlevel import enable_ki_protection
@@ -14,6 +14,7 @@ from trio.lowlevel import enable_ki_protection
 from ....actors import ActorContext
 from ....backends.base import DeviceLostError
 from ...arrays._pending import Pending
+from ...arrays._ref import AccelRef
 from ...base._alarms import Alarms
 from ...base._cancel_grace import grace_in
 from ...base._statistics import DeviceStatistics
@@ -51,7 +52,6 @@ class WorkerDispatch:
     Attributes:
         left: The memory that this device leaves to be adopted.
         adopted_by: The device that has adopted it.
-        lease: See `AccelRef.lease`.
     """
 
     def __init__(self, device: DeviceState, adopted: LeftMemory | None) -> None:
@@ -86,8 +86,7 @@ class WorkerDispatch:
             alarms=self._alarms,
         )
         self._answers = self._generations.answers
-        # Without a call in between.
-        self.lease = Leases(device, self._sender, self._chunks).hold
+        self._leases = Leases(device, self._sender, self._chunks)
         # A worker whose loop blocks cannot be told that something was copied.
         self._by_value = sys.maxsize if isinstance(self._options.completion, SyncCompletion) else SMALL
         self._token = trio.lowlevel.current_trio_token()
@@ -291,6 +290,10 @@ class WorkerDispatch:
             return
         self._copies.cancel(request)
         request.leave()
+
+    def lease(self, ref: AccelRef, *, write: bool, stream: object) -> AbstractAsyncContextManager[Any]:
+        """See `AccelRef.lease`."""
+        return self._leases.hold(ref, write=write, stream=stream)
 
     async def synchronize(self) -> None:
         """See `Device.synchronize`."""
