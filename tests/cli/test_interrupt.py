@@ -7,6 +7,7 @@ import os
 import pty
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -176,6 +177,22 @@ def test_a_signal_during_the_imports(launch: Start, tmp_path: Path, module: str,
     assert process.stdout.readline() == "\n"
     _, err = interrupt(process)
     assert (process.returncode, err) == (130, "trio-accel: interrupted\n")
+
+
+def test_a_signal_behind_the_last_step_changes_nothing() -> None:
+    # What was registered first is called last, when the command has left.
+    program = (
+        "import atexit, os, signal, sys\n"
+        "atexit.register(os.kill, os.getpid(), signal.SIGINT)\n"
+        "sys.argv = ['trio-accel', '--version']\n"
+        "from _trio_accel import main\n"
+        "sys.exit(main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=30
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip().endswith(ta.__version__)
 
 
 @pytest.mark.skipif(not IS_ISOLATED, reason="the device has no worker processes")

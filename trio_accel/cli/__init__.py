@@ -8,6 +8,7 @@ import contextlib
 import errno
 import io
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -70,6 +71,8 @@ class _Ending:
     def leave(self) -> None:
         """After a signal, end now: OpenBLAS would wait for the product that a thread is computing."""
         if self.code <= _SIGNAL:
+            # Everything is done, and Python is about to restore the default: a signal would end the process.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
             return
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, AttributeError):
