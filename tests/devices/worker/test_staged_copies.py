@@ -27,7 +27,7 @@ from trio_accel.backends.base.ops import FillSpec
 from trio_accel.backends.cpu import CpuBackend
 from trio_accel.devices import Operation, Planned, Planner, Put, ToHost
 from trio_accel.devices.host import _host_pool
-from trio_accel.devices.worker.front._dispatch import WorkerDispatch
+from trio_accel.devices.worker.front._generations import Generations
 
 SIZE = 1 << 16
 HOST = np.arange(SIZE, dtype=float)
@@ -570,7 +570,7 @@ async def test_who_waits_for_a_host_array_hears_of_a_lost_context_before_its_pro
     async def never(*_: object) -> None:
         await trio.sleep_forever()
 
-    monkeypatch.setattr(WorkerDispatch, "_wait_until_gone", never)
+    monkeypatch.setattr(Generations, "_wait_until_gone", never)
     async with system.open_device(BACKEND, options=options()) as device:
         ref = await device.put(HOST)
         ta.testing.inject_fault(device, ToHost, hang=True)
