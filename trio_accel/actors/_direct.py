@@ -21,7 +21,7 @@ ActorT = TypeVar("ActorT")
 class DirectReply:
     """A reply that is given once, on the Trio thread, to a message that had no envelope.
 
-    Whoever serves it may treat it as a `DeferredReply`. A subclass says in `deliver` where it goes.
+    The actor that serves it may treat it as a `DeferredReply`. A subclass says in `deliver` where it goes.
 
     Args:
         message: The message.

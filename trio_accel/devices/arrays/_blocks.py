@@ -251,7 +251,7 @@ class BlockTable:
         if len(self.dropped) < _MANY and (nbytes < self._large or self.is_watched):
             # To wake the loop costs as much as a third of a small operation, and the next one drains.
             return
-        # Whoever finds it notified has added the block before, and the drain that was asked for
+        # A thread that finds it notified has added its block before, and the drain that was asked for
         # looks at the blocks after it has unset it: none is overlooked. "Was it empty?" would not do.
         if not self._is_notified:
             self._is_notified = True
@@ -264,7 +264,7 @@ class BlockTable:
             self.release(dropped)
 
     def take(self) -> list[int]:
-        """Ids of all dropped blocks, for whoever gives them back. Trio thread only."""
+        """Ids of all dropped blocks, for the caller to give back. Trio thread only."""
         self._is_notified = False
         dropped, kept = self.dropped, self.kept
         taken: list[int] = []
@@ -278,7 +278,7 @@ class BlockTable:
     def take_some(self) -> list[int]:
         """Ids of dropped blocks, but for a few small ones that are given back soon in any case.
 
-        For whoever launches an operation: what that does not want, the next may. Trio thread only.
+        For the launch of an operation: what that does not want, the next may. Trio thread only.
         """
         if not (self._keeps and self.is_watched):
             return self.take()

@@ -33,7 +33,7 @@ class Arrival:
             self._waiting.append(notify)
 
     def end(self, failure: Exception | None = None) -> None:
-        """It is over, and whoever waits for it is told; on the Trio thread."""
+        """It is over, and its waiters are told; on the Trio thread."""
         self.is_over = True
         self.failure = failure
         waiting, self._waiting = self._waiting, []

@@ -20,7 +20,7 @@ __all__ = ["FailureClass", "WithdrawnError", "classify", "damage_to_memory", "lo
 
 
 class WithdrawnError(Exception):
-    """An operation was taken back before its launch; whoever took it back expects this."""
+    """An operation was taken back before its launch; the code that took it back expects this."""
 
 
 class FailureClass(enum.Enum):
@@ -44,7 +44,7 @@ _TABLE: tuple[tuple[type[Exception], FailureClass], ...] = (
     (NotSupportedError, FailureClass.REFUSED),
     (StaleRefError, FailureClass.REFUSED),
     (InputFailedError, FailureClass.REFUSED),
-    # Not started: the asker sends it to whoever comes next.
+    # Not started: the asker sends it to the next actor.
     (ActorStoppedError, FailureClass.REFUSED),
     (WithdrawnError, FailureClass.REFUSED),
 )

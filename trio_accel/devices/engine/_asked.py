@@ -19,7 +19,7 @@ __all__ = ["Asked"]
 class Asked(DirectReply):
     """The reply of an operation whose asker waits for it.
 
-    Whoever reschedules the parked task forgets it in the same step, as with an envelope.
+    The code that reschedules the parked task forgets it in the same step, as with an envelope.
     """
 
     __slots__ = ("_error", "_last_look", "_library", "_operation", "_raise_cancel", "_spin", "_task")
@@ -50,7 +50,7 @@ class Asked(DirectReply):
         assert not isinstance(operation, bool)  # that has failed, and is done
         self._library, self._operation = library, operation
         self._task = trio.lowlevel.current_task()
-        return trio.lowlevel.wait_task_rescheduled(self._abort)  # noqa: ASYNC105  # by whoever called
+        return trio.lowlevel.wait_task_rescheduled(self._abort)  # noqa: ASYNC105  # by the caller
 
     async def _look_and_wait(self, library: LibraryActor, operation: InFlight | bool) -> None:
         if self.is_done or self._last_look is not None:

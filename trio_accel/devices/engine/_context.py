@@ -48,7 +48,7 @@ class Session:
         context: The context actor.
         libraries: Library actors that were started, by import path.
         submissions: Operations that nobody waits for.
-        variables: Context variables that they are served with; None for those of whoever submits.
+        variables: Context variables that they are served with; None for those of the submitter.
     """
 
     generation: int
@@ -92,7 +92,7 @@ class ContextOwner(Protocol):
 
     @property
     def variables(self) -> Context | None:
-        """Context variables of submitted operations; None for those of whoever submits."""
+        """Context variables of submitted operations; None for those of the submitter."""
         ...
 
     @property

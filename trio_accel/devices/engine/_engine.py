@@ -65,7 +65,7 @@ class Engine(ContextState):
         enter: Notes that an operation is handed over: later ones that touch its memory are launched after it.
         over: Notes that nobody waits for an operation any more; see `LaunchGate.over`.
         placed: Tells where a block of a chunk that is kept lies; None if it is freed, or is to be.
-        fresh: Blocks that lie where they did not lie before; whoever takes note of where removes them.
+        fresh: Blocks that lie where they did not lie before; the code that notes where they lie removes them.
         release_all: Frees blocks, each as soon as nothing in flight uses it.
     """
 
@@ -205,7 +205,7 @@ class Engine(ContextState):
         self.is_lost = True
         self.alarms.clear()
         self.completer.fail_all(cause)
-        # Whoever waits to launch hears that it is too late.
+        # Operations that wait to be launched fail: it is too late.
         self.gate.order.release_all()
         self.leases.lose(lambda: self.lost_lease(cause))
 

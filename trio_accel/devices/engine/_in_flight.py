@@ -138,6 +138,6 @@ class BlockUse:
 
     def write(self, stream: AccelStream, event: AccelEvent) -> None:
         """Remember a write that was enqueued."""
-        # Earlier reads are ordered before this write, so whoever waits for it has waited for them.
+        # Earlier reads are ordered before this write, so to wait for it is to wait for them.
         self.last_write = stream, event
         self.reads = None

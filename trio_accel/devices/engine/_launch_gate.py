@@ -62,7 +62,7 @@ class LaunchGate:
         serves the next operation of the kind.
 
         Returns:
-            What it failed with; `Enqueuer.enqueue` tells it to whoever has to know.
+            What it failed with; `Enqueuer.enqueue` tells the asker.
 
         Raises:
             WithdrawnError: The operation was taken back meanwhile.

@@ -105,7 +105,7 @@ class Leases:
                 self._end(loan, block, write=write)
 
     def hold(self, block: int, *, write: bool) -> AbstractAsyncContextManager[None]:
-        """Hold a block for whoever else gives it out; its turn is that of this call."""
+        """Hold a block that is given out elsewhere; its turn is that of this call."""
         turn = self._order.enter_lease(block, write=write)
         return self._hold(turn, block, write=write)
 
@@ -131,7 +131,7 @@ class Leases:
             await self._changed.wait()
 
     def lose(self, error: Callable[[], Exception]) -> None:
-        """The context ends: whoever waits for a lease gets the error, and nothing is followed any more."""
+        """The context ends: tasks that wait for a lease get the error, and nothing is followed any more."""
         self._lost = error
         # What they use stays taken until the device is closed, which waits for them.
         self._tails.clear()

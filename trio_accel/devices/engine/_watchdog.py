@@ -79,7 +79,7 @@ class Watchdog:
                 if not self._context.is_lost:
                     self._look(trio.current_time())
         finally:
-            # Whoever takes the context away gives back what is left.
+            # The code that ends the context gives back what is left.
             blocks.is_watched = False
 
     def begin(self) -> None:

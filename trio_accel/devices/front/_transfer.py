@@ -65,7 +65,7 @@ async def _copy(backend: AccelBackend, source: AccelRef, target: Device) -> Acce
         try:
             await _copy_parts(reader, out, others)
         except BaseException:
-            # Whoever keeps the error would keep the memory.
+            # A kept error would keep the memory.
             out.release()
             raise
     return out

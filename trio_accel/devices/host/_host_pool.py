@@ -252,7 +252,7 @@ class HostPool:
         """Take a region back. Any thread, in the midst of anything."""
         self._dropped.append(region)
         if (nbytes >= _LARGE or len(self._dropped) >= _MANY) and not self._is_notified:
-            # As with blocks: whoever finds it notified has appended before.
+            # As with blocks: a thread that finds it notified has appended before.
             self._is_notified = True
             self._notifier.notify()
 

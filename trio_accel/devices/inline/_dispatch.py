@@ -111,7 +111,7 @@ class InlineDispatch:
 
     @property
     def variables(self) -> None:
-        """Those of whoever submits."""
+        """Those of the submitter."""
         return
 
     @property
