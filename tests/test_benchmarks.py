@@ -29,10 +29,11 @@ from trio_accel.benchmarks import (
     table,
 )
 from trio_accel.benchmarks._harness import alternate, per_call
+from trio_accel.benchmarks._mixed import mixed_matrices, mixed_works, repeated_matrix
 from trio_accel.benchmarks._statistics import Pairs, percentile
 from trio_accel.benchmarks._table import goal_text, number
 from trio_accel.benchmarks.loop_lag import lags
-from trio_accel.benchmarks.rivals import banded
+from trio_accel.benchmarks.rivals import MIXED, banded
 
 IS_ISOLATED = "process" in ta.list_devices()[0].isolations
 ISOLATIONS = [
@@ -206,7 +207,7 @@ async def test_every_benchmark_of_a_device_runs_where_the_device_has_the_isolati
     ]
     rows = [row for benchmark in chosen for row in await benchmark.run(plan)]
     assert [row.name for row in rows if row.verdict not in (Verdict.MET, Verdict.MISSED, Verdict.NONE)] == []
-    assert len({row.name for row in rows}) == len(rows) == 12
+    assert len({row.name for row in rows}) == len(rows) == 15
     assert all(row.name.endswith("-process") is (isolation == "process") for row in rows)
     goals = {row.name.removeprefix("devices.").removesuffix("-process"): row.goal for row in rows}
     most = {"inline": 120.0, "process": 220.0}[isolation]
@@ -269,6 +270,36 @@ def test_the_sparse_matrix_of_the_bandwidth_is_canonical() -> None:
         assert matrix.has_canonical_format
         assert matrix.nnz == min(rows, 10) * rows
         assert (matrix @ np.ones(rows, np.float32) == min(rows, 10)).all()
+
+
+def test_mixed_shapes_are_different_ones_of_100_to_600() -> None:
+    assert len(set(MIXED)) == len(MIXED) == 40
+    assert all(100 <= extent <= 600 for shape in MIXED for extent in shape)
+    # Large and small ones of both: no service has squares alone.
+    assert {rows > columns for rows, columns in MIXED} == {False, True}
+    assert [matrix.shape for matrix in mixed_matrices()] == list(MIXED)
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+async def test_mixed_works_are_asked_for_with_one_matrix_after_the_other(isolation: Isolation) -> None:
+    matrices, repeated = mixed_matrices(), repeated_matrix()
+    async with (
+        ta.open_system("benchmark") as system,
+        await system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation)) as device,
+    ):
+        works = await mixed_works(device)
+        assert list(works) == ["matmul", "rfft", "repeat"]
+        for index in (*range(len(MIXED)), 0):
+            matrix = matrices[index].astype(np.float64)
+            product, spectrum = [await works[name]() for name in ("matmul", "rfft")]
+            expected, k = matrix @ matrix.T, matrix.shape[1]
+            np.testing.assert_allclose(await product.to_host(), expected, rtol=1e-5, atol=1e-5 * k)
+            of_rows = np.fft.rfft(matrix)
+            np.testing.assert_allclose(await spectrum.to_host(), of_rows, rtol=1e-5, atol=1e-5 * k)
+        square = repeated.astype(np.float64) @ repeated.astype(np.float64)
+        for _ in range(2):
+            result = await works["repeat"]()
+            np.testing.assert_allclose(await result.to_host(), square, rtol=1e-5, atol=1e-5 * len(square))
 
 
 def test_how_fast_python_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,8 @@ async def test_a_rival_measures_itself_and_says_what_fails() -> None:
         for work in ("gemm_f32", "gemm_bf16", "fft", "spmv", "put", "to_host"):
             assert 0 < await rival.measure("blocking", work=work, size=64, calls=2) < 10
             assert 0 < await rival.measure("rate", work=work, size=64, calls=2) < 1e9
+        for work in ("matmul", "rfft", "repeat"):
+            assert 0 < await rival.measure("mixed", work=work, calls=2) < 10
         with pytest.raises(RivalMissingError, match="bare blocking failed: AttributeError"):
             await rival.measure("blocking", work="nonsense", size=64, calls=2)
         # It goes on.

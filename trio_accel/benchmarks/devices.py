@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -15,6 +16,7 @@ import trio
 import trio_accel as ta
 
 from ._harness import Figure, Goal, Isolation, Result, alternate, per_call
+from ._mixed import mixed_matrices, mixed_works, repeated_matrix
 from ._peers import hog_loop
 from ._stand import Stand, on_device
 from ._statistics import Summary
@@ -26,6 +28,8 @@ Call: TypeAlias = Callable[[], Awaitable[object]]
 
 _STARVED = 60.0
 _BLAS_RESTS = 0.1
+# Each shape once.
+_MIXED_CALLS = 40
 _BUSY = "devices.matmul-64-busy"
 # What asking may add to a small product, in microseconds.
 _MOST_ADDED: dict[Isolation, float] = {"inline": 120.0, "process": 220.0}
@@ -218,6 +222,36 @@ async def rfft(stand: Stand) -> tuple[Result, ...]:
     return (Result.compare(stand.name("devices.rfft-2**20"), pairs, unit="ms"),)
 
 
+async def mixed(stand: Stand) -> tuple[Result, ...]:
+    """Products and transforms of 40 mixed float32 shapes, with fresh results; peer: bare NumPy and SciPy.
+
+    The row of ``repeat`` is the product of one matrix of 512 again and again.
+    """
+    works, plan = await mixed_works(stand.device), stand.plan
+    calls, matrices, repeated = plan.count(_MIXED_CALLS), mixed_matrices(), repeated_matrix()
+    products, transforms = itertools.cycle(matrices), itertools.cycle(matrices)
+
+    def multiply() -> object:
+        matrix = next(products)
+        return np.matmul(matrix, matrix.T)
+
+    peers: dict[str, Callable[[], object]] = {
+        "matmul": multiply,
+        "rfft": lambda: scipy.fft.rfft(next(transforms)),
+        "repeat": lambda: np.matmul(repeated, repeated),
+    }
+
+    async def microseconds(function: Call) -> float:
+        await trio.sleep(_BLAS_RESTS)
+        return await per_call(function, calls) * 1e6
+
+    rows: list[Result] = []
+    for work, ask in works.items():
+        pairs = await alternate(partial(microseconds, ask), partial(microseconds, _bare(peers[work])), plan)
+        rows.append(Result.compare(stand.name(f"devices.mixed-{work}"), pairs, unit="µs"))
+    return tuple(rows)
+
+
 BENCHMARKS = (
     *on_device("devices.gemm-1024", gemm_1024),
     *on_device("devices.gemm-2048", gemm_2048),
@@ -227,4 +261,5 @@ BENCHMARKS = (
     *on_device("devices.askers-64", askers),
     *on_device("devices.copies", copies),
     *on_device("devices.rfft", rfft),
+    *on_device("devices.mixed", mixed),
 )

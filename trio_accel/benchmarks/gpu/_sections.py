@@ -117,6 +117,7 @@ SECTIONS = (
     ),
     Section(name="leaks", text="what operations and losses leave", tests=("gpu/test_leaks.py",), marks="gpu"),
     Section(name="latency", text="one small product", measures=("cuda.latency", "cuda.latency-process")),
+    Section(name="mixed", text="40 mixed shapes", measures=("cuda.mixed", "cuda.mixed-process")),
     Section(name="throughput", text="64 askers", measures=("cuda.throughput", "cuda.throughput-process")),
     Section(name="engine", text="words and callbacks", measures=("cuda.engine",)),
     Section(name="bandwidth", text="large work", measures=("cuda.bandwidth", "cuda.bandwidth-process")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from cuda.bindings import driver
 from nvmath.bindings import cublas, cufft, cusparse
 
 from ._banded import banded
+from ._mixed import MIXED, REPEATED
 
 __all__ = ["Bare", "make"]
 
@@ -20,6 +22,7 @@ _INDICES_32 = cusparse.IndexType.INDEX_32I
 _SUM = int(cublas.ComputeType.COMPUTE_32F)
 _ALGORITHM = int(cublas.GemmAlgo.DEFAULT)
 _FORWARD = -1
+_TRANSPOSE = 1
 _POSIX = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
@@ -44,6 +47,7 @@ class Bare:
         cusparse.set_stream(self._sparse, self._stream)
         self._one, self._zero = np.ones(1, np.float32), np.zeros(1, np.float32)
         self._works: dict[tuple[str, int], Callable[[], None]] = {}
+        self._mixed: dict[str, Callable[[], Callable[[], None]]] = {}
 
     def blocking(self, work: str, size: int, calls: int) -> float:
         """Seconds for one call that is waited for."""
@@ -73,6 +77,62 @@ class Bare:
             call()
         check(driver.cuStreamSynchronize(self._stream))
         return calls / (time.perf_counter() - start)
+
+    def mixed(self, work: str, calls: int) -> float:
+        """Seconds for one call of mixed shapes that is waited for; memory and plans are there."""
+        following = self._mixed.get(work) or self._make_mixed(work)
+        start = time.perf_counter()
+        for _ in range(calls):
+            following()()
+            driver.cuStreamSynchronize(self._stream)
+        return (time.perf_counter() - start) / calls
+
+    def _make_mixed(self, work: str) -> Callable[[], Callable[[], None]]:
+        """What gives one call after the other."""
+        if work == "repeat":
+            calls = [self._make_gemm_f32(REPEATED)]
+        else:
+            make = {"matmul": self._product, "rfft": self._rfft}[work]
+            calls = [make(*shape) for shape in MIXED]
+        for call in calls:
+            call()
+        check(driver.cuStreamSynchronize(self._stream))
+        following = self._mixed[work] = itertools.cycle(calls).__next__
+        return following
+
+    def _product(self, rows: int, columns: int) -> Callable[[], None]:
+        """The product of a matrix with itself, transposed."""
+        a, c = self._memory(4 * rows * columns), self._memory(4 * rows * rows)
+        self._fill(a, 4 * rows * columns)
+        one, zero = self._one.ctypes.data, self._zero.ctypes.data
+
+        def call() -> None:
+            # cuBLAS sees the transpose of a matrix whose rows lie one after the other.
+            cublas.gemm_ex_64(
+                self._blas, _TRANSPOSE, 0, rows, rows, columns, one, a, _F32, columns, a, _F32, columns,
+                zero, c, _F32, rows, _SUM, _ALGORITHM,
+            )  # fmt: skip
+
+        return call
+
+    def _rfft(self, rows: int, columns: int) -> Callable[[], None]:
+        """The transform of each row."""
+        half = columns // 2 + 1
+        source, out = self._memory(4 * rows * columns), self._memory(8 * rows * half)
+        self._fill(source, 4 * rows * columns)
+        plan = self._plan(columns, columns, half, cufft.Type.R2C, rows)
+        return lambda: cufft.exec_r2c(plan, source, out)
+
+    def _plan(self, size: int, source: int, out: int, kind: cufft.Type, batch: int) -> int:
+        """A plan with its work area, for rows that lie one after the other."""
+        plan: int = cufft.create()
+        cufft.set_auto_allocation(plan, 0)
+        area = cufft.make_plan_many64(plan, 1, [size], [source], 1, source, [out], 1, out, kind, batch)
+        # The plan's tables come on the default stream, which this one does not wait for.
+        check(driver.cuStreamSynchronize(0))
+        cufft.set_work_area(plan, self._memory(area))
+        cufft.set_stream(plan, self._stream)
+        return plan
 
     def _work(self, name: str, size: int) -> Callable[[], None]:
         """What enqueues it; the memory and plans are there afterwards."""
@@ -107,13 +167,7 @@ class Bare:
     def _make_fft(self, size: int) -> Callable[[], None]:
         source, out = self._memory(8 * size), self._memory(8 * size)
         self._fill(source, 8 * size)
-        plan = cufft.create()
-        cufft.set_auto_allocation(plan, 0)
-        area = cufft.make_plan_many64(plan, 1, [size], [size], 1, size, [size], 1, size, cufft.Type.C2C, 1)
-        # The plan's tables come on the default stream, which this one does not wait for.
-        check(driver.cuStreamSynchronize(0))
-        cufft.set_work_area(plan, self._memory(area))
-        cufft.set_stream(plan, self._stream)
+        plan = self._plan(size, size, size, cufft.Type.C2C, 1)
         return lambda: cufft.exec_c2c(plan, source, out, _FORWARD)
 
     def _make_spmv(self, rows: int) -> Callable[[], None]:
