@@ -45,7 +45,9 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "BackendReport BlockMemory ChunkAllocator ChunkSource CopyFromForeignSpec DeviceReport ForeignArray "
         "Hold Loan PlacedBlock Placement Poison SharesCudaMemory Software as_bits checks ops scalar"
     ),
-    "trio_accel.backends.base.ops": _names("array_fields number_fields product_shape transformed_shape"),
+    "trio_accel.backends.base.ops": _names(
+        "Descriptor Role SpecField array_key map_arrays value_key product_shape transformed_shape"
+    ),
     "ActorContext": _names("served show show_process"),
     "AdaptiveCompletion": _names("open"),
     "CompletionStrategy": _names("open"),
@@ -57,7 +59,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     "HostCallbackCompletion": _names("open"),
     "LibraryActor": _names("launch launch_here launch_now lifespan start_grace"),
     "ManualCompletion": _names("open"),
-    "OperationSpec": _names("blocks identity"),
+    "OperationSpec": _names("blocks descriptor"),
     "Pending": _names("settle what_to_do"),
     "PerActorStreams": _names("open"),
     "PerLibraryStreams": _names("open"),

@@ -209,7 +209,10 @@ def test_what_differs_is_of_another_template() -> None:
     assert len(worker.templates) == len(launches)
 
 
-FACTORS = ((), (0, 1), 0, False, 0.0, -0.0, 1, True, 1.0, math.nan, math.inf, "0", b"0", None, 2**70)
+FACTORS: tuple[object, ...] = (
+    *((), (0, 1), 0, False, 0.0, -0.0, 1, True, 1.0, math.nan, math.inf, "0", b"0", None, 2**70),
+    *(1j, complex(0.0, -0.0), 0j),
+)
 
 
 def test_factors_that_are_equal_but_not_the_same() -> None:
@@ -225,9 +228,7 @@ def test_factors_that_are_equal_but_not_the_same() -> None:
         assert (type(spec.factor), repr(spec.factor)) == (type(factor), repr(factor))
 
 
-@pytest.mark.parametrize(
-    "factor", [1j, np.float32(1), (1, 2.0), (True,), (np.int64(1),), np.ones(2), DType.int8], ids=repr
-)
+@pytest.mark.parametrize("factor", [(1, 2.0), (True,), (np.int64(1),), np.ones(2), DType.int8], ids=repr)
 def test_a_specification_that_holds_more_has_no_template(factor: object) -> None:
     worker = Worker()
     launch = product(1, 2, 3, spec=FactorSpec(factor, array(1), array(2), array(3)))

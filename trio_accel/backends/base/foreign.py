@@ -7,7 +7,7 @@ from typing import Any, Protocol, cast
 import attrs
 import numpy as np
 
-from .ops._spec import ArraySpec, OperationSpec, contiguous_strides, writes
+from .ops import ArraySpec, OperationSpec, contiguous_strides, specification, writes
 
 __all__ = ["CopyFromForeignSpec", "ForeignArray", "SharesCudaMemory"]
 
@@ -73,7 +73,7 @@ class ForeignArray:
         return cls(owner, int(interface["data"][0]), dtype, shape, tuple(map(int, strides)), stream)
 
 
-@attrs.frozen
+@specification
 class CopyFromForeignSpec(OperationSpec):
     """Copy an array of another library, of the same shape and dtype, when its stream has computed it.
 

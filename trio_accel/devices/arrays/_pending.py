@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import trio
 
@@ -13,25 +13,29 @@ from ._blocks import bare
 __all__ = ["Pending"]
 
 ReplyT = TypeVar("ReplyT")
+ReplyT_co = TypeVar("ReplyT_co", covariant=True)
+
+
+class _Planned(Protocol[ReplyT_co]):
+    """What knows the reply."""
+
+    @property
+    def finish(self) -> Callable[[], ReplyT_co] | None: ...
+
+    def result(self) -> ReplyT_co: ...
 
 
 class Pending(NotAwaited, Generic[ReplyT]):
-    """An operation that was handed over. Made by `Device.submit`.
+    """An operation that was handed over. Made by `Device.submit`."""
 
-    Attributes:
-        value: Its reply, before the device has completed it: arrays in it can be given to further
-            operations at once, which are ordered after this one. A host array in it is filled by
-            the time that `wait` returns.
-    """
-
-    __slots__ = ("_done", "_error", "_operation", "value")
+    __slots__ = ("_done", "_error", "_operation", "_planned")
     what_to_do: ClassVar[str] = (
         "its reply is pending.value, which can be given to further operations at once; "
         "await pending.wait() waits until the operation is done"
     )
 
-    def __init__(self, operation: str, value: ReplyT) -> None:
-        self.value: ReplyT = value
+    def __init__(self, operation: str, planned: _Planned[ReplyT]) -> None:
+        self._planned = planned
         self._operation = operation
         self._error: BaseException | None = None
         self._done = trio.Event()
@@ -47,6 +51,23 @@ class Pending(NotAwaited, Generic[ReplyT]):
 
         def __await__(self) -> Generator[Any, Any, ReplyT]:
             raise TypeError(f"a Pending is not awaited itself; {self.what_to_do}")
+
+    @property
+    def value(self) -> ReplyT:
+        """Its reply, before the device has completed it.
+
+        Arrays in it can be given to further operations at once, which are ordered after this one. A host
+        array in it is filled by the time that `wait` returns.
+
+        Raises:
+            RuntimeError: The reply depends on the outcome, and the operation is not done.
+        """
+        planned = self._planned
+        if planned.finish is None:
+            return planned.result()
+        if not self._done.is_set() or self._error is not None:
+            raise RuntimeError(f"{self._operation}: its reply depends on its outcome; await pending.wait()")
+        return planned.result()
 
     @property
     def is_done(self) -> bool:
@@ -75,7 +96,7 @@ class Pending(NotAwaited, Generic[ReplyT]):
             # Nobody else may raise this object: another one for the next who waits.
             error, self._error = self._error, bare(self._error)
             raise error
-        return self.value
+        return self._planned.result()
 
     def settle(self, error: BaseException | None) -> None:
         """Take the outcome; called by the device, once."""

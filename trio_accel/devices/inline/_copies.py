@@ -71,7 +71,9 @@ class Travel:
             arrivals.append(filled)
             self._uploads.append((Copying(between, host), filled))
             copies.nursery.start_soon(copies.fill, *self._uploads[-1])
-        return attrs.evolve(spec, host=between)
+        same: Any = spec
+        changed: _SpecT = attrs.evolve(same, host=between)
+        return changed
 
     async def fetch(self) -> None:
         """Fill the program's arrays: the operation is done."""

@@ -204,7 +204,7 @@ class InlineDispatch:
                 self._asking -= 1
                 if not launch.is_forgotten:
                     engine.over(launch)
-            return planned.reply
+            return planned.result()
 
     def _serve_with_copies(
         self, launch: Launch, library: Ref[LibraryActor], engine: Engine, copies: InlineCopies
@@ -264,7 +264,7 @@ class InlineDispatch:
         launch = planner.launch(planned)
         self._device.validated(launch)
         travel = None if self._copies is None else self._copies.start(launch)
-        pending = Pending(launch.name, planned.reply)
+        pending = Pending(launch.name, planned)
         done = self._device.window.enter(operation.library, pending)
         if travel is not None:
             launch, done = travel.launch, travel.end_by(done)

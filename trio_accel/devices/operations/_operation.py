@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 import attrs
 import numpy as np
@@ -21,6 +21,7 @@ from ...backends.base.ops import (
     CopySpec,
     CopyToHostSpec,
     OperationSpec,
+    StatusArray,
     contiguous_strides,
 )
 from ..arrays._blocks import Block, BlockTable, Lowered
@@ -50,10 +51,24 @@ Operand: TypeAlias = "AccelRef | npt.NDArray[Any]"
 
 @attrs.define(on_setattr=None)
 class Planned(Generic[ReplyT_co]):
-    """A validated operation: what the backend runs, and what the asker gets when it has."""
+    """A validated operation: what the backend runs, and what the asker gets when it has.
+
+    Attributes:
+        spec: What the backend runs.
+        reply: The reply, if it is known before the operation runs; None otherwise.
+        finish: Makes the reply when the operation is complete and its status words are there. It runs in the
+            task that waits; what it raises is raised there.
+    """
 
     spec: OperationSpec
-    reply: ReplyT_co
+    reply: ReplyT_co | None = None
+    finish: Callable[[], ReplyT_co] | None = None
+
+    def result(self) -> ReplyT_co:
+        """The reply of an operation that is complete."""
+        if self.finish is not None:
+            return self.finish()
+        return cast("ReplyT_co", self.reply)
 
 
 class Operation(DeviceRequest[LibraryT_contra, ReplyT_co]):
@@ -321,6 +336,14 @@ class Planner:
         self._outputs.append(out.block)
         return out
 
+    def status(self, count: int) -> StatusArray:
+        """Make the status words of an operation, for a `status` field of its specification.
+
+        Args:
+            count: How many: one for each matrix of a stack, for example.
+        """
+        return np.zeros(count, np.int32)
+
     def unmasked(self, argument: str, host: npt.NDArray[Any]) -> None:
         """Refuse a masked array: a device array has no mask."""
         if type(host) is not np.ndarray and isinstance(host, np.ma.MaskedArray):
@@ -385,11 +408,11 @@ class Planner:
 
     def _lowered(self, spec: OperationSpec) -> Lowered:
         """The specification, or an equal one from before, and its blocks."""
-        identity = spec.identity()
-        if identity is None:
+        find = spec.descriptor().identity
+        if find is None:
             check_spec(self.name, spec)
             return spec, *spec.blocks()
-        known = self._table.lowered
+        known, identity = self._table.lowered, find(spec)
         lowered = known.get(identity)
         if lowered is None:
             check_spec(self.name, spec)

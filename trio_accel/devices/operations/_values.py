@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ...backends.base import DType
-from ...backends.base.ops import ArraySpec, NumberRole, OperationSpec, array_fields, number_fields
+from ...backends.base.ops import ArraySpec, NumberRole, OperationSpec, SpecField
 
 __all__ = ["check_conversion", "check_spec", "element", "factor", "in_range"]
 
@@ -114,24 +114,43 @@ def check_spec(name: str, spec: OperationSpec) -> None:
         ValueError: A number that the arrays cannot hold, or shapes that do not fit each other.
     """
     if not _test(type(spec))(spec):  # type: ignore[arg-type]  # mypy takes no class for hashable
-        _check_fields(name, spec)
+        for field in spec.descriptor().fields:
+            _check_field(name, spec, field)
     spec.check_shapes(name)
 
 
-def _check_fields(name: str, spec: OperationSpec) -> None:
-    """Refuse what is no array or no number, one field after the other."""
-    cls = type(spec)
-    for field in array_fields(cls):
-        array = getattr(spec, field)
-        if not isinstance(array, ArraySpec):
-            raise TypeError(
-                f"{name}: {cls.__name__}.{field} must be an ArraySpec, got {type(array).__name__}; "
-                "planner.read() and planner.update() return one, and planner.output() a reference that has "
-                "it as .spec"
-            )
-    for field, (role, of) in number_fields(cls).items():
-        check = factor if role is NumberRole.FACTOR else element
-        check(name, f"{cls.__name__}.{field}", getattr(spec, field), getattr(spec, of).dtype)
+def _check_field(name: str, spec: OperationSpec, field: SpecField) -> None:
+    """Refuse what is no array, no status array or no number."""
+    where, value, role = f"{type(spec).__name__}.{field.name}", getattr(spec, field.name), field.role
+    if field.is_array and not _is_of(role.count, value):
+        what = {"one": "an ArraySpec", "optional": "an ArraySpec or None", "many": "a tuple of ArraySpec"}
+        raise TypeError(
+            f"{name}: {where} must be {what[role.count]}, got {_type_of(value)}; "
+            "planner.read() and planner.update() return one, and planner.output() a reference that has "
+            "it as .spec"
+        )
+    if role.kind == "status" and not _is_status(value):
+        raise TypeError(f"{name}: {where} must be an array of planner.status(), got {_type_of(value)}")
+    if role.number is not None:
+        check = factor if role.number is NumberRole.FACTOR else element
+        check(name, where, value, getattr(spec, role.of).dtype)
+
+
+def _is_of(count: str, value: object) -> bool:
+    """Whether a field of arrays holds as many as it may."""
+    if count == "many":
+        return type(value) is tuple and all(isinstance(item, ArraySpec) for item in value)
+    return isinstance(value, ArraySpec) or (count == "optional" and value is None)
+
+
+def _is_status(value: object) -> bool:
+    """Whether a field holds status words, which have a layout of their own."""
+    return isinstance(value, np.ndarray) and value.dtype == np.int32 and value.flags.c_contiguous
+
+
+def _type_of(value: object) -> str:
+    name = type(value).__name__
+    return f"a tuple with {type(value[0]).__name__}" if isinstance(value, tuple) and value else name
 
 
 @functools.cache
@@ -140,12 +159,22 @@ def _test(cls: type[OperationSpec]) -> _Test:
 
     Written out for each class, because most are checked at each launch.
     """
-    tests = [f"type(spec.{name}) is ArraySpec" for name in array_fields(cls)]
-    for name, (_, of) in number_fields(cls).items():
-        # Others are looked at more closely: large ones, complex ones, elements of whole-number arrays.
-        tests.append(f"type(spec.{name}) in plain and -{_ALWAYS_HELD} <= spec.{name} <= {_ALWAYS_HELD}")
-        tests.append(f"spec.{of}.dtype.is_inexact")
-    names: dict[str, Any] = {"ArraySpec": ArraySpec, "plain": (int, float)}
+    tests: list[str] = []
+    for field in cls.descriptor().fields:
+        value, role = f"spec.{field.name}", field.role
+        if field.is_array and role.count == "one":
+            tests.append(f"type({value}) is ArraySpec")
+        elif field.is_array:
+            tests.append(f"is_of({role.count!r}, {value})")
+        elif role.kind == "status":
+            tests.append(f"is_status({value})")
+        elif role.number is not None:
+            # Others are looked at more closely: large ones, complex ones, elements of whole-number arrays.
+            tests.append(f"type({value}) in plain and -{_ALWAYS_HELD} <= {value} <= {_ALWAYS_HELD}")
+            tests.append(f"spec.{role.of}.dtype.is_inexact")
+    names: dict[str, Any] = {
+        "ArraySpec": ArraySpec, "plain": (int, float), "is_of": _is_of, "is_status": _is_status
+    }  # fmt: skip
     test: _Test = eval(f"lambda spec: {' and '.join(tests) or True}", names)  # noqa: S307  # of names of attributes
     return test
 

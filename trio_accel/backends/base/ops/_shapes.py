@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NoReturn
 
-from ._spec import ArraySpec, OperationSpec
+from ._array import ArraySpec
+from ._spec import OperationSpec
 
 __all__ = ["check_one_dtype", "product_shape", "refuse_shapes", "transformed_shape"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-import attrs
-
 from ..dtypes import DType
+from ._array import ArraySpec
+from ._roles import exact, reads, writes
 from ._shapes import refuse_shapes, transformed_shape
-from ._spec import ArraySpec, OperationSpec, exact, reads, writes
+from ._spec import OperationSpec, specification
 
 __all__ = ["FftDirection", "FftKind", "FftNorm", "FftSpec"]
 
@@ -25,7 +25,7 @@ _DTYPES: dict[str, frozenset[tuple[DType, DType]]] = {
 }
 
 
-@attrs.define(on_setattr=None, unsafe_hash=True)
+@specification
 class FftSpec(OperationSpec):
     """A transform along one axis or several, batched over the others.
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal
 
-import attrs
-
+from ._array import ArraySpec
+from ._roles import NumberRole, exact, number, reads, updates, writes
 from ._shapes import check_one_dtype, product_shape, refuse_shapes
-from ._spec import ArraySpec, NumberRole, OperationSpec, exact, number, reads, updates, writes
+from ._spec import OperationSpec, specification
 
 __all__ = ["AxpySpec", "DotSpec", "GemmSpec", "MatmulSpec", "Nrm2Spec", "ScalSpec", "Transpose"]
 
@@ -18,7 +18,7 @@ Transpose = Literal["N", "T", "C"]
 _LETTERS = ("N", "T", "C")
 
 
-@attrs.define(on_setattr=None, unsafe_hash=True)
+@specification
 class MatmulSpec(OperationSpec):
     """``out = a @ b`` with the shape rules of `numpy.matmul` for operands of one or more axes.
 
@@ -39,7 +39,7 @@ class MatmulSpec(OperationSpec):
             check_one_dtype(name, self, a=a, b=b, out=out)
 
 
-@attrs.define(on_setattr=None, unsafe_hash=True)
+@specification
 class GemmSpec(OperationSpec):
     """``c = alpha * op(a) @ op(b) + beta * c`` for matrices of one dtype (BLAS ``gemm``).
 
@@ -67,7 +67,7 @@ class GemmSpec(OperationSpec):
             check_one_dtype(name, self, a=a, b=b, c=c)
 
 
-@attrs.define(on_setattr=None, unsafe_hash=True)
+@specification
 class AxpySpec(OperationSpec):
     """``y = alpha * x + y`` for arrays of one shape and dtype (BLAS ``axpy``)."""
 
@@ -84,7 +84,7 @@ class AxpySpec(OperationSpec):
             check_one_dtype(name, self, x=x, y=y)
 
 
-@attrs.define(on_setattr=None, unsafe_hash=True)
+@specification
 class ScalSpec(OperationSpec):
     """``x = alpha * x`` (BLAS ``scal``)."""
 
@@ -92,7 +92,7 @@ class ScalSpec(OperationSpec):
     x: ArraySpec = updates()
 
 
-@attrs.define(on_setattr=None, unsafe_hash=True)
+@specification
 class DotSpec(OperationSpec):
     """``out = sum(x * y)`` of two vectors, unconjugated (BLAS ``dot``, ``dotu``); ``out`` has no axes."""
 
@@ -111,7 +111,7 @@ class DotSpec(OperationSpec):
             check_one_dtype(name, self, x=x, y=y, out=out)
 
 
-@attrs.define(on_setattr=None, unsafe_hash=True)
+@specification
 class Nrm2Spec(OperationSpec):
     """``out = sqrt(sum(abs(x)**2))`` without needless overflow (BLAS ``nrm2``); ``out`` is real, no axes."""
 

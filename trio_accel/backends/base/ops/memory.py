@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
 import numpy.typing as npt
 
+from ._array import ArraySpec
 from ._host_use import HostUse
+from ._roles import NumberRole, number, reads, writes
 from ._shapes import refuse_shapes
-from ._spec import ArraySpec, NumberRole, OperationSpec, number, reads, writes
+from ._spec import OperationSpec, specification
 
 __all__ = ["CopyFromHostSpec", "CopySpec", "CopyToHostSpec", "FillSpec"]
 
@@ -31,7 +32,7 @@ class _HostCopySpec(OperationSpec):
         self._use = use
 
 
-@attrs.define(on_setattr=None, unsafe_hash=True)
+@specification
 class CopyFromHostSpec(_HostCopySpec):
     """Copy a host array of the same shape and dtype into device memory."""
 
@@ -43,7 +44,7 @@ class CopyFromHostSpec(_HostCopySpec):
         _check_host(name, self, self.host, out=self.out)
 
 
-@attrs.define(on_setattr=None, unsafe_hash=True)
+@specification
 class CopyToHostSpec(_HostCopySpec):
     """Copy device memory into a writable host array of the same shape and dtype."""
 
@@ -55,7 +56,7 @@ class CopyToHostSpec(_HostCopySpec):
         _check_host(name, self, self.host, source=self.source)
 
 
-@attrs.define(on_setattr=None, unsafe_hash=True)
+@specification
 class CopySpec(OperationSpec):
     """Copy between device arrays of one shape, converting the dtype where they differ."""
 
@@ -68,7 +69,7 @@ class CopySpec(OperationSpec):
             refuse_shapes(name, self, "source and out must have one shape", source=self.source, out=self.out)
 
 
-@attrs.define(on_setattr=None, unsafe_hash=True)
+@specification
 class FillSpec(OperationSpec):
     """Set every element to one value, which the dtype can hold.
 

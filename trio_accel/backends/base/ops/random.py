@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-import attrs
-
-from ._spec import ArraySpec, OperationSpec, writes
+from ._array import ArraySpec
+from ._roles import exact, scalar, writes
+from ._spec import OperationSpec, specification
 
 __all__ = ["PHILOX_ROW", "PhiloxSpec"]
 
@@ -14,7 +14,7 @@ PHILOX_ROW = 1 << 16
 """Subsequences of the Philox sequence: so many counters make a row."""
 
 
-@attrs.define(on_setattr=None, unsafe_hash=True)
+@specification
 class PhiloxSpec(OperationSpec):
     """Numbers of a Philox-4x32-10 sequence (Salmon et al., SC 2011), in the order of cuRAND.
 
@@ -32,9 +32,9 @@ class PhiloxSpec(OperationSpec):
         width: Width, or standard deviation.
     """
 
-    distribution: Literal["bits", "uniform", "normal"]
-    seed: int
-    row: int
-    low: float
-    width: float
+    distribution: Literal["bits", "uniform", "normal"] = exact()
+    seed: int = exact()
+    row: int = exact()
+    low: float = scalar()
+    width: float = scalar()
     out: ArraySpec = writes()

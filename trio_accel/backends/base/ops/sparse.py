@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import attrs
-
+from ._array import ArraySpec
+from ._roles import exact, reads, writes
 from ._shapes import check_one_dtype, refuse_shapes
-from ._spec import ArraySpec, OperationSpec, exact, reads, writes
+from ._spec import OperationSpec, specification
 
 __all__ = ["SpmvCsrSpec"]
 
 
-@attrs.define(on_setattr=None, unsafe_hash=True)
+@specification
 class SpmvCsrSpec(OperationSpec):
     """``out = A @ x`` for a matrix of compressed sparse rows.
 

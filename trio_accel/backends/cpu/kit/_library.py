@@ -62,15 +62,19 @@ class CpuLibrary:
         except AccelError as error:
             error.device = self._device
             raise
-        stream.enqueue(partial(_run, work, self._memory))
+        judged = spec if spec.descriptor().has_status else None
+        stream.enqueue(partial(_run, work, self._memory, judged))
 
     def close(self) -> None:
         """Give handles back: there are none."""
 
 
-def _run(work: Work, memory: CpuMemory) -> None:
+def _run(work: Work, memory: CpuMemory, judged: OperationSpec | None) -> None:
+    """Run an operation, and look at its status words if it has any."""
     try:
         work()
+        if judged is not None:
+            judged.check_status()
     except MemoryError as error:
         # What a kernel needs for itself: NumPy tells how much, others do not.
         shape, dtype = getattr(error, "shape", ()), getattr(error, "dtype", None)

@@ -8,11 +8,11 @@ from typing import Any
 import attrs
 import numpy.typing as npt
 
-from ....backends.base.ops import ArraySpec, OperationSpec
+from ....backends.base.ops import ArraySpec, OperationSpec, map_arrays
 from ...arrays._blocks import Block
 from ...base._arrival import Arrival
 from ...operations._operation import Launch
-from ..transport._wire import decode_spec, no_host, spec_fields
+from ..transport._wire import decode_spec, no_host
 from ._blocks import WorkerBlocks
 
 __all__ = ["Binding", "LaunchTemplate"]
@@ -84,10 +84,11 @@ class LaunchTemplate:
         "_allocations",
         "_arrays",
         "_bindings",
-        "_cls",
         "_fields",
         "_hosts",
         "_library",
+        "_make_spec",
+        "_many",
         "_name",
         "_outputs",
         "_reads",
@@ -102,13 +103,20 @@ class LaunchTemplate:
         self._name, self._library, plain, self._allocations, self._outputs, self._uses = data
         address: Any = _HostAddress
         spec = decode_spec(plain, address)
-        self._cls: Callable[..., OperationSpec] = type(spec)
+        described = spec.descriptor()
+        self._make_spec: Callable[[list[Any]], OperationSpec] = described.make
         self._reads, self._writes = spec.blocks()
-        self._fields = spec_fields(spec)
+        self._fields: list[Any] = list(described.values(spec))
+        # Those of one array each; and those of many, with positions in place of blocks.
         self._arrays = [
             (index, field.block, (field.offset, field.dtype, field.shape, field.strides))
             for index, field in enumerate(self._fields)
-            if isinstance(field, ArraySpec)
+            if type(field) is ArraySpec
+        ]
+        self._many = [
+            (index, self._fields[index])
+            for index, field in enumerate(described.fields)
+            if field.role.count == "many"
         ]
         self._hosts = [
             (index, field.plain[1:])
@@ -133,7 +141,7 @@ class LaunchTemplate:
 
     def _make(self, blocks: tuple[int, ...]) -> Binding:
         return Binding(
-            None if self._hosts else self._cls(*self._fields_on(blocks)),
+            None if self._hosts else self._make_spec(self._fields_on(blocks)),
             frozenset([blocks[position] for position in self._reads]),
             frozenset([blocks[position] for position in self._writes]),
             tuple([(blocks[position], nbytes) for position, nbytes in self._allocations]),
@@ -181,12 +189,14 @@ class LaunchTemplate:
 
     def _fields_on(self, blocks: tuple[int, ...]) -> list[Any]:
         """The fields of a specification, but for host arrays; the next call changes them."""
-        fields: list[Any] = self._fields
+        fields = self._fields
         for index, position, layout in self._arrays:
             block = blocks[position]
             if fields[index].block != block:
                 # Most operands are those of the launch before.
                 fields[index] = ArraySpec(block, *layout)
+        for index, arrays in self._many:
+            fields[index] = map_arrays(arrays, lambda array: attrs.evolve(array, block=blocks[array.block]))
         return fields
 
     def _with_hosts(
@@ -195,7 +205,7 @@ class LaunchTemplate:
         fields = self._fields_on(blocks)
         for index, where in self._hosts:
             fields[index] = shared(arrivals, *where)
-        spec = self._cls(*fields)
+        spec = self._make_spec(fields)
         for index, _ in self._hosts:
             # No array of this template is left in memory that is taken back.
             fields[index] = None

@@ -22,7 +22,7 @@ from ...completion._strategies import SyncCompletion
 from ...engine._context import context_policy
 from ...engine._device_state import DeviceState
 from ...host._copying import SMALL
-from ...operations._operation import Operation, Planner
+from ...operations._operation import Operation, Planned, Planner
 from ..launcher._launcher import Launcher, WorkerProcess, open_launcher
 from ._calls import Calls
 from ._chunks import ChunkTable
@@ -198,7 +198,7 @@ class WorkerDispatch:
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._device.availability.is_ended:
             raise await self._device.lost()
-        request, reply = self._plan(operation, invalidates=False)
+        request, planned = self._plan(operation, invalidates=False)
         try:
             self._requests.add(request)
             link = self._sender.link
@@ -211,12 +211,12 @@ class WorkerDispatch:
                 )
                 if request.is_over:
                     request.take_result().unwrap()
-                    return reply
+                    return planned.result()
             await request.wait(self._cancel)
         finally:
             if not request.is_left:
                 request.launch.forget()
-        return reply
+        return planned.result()
 
     @enable_ki_protection
     def submit(self, operation: Operation[LibraryT, ReplyT]) -> Pending[ReplyT]:
@@ -226,8 +226,8 @@ class WorkerDispatch:
             raise DeviceLostError(gone, device=self._device.name)
         window = self._device.window
         window.check_room(operation.library)
-        request, reply = self._plan(operation, invalidates=True)
-        pending = Pending(request.launch.name, reply)
+        request, planned = self._plan(operation, invalidates=True)
+        pending = Pending(request.launch.name, planned)
         settle = window.enter(operation.library, pending)
 
         def done(error: BaseException | None) -> None:
@@ -240,7 +240,7 @@ class WorkerDispatch:
 
     def _plan(
         self, operation: Operation[LibraryT, ReplyT], *, invalidates: bool
-    ) -> tuple[OperationRequest, ReplyT]:
+    ) -> tuple[OperationRequest, Planned[ReplyT]]:
         device = self._device
         if not device.availability.is_ready:
             device.check_pending(self._requests.waiting)
@@ -251,7 +251,7 @@ class WorkerDispatch:
             device.validated(launch)
         hosts = HostArrays(self._by_value, self._staging)
         request = OperationRequest(self._requests.next_number(), launch, hosts, invalidates=invalidates)
-        return request, planned.reply
+        return request, planned
 
     def _cancel(self, request: RemoteRequest) -> bool:
         """An asker is cancelled: take its request back, or give it the grace to end."""

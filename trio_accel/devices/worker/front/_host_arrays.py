@@ -154,6 +154,11 @@ class HostArrays:
             return address
         if host.nbytes > self._by_value:
             return self._copy(host, is_upload=False)
+        return self.fill_later(host)
+
+    def fill_later(self, host: npt.NDArray[Any]) -> Message:
+        """How a host array is filled from the reply."""
+        self.is_used = True
         self._filled.append(host)
         return "result", DType.of(host.dtype).value, host.shape
 

@@ -26,7 +26,7 @@ def encode_launch(launch: Launch, hosts: HostArrays) -> Message:
     return (
         launch.name,
         launch.library,
-        encode_spec(launch.spec, host),
+        encode_spec(launch.spec, host, hosts.fill_later),
         launch.allocations,
         tuple([encode_spec(staged, hosts.read) for staged in launch.staged]) if launch.staged else (),
         tuple(map(_ID, launch.outputs)),

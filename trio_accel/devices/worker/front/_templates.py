@@ -11,10 +11,10 @@ import attrs
 import numpy.typing as npt
 
 from ....backends.base.host import address_of
-from ....backends.base.ops import ArraySpec, CopyFromHostSpec, CopyToHostSpec, OperationSpec
+from ....backends.base.ops import ArraySpec, CopyFromHostSpec, CopyToHostSpec, OperationSpec, map_arrays
 from ...operations._operation import Launch
 from ..transport._codec import Message
-from ..transport._wire import Wire, encode_spec, spec_fields, spec_key
+from ..transport._wire import Wire, encode_spec, spec_key
 
 __all__ = ["TemplateTable"]
 
@@ -100,7 +100,7 @@ class TemplateTable:
         if type(spec) is CopyToHostSpec:
             return self._find_copy(launch, spec.host, spec.source, host)
         found = self._find(launch, host)
-        if found is not None and spec.identity() is not None:
+        if found is not None and spec.descriptor().identity is not None:
             if len(self._specs) >= _MOST:
                 self._specs.clear()
             self._specs[id(spec)] = spec, _rest_of(launch), found
@@ -182,16 +182,16 @@ def _rest_of(launch: Launch) -> _Rest:
 
 def _encode(launch: Launch, positions: Mapping[int, int], host: _AddressOf) -> Message:
     """Make plain values of a launch, with the positions of its blocks in place of their ids."""
-    fields = [
-        ArraySpec(positions[field.block], field.offset, field.dtype, field.shape, field.strides)
-        if isinstance(field, ArraySpec)
-        else field
-        for field in spec_fields(launch.spec)
-    ]
+    described = launch.spec.descriptor()
+
+    def numbered(array: ArraySpec) -> ArraySpec:
+        return ArraySpec(positions[array.block], array.offset, array.dtype, array.shape, array.strides)
+
+    spec = described.make([map_arrays(value, numbered) for value in described.values(launch.spec)])
     return (
         launch.name,
         launch.library,
-        encode_spec(type(launch.spec)(*fields), host),
+        encode_spec(spec, host),
         tuple([(positions[block], nbytes) for block, nbytes in launch.allocations]),
         tuple([positions[output.id] for output in launch.outputs]),
         tuple([(argument, positions[used.id]) for argument, used in launch.uses]),

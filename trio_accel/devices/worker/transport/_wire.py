@@ -7,8 +7,7 @@ import functools
 import importlib
 import reprlib
 import sys
-from collections.abc import Callable, Iterable
-from operator import attrgetter
+from collections.abc import Callable
 from typing import Any, NoReturn, TypeAlias, TypeVar, cast
 
 import attrs
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....backends.base import DType
-from ....backends.base.ops import ArraySpec, OperationSpec
+from ....backends.base.ops import ArraySpec, Descriptor, OperationSpec, array_key, value_key
 
 __all__ = [
     "Wire",
@@ -25,7 +24,6 @@ __all__ = [
     "encode_array",
     "encode_spec",
     "no_host",
-    "spec_fields",
     "spec_key",
 ]
 
@@ -40,29 +38,31 @@ T = TypeVar("T")
 # First item of every tuple that stands for a value; values of these types stand for themselves.
 _TUPLE, _ARRAY, _COMPLEX, _ENUM, _HOST = range(5)
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
-_INT = {int}
 _SHORT = reprlib.Repr()
 _SHORT.maxother = _SHORT.maxstring = 100
 _DTYPES = {member.value: member for member in DType}
 _NAMES = {id(member): member.value for member in DType}
 
 
-def encode_spec(spec: OperationSpec, host: HostEncoder) -> Wire:
+def encode_spec(spec: OperationSpec, host: HostEncoder, status: HostEncoder | None = None) -> Wire:
     """Make plain values of a specification.
 
     Args:
         spec: Any attrs class that another process can import.
         host: Called with each host array; what it returns (plain values) is sent instead.
+        status: The same for status words; `host` if there is none.
 
     Raises:
         TypeError: The class cannot be imported elsewhere, or a field holds something that cannot
             cross (the message names it).
     """
     cls = type(spec)
-    codec = _CODECS.get(cls) or _codec(cls)
-    values: list[object] = [codec.path]
+    values: list[object] = [_PATHS.get(cls) or _path_of(cls)]
+    described = cls.descriptor()
+    if described.has_status:
+        host = _by_field(spec, host, status)
     array: Any
-    for field in codec.values(spec):
+    for field in described.values(spec):
         kind = type(field)
         if kind is ArraySpec:
             # As `_encode` does it, without a call for each.
@@ -75,13 +75,22 @@ def encode_spec(spec: OperationSpec, host: HostEncoder) -> Wire:
             try:
                 values.append(_encode(field, host))
             except _CannotCrossError as error:
-                name = codec.names[len(values) - 1]
+                name = described.fields[len(values) - 1].name
                 raise TypeError(
                     "a specification that crosses to a worker holds numbers, strings, bytes, None, dtypes, "
                     "members of enums, ArraySpec, host arrays and tuples of these; "
                     f"{cls.__qualname__}.{name} is {_SHORT.repr(field)}{error}"
                 ) from None
     return tuple(values)
+
+
+def _by_field(spec: OperationSpec, host: HostEncoder, status: HostEncoder | None) -> HostEncoder:
+    """Encode status words by one function, and other host arrays by another."""
+    if status is None:
+        return host
+    fields = spec.descriptor().fields
+    words = {id(getattr(spec, field.name)) for field in fields if field.role.kind == "status"}
+    return lambda array: status(array) if id(array) in words else host(array)
 
 
 def decode_spec(data: Wire, host: HostDecoder) -> OperationSpec:
@@ -95,7 +104,6 @@ def decode_spec(data: Wire, host: HostDecoder) -> OperationSpec:
         ImportError: This process has no such module.
     """
     path: Any = data[0]
-    codec = _codec_at(path)
     values: list[object] = []
     plain: Any
     for field in data[1:]:
@@ -108,10 +116,8 @@ def decode_spec(data: Wire, host: HostDecoder) -> OperationSpec:
             values.append(ArraySpec(block, offset, _DTYPES[dtype], shape, strides))
         else:
             values.append(_decode(plain, host))
-    if not codec.keywords:
-        return codec.cls(*values)
-    count = len(values) - len(codec.keywords)
-    return codec.cls(*values[:count], **dict(zip(codec.keywords, values[count:], strict=True)))
+    spec: OperationSpec = _descriptor_at(path).make(values)
+    return spec
 
 
 def spec_key(
@@ -119,46 +125,35 @@ def spec_key(
 ) -> tuple[list[Any], list[int]] | None:
     """All of a specification but its blocks, and these: what is equal there is the same once it is encoded.
 
-    None where it holds anything else than arrays, numbers, strings, bytes, None and tuples of integers.
+    None where it holds status words, or a value that cannot be told from others.
 
     Args:
         spec: The specification.
         address: Tells of a host array where it lies; None where that is not all that is to be said of it.
     """
-    cls = type(spec)
-    codec = _CODECS.get(cls) or _codec(cls)
-    if codec.keywords:
+    described = spec.descriptor()
+    if described.keywords or described.has_status:
         return None
-    key: list[Any] = [cls]
+    key: list[Any] = [described.cls]
     blocks: list[int] = []
     array: Any
-    for field in codec.values(spec):
-        kind = type(field)
+    told: tuple[object, ...] | None
+    for value in described.values(spec):
+        kind = type(value)
         if kind is ArraySpec:
-            array = field
+            array = value
             blocks.append(array.block)
-            # A dtype by its identity, as its hash takes longer than all the rest.
+            # As `array_key` does it, without a call for each.
             key += array.offset, id(array.dtype), array.shape, array.strides
-        elif kind is float:
-            # As zeros of both signs are equal, and no number that is none equals itself.
-            key += kind, repr(field)
-        elif kind in _PLAIN or (kind is tuple and set(map(type, cast("tuple[object, ...]", field))) <= _INT):
-            key += kind, field
-        elif kind is np.ndarray:
-            array = field
-            where = address(array)
-            if where is None:
-                return None
-            key.append(where)
+        elif kind is tuple and value and type(value[0]) is ArraySpec:
+            blocks += [array.block for array in value]
+            key += len(value), *[array_key(array) for array in value]
         else:
-            return None
+            told = address(value) if kind is np.ndarray else value_key(value)
+            if told is None:
+                return None
+            key += told
     return key, blocks
-
-
-def spec_fields(spec: OperationSpec) -> list[Any]:
-    """What a specification holds."""
-    cls = type(spec)
-    return list((_CODECS.get(cls) or _codec(cls)).values(spec))
 
 
 def no_host(array: Any) -> NoReturn:
@@ -185,27 +180,15 @@ class _CannotCrossError(Exception):
     """Of the value that is being encoded; says more than the value does, or nothing."""
 
 
-@attrs.frozen
-class _Codec:
-    """How specifications of one class are sent: the path of the class, then its fields.
+_PATHS: dict[type[OperationSpec], str] = {}
 
-    Attributes:
-        names: Names of the fields that make one, those that are only keywords last.
-        keywords: How the initializer calls the latter.
-        values: Gets the fields.
+
+def _path_of(cls: type[OperationSpec]) -> str:
+    """Where another process finds a specification class.
+
+    Raises:
+        TypeError: It cannot, or the class is no attrs class.
     """
-
-    cls: Callable[..., OperationSpec]
-    path: str
-    names: tuple[str, ...]
-    keywords: tuple[str, ...]
-    values: Callable[[OperationSpec], Iterable[object]]
-
-
-_CODECS: dict[type[OperationSpec], _Codec] = {}
-
-
-def _codec(cls: type[OperationSpec]) -> _Codec:
     try:
         path = _path(cls)
     except _CannotCrossError as error:
@@ -216,26 +199,13 @@ def _codec(cls: type[OperationSpec]) -> _Codec:
         raise TypeError(
             f"a specification that crosses to a worker is an attrs class; {cls.__qualname__} is not"
         )
-    fields = [field for field in attrs.fields(cast("Any", cls)) if field.init]
-    positional = [field.name for field in fields if not field.kw_only]
-    keywords = [field for field in fields if field.kw_only]
-    names = (*positional, *(field.name for field in keywords))
-    codec = _Codec(cls, path, names, tuple(str(field.alias) for field in keywords), _getter(names))
-    _CODECS[cls] = codec
-    return codec
-
-
-def _getter(names: tuple[str, ...]) -> Callable[[OperationSpec], Iterable[object]]:
-    if len(names) > 1:
-        return attrgetter(*names)
-    # Of one name, `attrgetter` makes no tuple.
-    return lambda spec: [getattr(spec, name) for name in names]
+    _PATHS[cls] = path
+    return path
 
 
 @functools.cache
-def _codec_at(path: str) -> _Codec:
-    cls = _resolve(path, OperationSpec)
-    return _CODECS.get(cls) or _codec(cls)
+def _descriptor_at(path: str) -> Descriptor:
+    return _resolve(path, OperationSpec).descriptor()
 
 
 def _encode(value: object, host: HostEncoder) -> object:
