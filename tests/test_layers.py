@@ -63,6 +63,7 @@ THREADS_TOO = {
     "trio_accel.backends.cuda.runtime._context": "a context is current in a thread, and lost in any",
     "trio_accel.backends.cuda.runtime._graphs": "locks: launched on one thread, cleared up on another",
     "trio_accel.backends.cuda.runtime._kernels": "locks: compiled in a thread, launched from several",
+    "trio_accel.backends.cuda.runtime._pinned": "a lock: given back by a thread of the device",
     "trio_accel.backends.cuda.runtime._reclaim": "to unmap may wait for a stream that Trio's thread holds",
     "trio_accel.backends.cuda.runtime._transfers": "copies of pageable memory, which make their caller wait",
     "trio_accel.backends.cuda.runtime._status_words": "a lock: holds are released from any thread",

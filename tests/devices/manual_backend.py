@@ -27,7 +27,7 @@ from trio_accel.backends.base import (
 )
 from trio_accel.backends.base.host import map_shared
 from trio_accel.backends.base.ops import ArraySpec, OperationSpec
-from trio_accel.backends.cpu._libraries import load_kernels
+from trio_accel.backends.cpu.manifest import load_kernels
 from trio_accel.backends.cpu.runtime._loan import HostLoan
 from trio_accel.backends.cpu.runtime._memory import CpuMemory
 

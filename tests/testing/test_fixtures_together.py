@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import trio_accel as ta
-from trio_accel.backends.cpu._libraries import load_kernels
+from trio_accel.backends.cpu.manifest import load_kernels
 
 pytest_plugins = ["pytester"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from .chunks import ALIGNMENT, ChunkAllocator, Placement
@@ -94,6 +94,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         blocks: By id what the backend has of each block, its size, and its place; not to be changed from
             outside.
         freed: How often anything was freed: as long as that is the same, every block is where it was.
+        relieve: Gives back workspace that nothing uses; returns whether there was any.
     """
 
     def __init__(
@@ -105,6 +106,8 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         self._keeper = keeper
         self._used = 0
         self._peak = 0
+        self._workspace = 0
+        self.relieve: Callable[[], bool] | None = None
         self.blocks: dict[int, tuple[BlockT, int, _Place]] = {}
         self.freed: int = 0
         # A place outlives its block: its id is none of a block, and counts down.
@@ -119,7 +122,8 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         self._mapped: set[int] = set()
         self._last_chunk = 0
         self._allocator = self._new_allocator()
-        self._lock = threading.Lock()
+        # `relieve` may count workspace while a place is found.
+        self._lock = threading.RLock()
 
     def allocate(self, block: int, nbytes: int) -> None:
         """Make a block of uninitialised memory.
@@ -150,6 +154,32 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             self._used = used = self._used + nbytes
             if used > self._peak:  # noqa: PLR1730  # `max` would take longer than all the rest of it
                 self._peak = used
+            is_over = used + self._workspace > self._limit
+        if is_over and self._workspace and self.relieve is not None:
+            # Blocks go before workspace: that can be made again.
+            self.relieve()
+
+    def take_workspace(self, nbytes: int) -> None:
+        """Count memory that kernels need for themselves.
+
+        Raises:
+            OutOfMemoryError: The limit leaves not so much, also when what is not used was given back.
+        """
+        if nbytes > self._room() and self.relieve is not None:
+            self.relieve()
+        with self._lock:
+            if nbytes > self._room():
+                raise self._error(nbytes, self._room())
+            self._workspace += nbytes
+
+    def give_workspace(self, nbytes: int) -> None:
+        """Count memory no more that `take_workspace` has counted."""
+        with self._lock:
+            self._workspace -= nbytes
+
+    def _room(self) -> int:
+        """Bytes that the limit leaves for workspace."""
+        return max(0, self._limit - self._used - self._workspace)
 
     def free(self, block: int) -> None:
         """Give a block back.
@@ -185,10 +215,20 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         self._give_spares_back()
         self._last_place -= 1
         try:
-            placement = self._allocator.allocate(self._last_place, nbytes)
+            placement = self._allocate(nbytes)
         except MemoryError as error:
             raise self.exhausted(nbytes) from error
         return self._last_place, placement.chunk, placement.offset
+
+    def _allocate(self, nbytes: int) -> Placement:
+        """Have a place found, if need be when workspace was given back that nothing uses."""
+        try:
+            return self._allocator.allocate(self._last_place, nbytes)
+        except MemoryError:
+            if not self._workspace or self.relieve is None:
+                raise
+        self.relieve()
+        return self._allocator.allocate(self._last_place, nbytes)
 
     def _made(self, place: _Place, nbytes: int) -> tuple[BlockT, int, _Place]:
         """What is known of a block that lies there: what the backend has of it, its size, and that."""
@@ -298,6 +338,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
                 peak=self._peak,
                 blocks=len(self.blocks),
                 limit=self._limit,
+                workspace=self._workspace,
             )
 
     def exhausted(self, requested: int) -> OutOfMemoryError:

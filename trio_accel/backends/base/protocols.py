@@ -46,6 +46,7 @@ class MemoryStatistics:
         peak: The most that was held at once.
         blocks: Number of blocks now.
         limit: The most that may be held.
+        workspace: Held by libraries for themselves, beside the blocks.
     """
 
     used: int
@@ -53,6 +54,7 @@ class MemoryStatistics:
     peak: int
     blocks: int
     limit: int
+    workspace: int = 0
 
 
 class PlacedBlock(NamedTuple):

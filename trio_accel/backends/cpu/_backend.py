@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ..base import BackendReport, ChunkKeeper, DeviceInfo, DeviceReport, NotSupportedError
 from ..base.host import has_shared_memory, map_shared, total_bytes
 from ._device import CpuDevice
-from ._libraries import library_names, load_kernels
+from .manifest import LIBRARIES, load_kernels
 from .runtime._malloc import keep_freed_memory
 from .runtime._processor import model_name, usable_cores
 
@@ -55,7 +55,9 @@ class CpuBackend:
     def describe(self) -> BackendReport:
         """Tell of the one device, which computes with packages that are always installed."""
         (info,) = self.list_devices()
-        return BackendReport(name=self.name, devices=(DeviceReport(info=info, libraries=library_names()),))
+        return BackendReport(
+            name=self.name, devices=(DeviceReport(info=info, libraries=tuple(sorted(LIBRARIES))),)
+        )
 
     def open_device(
         self, index: int, *, memory_limit: int | None, keeper: ChunkKeeper | None = None
@@ -100,7 +102,7 @@ def _load_libraries() -> None:
     whichever thread makes it. A program that has a device open serves others meanwhile. With a keeper this is
     a worker, which has no others and should be ready soon.
     """
-    for name in library_names():
+    for name in LIBRARIES:
         # One that cannot be imported is no error until a program asks for it.
         with suppress(ImportError):
             load_kernels(name)

@@ -11,13 +11,12 @@ from ..base import (
     ChunkKeeper,
     DeviceInfo,
     MemoryStatistics,
-    NotSupportedError,
     PlacedBlock,
     Poison,
 )
 from ..base.ops import ArraySpec
-from ._libraries import is_loaded, library_names, load_kernels
 from .kit._library import CpuLibrary
+from .manifest import LIBRARIES, is_loaded, load_kernels
 from .runtime._loan import HostLoan
 from .runtime._memory import CpuMemory, HostArray
 from .runtime._stream import CpuFault, CpuHold, CpuStream
@@ -43,7 +42,7 @@ class CpuDevice:
     @property
     def libraries(self) -> tuple[str, ...]:
         """Names of the libraries, sorted."""
-        return library_names()
+        return tuple(sorted(LIBRARIES))
 
     def open_stream(self, name: str, priority: int = 0) -> CpuStream:
         """Make a stream; its thread starts with the first work. The system knows no priority of one."""
@@ -55,19 +54,16 @@ class CpuDevice:
         return stream
 
     def open_library(self, name: str) -> CpuLibrary:
-        """Load a library; blocks while NumPy's and SciPy's modules are imported.
+        """Load a library; blocks while its modules are imported.
+
+        Args:
+            name: One of `libraries`, or the import path of a module of kernels.
 
         Raises:
             NotSupportedError: There is no such library.
         """
         self._check_open()
-        if name not in self.libraries:
-            raise NotSupportedError(
-                f"the CPU backend has no library {name!r}; it has {', '.join(self.libraries)}",
-                device=self._info.name,
-                backend=self._info.backend,
-            )
-        return CpuLibrary(name, load_kernels(name), self._memory, self._info.name)
+        return CpuLibrary(name, load_kernels(name, self._info.name), self._memory, self._info.name)
 
     def ready_library(self, name: str) -> CpuLibrary | None:
         """A library whose modules are imported."""

@@ -16,6 +16,7 @@ from ..base import (
 )
 from ._installed import Installed, installed
 from ._probe import DeviceFacts, Probe, probe, taken
+from .manifest import LIBRARIES
 
 if TYPE_CHECKING:
     from ._device import CudaDevice
@@ -44,11 +45,7 @@ class CudaBackend:
         """What takes most of a worker's start to import; none of it calls the driver."""
         return (
             "trio_accel.backends.cuda._device",
-            "trio_accel.backends.cuda.libraries.memory",
-            "trio_accel.backends.cuda.libraries.blas",
-            "trio_accel.backends.cuda.libraries.fft",
-            "trio_accel.backends.cuda.libraries.random",
-            "trio_accel.backends.cuda.libraries.sparse",
+            *(f"{__package__}{library.module}" for library in LIBRARIES.values()),
             "trio_accel.backends.cuda._loaded",
             "cuda.core.utils",
         )

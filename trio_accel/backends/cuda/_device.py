@@ -26,7 +26,8 @@ from ..base import (
 from ..base.ops import ArraySpec
 from ._installed import Installed
 from .kit._device import LibraryDevice
-from .kit._library import CudaLibrary
+from .kit._library import CudaLibrary, ModuleLibrary
+from .manifest import LIBRARIES
 from .runtime._faults import CudaFaults
 from .runtime._loan import CudaLoan, Lending
 from .runtime._notifier import EventNotifier
@@ -35,14 +36,6 @@ from .runtime._stream import CudaHold, CudaStream
 
 __all__ = ["CudaDevice"]
 
-# Module and class of each library; loaded with the library.
-_LIBRARIES = {
-    "blas": (".libraries.blas", "BlasLibrary"),
-    "fft": (".libraries.fft", "FftLibrary"),
-    "memory": (".libraries.memory", "MemoryLibrary"),
-    "random": (".libraries.random", "RandomLibrary"),
-    "sparse": (".libraries.sparse", "SparseLibrary"),
-}
 # Where a library's bindings are.
 _PACKAGES = ("cuda", "nvmath")
 _LOOK = 0.0005
@@ -125,17 +118,17 @@ class CudaDevice(LibraryDevice):
             NotSupportedError: There is no such library, or its files are not installed.
         """
         self._check_open()
-        if name not in _LIBRARIES:
-            raise self._unsupported(
-                f"the CUDA backend has no library {name!r}; it has {', '.join(self.libraries)}"
-            )
+        if name not in LIBRARIES:
+            with self.context:
+                return ModuleLibrary(name, self, self.libraries)
         problem = self._installed.problem(name)
         if problem is not None:
             raise self._unsupported(problem)
-        module, attribute = _LIBRARIES[name]
+        entry = LIBRARIES[name]
         try:
             with self.context:
-                library: CudaLibrary = getattr(importlib.import_module(module, __package__), attribute)(self)
+                module = importlib.import_module(entry.module, __package__)
+                library: CudaLibrary = getattr(module, entry.cls)(self)
         except ImportError as error:
             if (error.name or "").partition(".")[0] not in _PACKAGES:
                 raise
@@ -252,6 +245,7 @@ class CudaDevice(LibraryDevice):
             for library in self._ready.values():
                 library.close()
             self.graphs.close()
+            self.arena.close()
             self.transfers.close()
             for stream in self._streams:
                 stream.destroy()
@@ -260,6 +254,7 @@ class CudaDevice(LibraryDevice):
             if not self.context.is_dead:
                 self.kernels.close()
             self._status_words.close()
+            self.pinned.close()
         self._streams.clear()
         if not self.context.is_dead:
             self.context.release()

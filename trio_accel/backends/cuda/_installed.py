@@ -13,18 +13,12 @@ from ..base import Software
 from ..base.search_path import search_path
 from . import _installed_process
 from ._child import ChildError, ask
+from .manifest import LIBRARIES, VENDOR, VERSIONS, Vendor
 
 __all__ = ["Installed", "extra_for", "installed"]
 
 _PROGRAM = Path(_installed_process.__file__)
 _PATIENCE = 60.0
-# CUDA's names of its libraries, and what of the backend needs them. A device needs its compiler for kernels.
-_NAMES = {"nvrtc": "NVRTC", "cublas": "cuBLAS", "cufft": "cuFFT", "cusparse": "cuSPARSE"}
-_NEEDED_BY = {"cublas": "blas", "cufft": "fft", "cusparse": "sparse"}
-# What needs nothing but the backend's own kernels.
-_OF_KERNELS = ("memory", "random")
-# How far a library's major version is behind that of its CUDA; the others do not tell by their number.
-_BEHIND = {"nvrtc": 0, "cublas": 0, "cufft": 1}
 _SOURCES = {
     "site-packages": "wheel",
     "conda": "conda",
@@ -53,7 +47,8 @@ class Installed:
     def libraries(self) -> tuple[str, ...]:
         """Libraries of the backend that can be used, sorted."""
         needing = {name for software in self.software if not software.problem for name in software.needed_by}
-        return tuple(sorted({*_OF_KERNELS, *needing}))
+        own = {name for name, library in LIBRARIES.items() if library.needs is None}
+        return tuple(sorted(own | needing))
 
     def problem(self, library: str) -> str | None:
         """Why a library of the backend cannot be used."""
@@ -90,10 +85,10 @@ def installed(version: tuple[int, int], *, is_worker: bool = False) -> Installed
         is_worker: This process serves a device and may load them; others have it done in a child process.
     """
     if is_worker:
-        return _understood(_installed_process.look(), version)
+        return _understood(_installed_process.look(VERSIONS), version)
     try:
         # With `site`, as what it does is part of where packages are found.
-        answer = ask(_PROGRAM, ["-I"], search_path(), _PATIENCE)
+        answer = ask(_PROGRAM, ["-I"], [search_path(), VERSIONS], _PATIENCE)
     except ChildError as error:
         return Installed(
             bindings=None,
@@ -106,7 +101,9 @@ def _understood(answer: Mapping[str, Any], version: tuple[int, int]) -> Installe
     if "error" in answer:
         return Installed(bindings=None, reason=_no_bindings(answer, version))
     bindings = str(answer["bindings"])
-    software = tuple(_software(name, answer["found"][name], version) for name in _NAMES)
+    software = tuple(
+        _software(name, vendor, answer["found"][name], version) for name, vendor in VENDOR.items()
+    )
     reason = _bindings_too_new(bindings, version)
     if reason is None and all(one.source is None for one in software):
         reason = f"the NVIDIA driver is there, but CUDA's libraries are not installed: {extra_for(version)}"
@@ -134,9 +131,11 @@ def _bindings_too_new(bindings: str, version: tuple[int, int]) -> str | None:
     )
 
 
-def _software(name: str, found: Mapping[str, Any] | None, version: tuple[int, int]) -> Software:
-    needed_by = (_NEEDED_BY[name],) if name in _NEEDED_BY else ()
-    software = Software(name=_NAMES[name], needed_by=needed_by)
+def _software(
+    name: str, vendor: Vendor, found: Mapping[str, Any] | None, version: tuple[int, int]
+) -> Software:
+    needed_by = tuple(ours for ours, library in LIBRARIES.items() if library.needs == name)
+    software = Software(name=vendor.title, needed_by=needed_by)
     if found is None:
         return attrs.evolve(software, problem=f"is not installed: {extra_for(version)}")
     if "error" in found:
@@ -148,15 +147,15 @@ def _software(name: str, found: Mapping[str, Any] | None, version: tuple[int, in
         version=".".join(map(str, numbers)) if numbers else None,
         source=_SOURCES.get(found["source"], found["source"]),
         path=found["path"],
-        problem=_too_new(name, numbers, version),
+        problem=_too_new(vendor, numbers, version),
     )
 
 
-def _too_new(name: str, numbers: list[int] | None, version: tuple[int, int]) -> str | None:
+def _too_new(vendor: Vendor, numbers: list[int] | None, version: tuple[int, int]) -> str | None:
     """A library of the next CUDA does not run on a driver; one of a later minor version does."""
-    if not numbers or name not in _BEHIND:
+    if not numbers or vendor.behind is None:
         return None
-    major = numbers[0] + _BEHIND[name]
+    major = numbers[0] + vendor.behind
     if major <= version[0]:
         return None
     return (

@@ -11,20 +11,19 @@ import importlib
 import json
 import sys
 import warnings
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 
-# The function that tells the version, and whether it is asked for one part of it at a time.
-_VERSIONS = {
-    "nvrtc": ("nvrtcVersion", False),
-    "cublas": ("cublasGetProperty", True),
-    "cufft": ("cufftGetProperty", True),
-    "cusparse": ("cusparseGetProperty", True),
-}
 _PARTS = 3
 
 
-def look() -> dict[str, object]:
-    """Look for the bindings, and by them for every library."""
+def look(versions: Mapping[str, Sequence[object]]) -> dict[str, object]:
+    """Look for the bindings, and by them for every library.
+
+    Args:
+        versions: By the name of each library the function that tells its version, and whether that is asked
+            for one part of it at a time.
+    """
     try:
         # What every other module of the backend begins with; it loads nothing of the driver.
         importlib.import_module("cuda.bindings.driver")
@@ -32,10 +31,15 @@ def look() -> dict[str, object]:
         pathfinder = importlib.import_module("cuda.pathfinder")
     except Exception as error:  # noqa: BLE001  # a broken installation may raise anything
         return {"error": f"{type(error).__name__}: {error}", "is_missing": _is_missing(error)}
-    return {"bindings": version, "found": {name: _find(pathfinder, name) for name in _VERSIONS}}
+    return {
+        "bindings": version,
+        "found": {name: _find(pathfinder, name, *how) for name, how in versions.items()},
+    }
 
 
-def _find(pathfinder: ModuleType, name: str) -> dict[str, object] | None:
+def _find(
+    pathfinder: ModuleType, name: str, function: object, is_in_parts: object
+) -> dict[str, object] | None:
     try:
         with warnings.catch_warnings():
             # What it warns of does no harm here, and must not fail where warnings are errors.
@@ -46,7 +50,11 @@ def _find(pathfinder: ModuleType, name: str) -> dict[str, object] | None:
     except Exception as error:  # noqa: BLE001  # a damaged file, or one for another system
         return {"error": " ".join(str(error).split())}
     path = str(library.abs_path)
-    return {"path": path, "source": library.found_via, "version": _version(name, path)}
+    return {
+        "path": path,
+        "source": library.found_via,
+        "version": _version(path, str(function), bool(is_in_parts)),
+    }
 
 
 def _is_missing(error: Exception) -> bool:
@@ -57,9 +65,8 @@ def _is_missing(error: Exception) -> bool:
     )
 
 
-def _version(name: str, path: str) -> list[int] | None:
+def _version(path: str, function: str, is_in_parts: bool) -> list[int] | None:  # of JSON
     """The library's own word for it; None if it has none."""
-    function, is_in_parts = _VERSIONS[name]
     numbers = [ctypes.c_int() for _ in range(_PARTS if is_in_parts else 2)]
     try:
         call = getattr(ctypes.CDLL(path), function)
@@ -74,5 +81,5 @@ def _version(name: str, path: str) -> list[int] | None:
 
 if __name__ == "__main__":
     # The application's, as it may have folders that the environment does not tell of.
-    sys.path[:] = json.load(sys.stdin)
-    print(json.dumps(look()))  # noqa: T201  # that is what it is for
+    sys.path[:], _versions = json.load(sys.stdin)
+    print(json.dumps(look(_versions)))  # noqa: T201  # that is what it is for

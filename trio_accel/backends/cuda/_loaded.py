@@ -6,6 +6,7 @@ To load them calls no driver and starts no thread, but takes a good part of a wo
 from __future__ import annotations
 
 from . import _installed_process
+from .manifest import VERSIONS
 
 # What is missing or damaged is an error where a device is opened.
-_installed_process.look()
+_installed_process.look(VERSIONS)

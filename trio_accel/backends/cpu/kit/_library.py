@@ -17,8 +17,12 @@ from ..runtime._stream import CpuStream, Work
 __all__ = ["CpuLibrary", "Kernel", "Kernels"]
 
 Kernel: TypeAlias = Callable[[Any, CpuMemory], Work]
-"""Prepares an operation in the caller's thread: takes its specification, checks what it cannot
-do (`NotSupportedError`, `LibraryError`), and returns the work for the stream's thread."""
+"""Prepares an operation in the event loop's thread, quickly: ``kernel(spec, memory)``.
+
+It takes views of the arrays by `CpuMemory.view`, refuses what it cannot do (`NotSupportedError`,
+`LibraryError`), and returns the work: a callable without arguments for the stream's thread. The work fills
+the outputs, and the status words if the specification has any.
+"""
 
 Kernels: TypeAlias = Mapping[type[OperationSpec], Kernel]
 """What a library has: its operations, each with its kernel."""
@@ -59,6 +63,11 @@ class CpuLibrary:
             )
         try:
             work = kernel(spec, self._memory)
+            if not callable(work):
+                raise TypeError(
+                    f"the kernel {getattr(kernel, '__qualname__', kernel)} of library {self._name!r} must "
+                    f"return its work, a callable without arguments, got {type(work).__name__}"
+                )
         except AccelError as error:
             error.device = self._device
             raise

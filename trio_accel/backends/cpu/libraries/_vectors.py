@@ -9,6 +9,7 @@ import numpy as np
 
 from ...base import DType
 from ...base.checks import INEXACT, LOW_PRECISION, scalar_of
+from ...base.kernels import kernel
 from ...base.ops import AxpySpec, DotSpec, Nrm2Spec, ScalSpec
 from ..kit._checks import check_dtype, check_same_dtype
 from ..kit._pieces import pieces
@@ -22,6 +23,7 @@ __all__ = ["axpy", "dot", "nrm2", "scal"]
 _SAFE = {DType.float32: 1e-20, DType.float64: 1e-280}
 
 
+@kernel(AxpySpec, backend="cpu")
 def axpy(spec: AxpySpec, memory: CpuMemory) -> Work:
     """Prepare ``y = alpha * x + y``."""
     dtype = check_same_dtype("axpy", spec.x, spec.y)
@@ -37,6 +39,7 @@ def axpy(spec: AxpySpec, memory: CpuMemory) -> Work:
     return partial(_axpy_pieces, alpha, x, y)
 
 
+@kernel(ScalSpec, backend="cpu")
 def scal(spec: ScalSpec, memory: CpuMemory) -> Work:
     """Prepare ``x = alpha * x``."""
     dtype = spec.x.dtype
@@ -48,6 +51,7 @@ def scal(spec: ScalSpec, memory: CpuMemory) -> Work:
     return partial(np.multiply, x, alpha, out=x)
 
 
+@kernel(DotSpec, backend="cpu")
 def dot(spec: DotSpec, memory: CpuMemory) -> Work:
     """Prepare ``out = sum(x * y)``."""
     dtype = check_same_dtype("dot", spec.x, spec.y, spec.out)
@@ -58,6 +62,7 @@ def dot(spec: DotSpec, memory: CpuMemory) -> Work:
     return partial(np.dot, x, y, out=out)
 
 
+@kernel(Nrm2Spec, backend="cpu")
 def nrm2(spec: Nrm2Spec, memory: CpuMemory) -> Work:
     """Prepare ``out = sqrt(sum(abs(x)**2))``."""
     dtype = spec.x.dtype

@@ -8,20 +8,21 @@ import numpy as np
 
 from ...base import DType
 from ...base.checks import INEXACT, LOW_PRECISION, scalar_of
-from ...base.ops import AxpySpec, DotSpec, GemmSpec, MatmulSpec, Nrm2Spec, ScalSpec, Transpose
+from ...base.kernels import kernel
+from ...base.ops import GemmSpec, MatmulSpec, Transpose
 from ..kit._checks import check_dtype, check_same_dtype
-from ..kit._library import Kernels
 from ..kit._pieces import convert, to_float32
 from ..runtime._memory import CpuMemory, HostArray
 from ..runtime._stream import Work
 from ._fortran import GEMM, LONGEST, Gemm
 from ._vectors import axpy, dot, nrm2, scal
 
-__all__ = ["KERNELS"]
+__all__ = ["axpy", "dot", "gemm", "matmul", "nrm2", "scal"]
 
 _INTEGERS = tuple(dtype for dtype in DType if dtype.kind in ("int", "uint"))
 
 
+@kernel(MatmulSpec, backend="cpu")
 def matmul(spec: MatmulSpec, memory: CpuMemory) -> Work:
     """Prepare a product by `numpy.matmul`; integers wrap around as they do there."""
     dtype = check_same_dtype("matmul", spec.a, spec.b, spec.out)
@@ -37,6 +38,7 @@ def _matmul_float32(a: HostArray, b: HostArray, out: HostArray) -> None:
     convert(np.matmul(to_float32(a), to_float32(b)), out)
 
 
+@kernel(GemmSpec, backend="cpu")
 def gemm(spec: GemmSpec, memory: CpuMemory) -> Work:
     """Prepare a product with factors, by BLAS where the type has one."""
     dtype = check_same_dtype("gemm", spec.a, spec.b, spec.c)
@@ -112,13 +114,3 @@ def _transposed(matrix: HostArray, op: Transpose) -> HostArray:
     if op == "N":
         return matrix
     return matrix.T if op == "T" else matrix.conj().T
-
-
-KERNELS: Kernels = {
-    GemmSpec: gemm,
-    MatmulSpec: matmul,
-    AxpySpec: axpy,
-    ScalSpec: scal,
-    DotSpec: dot,
-    Nrm2Spec: nrm2,
-}

@@ -12,14 +12,14 @@ from scipy.fft._backend import _ScipyBackend  # pyright: ignore[reportPrivateUsa
 
 from ...base import DType
 from ...base.checks import check_transform_axes
+from ...base.kernels import kernel
 from ...base.ops import FftSpec
 from ..kit._checks import check_dtype
-from ..kit._library import Kernels
 from ..runtime._memory import CpuMemory, HostArray
 from ..runtime._processor import usable_cores
 from ..runtime._stream import Work
 
-__all__ = ["KERNELS"]
+__all__ = ["fft"]
 
 _REAL = {DType.complex64: DType.float32, DType.complex128: DType.float64}
 _COMPLEX = {real: complex_ for complex_, real in _REAL.items()}
@@ -41,6 +41,7 @@ _TRANSFORMS: dict[tuple[str, str], object] = {
 _scipy_transform = cast("Callable[..., HostArray]", _ScipyBackend.__ua_function__)
 
 
+@kernel(FftSpec, backend="cpu")
 def fft(spec: FftSpec, memory: CpuMemory) -> Work:
     """Prepare a transform."""
     operation = f"{spec.direction} {spec.kind} transform"
@@ -73,6 +74,3 @@ def _run_in_place(transform: object, source: HostArray, out: HostArray, options:
     common = tuple(slice(min(pair)) for pair in zip(out.shape, source.shape, strict=True))
     np.copyto(out[common], source[common])
     _run(transform, out, out, {**options, "overwrite_x": True})
-
-
-KERNELS: Kernels = {FftSpec: fft}

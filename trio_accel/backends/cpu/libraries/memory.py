@@ -9,15 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ...base import as_bits, scalar
+from ...base.kernels import kernel
 from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, HostUse
-from ..kit._library import Kernels
 from ..kit._pieces import convert
 from ..runtime._memory import CpuMemory
 from ..runtime._stream import Work
 
-__all__ = ["KERNELS"]
+__all__ = ["copy", "copy_from_host", "copy_to_host", "fill"]
 
 
+@kernel(CopyFromHostSpec, backend="cpu")
 def copy_from_host(spec: CopyFromHostSpec, memory: CpuMemory) -> Work:
     """Prepare a copy of a host array of any strides."""
     out, use = as_bits(memory.view(spec.out)), HostUse(as_bits(spec.host))
@@ -25,6 +26,7 @@ def copy_from_host(spec: CopyFromHostSpec, memory: CpuMemory) -> Work:
     return partial(_read_host, out, use)
 
 
+@kernel(CopyToHostSpec, backend="cpu")
 def copy_to_host(spec: CopyToHostSpec, memory: CpuMemory) -> Work:
     """Prepare a copy to a host array of any strides."""
     use, source = HostUse(as_bits(spec.host)), as_bits(memory.view(spec.source))
@@ -50,6 +52,7 @@ def _write_host(use: HostUse, source: npt.NDArray[Any]) -> None:
             use.end()
 
 
+@kernel(CopySpec, backend="cpu")
 def copy(spec: CopySpec, memory: CpuMemory) -> Work:
     """Prepare a copy that converts as `numpy.ndarray.astype` does."""
     source, out = memory.view(spec.source), memory.view(spec.out)
@@ -61,14 +64,7 @@ def copy(spec: CopySpec, memory: CpuMemory) -> Work:
     return partial(convert, source, out)
 
 
+@kernel(FillSpec, backend="cpu")
 def fill(spec: FillSpec, memory: CpuMemory) -> Work:
     """Prepare a fill; the value becomes bits here, where an error is still the caller's."""
     return partial(np.copyto, as_bits(memory.view(spec.out)), as_bits(scalar(spec.value, spec.out.dtype)))
-
-
-KERNELS: Kernels = {
-    CopyFromHostSpec: copy_from_host,
-    CopyToHostSpec: copy_to_host,
-    CopySpec: copy,
-    FillSpec: fill,
-}

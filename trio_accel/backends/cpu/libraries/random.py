@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ...base import NotSupportedError
+from ...base.kernels import kernel
 from ...base.ops import PHILOX_ROW, PhiloxSpec
-from ..kit._library import Kernels
 from ..runtime._memory import CpuMemory, HostArray
 from ..runtime._stream import Work
 
-__all__ = ["KERNELS", "philox4x32"]
+__all__ = ["philox", "philox4x32"]
 
 _Words = npt.NDArray[np.uint64]
 
@@ -47,6 +47,7 @@ def philox4x32(counter: tuple[_Words, _Words, _Words, _Words], key: tuple[int, i
     return [first, second, third, fourth]
 
 
+@kernel(PhiloxSpec, backend="cpu")
 def philox(spec: PhiloxSpec, memory: CpuMemory) -> Work:
     """Prepare a fill with random numbers."""
     fill = _FILLS.get((spec.distribution, str(spec.out.dtype)))
@@ -157,5 +158,3 @@ _FILLS: dict[tuple[str, str], Callable[[PhiloxSpec, Any], None]] = {
     ("normal", "float32"): _normal32,
     ("normal", "float64"): _normal64,
 }
-
-KERNELS: Kernels = {PhiloxSpec: philox}

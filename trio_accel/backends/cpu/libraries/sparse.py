@@ -10,17 +10,18 @@ from scipy.sparse import _sparsetools
 
 from ...base import DType, LibraryError
 from ...base.checks import NATIVE
+from ...base.kernels import kernel
 from ...base.ops import SpmvCsrSpec
 from ..kit._checks import check_dtype, check_same_dtype
-from ..kit._library import Kernels
 from ..runtime._memory import CpuMemory, HostArray
 from ..runtime._stream import Work
 
-__all__ = ["KERNELS"]
+__all__ = ["spmv_csr"]
 
 _INDICES = (DType.int32, DType.int64)
 
 
+@kernel(SpmvCsrSpec, backend="cpu")
 def spmv_csr(spec: SpmvCsrSpec, memory: CpuMemory) -> Work:
     """Prepare a product of a matrix and a vector."""
     check_dtype("spmv", check_same_dtype("spmv", spec.data, spec.x, spec.out), NATIVE)
@@ -53,6 +54,3 @@ def _spmv(
     product(rows, columns, indptr, indices, data, x, result)
     if result is not out:
         np.copyto(out, result)
-
-
-KERNELS: Kernels = {SpmvCsrSpec: spmv_csr}

@@ -13,7 +13,9 @@ from ..runtime._device_array import DeviceArray
 from ..runtime._graphs import Graphs
 from ..runtime._kernels import Kernels
 from ..runtime._memory import CudaMemory
+from ..runtime._pinned import PinnedMemory
 from ..runtime._transfers import Transfers
+from ._arena import Arena
 from ._arrays import ArrayKernels
 
 __all__ = ["LibraryDevice"]
@@ -38,6 +40,8 @@ class LibraryDevice:
         transfers: Copies between host and device.
         graphs: What libraries launch again and again.
         addresses: Where its blocks lie.
+        arena: Memory that kernels need while they run.
+        pinned: Host memory that status words are copied to.
     """
 
     def __init__(
@@ -52,6 +56,8 @@ class LibraryDevice:
             self.transfers: Transfers = Transfers(self.context)
             self.transfers.prepare()
             self.graphs: Graphs = Graphs(self.context)
+            self.arena: Arena = Arena(self.context, self.addresses)
+            self.pinned: PinnedMemory = PinnedMemory(self.context)
         except BaseException:
             self.context.release()
             raise

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
+import attrs
+
 from ...base import AccelError, AccelStream, LibraryError, NotSupportedError, OutOfMemoryError
+from ...base.kernels import Kernel, kernels_of, load_module_kernels
 from ...base.ops import OperationSpec
 from ..runtime._driver import CudaMemoryError
 from ..runtime._stream import CudaStream
+from ._call import Call
 from ._device import LibraryDevice
+from ._plans import PlanTable
 
-__all__ = ["CudaLibrary", "Enqueue", "Table"]
+__all__ = ["CudaLibrary", "Enqueue", "ModuleLibrary", "Table"]
+
+BACKEND = "cuda"
 
 Enqueue: TypeAlias = Callable[[Any, CudaStream], None]
 """Enqueues one operation, or raises and enqueues nothing; the device's context is current."""
@@ -23,13 +31,18 @@ Table: TypeAlias = Mapping[type[OperationSpec], Enqueue]
 class CudaLibrary:
     """Base of the libraries. Made in a thread, with the device's context current.
 
-    A subclass fills `_table`, makes its handle in `__init__` and destroys it in `_destroy`.
+    A subclass declares its kernels by `kernel`, makes its handle in `__init__` and destroys it in `_destroy`.
+    A kernel is called as ``kernel(spec, call)``, its `plan` function, if it has one, as ``plan(spec)``: both
+    are methods.
 
     Attributes:
         name: Name of the library, such as ``"blas"``.
         statuses: The exception class of the vendor's bindings, whose `status` is its code.
         codes: The bindings' enumeration of codes.
         refused: Names of those statuses that say that the operation, and not the library, is at fault.
+        exhausted: Names of those that say that there is not enough memory.
+        missing: Names of those that say that the library does not have the operation.
+        most_plans: How many plans are kept.
     """
 
     name: ClassVar[str]
@@ -39,27 +52,85 @@ class CudaLibrary:
     exhausted: ClassVar[frozenset[str]] = frozenset()
     missing: ClassVar[frozenset[str]] = frozenset()
 
-    _table: Table
+    most_plans: ClassVar[int] = 1024
 
     def __init__(self, device: LibraryDevice) -> None:
         self._device = device
         self._context = device.context
         self._is_closed = False
+        # Of libraries that do not declare their kernels.
+        self._table: Table = {}
+        self._kernels = self._declared()
+        self._plans = PlanTable(self.most_plans, self._close_plan, self._is_busy)
+        # What was asked last: an operation is prepared, and then enqueued.
+        self._last: tuple[OperationSpec | None, Any] = (None, None)
+
+    @property
+    def device(self) -> LibraryDevice:
+        """The device that it is open on."""
+        return self._device
+
+    def _declared(self) -> dict[type[OperationSpec], Kernel]:
+        """The kernels, as methods of this object."""
+        found: dict[type[OperationSpec], Kernel] = {}
+        for cls in reversed(type(self).__mro__):
+            found.update(kernels_of(vars(cls), BACKEND))
+        return {
+            spec: attrs.evolve(
+                kernel,
+                function=partial(kernel.function, self),
+                plan=None if kernel.plan is None else partial(kernel.plan, self),
+            )
+            for spec, kernel in found.items()
+        }
 
     @property
     def operations(self) -> frozenset[type[OperationSpec]]:
         """Specifications that `enqueue` takes."""
-        return frozenset(self._table)
+        return frozenset(self._kernels) | frozenset(self._table)
 
     def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
-        """Nothing to do; see `KernelLibrary.prepare`."""
+        """Make the plan of an operation, if it has none yet; see `KernelLibrary.prepare`."""
+        kernel = self._kernels.get(type(spec))
+        if kernel is None or kernel.plan is None:
+            return None
+        key = spec.descriptor().plan_key(spec)
+        plan = self._plans.find(key)
+        if plan is None:
+            return partial(self._in_context, self._make_plan, spec, kernel.plan, key)
+        self._last = spec, plan
         return None
+
+    def _make_plan(self, spec: OperationSpec, make: Callable[..., Any], key: tuple[object, ...]) -> Any:
+        plan = make(spec)
+        self._plans.store(key, plan)
+        self._last = spec, plan
+        return plan
+
+    def _plan_of(self, spec: OperationSpec, kernel: Kernel) -> Any:
+        """The plan of an operation, which is made now if nobody has prepared it; the context is current."""
+        if kernel.plan is None:
+            return None
+        last, plan = self._last
+        if last is spec:
+            return plan
+        key = spec.descriptor().plan_key(spec)
+        plan = self._plans.find(key)
+        return self._make_plan(spec, kernel.plan, key) if plan is None else plan
+
+    def _close_plan(self, plan: Any) -> None:
+        """A plan makes way for another; by default there is nothing to give back."""
+
+    def _is_busy(self, plan: Any) -> bool:
+        """Whether a stream may still use a plan; by default they are values."""
+        return False
 
     def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
         """Put an operation on a stream; see `KernelLibrary.enqueue`."""
         if type(stream) is not CudaStream and not isinstance(stream, CudaStream):
             raise TypeError(f"stream: the CUDA backend enqueues on its own streams, not on {stream!r}")
-        enqueue = self._table.get(type(spec))
+        kernel = self._kernels.get(type(spec))
+        enqueue = self._table.get(type(spec)) if kernel is None else partial(self._run, kernel)
         if enqueue is None:
             raise NotSupportedError(
                 f"the CUDA backend's library {self.name!r} has no {type(spec).__name__}",
@@ -83,11 +154,21 @@ class CudaLibrary:
             if is_foreign:
                 context.restore()
 
+    def _run(self, kernel: Kernel, spec: OperationSpec, stream: CudaStream) -> None:
+        """Have a kernel enqueue an operation, with what belongs behind it."""
+        call = Call(self._device, spec, stream, self._plan_of(spec, kernel))
+        try:
+            kernel.function(spec, call)
+            call.end()
+        finally:
+            call.release()
+
     def close(self) -> None:
         """Give handles and workspaces back; a lost context keeps them, as it would refuse to."""
         if not self._context.is_dead and not self._is_closed:
             self._is_closed = True
             with self._context:
+                self._plans.clear()
                 self._destroy()
 
     def _destroy(self) -> None:
@@ -135,3 +216,36 @@ class CudaLibrary:
 
     def _exhausted(self) -> OutOfMemoryError:
         return self._device.addresses.exhausted(0)
+
+
+class ModuleLibrary(CudaLibrary):
+    """Kernels of a module that is found by its import path: functions, as ``kernel(spec, call)``.
+
+    A `plan` function of one is called as ``plan(spec, device)``. Blocks while the module is imported.
+
+    Args:
+        library: The import path.
+        device: The device.
+        known: Libraries that the device has, for the error.
+
+    Raises:
+        NotSupportedError: There is no such module, or it has no kernels for this backend.
+    """
+
+    def __init__(self, library: str, device: LibraryDevice, known: Sequence[str]) -> None:
+        self.name = library  # type: ignore[misc]  # of the class elsewhere
+        self._known = known
+        super().__init__(device)
+
+    def _declared(self) -> dict[type[OperationSpec], Kernel]:
+        device = self._device
+        return {
+            spec: attrs.evolve(
+                kernel, plan=None if kernel.plan is None else partial(_planned, kernel.plan, device)
+            )
+            for spec, kernel in load_module_kernels(self.name, BACKEND, self._known, device.info.name).items()
+        }
+
+
+def _planned(make: Callable[..., Any], device: LibraryDevice, spec: OperationSpec) -> Any:
+    return make(spec, device)

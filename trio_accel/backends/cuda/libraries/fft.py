@@ -84,7 +84,7 @@ class FftLibrary(CudaLibrary):
     def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)
         self._table = {FftSpec: self._enqueue_transform}
-        self._plans = Plans(self._context, _MOST_PLANS)
+        self._fft_plans = Plans(self._context, _MOST_PLANS)
         self._bound_plans: OrderedDict[tuple[object, ...], _BoundPlan] = OrderedDict()
         # What was asked last: an operation is prepared, and then enqueued.
         self._last: tuple[OperationSpec | None, _BoundPlan | None] = (None, None)
@@ -111,7 +111,7 @@ class FftLibrary(CudaLibrary):
         if binding is not None and binding.only is not None:
             plan, source, out, is_forward = binding.only
             if plan.handle is not None:
-                self._plans.use(plan)
+                self._fft_plans.use(plan)
                 area = self._area.reserve(stream, plan.size) if plan.size else 0
                 plan.run(stream, area, source, out, is_forward=is_forward)
                 return
@@ -121,7 +121,7 @@ class FftLibrary(CudaLibrary):
         if binding is None:
             binding = self._bind(spec, bound)
             self._plan_cache.store(spec, stream, binding)
-        self._run(bound, binding.addresses, stream)
+        self._run_steps(bound, binding.addresses, stream)
 
     def _bind(self, spec: FftSpec, bound: _BoundPlan) -> _Binding:
         addresses = self._device.address(spec.source), self._device.address(spec.out)
@@ -133,7 +133,7 @@ class FftLibrary(CudaLibrary):
                 return _Binding(addresses, (plan, source, out, transform.is_forward))
         return _Binding(addresses, None)
 
-    def _run(self, bound: _BoundPlan, addresses: tuple[int, int], stream: CudaStream) -> None:
+    def _run_steps(self, bound: _BoundPlan, addresses: tuple[int, int], stream: CudaStream) -> None:
         """Enqueue all steps of a transform."""
         arrays = self._device.arrays
         buffers = [*addresses]
@@ -145,7 +145,7 @@ class FftLibrary(CudaLibrary):
         most = 0
         for plan in bound.plans:
             most = max(most, plan.size)
-            self._plans.use(plan)
+            self._fft_plans.use(plan)
         area = self._area.reserve(stream, most) if most else 0
         for step in bound.steps:
             if isinstance(step, tuple):
@@ -174,10 +174,10 @@ class FftLibrary(CudaLibrary):
         # None of them has to go for another.
         for plan in bound.plans:
             if plan.handle is not None:
-                self._plans.use(plan)
+                self._fft_plans.use(plan)
         for plan in bound.plans:
             if plan.handle is None:
-                self._plans.make(plan)
+                self._fft_plans.make(plan)
         self._last = spec, bound
         return bound
 
@@ -191,13 +191,13 @@ class FftLibrary(CudaLibrary):
         for step in planned.steps:
             if isinstance(step, Transform):
                 key = step.fit.key
-                steps.append((step, plans.setdefault(key, self._plans.find(key))))
+                steps.append((step, plans.setdefault(key, self._fft_plans.find(key))))
             else:
                 steps.append(step)
         return _BoundPlan(tuple(steps), planned.sizes, tuple(plans.values()))
 
     def _destroy(self) -> None:
-        self._plans.destroy()
+        self._fft_plans.destroy()
         for workspace in (self._area, *self._buffers):
             workspace.close()
 

@@ -14,14 +14,14 @@ from cuda.bindings import driver
 from ...base import CopyFromForeignSpec, DriverError, LibraryError, NotSupportedError
 from ...base.foreign import ForeignArray
 from ...base.host import address_of
+from ...base.kernels import kernel
 from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, HostUse
+from ..kit._call import Call
 from ..kit._device import LibraryDevice
 from ..kit._library import CudaLibrary
 from ..kit._plan_cache import PlanCache
-from ..kit._workspace import Workspace
 from ..runtime._device_array import DeviceArray
 from ..runtime._foreign import follow
-from ..runtime._stream import CudaStream
 
 __all__ = ["MemoryLibrary"]
 
@@ -53,19 +53,13 @@ class MemoryLibrary(CudaLibrary):
 
     def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)
-        self._packed = Workspace(self._context)
         # By the device's array, and the stream; of each one host array, the last.
         self._up: PlanCache[_BoundCopy] = PlanCache(device.addresses)
         self._down: PlanCache[_BoundCopy] = PlanCache(device.addresses)
-        self._table = {
-            CopyFromHostSpec: self._copy_from_host,
-            CopyToHostSpec: self._copy_to_host,
-            CopySpec: self._copy,
-            FillSpec: self._fill,
-            CopyFromForeignSpec: self._copy_from_foreign,
-        }
 
-    def _copy_from_host(self, spec: CopyFromHostSpec, stream: CudaStream) -> None:
+    @kernel(CopyFromHostSpec, backend="cuda")
+    def _copy_from_host(self, spec: CopyFromHostSpec, call: Call) -> None:
+        stream = call.stream
         if self._is_replayed(self._up.find(spec.out, stream), spec.host):
             return
         out, transfers = self._device.at(spec.out), self._device.transfers
@@ -73,10 +67,10 @@ class MemoryLibrary(CudaLibrary):
             return
         start = transfers.straight(spec.host)
         if not out.is_contiguous:
-            packed = self._pack(stream, out)
+            packed = DeviceArray.packed(call.workspace(out.nbytes), out.dtype, out.shape)
             use = transfers.to_device(stream, spec.host, start, packed.address)
             self._note_use(spec, use)
-            self._device.arrays.convert(stream, packed, out)
+            call.convert(packed, out)
             return
         if start is None:
             self._note_use(spec, transfers.to_device(stream, spec.host, start, out.address))
@@ -86,7 +80,9 @@ class MemoryLibrary(CudaLibrary):
         self._context.check(copy())
         self._up.store(spec.out, stream, _BoundCopy(ref(spec.host), start, copy))
 
-    def _copy_to_host(self, spec: CopyToHostSpec, stream: CudaStream) -> None:
+    @kernel(CopyToHostSpec, backend="cuda")
+    def _copy_to_host(self, spec: CopyToHostSpec, call: Call) -> None:
+        stream = call.stream
         if self._is_replayed(self._down.find(spec.source, stream), spec.host):
             return
         source, transfers = self._device.at(spec.source), self._device.transfers
@@ -94,8 +90,7 @@ class MemoryLibrary(CudaLibrary):
             return
         start = transfers.straight(spec.host)
         if not source.is_contiguous:
-            packed = self._pack(stream, source)
-            self._device.arrays.convert(stream, source, packed)
+            packed = call.copy_of(spec.source)
             self._note_use(spec, transfers.to_host(stream, packed.address, spec.host, start))
             return
         if start is None:
@@ -122,10 +117,12 @@ class MemoryLibrary(CudaLibrary):
         self._context.check(bound.copy())
         return True
 
-    def _copy(self, spec: CopySpec, stream: CudaStream) -> None:
-        self._device.arrays.convert(stream, self._device.at(spec.source), self._device.at(spec.out))
+    @kernel(CopySpec, backend="cuda")
+    def _copy(self, spec: CopySpec, call: Call) -> None:
+        call.convert(call.array(spec.source), call.array(spec.out))
 
-    def _copy_from_foreign(self, spec: CopyFromForeignSpec, stream: CudaStream) -> None:
+    @kernel(CopyFromForeignSpec, backend="cuda")
+    def _copy_from_foreign(self, spec: CopyFromForeignSpec, call: Call) -> None:
         source, out = spec.source, self._device.at(spec.out)
         if not out.size:
             return
@@ -135,7 +132,7 @@ class MemoryLibrary(CudaLibrary):
         _check_alignment(source, out.dtype.itemsize)
         if source.stream is not None:
             try:
-                follow(stream, source.stream, self._context)
+                follow(call.stream, source.stream, self._context)
             except DriverError as error:
                 raise LibraryError(
                     f"the stream that the array names cannot be waited for: {error}",
@@ -143,16 +140,11 @@ class MemoryLibrary(CudaLibrary):
                     code=error.code,
                 ) from error
         array = DeviceArray(source.address, out.dtype, source.shape, source.strides)
-        self._device.arrays.convert(stream, array, out)
+        call.convert(array, out)
 
-    def _fill(self, spec: FillSpec, stream: CudaStream) -> None:
-        self._device.arrays.fill(stream, self._device.at(spec.out), spec.value)
-
-    def _pack(self, stream: CudaStream, array: DeviceArray) -> DeviceArray:
-        return DeviceArray.packed(self._packed.reserve(stream, array.nbytes), array.dtype, array.shape)
-
-    def _destroy(self) -> None:
-        self._packed.close()
+    @kernel(FillSpec, backend="cuda")
+    def _fill(self, spec: FillSpec, call: Call) -> None:
+        call.fill(spec.out, spec.value)
 
 
 def _check_alignment(source: ForeignArray, itemsize: int) -> None:

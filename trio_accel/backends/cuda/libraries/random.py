@@ -10,10 +10,11 @@ import struct
 from typing import ClassVar
 
 from ...base import DType, NotSupportedError
+from ...base.kernels import kernel
 from ...base.ops import PhiloxSpec
+from ..kit._call import Call
 from ..kit._device import LibraryDevice
 from ..kit._library import CudaLibrary
-from ..runtime._stream import CudaStream
 
 __all__ = ["RandomLibrary"]
 
@@ -40,11 +41,11 @@ class RandomLibrary(CudaLibrary):
     def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)
         self._fill = device.kernels.function("philox", "philox_fill", _ARGUMENTS.size)
-        self._table = {PhiloxSpec: self._philox}
 
-    def _philox(self, spec: PhiloxSpec, stream: CudaStream) -> None:
+    @kernel(PhiloxSpec, backend="cuda")
+    def _philox(self, spec: PhiloxSpec, call: Call) -> None:
         kind = _KINDS.get((spec.distribution, spec.out.dtype))
-        out = self._device.at(spec.out)
+        out = call.array(spec.out)
         if kind is None or not out.is_contiguous:
             allowed = ", ".join(str(dtype) for name, dtype in _KINDS if name == spec.distribution)
             raise NotSupportedError(
@@ -61,4 +62,4 @@ class RandomLibrary(CudaLibrary):
                 arguments, 0, out.address, spec.seed, spec.row & _MASK, size, spec.low, spec.width, kind,
                 is_moved, is_aligned,
             )  # fmt: skip
-            self._fill.launch(stream.handle, -(-size // _FOUR))
+            self._fill.launch(call.handle, -(-size // _FOUR))

@@ -273,7 +273,7 @@ class WorkerServer:
             engine.launched,
             engine.completed,
             in_flight,
-            (memory.used, memory.reserved, memory.peak, memory.blocks, memory.limit),
+            attrs.astuple(memory),
         )
         self._channel.send(("result", number, value), now=True)
 

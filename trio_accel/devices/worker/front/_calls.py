@@ -11,6 +11,7 @@ import trio
 from ....backends.base import MemoryStatistics
 from ...base._statistics import DeviceStatistics
 from ...engine._device_state import DeviceState
+from ..transport._answers import MEMORY
 from ..transport._codec import NonsenseError
 from ._sender import RequestSender
 
@@ -102,7 +103,6 @@ class Calls:
         self, pid: int, launched: int, completed: int, in_flight: dict[str, int], memory: tuple[int, ...]
     ) -> DeviceStatistics:
         """Add what the worker counts to what waits here: whatever it had done by then is known here."""
-        used, reserved, peak, blocks, limit = memory
         return DeviceStatistics(
             generation=self._device.generation,
             pid=pid,
@@ -110,7 +110,7 @@ class Calls:
             completed=completed,
             in_flight=sum(in_flight.values()),
             queues=self._sender.requests.queues(in_flight),
-            memory=MemoryStatistics(used=used, reserved=reserved, peak=peak, blocks=blocks, limit=limit),
+            memory=MemoryStatistics(**dict(zip(MEMORY, memory, strict=True))),
             losses=self._device.losses.count,
         )
 

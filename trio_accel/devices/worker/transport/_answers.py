@@ -16,13 +16,18 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, SupportsIndex, TypeAlias, cast
 
-from ....backends.base import DType
+import attrs
+
+from ....backends.base import DType, MemoryStatistics
 from ....backends.base.ops import ArraySpec
 from ._codec import Codec, Message, NonsenseError
 from ._events import decode_event
 from ._wire_errors import decode_error
 
-__all__ = ["ANSWERS"]
+__all__ = ["ANSWERS", "MEMORY"]
+
+MEMORY = tuple(field.name for field in attrs.fields(MemoryStatistics))
+"""What a worker counts of its memory, in this order."""
 
 _Data: TypeAlias = bytes | memoryview
 
@@ -318,7 +323,7 @@ def _read_result(number: Any, value: Any) -> Message:
     if value is None:
         return _count(number), None
     launched, completed, in_flight, memory = value
-    _check(type(in_flight) is dict and len(memory) == 5, "it counts something else")
+    _check(type(in_flight) is dict and len(memory) == len(MEMORY), "it counts something else")
     *counts, limit = memory
     return _count(number), (
         _count(launched),

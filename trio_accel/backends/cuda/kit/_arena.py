@@ -1,0 +1,142 @@
+"""Memory that kernels need for themselves while they run: one area for each stream."""
+
+from __future__ import annotations
+
+from cuda.bindings import driver
+
+from ..runtime._context import CudaContext
+from ..runtime._memory import CudaMemory
+from ..runtime._stream import CudaStream
+
+__all__ = ["Arena"]
+
+# As the driver aligns what it gives.
+_ALIGNMENT = 256
+
+
+class Arena:
+    """The workspace of a device: the operations of a stream use one area, one after the other.
+
+    From the driver's stream-ordered pool, and not from the chunks of arrays: it is lost with the context. It
+    counts as memory of the device. When blocks need the room, areas of idle streams are given back.
+
+    Args:
+        context: The device's context.
+        memory: Counts the bytes.
+    """
+
+    def __init__(self, context: CudaContext, memory: CudaMemory) -> None:
+        self._context = context
+        self._memory = memory
+        # By stream: where its area begins, and its size.
+        self._areas: dict[CudaStream, tuple[int, int]] = {}
+        memory.relieve = self.give_back_idle
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all areas."""
+        return sum(size for _, size in self._areas.values())
+
+    def begin(self, stream: CudaStream) -> Lot:
+        """Take the area of a stream for one operation."""
+        return Lot(self, stream, *self._areas.get(stream, (0, 0)))
+
+    def take(self, stream: CudaStream, nbytes: int) -> int:
+        """Take memory in the order of a stream.
+
+        Raises:
+            OutOfMemoryError: The limit leaves not so much.
+            CudaMemoryError: The device has not so much.
+        """
+        self._memory.take_workspace(nbytes)
+        try:
+            return int(self._context.check(driver.cuMemAllocAsync(nbytes, stream.handle)))
+        except BaseException:
+            self._memory.give_workspace(nbytes)
+            raise
+
+    def free(self, stream: CudaStream, address: int, nbytes: int) -> None:
+        """Give memory back, behind what the stream has been given."""
+        self._memory.give_workspace(nbytes)
+        if not self._context.is_dead:
+            # Of a stream that has ended, nothing uses it any more.
+            driver.cuMemFreeAsync(address, 0 if stream.is_destroyed else stream.handle)
+
+    def put(self, stream: CudaStream, address: int, nbytes: int) -> None:
+        """Make this the area of a stream."""
+        self._areas[stream] = address, nbytes
+
+    def drop(self, stream: CudaStream) -> None:
+        """Give the area of a stream back."""
+        address, nbytes = self._areas.pop(stream, (0, 0))
+        if nbytes:
+            self.free(stream, address, nbytes)
+
+    def give_back_idle(self) -> bool:
+        """Give back the areas of streams with nothing to do; returns whether there were any."""
+        idle = [
+            stream
+            for stream in self._areas
+            if stream.is_destroyed or stream.refresh() >= stream.timeline.sequence
+        ]
+        if not idle or self._context.is_lost:
+            return False
+        with self._context:
+            for stream in idle:
+                self.drop(stream)
+                if not stream.is_destroyed:
+                    # It has nothing to do, so this does not block; the driver's pool gives back what is free.
+                    driver.cuStreamSynchronize(stream.handle)
+        return True
+
+    def close(self) -> None:
+        """Give everything back; the context is current, or dead."""
+        for stream in tuple(self._areas):
+            self.drop(stream)
+
+
+class Lot:
+    """What one operation takes of its stream's area: piece after piece, all free again behind it.
+
+    Args:
+        arena: The arena.
+        stream: The stream.
+        address: Where the area begins.
+        size: Its size.
+    """
+
+    __slots__ = ("_address", "_arena", "_more", "_size", "_stream", "_used")
+
+    def __init__(self, arena: Arena, stream: CudaStream, address: int, size: int) -> None:
+        self._arena = arena
+        self._stream = stream
+        self._address = address
+        self._size = size
+        self._used = 0
+        # Pieces for which the area had no room.
+        self._more: list[tuple[int, int]] = []
+
+    def take(self, nbytes: int) -> int:
+        """The address of so many bytes; raises as `Arena.take` does."""
+        whole = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        start = self._used
+        self._used += whole
+        if self._used <= self._size:
+            return self._address + start
+        address = self._arena.take(self._stream, whole)
+        self._more.append((address, whole))
+        return address
+
+    def end(self) -> None:
+        """The operation is enqueued, or was refused: the next one has an area as large as this one needed."""
+        if not self._more:
+            return
+        arena, stream, more = self._arena, self._stream, self._more
+        if len(more) == 1 and not self._size:
+            # The usual case: the first operation of a kind.
+            arena.put(stream, *more[0])
+            return
+        for address, nbytes in more:
+            arena.free(stream, address, nbytes)
+        arena.drop(stream)
+        arena.put(stream, arena.take(stream, self._used), self._used)

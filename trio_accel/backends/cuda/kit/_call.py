@@ -1,0 +1,177 @@
+"""One launch, as a kernel of the CUDA backend sees it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from cuda.bindings import driver
+
+from ...base.ops import ArraySpec, OperationSpec, StatusArray
+from ..runtime._device_array import DeviceArray
+from ..runtime._stream import CudaStream
+from ._arena import Lot
+from ._device import LibraryDevice
+
+__all__ = ["Call", "Order"]
+
+Order: TypeAlias = Literal["C", "F"]
+"""How the matrices of an array lie: by rows, or by columns as LAPACK wants them; stacks lie one by one."""
+
+
+class Call:
+    """One launch: where its arrays lie, and what it needs beside them.
+
+    A kernel is called as ``kernel(spec, call)`` and enqueues on `stream`, with the context current. Memory of
+    the call is its own until what it has enqueued is done.
+
+    Attributes:
+        device: The device.
+        stream: Where to enqueue.
+        plan: What the kernel's `plan` function has made; None if it has none.
+    """
+
+    __slots__ = ("_behind", "_lot", "_spec", "_status", "device", "plan", "stream")
+
+    def __init__(self, device: LibraryDevice, spec: OperationSpec, stream: CudaStream, plan: Any) -> None:
+        self.device: LibraryDevice = device
+        self.stream: CudaStream = stream
+        self.plan: Any = plan
+        self._spec = spec
+        self._lot: Lot | None = None
+        # What is to be enqueued behind the kernel.
+        self._behind: list[Callable[[], None]] = []
+        self._status: list[tuple[int, StatusArray]] = []
+
+    @property
+    def handle(self) -> int:
+        """The stream, as vendors' libraries want it."""
+        return self.stream.handle
+
+    def at(self, array: ArraySpec) -> int:
+        """The address of an array's first element."""
+        return self.device.address(array)
+
+    def array(self, array: ArraySpec) -> DeviceArray:
+        """Where an array lies, and how."""
+        return self.device.at(array)
+
+    def workspace(self, nbytes: int) -> int:
+        """The address of so many bytes of device memory, aligned to 256; 0 for none.
+
+        Raises:
+            OutOfMemoryError: The device's memory limit leaves not so much.
+        """
+        if nbytes <= 0:
+            return 0
+        if self._lot is None:
+            self._lot = self.device.arena.begin(self.stream)
+        return self._lot.take(nbytes)
+
+    def host_workspace(self, nbytes: int) -> int:
+        """The address of so many bytes of host memory; 0 for none."""
+        if nbytes <= 0:
+            return 0
+        room = np.empty(nbytes, np.uint8)
+        # It lives until the stream has got there.
+        self.stream.after(partial(_let_go, room))
+        return int(room.ctypes.data)
+
+    def copy_of(self, array: ArraySpec, order: Order = "C", *, conjugate: bool = False) -> DeviceArray:
+        """A copy of an array in workspace, without gaps.
+
+        Args:
+            array: The array.
+            order: How its matrices are to lie. A matrix by columns is its transpose by rows, which is what
+                the returned array describes.
+            conjugate: Whether to conjugate the elements.
+        """
+        source = _turned(self.array(array), order)
+        packed = DeviceArray.packed(self.workspace(source.nbytes), source.dtype, source.shape)
+        self.device.arrays.convert(self.stream, source, packed, conjugate=conjugate)
+        return packed
+
+    def packed(self, array: ArraySpec, order: Order = "C") -> int:
+        """The address of an array's elements without gaps: its own, or that of a copy."""
+        source = _turned(self.array(array), order)
+        return source.address if source.is_contiguous else self.copy_of(array, order).address
+
+    def result(self, array: ArraySpec, order: Order = "C") -> int:
+        """The address to write an array to, without gaps: its own, or workspace that is copied from there."""
+        target = _turned(self.array(array), order)
+        if target.is_contiguous:
+            return target.address
+        packed = DeviceArray.packed(self.workspace(target.nbytes), target.dtype, target.shape)
+        arrays, stream = self.device.arrays, self.stream
+        self._behind.append(lambda: arrays.convert(stream, packed, target))
+        return packed.address
+
+    def convert(
+        self, source: DeviceArray, out: DeviceArray, *, scale: float = 1.0, conjugate: bool = False
+    ) -> None:
+        """Enqueue ``out = source * scale``; see `ArrayKernels.convert`."""
+        self.device.arrays.convert(self.stream, source, out, scale=scale, conjugate=conjugate)
+
+    def fill(self, array: ArraySpec | DeviceArray, value: complex) -> None:
+        """Enqueue that every element is set to one value."""
+        out = self.array(array) if isinstance(array, ArraySpec) else array
+        self.device.arrays.fill(self.stream, out, value)
+
+    def status(self, words: StatusArray) -> int:
+        """The address of device memory for status words, which are zero now.
+
+        What the kernel leaves there is in `words` when the operation is complete; then
+        `OperationSpec.check_status` is asked.
+        """
+        address = self.workspace(max(words.nbytes, 1))
+        self.device.context.check(driver.cuMemsetD8Async(address, 0, max(words.nbytes, 1), self.handle))
+        self._status.append((address, words))
+        return address
+
+    def end(self) -> None:
+        """Enqueue what belongs behind the kernel; called by the library."""
+        for enqueue in self._behind:
+            enqueue()
+        if self._status:
+            self._fetch_status()
+
+    def release(self) -> None:
+        """The kernel is enqueued, or has failed: the workspace is the next operation's."""
+        if self._lot is not None:
+            self._lot.end()
+
+    def _fetch_status(self) -> None:
+        """Have the status words copied to pinned memory, and looked at when the operation is complete."""
+        pinned = self.device.pinned
+        check, spec = self.device.context.check, self._spec
+        taken = [(words, pinned.take(words.nbytes)) for _, words in self._status]
+        for (address, words), (_, host) in zip(self._status, taken, strict=True):
+            check(driver.cuMemcpyDtoHAsync(host, address, words.nbytes, self.handle))
+
+        def finish() -> None:
+            for words, host in taken:
+                ctypes.memmove(words.ctypes.data, host, words.nbytes)
+                pinned.give_back(words.nbytes, host)
+            spec.check_status()
+
+        self.stream.after(finish)
+
+
+def _let_go(room: object) -> None:
+    """Nothing uses it any more."""
+
+
+def _turned(array: DeviceArray, order: Order) -> DeviceArray:
+    """An array, or its matrices transposed, which lie by rows where the others lie by columns."""
+    if order == "C" or len(array.shape) < 2:
+        return array
+    shape, strides = array.shape, array.strides
+    return DeviceArray(
+        array.address,
+        array.dtype,
+        (*shape[:-2], shape[-1], shape[-2]),
+        (*strides[:-2], strides[-1], strides[-2]),
+    )

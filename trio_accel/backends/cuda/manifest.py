@@ -1,0 +1,63 @@
+"""The libraries of the CUDA backend: one entry for each, and what they need of NVIDIA's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+__all__ = ["LIBRARIES", "VENDOR", "VERSIONS", "Library", "Vendor"]
+
+
+@attrs.frozen
+class Vendor:
+    """A shared library of CUDA.
+
+    Attributes:
+        title: NVIDIA's name of it.
+        version: Function that tells its version.
+        is_in_parts: Whether that is asked for one part of the version at a time.
+        behind: How far its major version is behind that of its CUDA; None if its number does not tell.
+    """
+
+    title: str
+    version: str
+    is_in_parts: bool = True
+    behind: int | None = None
+
+
+@attrs.frozen
+class Library:
+    """A library of the backend.
+
+    Attributes:
+        module: Module of the class, below the backend's package.
+        cls: The class.
+        needs: Key of `VENDOR`; None for one that needs nothing but kernels of the backend's own.
+    """
+
+    module: str
+    cls: str
+    needs: str | None = None
+
+
+VENDOR: Mapping[str, Vendor] = {
+    # By which kernels are compiled: every device needs it.
+    "nvrtc": Vendor("NVRTC", "nvrtcVersion", is_in_parts=False, behind=0),
+    "cublas": Vendor("cuBLAS", "cublasGetProperty", behind=0),
+    "cufft": Vendor("cuFFT", "cufftGetProperty", behind=1),
+    "cusparse": Vendor("cuSPARSE", "cusparseGetProperty"),
+}
+"""By the names that cuda-pathfinder has for them."""
+
+VERSIONS = {name: (vendor.version, vendor.is_in_parts) for name, vendor in VENDOR.items()}
+"""How each tells its version, in plain values."""
+
+LIBRARIES: Mapping[str, Library] = {
+    "blas": Library(".libraries.blas", "BlasLibrary", "cublas"),
+    "fft": Library(".libraries.fft", "FftLibrary", "cufft"),
+    "memory": Library(".libraries.memory", "MemoryLibrary"),
+    "random": Library(".libraries.random", "RandomLibrary"),
+    "sparse": Library(".libraries.sparse", "SparseLibrary", "cusparse"),
+}
+"""By the names that library actors have for them."""
