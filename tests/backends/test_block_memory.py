@@ -138,3 +138,25 @@ def test_what_is_freed_becomes_room_for_another_size() -> None:
         memory.free(block)
     memory.allocate(8, 7 * A)
     assert len(source.alive) == 1
+
+
+def test_results_of_many_sizes_one_after_the_other_find_each_its_place_of_before() -> None:
+    source = Source()
+    memory: BlockMemory[Bytes, Bytes] = BlockMemory("d", 1 << 20, source)
+    memory.allocate(0, A)
+    sizes = [(1 + number % 3) * A for number in range(9)]
+    places: list[dict[int, int]] = []
+    for lap in range(3):
+        found: dict[int, int] = {}
+        for number, nbytes in enumerate(sizes):
+            block = 1 + lap * len(sizes) + number
+            memory.allocate(block, nbytes)
+            found[nbytes] = memory.block(block)[0].__array_interface__["data"][0]
+            memory.free(block)
+        places.append(found)
+    assert places[0] == places[1] == places[2]
+    assert len(set(places[0].values())) == 3
+    assert len(source.alive) == 1
+    # What is kept for them is room for a larger one before the memory grows.
+    memory.allocate(100, 7 * A)
+    assert len(source.alive) == 1

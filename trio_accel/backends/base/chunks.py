@@ -103,6 +103,10 @@ class ChunkAllocator:
         """Give a block another id, which none has."""
         self._placements[to] = self._placements.pop(block)
 
+    def has_gap(self, nbytes: int) -> bool:
+        """Whether there is a place for a block of so many bytes in the chunks that are there."""
+        return bool(self._gaps) and self._gaps[-1][0] >= _reserved(nbytes)
+
     def allocate(self, block: int, nbytes: int) -> Placement:
         """Place a block, in a new chunk if no gap is large enough.
 
@@ -113,7 +117,7 @@ class ChunkAllocator:
         """
         if block in self._placements:
             raise ValueError(f"block {block} is placed already")
-        size = -(-nbytes // ALIGNMENT) * ALIGNMENT or ALIGNMENT
+        size = _reserved(nbytes)
         index = bisect.bisect_left(self._gaps, (size, 0, 0))
         if index == len(self._gaps):
             self._grow(size)
@@ -253,4 +257,4 @@ class ChunkAllocator:
 
 def _reserved(nbytes: int) -> int:
     """What a block takes in its chunk: whole alignments, and a place of its own if it is empty."""
-    return max(-(-nbytes // ALIGNMENT) * ALIGNMENT, ALIGNMENT)
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT or ALIGNMENT

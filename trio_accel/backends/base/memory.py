@@ -81,8 +81,9 @@ class BlockMemory(Generic[ChunkT, BlockT]):
     costs more than to find a place. The engine allocates in Trio's thread, a device is closed in another.
 
     Some places that were freed are kept as they are, with what the backend has of them, in chunks that hold
-    blocks, for the next ids. To the allocator they are taken meanwhile; it has them back before a block of
-    another size is placed.
+    blocks, for the next ids. To the allocator they are taken meanwhile; it has them back before a block is
+    placed for which no gap is large enough. So a program whose results have many sizes, one after the other,
+    finds a place for each of them here.
 
     Args:
         device: Name of the device.
@@ -212,7 +213,8 @@ class BlockMemory(Generic[ChunkT, BlockT]):
 
     def _place(self, nbytes: int) -> _Place:
         """Have the allocator find a place for a block."""
-        self._give_spares_back()
+        if not self._allocator.has_gap(nbytes):
+            self._give_spares_back()
         self._last_place -= 1
         try:
             placement = self._allocate(nbytes)
