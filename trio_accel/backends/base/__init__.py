@@ -19,6 +19,7 @@ from .errors import (
 )
 from .findings import BackendReport, DeviceReport, Software
 from .foreign import CopyFromForeignSpec, ForeignArray, SharesCudaMemory
+from .kernels import kernel
 from .memory import BlockMemory, ChunkSource
 from .protocols import (
     AccelBackend,
@@ -76,6 +77,7 @@ __all__ = [
     "Waker",
     "as_bits",
     "checks",
+    "kernel",
     "ops",
     "scalar",
 ]
