@@ -68,7 +68,12 @@ def repeated(rig: Any, request: pytest.FixtureRequest) -> Repeated:
     made: Repeated = request.param(rig)
     for _ in range(4):
         check(rig, made)
-    assert rig.library(made.library)._plan_cache.find(made.spec, rig.stream) is not None
+    library = rig.library(made.library)
+    if made.library == "fft":
+        # A transform has the plan of its layout, and nothing that knows where it lies.
+        assert library.prepare(made.spec) is None
+    else:
+        assert library._plan_cache.find(made.spec, rig.stream) is not None
     return made
 
 
@@ -123,7 +128,9 @@ def test_on_another_stream(rig: Any, repeated: Repeated) -> None:
         check(rig, repeated)
 
 
-def test_with_so_many_others_that_all_are_planned_anew(rig: Any, repeated: Repeated) -> None:
+def test_with_so_many_others_that_all_are_planned_anew(rig: Any) -> None:
+    repeated = product(rig)
+    check(rig, repeated)
     others = [attrs.evolve(repeated.spec, out=attrs.evolve(repeated.spec.out)) for _ in range(300)]
     for other in others:
         rig.enqueue(repeated.library, other)

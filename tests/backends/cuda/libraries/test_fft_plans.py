@@ -15,7 +15,14 @@ pytestmark = pytest.mark.usefixtures("only_cuda")
 
 cufft = pytest.importorskip("nvmath.bindings.cufft")
 
-_MOST = 64
+_MOST = 8
+
+
+@pytest.fixture(autouse=True)
+def _few_plans_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trio_accel.backends.cuda.libraries.fft import FftLibrary
+
+    monkeypatch.setattr(FftLibrary, "most_plans", _MOST)
 
 
 def transform(rig: Any, n: int, dtype: str = "complex64", axes: tuple[int, ...] = (0,)) -> FftSpec:
@@ -37,7 +44,8 @@ def in_a_thread(work: Any) -> None:
 
 
 def count(rig: Any) -> int:
-    return len(rig.library("fft")._plans)
+    """How many plans of cuFFT there are."""
+    return len(rig.library("fft")._vendor_plans)
 
 
 def test_a_plan_is_named_once_and_made_in_another_thread(rig: Any) -> None:
@@ -93,37 +101,76 @@ def test_so_many_are_cached_and_no_more(rig: Any) -> None:
 
 def test_one_that_may_still_run_is_not_given_back(rig: Any) -> None:
     """Though cuFFT waits for everything when it makes a plan, as far as that was seen."""
+    library = rig.library("fft")
     specs = [transform(rig, n) for n in range(2, _MOST + 2)]
     for spec in specs:
         rig.apply("fft", spec)
-    oldest = next(iter(rig.library("fft")._plans._made))
+    oldest = next(iter(library._vendor_plans.values()))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(oldest), "is_busy", property(lambda plan: plan is oldest))
         rig.apply("fft", transform(rig, 200))
-        assert oldest.handle is not None
+        assert oldest in library._vendor_plans.values()
         assert count(rig) == _MOST
         patch.setattr(type(oldest), "is_busy", True)
         rig.apply("fft", transform(rig, 201))
         assert count(rig) == _MOST + 1
     rig.apply("fft", transform(rig, 202))
-    assert (count(rig), oldest.handle) == (_MOST, None)
+    assert count(rig) == _MOST
+    assert oldest not in library._vendor_plans.values()
     for spec in specs:
         check(rig, spec)
 
 
+def test_a_plan_is_busy_until_its_streams_have_got_past_it(rig: Any) -> None:
+    rig.apply("fft", transform(rig, 30))
+    (plan,) = rig.library("fft")._vendor_plans.values()
+    assert not plan.is_busy
+    other = rig.device.open_stream("other")
+    spec = transform(rig, 30)
+    rig.finish(rig.stream)  # the source is there
+    hold = other.hold()
+    rig.enqueue("fft", spec, other)
+    other.record()
+    assert plan.is_busy
+    hold.release()
+    rig.finish(other)
+    assert not plan.is_busy
+    other.close()
+
+
+def test_one_of_cufft_goes_with_the_last_plan_that_executes_it(rig: Any) -> None:
+    spec = transform(rig, 30)
+    rig.apply("fft", spec)
+    for _ in range(2):
+        back = FftSpec("c2c", "inverse", (30,), (0,), "forward", spec.out, rig.empty((30,), "complex64"))
+        rig.apply("fft", back)
+        shared = next(iter(rig.library("fft")._vendor_plans.values()))
+        assert (count(rig), shared.users) == (1, 2)
+    # The forward plan makes way, then the other one.
+    for n in range(2, _MOST + 1):
+        rig.apply("fft", transform(rig, n))
+    assert (count(rig), shared.users) == (_MOST, 1)
+    rig.apply("fft", transform(rig, 50))
+    assert (count(rig), shared.users) == (_MOST, 0)
+    assert shared not in rig.library("fft")._vendor_plans.values()
+
+
 def test_an_operation_of_several_plans_keeps_them_all(rig: Any) -> None:
-    """One of them may be the one that was used longest ago, when another has to be made."""
+    """The plan that makes way for it may be the one with which it shares one of them."""
     lines = FftSpec(
         *("c2c", "forward", (3, 3, 3), (1, 2, 3), "backward"),
         *(rig.put(np.ones((3, 3, 3, 3), "complex64")), rig.empty((3, 3, 3, 3), "complex64")),
     )
     rig.apply("fft", lines)
+    library = rig.library("fft")
+    (shared,) = library._vendor_plans.values()
     for n in range(4, 4 + _MOST - 1):
         rig.apply("fft", transform(rig, n))
     whole = transform(rig, 3, axes=(0, 1, 2, 3))
     rig.enqueue("fft", whole)
+    assert (len(library._plans), shared.users) == (_MOST, 1)
+    assert shared in library._vendor_plans.values()
     check(rig, whole)
-    assert count(rig) == _MOST
 
 
 def test_streams_have_work_areas_of_their_own(rig: Any) -> None:
@@ -138,13 +185,44 @@ def test_streams_have_work_areas_of_their_own(rig: Any) -> None:
     other.close()
 
 
+def halved(rig: Any, n: int) -> FftSpec:
+    """A transform to real numbers, of a copy in memory of the library's own."""
+    source = rig.put(np.fft.rfft(np.arange(float(n))))
+    return FftSpec("c2r", "inverse", (n,), (0,), "backward", source, rig.empty((n,), "float64"))
+
+
+def test_what_it_computes_in_counts_as_memory_of_the_device(rig: Any) -> None:
+    spec = halved(rig, 4096)
+    before = rig.device.memory().workspace
+    rig.apply("fft", spec)
+    assert rig.device.memory().workspace >= before + 2049 * 16
+    np.testing.assert_allclose(rig.get(spec.out), np.arange(4096), atol=1e-9)
+
+
+def test_a_transform_for_which_the_limit_leaves_no_room_is_refused(rig: Any, backend: Any) -> None:
+    n = 1 << 16
+    device = backend.open_device(0, memory_limit=20 * n)
+    small = type(rig)(device, device.open_stream("main"))
+    spec = halved(small, n)
+    for _ in range(2):
+        with pytest.raises(OutOfMemoryError):
+            small.enqueue("fft", spec)
+    small.free(spec.out)
+    spec = halved(small, n // 4)
+    small.apply("fft", spec)
+    np.testing.assert_allclose(small.get(spec.out), np.arange(n // 4), atol=1e-6)
+    small.close_libraries()
+    small.free_all()
+    assert device.close(30)
+
+
 def test_its_end_gives_all_plans_back(rig: Any) -> None:
     library = rig.device.open_library("fft")
     for n in (5, 6, 7):
         library.enqueue(transform(rig, n), rig.stream)
     rig.finish(rig.stream)
     library.close()
-    assert len(library._plans) == 0
+    assert (len(library._plans), library._vendor_plans) == (0, {})
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from ...base.ops import ArraySpec, FftSpec
 from ._fft_layout import MOST_AXES, OUT, SOURCE, Fit, View, fit
 
 __all__ = [
-    "ALIGNMENT",
     "TEMPORARIES",
     "Convert",
     "Step",
@@ -22,9 +21,6 @@ __all__ = [
     "Zero",
     "plan_transform",
 ]
-
-ALIGNMENT = 16
-"""Bytes to which blocks are aligned at least, and the largest element."""
 
 TEMPORARIES = (2, 3, 4)
 """Buffers between the steps; of these two are in use at a time."""
