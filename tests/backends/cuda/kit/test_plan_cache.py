@@ -68,12 +68,8 @@ def repeated(rig: Any, request: pytest.FixtureRequest) -> Repeated:
     made: Repeated = request.param(rig)
     for _ in range(4):
         check(rig, made)
-    library = rig.library(made.library)
-    if made.library == "fft":
-        # A transform has the plan of its layout, and nothing that knows where it lies.
-        assert library.prepare(made.spec) is None
-    else:
-        assert library._plan_cache.find(made.spec, rig.stream) is not None
+    # Each has the plan of its layout, and nothing that knows where it lies.
+    assert rig.library(made.library).prepare(made.spec) is None
     return made
 
 
@@ -135,9 +131,6 @@ def test_with_so_many_others_that_all_are_planned_anew(rig: Any) -> None:
     for other in others:
         rig.enqueue(repeated.library, other)
     rig.finish(rig.stream)
-    cache = rig.library(repeated.library)._plan_cache
-    assert cache.find(others[-1], rig.stream) is not None
-    assert sum(cache.find(other, rig.stream) is not None for other in others) <= 256
     check(rig, repeated)
 
 

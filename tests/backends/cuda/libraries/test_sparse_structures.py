@@ -34,7 +34,7 @@ def write(rig: Any, array: ArraySpec, values: list[int]) -> None:
 
 def believed(rig: Any) -> list[bool]:
     """Of each matrix that was found right, whether cuSPARSE has it."""
-    return [matrix.handle is not None for matrix in rig.library("sparse")._matrices.values()]
+    return [matrix.product is not None for matrix in rig.library("sparse")._matrices.values()]
 
 
 def known_product(rig: Any) -> SpmvCsrSpec:
@@ -118,17 +118,16 @@ def test_a_block_that_becomes_another_is_believed_no_more(rig: Any, which: str) 
     assert believed(rig) == [False, True]
 
 
-def test_vectors_that_make_way_take_none_that_is_used(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrices_that_make_way_are_checked_again(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[type(rig.library("sparse")).__module__], "_MOST_MATRICES", 2)
     specs = [product(rig, [0, 2, 3], [0, 1, 1]), product(rig, [0, 1, 2, 3], [0, 1, 1])]
-    results = [3, 2], [1, 2, 2]
-    # Three lengths of vectors, of which one is in both products.
+    results = [3, 2], [1, 2, 2], [2]
+    specs.append(product(rig, [0, 1], [1]))
     for _ in range(4):
         for spec, expected in zip(specs, results, strict=True):
             rig.apply("sparse", spec)
             np.testing.assert_array_equal(rig.get(spec.out), expected)
-    assert believed(rig) == [True, True]
-    assert len(rig.library("sparse")._vectors) == 2
+        assert len(believed(rig)) <= 3
 
 
 def test_a_block_that_is_gone_is_forgotten(rig: Any) -> None:

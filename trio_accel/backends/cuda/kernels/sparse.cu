@@ -17,8 +17,8 @@ enum Fault { ENDS = 1, ORDER, COLUMNS };
 struct ProductArguments {
     const char *indptr, *indices, *data, *x;
     char *out;
-    unsigned *fault;
-    unsigned *is_short;
+    // Two: the fault, and whether more is stored than is used.
+    int *words;
     i64 rows, columns, stored;
     int type, is_wide;
 };
@@ -65,22 +65,22 @@ template <typename Index, typename Number> __device__ void multiply(const Produc
     if (thread == 0) {
         const i64 last = indptr[arguments.rows];
         if (indptr[0] != 0 || last < 0 || last > arguments.stored)
-            *arguments.fault = ENDS;
+            arguments.words[0] = ENDS;
         else if (last < arguments.stored)
-            *arguments.is_short = 1;
+            arguments.words[1] = 1;
     }
     for (i64 row = thread / LANES; row < arguments.rows; row += warps) {
         const i64 begin = indptr[row], end = indptr[row + 1];
         Number sum = zero_of(Number());
         if (begin < 0 || end > arguments.stored)
-            *arguments.fault = ENDS;
+            arguments.words[0] = ENDS;
         else if (begin > end)
-            *arguments.fault = ORDER;
+            arguments.words[0] = ORDER;
         else
             for (i64 element = begin + lane; element < end; element += LANES) {
                 const i64 column = indices[element];
                 if (column < 0 || column >= arguments.columns)
-                    *arguments.fault = COLUMNS;
+                    arguments.words[0] = COLUMNS;
                 else
                     sum = plus(sum, times(data[element], x[column]));
             }

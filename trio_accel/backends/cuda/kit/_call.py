@@ -34,7 +34,7 @@ class Call:
         plan: What the kernel's `plan` function has made; None if it has none.
     """
 
-    __slots__ = ("_behind", "_lot", "_spec", "_status", "device", "plan", "stream")
+    __slots__ = ("_behind", "_judges", "_lot", "_spec", "_words", "device", "plan", "stream")
 
     def __init__(self, device: LibraryDevice, spec: OperationSpec, stream: CudaStream, plan: Any) -> None:
         self.device: LibraryDevice = device
@@ -44,7 +44,9 @@ class Call:
         self._lot: Lot | None = None
         # What is to be enqueued behind the kernel.
         self._behind: list[Callable[[], None]] = []
-        self._status: list[tuple[int, StatusArray]] = []
+        # Status words: where they are on the device and on the host, and what looks at them.
+        self._words: list[tuple[int, StatusArray]] = []
+        self._judges: list[Callable[[], None]] = []
 
     @property
     def handle(self) -> int:
@@ -96,11 +98,15 @@ class Call:
 
     def packed(self, array: ArraySpec, order: Order = "C") -> int:
         """The address of an array's elements without gaps: its own, or that of a copy."""
+        if array.is_contiguous and (order == "C" or array.ndim < 2):
+            return self.device.address(array)
         source = _turned(self.array(array), order)
         return source.address if source.is_contiguous else self.copy_of(array, order).address
 
     def result(self, array: ArraySpec, order: Order = "C") -> int:
         """The address to write an array to, without gaps: its own, or workspace that is copied from there."""
+        if array.is_contiguous and (order == "C" or array.ndim < 2):
+            return self.device.address(array)
         target = _turned(self.array(array), order)
         if target.is_contiguous:
             return target.address
@@ -126,36 +132,54 @@ class Call:
         What the kernel leaves there is in `words` when the operation is complete; then
         `OperationSpec.check_status` is asked.
         """
-        address = self.workspace(max(words.nbytes, 1))
-        self.device.context.check(driver.cuMemsetD8Async(address, 0, max(words.nbytes, 1), self.handle))
-        self._status.append((address, words))
+        if self._spec.check_status not in self._judges:
+            self._judges.append(self._spec.check_status)
+        return self._zeroed(words)
+
+    def words(self, count: int, judge: Callable[[StatusArray], None]) -> int:
+        """The address of so many status words of the kernel's own, 32 bits each, which are zero now.
+
+        Args:
+            count: How many.
+            judge: Called with what the kernel has left there, when the operation is complete; what it raises
+                is the error of the operation. It is short. It may be called in a thread of the device.
+        """
+        words = np.zeros(count, np.int32)
+        self._judges.append(partial(judge, words))
+        return self._zeroed(words)
+
+    def _zeroed(self, words: StatusArray) -> int:
+        nbytes = max(words.nbytes, 1)
+        address = self.workspace(nbytes)
+        self.device.context.check(driver.cuMemsetD8Async(address, 0, nbytes, self.handle))
+        self._words.append((address, words))
         return address
 
     def end(self) -> None:
         """Enqueue what belongs behind the kernel; called by the library."""
         for enqueue in self._behind:
             enqueue()
-        if self._status:
-            self._fetch_status()
+        if self._words:
+            self._fetch_words()
 
     def release(self) -> None:
         """The kernel is enqueued, or has failed: the workspace is the next operation's."""
         if self._lot is not None:
             self._lot.end()
 
-    def _fetch_status(self) -> None:
+    def _fetch_words(self) -> None:
         """Have the status words copied to pinned memory, and looked at when the operation is complete."""
-        pinned = self.device.pinned
-        check, spec = self.device.context.check, self._spec
-        taken = [(words, pinned.take(words.nbytes)) for _, words in self._status]
-        for (address, words), (_, host) in zip(self._status, taken, strict=True):
+        pinned, check, judges = self.device.pinned, self.device.context.check, self._judges
+        taken = [(words, pinned.take(words.nbytes)) for _, words in self._words]
+        for (address, words), (_, host) in zip(self._words, taken, strict=True):
             check(driver.cuMemcpyDtoHAsync(host, address, words.nbytes, self.handle))
 
         def finish() -> None:
             for words, host in taken:
                 ctypes.memmove(words.ctypes.data, host, words.nbytes)
                 pinned.give_back(words.nbytes, host)
-            spec.check_status()
+            for judge in judges:
+                judge()
 
         self.stream.after(finish)
 

@@ -112,11 +112,12 @@ class LibraryDevice:
         It follows from shape, strides and dtype; what it is for a layout is found out once.
         """
         layout = array.shape, array.strides, array.dtype.itemsize
-        if layout not in self._spans:
+        span = self._spans.get(layout)
+        if span is None:
             if len(self._spans) >= _MOST_SPANS:
                 self._spans.clear()
-            self._spans[layout] = _span(*layout)
-        return self._spans[layout]
+            span = self._spans[layout] = _span(*layout)
+        return span
 
 
 def _span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
