@@ -25,7 +25,7 @@ LARGE = 8 << 20
 
 @inline
 async def test_what_was_dropped_waits_for_the_next_operation_unless_it_is_much(device: ta.Device) -> None:
-    size = 1 << 15
+    size = 1 << 20
     kept = [await device.zeros(size) for _ in range(3)]
     del kept
     await wait_all_tasks_blocked()
@@ -159,23 +159,42 @@ async def test_one_of_each_size_is_kept_for_the_next_round() -> None:
     assert sorted(table.take()) == sorted(rounds[0])
 
 
-async def test_no_more_are_kept_than_are_of_no_account() -> None:
+async def test_no_more_are_kept_than_so_many() -> None:
     table = BlockTable("cpu:0", Availability())
     table.is_watched = True
-    small = 128 << 10
-    blocks = [table.new(size) for size in (small, small + 1, *range(1, 20))]
+    blocks = [table.new(size) for size in (4 << 20, (4 << 20) + 1, *range(1, 80))]
     ids = [block.id for block in blocks]
     while blocks:
         del blocks[0]
-    taken = table.take_some()
     # One is too large, and of the others only the last are kept.
-    assert set(taken) == set(ids[:-8])
-    large, again = table.new(small + 1), table.new(19)
+    assert set(table.take_some()) == set(ids[:-64])
+    large, again = table.new(4 << 20), table.new(79)
     assert large.id not in ids
     assert again.id == ids[-1]
     # With nobody who gives them back soon, the next operation does.
     table.is_watched = False
-    assert sorted(table.take_some()) == sorted(ids[-8:-1])
+    assert sorted(table.take_some()) == sorted(ids[-64:-1])
+
+
+async def test_no_more_bytes_are_kept_than_so_many() -> None:
+    table = BlockTable("cpu:0", Availability())
+    table.is_watched = True
+    # Of three sizes by turns: the size that was not wanted for longest goes first.
+    sizes = [(1 << 20) * (1 + number % 3) for number in range(36)]
+    blocks = [table.new(size) for size in sizes]
+    ids = [block.id for block in blocks]
+    while blocks:
+        del blocks[0]
+    taken = table.take_some()
+    assert taken == ids[::3][: len(taken)]
+    kept = sum(size for number, size in zip(ids, sizes, strict=True) if number not in taken)
+    assert kept <= 64 << 20 < kept + (1 << 20)
+    # What is wanted comes again, the last one first, and counts no more.
+    again = [table.new(3 << 20) for _ in range(12)]
+    assert [block.id for block in again] == ids[2::3][::-1]
+    assert table.take_some() == []
+    assert sorted(table.take()) == sorted(set(ids) - set(taken) - {block.id for block in again})
+    assert not table.kept
 
 
 @pytest.mark.parametrize("size", [8, 128 << 10])
@@ -233,7 +252,9 @@ async def test_no_two_blocks_that_are_alive_have_one_id(
         if drains:
             table.drain()
         assert len({block.id for block in alive}) == len(alive)
-        assert not {block.id for block in alive} & {number for number, *_ in (*table.dropped, *table.kept)}
+        kept = {number for entries in table.kept.values() for number, _ in entries}
+        assert not {block.id for block in alive} & {number for number, *_ in table.dropped}
+        assert not {block.id for block in alive} & kept
     alive.clear()
     table.drain()
     assert sorted(freed) == sorted(sizes)

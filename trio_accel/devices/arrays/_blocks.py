@@ -6,18 +6,15 @@ import copy
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from ...actors import describe
 from ...backends.base import StaleRefError
-from ...backends.base.ops import ArraySpec, OperationSpec
+from ...backends.base.ops import ArraySpec
 from ..base._availability import Availability
 from ..base._bridge import LoopNotifier
 
-__all__ = ["Block", "BlockTable", "Lowered", "Owner", "bare"]
-
-Lowered: TypeAlias = tuple[OperationSpec, frozenset[int], frozenset[int]]
-"""A specification, and the blocks that it reads and writes."""
+__all__ = ["Block", "BlockTable", "Owner", "bare"]
 
 _ids = itertools.count(1)
 
@@ -25,9 +22,11 @@ _LARGE = 8 << 20
 _MANY = 64
 # So many dropped blocks are looked at for one of the size that is wanted.
 _LOOKS = 4
-# So many are kept for a while, each of so many bytes at most: together they are of no account.
-_KEPT = 8
-_SMALL = 128 << 10
+# So many are kept for a while, of so many bytes each and together at most: a program whose results have many
+# shapes finds one for each of them.
+_KEPT = 64
+_SMALL = 4 << 20
+_KEPT_BYTES = 64 << 20
 # The size of what is no place for another.
 _NONE = -1
 
@@ -150,8 +149,8 @@ class BlockTable:
     Args:
         device_name: Name of the device.
         availability: Which generation there is.
-        keeps: Whether a few small ones may wait for more than the next operation. Not where bytes are
-            limited: a worker that finds no memory cannot have them given back.
+        keeps: Whether some may wait for more than the next operation. Not where bytes are limited: a program
+            that counts them is to have all that it has let go.
 
     Attributes:
         device: The device, unless this is a worker's; another one after an adoption.
@@ -159,9 +158,8 @@ class BlockTable:
         availability: Which generation there is.
         dropped: Blocks that were let go, and are not given back yet: ids, sizes of those that nothing uses,
             and the arrays that they were made for.
-        kept: Those of them that were there at the last operation: a program with several arrays in each round
-            wants one of each size again.
-        lowered: Specifications of arrays alone by their identities, with the blocks that they read and write.
+        kept: Those of them that were there at an operation before, by their size: a program with several
+            arrays in each round wants one of each size again.
         is_watched: Whether somebody gives them back soon in any case.
         valid_since: First generation whose memory is still there.
         release: Gives the memory of blocks back.
@@ -170,6 +168,8 @@ class BlockTable:
     __slots__ = (
         "_is_notified",
         "_keeps",
+        "_kept_bytes",
+        "_kept_count",
         "_large",
         "_notifier",
         "availability",
@@ -178,7 +178,6 @@ class BlockTable:
         "dropped",
         "is_watched",
         "kept",
-        "lowered",
         "release",
         "valid_since",
     )
@@ -189,8 +188,8 @@ class BlockTable:
         self.valid_since: int = 0
         self.availability: Availability = availability
         self.dropped: deque[tuple[int, int, ArraySpec | None]] = deque()
-        self.kept: deque[tuple[int, int, ArraySpec | None]] = deque()
-        self.lowered: dict[tuple[object, ...], Lowered] = {}
+        self.kept: dict[int, list[tuple[int, ArraySpec | None]]] = {}
+        self._kept_count = self._kept_bytes = 0
         self.is_watched: bool = False
         self._keeps = keeps
         self._is_notified = False
@@ -231,11 +230,14 @@ class BlockTable:
             if last[1] == nbytes:
                 return last[0], last[2]
             dropped.appendleft(last)
-        for place, entry in enumerate(self.kept):
-            if entry[1] == nbytes:
-                del self.kept[place]
-                return entry[0], entry[2]
-        return next(_ids), None
+        kept = self.kept.get(nbytes)
+        if kept is None:
+            return next(_ids), None
+        self._kept_count -= 1
+        self._kept_bytes -= nbytes
+        if len(kept) == 1:
+            del self.kept[nbytes]
+        return kept.pop()
 
     def drop(self, block: Block, *, is_free: bool) -> None:
         """Give a block back: soon if it is large or one of many, else with the next operation.
@@ -266,19 +268,19 @@ class BlockTable:
     def take(self) -> list[int]:
         """Ids of all dropped blocks, for the caller to give back. Trio thread only."""
         self._is_notified = False
-        dropped, kept = self.dropped, self.kept
+        dropped = self.dropped
         taken: list[int] = []
         # Others may be appended meanwhile.
         while dropped:
             taken.append(dropped.popleft()[0])
-        while kept:
-            taken.append(kept.popleft()[0])
+        while self.kept:
+            self._give_up_oldest(taken)
         return taken
 
     def take_some(self) -> list[int]:
-        """Ids of dropped blocks, but for a few small ones that are given back soon in any case.
+        """Ids of dropped blocks, but for some that are given back soon in any case.
 
-        For the launch of an operation: what that does not want, the next may. Trio thread only.
+        For the launch of an operation: what that does not want, one of the next may. Trio thread only.
         """
         if not (self._keeps and self.is_watched):
             return self.take()
@@ -286,14 +288,28 @@ class BlockTable:
         dropped, kept = self.dropped, self.kept
         taken: list[int] = []
         while dropped:
-            entry = dropped.popleft()
-            if _NONE < entry[1] <= _SMALL:
-                kept.append(entry)
-                if len(kept) > _KEPT:
-                    taken.append(kept.popleft()[0])
+            number, nbytes, spec = dropped.popleft()
+            if not _NONE < nbytes <= _SMALL:
+                taken.append(number)
+                continue
+            if nbytes in kept:
+                kept[nbytes].append((number, spec))
             else:
-                taken.append(entry[0])
+                kept[nbytes] = [(number, spec)]
+            self._kept_count += 1
+            self._kept_bytes += nbytes
+        while self._kept_count > _KEPT or self._kept_bytes > _KEPT_BYTES:
+            self._give_up_oldest(taken)
         return taken
+
+    def _give_up_oldest(self, taken: list[int]) -> None:
+        """Keep one no longer, of the size that was not wanted for longest."""
+        nbytes, kept = next(iter(self.kept.items()))
+        if len(kept) == 1:
+            del self.kept[nbytes]
+        taken.append(kept.pop(0)[0])
+        self._kept_count -= 1
+        self._kept_bytes -= nbytes
 
     def lose(self) -> None:
         """The context is gone and all memory with it: there is nothing to give back."""
@@ -311,7 +327,6 @@ class BlockTable:
         """The blocks pass to another device, which has no context yet."""
         self.device, self.availability, self._keeps = device, availability, keeps
         self._large = _LARGE
-        self.lowered.clear()
 
     def close(self) -> None:
         """Take no more notice of dropped blocks."""

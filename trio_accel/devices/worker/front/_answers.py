@@ -254,6 +254,8 @@ class AnswerHandler:
             return
         request.may_collect = False
         gc.collect()
+        # Also what is kept for the next operations.
+        self._device.blocks.drain()
         # Behind all others, so that its number says whether it was begun.
         request.number = self._requests.next_number()
         self._requests.add(request)
