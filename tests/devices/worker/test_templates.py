@@ -284,25 +284,6 @@ def test_when_there_are_too_many_all_are_forgotten(monkeypatch: pytest.MonkeyPat
     assert ("forget_templates",) in worker.told
 
 
-def test_a_specification_that_comes_again_with_something_else() -> None:
-    worker = Worker()
-    first = product(1, 2, 3)
-    for _ in range(3):
-        worker.across(first)
-    others = [
-        attrs.evolve(first, name="test.Other"),
-        attrs.evolve(first, allocations=((3, 32),)),
-        attrs.evolve(first, allocations=()),
-        attrs.evolve(first, outputs=(*first.outputs, *product(1, 2, 4).outputs)),
-        attrs.evolve(first, uses=first.uses[:1]),
-    ]
-    for other in (*others, first):
-        for _ in range(2):
-            made = worker.across(other)
-        assert made is not None
-        assert same(made, other)
-
-
 def test_what_follows_from_the_blocks_is_kept_for_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_back, "_MOST_BINDINGS", 4)
     worker = Worker()
@@ -399,25 +380,6 @@ def test_what_waits_for_memory_of_the_application_is_made_anew_each_time() -> No
     assert len(worker.asked) == 2
 
 
-@pytest.mark.parametrize("kind", [CopyFromHostSpec, CopyToHostSpec])
-def test_a_copy_that_comes_again_is_known_by_its_arrays(kind: Any) -> None:
-    worker, host, at = Worker(), np.zeros(3, np.float32), array(1, (3,))
-    worker.addresses.add(host, 5, 64, "float32", (3,), None)
-    worker.across(copy_of(host, at, kind))
-    worker.across(copy_of(host, at, kind))
-    before = worker.addresses.looks
-    for _ in range(3):
-        made = worker.across(copy_of(host, at, kind))
-        assert made is not None
-        assert same_copy(made, copy_of(host, at, kind))
-    assert worker.addresses.looks == before
-    # Nothing of this keeps the array.
-    gone = weakref.ref(host)
-    del host
-    worker.addresses = Addresses()
-    assert gone() is None
-
-
 def test_copies_that_differ_from_a_known_one() -> None:
     worker, host, at = Worker(), np.zeros(3, np.float32), array(1, (3,))
     other, back = np.zeros(3, np.float32), array(1, (3,), offset=4)
@@ -443,50 +405,6 @@ def test_copies_that_differ_from_a_known_one() -> None:
         assert worker.table.find(launch, worker.addresses.get_by_identity) is not None
         assert worker.asked[-1] == (5, offset, "float32", (3,), None)
         assert same_copy(made, launch)
-
-
-@pytest.mark.filterwarnings("ignore:Setting the (strides|shape):DeprecationWarning")
-def test_a_host_array_that_was_changed_in_place_is_looked_up_anew() -> None:
-    worker, host, at = Worker(), np.zeros(6, np.float32)[:3], array(1, (3,))
-    worker.addresses.add(host, 5, 64, "float32", (3,), None)
-    for _ in range(3):
-        worker.across(copy_of(host, at))
-    before = worker.addresses.looks
-    host.strides = (8,)
-    worker.across(copy_of(host, at))
-    assert worker.addresses.looks == before + 1
-
-
-def test_another_array_with_the_identity_of_one_that_is_gone_is_not_it() -> None:
-    worker, host, at = Worker(), np.zeros(3, np.float32), array(1, (3,))
-    worker.addresses.add(host, 5, 64, "float32", (3,), None)
-    for _ in range(3):
-        worker.across(copy_of(host, at))
-    ((key, known),) = worker.table._copies.items()
-    other = np.zeros(3, np.float32)
-    worker.addresses.add(other, 5, 128, "float32", (3,), None)
-    worker.table._copies = {(id(other), *key[1:]): known}
-    found = [worker.table.find(copy_of(other, at), worker.addresses.get_by_identity) for _ in range(2)]
-    assert found[0] is None
-    assert found[1] is not None
-    assert found[1] != known.found
-
-
-def test_copies_are_forgotten_with_the_templates_and_when_there_are_too_many(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(_front, "_MOST", 4)
-    worker, host = Worker(), np.zeros(3, np.float32)
-    worker.addresses.add(host, 5, 64, "float32", (3,), None)
-    for block in range(20):
-        for _ in range(3):
-            made = worker.across(copy_of(host, array(block, (3,))))
-        assert made is not None
-        assert len(worker.table._copies) <= 4
-    for extent in range(1, 9):
-        worker.across(product(1, 2, 3, spec=MatmulSpec(array(1, (extent,)), array(2), array(3))))
-    assert ("forget_templates",) in worker.told
-    assert not worker.table._copies
 
 
 async def test_memory_that_the_worker_does_not_have_fails_the_operation_alone(

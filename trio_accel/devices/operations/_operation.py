@@ -24,7 +24,7 @@ from ...backends.base.ops import (
     StatusArray,
     contiguous_strides,
 )
-from ..arrays._blocks import Block, BlockTable, Lowered
+from ..arrays._blocks import Block, BlockTable
 from ..arrays._ref import AccelRef, DeviceRequest
 from ..base._arrival import Arrival
 from ..base._refusals import what_to_do
@@ -38,9 +38,6 @@ __all__ = ["Launch", "Operand", "Operation", "Planned", "Planner", "operation_na
 _PACKAGE = __name__.partition(".")[0]
 # What NumPy can hold.
 _MAX_AXES = 64
-
-# Specifications that are kept. A program that drops its results has the same again and again.
-_MOST_LOWERED = 1024
 
 LibraryT_contra = TypeVar("LibraryT_contra", contravariant=True)
 ReplyT_co = TypeVar("ReplyT_co", covariant=True)
@@ -388,7 +385,9 @@ class Planner:
         """
         if type(planned) is not Planned:
             _check_planned(self.name, planned)
-        spec, reads, writes = self._lowered(planned.spec)
+        spec = planned.spec
+        check_spec(self.name, spec)
+        reads, writes = spec.blocks()
         for staged in self._staged:
             reads |= staged.blocks()[0]
         faults = self._device.faults
@@ -405,22 +404,6 @@ class Planner:
             self._library,
             faults.take(self.name) if faults.waiting else None,
         )
-
-    def _lowered(self, spec: OperationSpec) -> Lowered:
-        """The specification, or an equal one from before, and its blocks."""
-        find = spec.descriptor().identity
-        if find is None:
-            check_spec(self.name, spec)
-            return spec, *spec.blocks()
-        known, identity = self._table.lowered, find(spec)
-        lowered = known.get(identity)
-        if lowered is None:
-            check_spec(self.name, spec)
-            if len(known) >= _MOST_LOWERED:
-                known.clear()
-            # It holds its arrays, so that none that is made later has their identity.
-            lowered = known[identity] = spec, *spec.blocks()
-        return lowered
 
     def _use(self, argument: str, ref: AccelRef) -> None:
         if type(ref) is not AccelRef and not isinstance(ref, AccelRef):

@@ -57,8 +57,6 @@ class Descriptor:
         keywords: How the initializer calls the latter.
         values: Gets the values of the fields.
         blocks: Gets the blocks that a specification reads, and those that it changes.
-        identity: Gets what tells a specification from others as long as its arrays are held: which
-            `ArraySpec` each is, and the values. None if a field has no role, or is a status.
         plan_key: Gets what a plan depends on: the class, layouts and alignment of its arrays, exact values.
             Scalars and addresses are handed over with each launch.
         has_status: Whether there are status words.
@@ -69,7 +67,6 @@ class Descriptor:
     keywords: tuple[str, ...]
     values: Callable[[Any], Iterable[Any]]
     blocks: Callable[[Any], _Blocks]
-    identity: Callable[[Any], tuple[object, ...]] | None
     plan_key: Callable[[Any], tuple[object, ...]]
     has_status: bool
 
@@ -151,7 +148,6 @@ def _describe(cls: type[Any]) -> Descriptor:
         keywords=tuple(str(field.alias) for field in ordered if field.kw_only),
         values=_getter([field.name for field in fields]),
         blocks=_generated(f"({_blocks(fields, 'read')}, {_blocks(fields, 'write')})"),
-        identity=None if kinds & {"other", "status"} else _identity(cls, fields),
         plan_key=_plan_key(cls, fields),
         has_status="status" in kinds,
     )
@@ -171,22 +167,6 @@ def _blocks(fields: Iterable[SpecField], access: Access) -> str:
         if field.is_array and field.role.access in (access, "update")
     ]
     return f"frozenset(({''.join(items)}))"
-
-
-def _identity(cls: type[Any], fields: Iterable[SpecField]) -> Callable[[Any], tuple[object, ...]]:
-    items: list[str] = []
-    for field in fields:
-        value = f"spec.{field.name}"
-        if field.is_array:
-            items.append(_each(field, "id({})"))
-        elif field.role.kind == "exact":
-            items.append(f"{value}, ")
-        else:
-            items.append(f"type({value}), repr({value}), ")
-        if field.is_array and field.role.count != "one":
-            # Where one field ends and the next begins.
-            items.append("None, ")
-    return _generated(f"(cls, {''.join(items)})", cls=cls)
 
 
 def _plan_key(cls: type[Any], fields: Iterable[SpecField]) -> Callable[[Any], tuple[object, ...]]:

@@ -1,27 +1,25 @@
-"""What repeated operations came to."""
+"""What repeated copies came to."""
 
 from __future__ import annotations
 
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, TypeVar
 from weakref import ref
 
-from ...base.ops import ArraySpec, OperationSpec
+from ...base.ops import ArraySpec
 from ..runtime._memory import CudaMemory
 from ..runtime._stream import CudaStream
 
 __all__ = ["PlanCache"]
 
 _PLAN = TypeVar("_PLAN")
-_Spec: TypeAlias = OperationSpec | ArraySpec
 _MOST = 256
 
 
 class PlanCache(Generic[_PLAN]):
-    """By specification or array, and by stream, a plan that depends on nothing else.
+    """By array and stream, a plan that depends on nothing else.
 
-    A program that drops its results asks for the same operation repeatedly, on the same blocks. Then the
-    specification, or the array, is the same object. A plan is made anew when memory was freed, as blocks may
-    lie elsewhere then. The cache itself keeps no specification and no array alive.
+    A program that copies to or from an array repeatedly has the same object each time. A plan is made anew
+    when memory was freed, as blocks may lie elsewhere then. The cache itself keeps no array alive.
 
     Args:
         addresses: Where blocks lie.
@@ -31,21 +29,21 @@ class PlanCache(Generic[_PLAN]):
 
     def __init__(self, addresses: CudaMemory) -> None:
         self._addresses = addresses
-        self._entries: dict[int, tuple[ref[_Spec], CudaStream, int, _PLAN]] = {}
+        self._entries: dict[int, tuple[ref[ArraySpec], CudaStream, int, _PLAN]] = {}
 
-    def find(self, spec: _Spec, stream: CudaStream) -> _PLAN | None:
+    def find(self, array: ArraySpec, stream: CudaStream) -> _PLAN | None:
         """The plan that is stored; None if there is none, or if it may not hold any more."""
-        entry = self._entries.get(id(spec))
+        entry = self._entries.get(id(array))
         if entry is None:
             return None
         of, on, freed, plan = entry
-        return plan if of() is spec and on is stream and freed == self._addresses.freed else None
+        return plan if of() is array and on is stream and freed == self._addresses.freed else None
 
-    def store(self, spec: _Spec, stream: CudaStream, plan: _PLAN) -> None:
+    def store(self, array: ArraySpec, stream: CudaStream, plan: _PLAN) -> None:
         """Store a plan that was made just now."""
         if len(self._entries) >= _MOST:
             self._entries.clear()
-        self._entries[id(spec)] = ref(spec), stream, self._addresses.freed, plan
+        self._entries[id(array)] = ref(array), stream, self._addresses.freed, plan
 
     def clear(self) -> None:
         """Something else has changed: no plan holds any more."""

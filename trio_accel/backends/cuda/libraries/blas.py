@@ -16,7 +16,6 @@ from ..kit._checks import check_dtype, check_same_dtype, factor_of
 from ..kit._device import LibraryDevice
 from ..kit._layouts import Product, broadcast_operands, plan_gemm, plan_matmul
 from ..kit._library import CudaLibrary
-from ..kit._plan_cache import PlanCache
 from ..runtime._device_array import DeviceArray
 from ..runtime._graphs import Call, Key
 from ..runtime._stream import CudaStream
@@ -68,8 +67,6 @@ class BlasLibrary(CudaLibrary):
         # By the same keys, launch templates of those that may become graphs: the call, whether it is light,
         # and how far its arrays reach.
         self._templates: dict[object, tuple[Call, bool, _Span, _Span, _Span]] = {}
-        # The graph's key, and whether it is light.
-        self._plan_cache: PlanCache[tuple[Key, bool]] = PlanCache(device.addresses)
         self._table = {
             MatmulSpec: self._matmul,
             GemmSpec: self._gemm,
@@ -113,7 +110,7 @@ class BlasLibrary(CudaLibrary):
         """Replay the graph of a product, if there is one: for that no context need be current."""
         if stream.is_closed or self._context.is_lost:
             return False
-        bound = self._plan_cache.find(spec, stream) or self._bind(spec, stream)
+        bound = self._bind(spec, stream)
         if bound is None:
             return False
         key, is_light = bound
@@ -134,9 +131,7 @@ class BlasLibrary(CudaLibrary):
         call, is_light, of_a, of_b, of_out = template
         within = self._device.address_within
         key: Key = (call, stream, within(a, of_a), within(b, of_b), within(out, of_out))
-        bound = key, is_light
-        self._plan_cache.store(spec, stream, bound)
-        return bound
+        return key, is_light
 
     def _matmul(self, spec: MatmulSpec, stream: CudaStream) -> None:
         a, b, out = spec.a, spec.b, spec.out
