@@ -229,9 +229,6 @@ class ManualDevice:
         self.opened.append(library)
         return library
 
-    def ready_library(self, name: str) -> None:
-        """Opening one is what tests look at."""
-
     def allocate(self, block: int, nbytes: int) -> None:
         self.blocks.allocate(block, nbytes)
 

@@ -34,7 +34,6 @@ trio.run(main)
 """
 
 
-@pytest.mark.skipif(BACKEND != "cpu", reason="it makes its libraries' handles when a device is opened")
 @pytest.mark.parametrize("isolation", ["inline", "process"])
 def test_the_first_operations_import_nothing(isolation: str) -> None:
     done = subprocess.run(

@@ -123,9 +123,9 @@ class DeviceOptions:
             None takes the backend's default.
         completion: How completions are learned of; None for what suits the device best.
         streams: Which stream a library actor works on.
-        spares: Workers that stand ready to take over, with everything loaded and all memory mapped. Each is a
-            process with a context of its own, which takes memory of a GPU (about 0.5 GiB); 16 at most, and
-            none inline.
+        spares: Workers that stand ready to take over, with all memory mapped and the libraries open that are
+            in use. Each is a process with a context of its own, which takes memory of a GPU (about 0.5 GiB);
+            16 at most, and none inline.
         in_flight: The most launches that a library has on its stream; senders of more wait.
         retry: How often an operation that was in flight when the context was lost runs again instead of
             failing, if it changes no array that was there before. Inline, where memory is lost with the
@@ -147,7 +147,7 @@ class DeviceOptions:
         heartbeat_timeout: Seconds without a sign of life after which a worker counts as dead.
         memory_limit: The most bytes that arrays on the device may take; None for what there is.
         libraries: Import paths ``"package.module:Class"`` of library actors that are to be ready with the
-            context; others start on first use.
+            context; others are opened on first use.
     """
 
     isolation: Isolation | None = attrs.field(default=None, validator=_isolation)

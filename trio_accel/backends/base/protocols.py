@@ -266,15 +266,11 @@ class AccelDevice(Protocol):
         ...
 
     def open_library(self, name: str) -> KernelLibrary:
-        """Load a library and make its handle. Blocks.
+        """Load a library and make its handle, for the caller alone. Blocks; several threads may call it.
 
         Raises:
             NotSupportedError: The backend has no such library.
         """
-        ...
-
-    def ready_library(self, name: str) -> KernelLibrary | None:
-        """A library that can be had at once, for its caller alone; None where `open_library` has to block."""
         ...
 
     def allocate(self, block: int, nbytes: int) -> None:

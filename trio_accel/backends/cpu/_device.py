@@ -16,7 +16,7 @@ from ..base import (
 )
 from ..base.ops import ArraySpec
 from .kit._library import CpuLibrary
-from .manifest import LIBRARIES, is_loaded, load_kernels
+from .manifest import LIBRARIES, load_kernels
 from .runtime._loan import HostLoan
 from .runtime._memory import CpuMemory, HostArray
 from .runtime._stream import CpuFault, CpuHold, CpuStream
@@ -64,10 +64,6 @@ class CpuDevice:
         """
         self._check_open()
         return CpuLibrary(name, load_kernels(name, self._info.name), self._memory, self._info.name)
-
-    def ready_library(self, name: str) -> CpuLibrary | None:
-        """A library whose modules are imported."""
-        return self.open_library(name) if is_loaded(name) else None
 
     def allocate(self, block: int, nbytes: int) -> None:
         """Make a memory block; see `CpuMemory.allocate`."""

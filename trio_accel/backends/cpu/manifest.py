@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import sys
+import threading
 from collections.abc import Mapping
 
 from ..base.kernels import kernels_of, load_module_kernels
 from .kit._library import Kernels
 
-__all__ = ["LIBRARIES", "is_loaded", "load_kernels"]
+__all__ = ["LIBRARIES", "load_kernels"]
 
 BACKEND = "cpu"
 
@@ -24,10 +23,8 @@ LIBRARIES: Mapping[str, str] = {
 }
 """By the names that library actors have for them."""
 
-
-def is_loaded(name: str) -> bool:
-    """Whether a library's kernels are imported."""
-    return importlib.util.resolve_name(LIBRARIES.get(name, name), __package__) in sys.modules
+# Modules of SciPy import one another in circles, which two threads must not enter at different ends.
+_importing = threading.Lock()
 
 
 def load_kernels(name: str, device: str = "cpu:0") -> Kernels:
@@ -37,7 +34,9 @@ def load_kernels(name: str, device: str = "cpu:0") -> Kernels:
         NotSupportedError: It is neither one of these nor a module that has kernels for this backend.
     """
     if name in LIBRARIES:
-        kernels = kernels_of(vars(importlib.import_module(LIBRARIES[name], __package__)), BACKEND)
+        with _importing:
+            module = importlib.import_module(LIBRARIES[name], __package__)
+        kernels = kernels_of(vars(module), BACKEND)
     else:
         kernels = load_module_kernels(name, BACKEND, LIBRARIES, device)
     return {spec: kernel.function for spec, kernel in kernels.items()}

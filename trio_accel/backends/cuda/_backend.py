@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from ..base import (
@@ -104,6 +107,8 @@ class CudaBackend:
                 backend=self.name,
                 device=info.name,
             )
+        if keeper is None:
+            _import(self.preload)
         limit = info.total_memory if memory_limit is None else memory_limit
         return _open(info, limit, facts, libraries, keeper)
 
@@ -151,6 +156,18 @@ def _info(index: int, facts: DeviceFacts) -> DeviceInfo:
     )
 
 
+def _import(modules: Iterable[str]) -> None:
+    """Import what libraries need, once in a process, and not with their first operations.
+
+    Such an import holds the interpreter's lock for many milliseconds, whichever thread makes it. A worker is
+    the fork of a process that has done so, or has no others to serve.
+    """
+    for module in modules:
+        # One that cannot be imported is no error until a program asks for its library.
+        with suppress(ImportError):
+            importlib.import_module(module)
+
+
 def _open(
     info: DeviceInfo, limit: int, facts: DeviceFacts, libraries: Installed, keeper: ChunkKeeper | None
 ) -> CudaDevice:
@@ -158,9 +175,7 @@ def _open(
     from .runtime._driver import CudaMemoryError
 
     try:
-        device = CudaDevice(info, limit, facts.architecture, libraries, keeper)
-        device.load()
-        return device
+        return CudaDevice(info, limit, facts.architecture, libraries, keeper)
     except DriverError as error:
         # Another process was quicker, in a mode that allows one.
         if error.code != "CUDA_ERROR_DEVICE_UNAVAILABLE":

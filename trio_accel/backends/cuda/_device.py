@@ -6,7 +6,6 @@ import importlib
 import os
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -16,7 +15,6 @@ from cuda.bindings import driver
 from ..base import (
     AccelStream,
     ChunkKeeper,
-    ContextPoisonedError,
     DeviceInfo,
     MemoryStatistics,
     NotSupportedError,
@@ -78,21 +76,6 @@ class CudaDevice(LibraryDevice):
         self._is_closed = False
         self._has_ended = False
         self.context.before_loss(self._forget)
-        self._ready: dict[str, CudaLibrary] = {}
-
-    def load(self) -> None:
-        """Make every library's handle; blocks.
-
-        Now, when nothing runs: NVIDIA's libraries wait for the whole context when they load what they need
-        first, and every other launch waits with them. A library that cannot be made is no error until it is
-        opened.
-        """
-        for name in self.libraries:
-            with suppress(Exception):
-                self._ready[name] = self.open_library(name)
-        # If the context is lost by now, the first operation sees that.
-        with suppress(ContextPoisonedError), self.context:
-            self.context.settle()
 
     @property
     def libraries(self) -> tuple[str, ...]:
@@ -114,6 +97,9 @@ class CudaDevice(LibraryDevice):
     def open_library(self, name: str) -> CudaLibrary:
         """Load a library and make its handle; blocks.
 
+        NVIDIA's libraries wait for the whole context when they load what they need first, and launches of
+        others may wait with them.
+
         Raises:
             NotSupportedError: There is no such library, or its files are not installed.
         """
@@ -129,6 +115,7 @@ class CudaDevice(LibraryDevice):
             with self.context:
                 module = importlib.import_module(entry.module, __package__)
                 library: CudaLibrary = getattr(module, entry.cls)(self)
+                self.context.settle()
         except ImportError as error:
             if (error.name or "").partition(".")[0] not in _PACKAGES:
                 raise
@@ -147,10 +134,6 @@ class CudaDevice(LibraryDevice):
 
     def _unsupported(self, text: str) -> NotSupportedError:
         return NotSupportedError(text, device=self.info.name, backend=self.info.backend)
-
-    def ready_library(self, name: str) -> CudaLibrary | None:
-        """The one that was made when the device was opened; None from the second call on."""
-        return self._ready.pop(name, None)
 
     def map_chunk(self, chunk: int, nbytes: int, descriptor: int) -> None:
         """Make a chunk of another process addressable; see `AccelDevice.map_chunk`."""
@@ -242,8 +225,6 @@ class CudaDevice(LibraryDevice):
         self._has_ended = True
         self.context.forget(self._forget)
         with self.context:
-            for library in self._ready.values():
-                library.close()
             self.graphs.close()
             self.arena.close()
             self.transfers.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
 from contextvars import Context
 from typing import ClassVar, Protocol
@@ -114,6 +114,11 @@ class ContextOwner(Protocol):
         ...
 
     @property
+    def in_use(self) -> Iterable[str]:
+        """Import paths of the libraries that were in use, and are opened ahead in this context."""
+        ...
+
+    @property
     def opened(self) -> AccelDevice | None:
         """The device, where it is open already."""
         ...
@@ -166,13 +171,16 @@ class ContextActor(LibraryOpener):
                 nursery.start_soon(engine.alarms.run)
                 nursery.start_soon(engine.watchdog.run)
                 nursery.start_soon(engine.completion.run)
+                engine.libraries.start(nursery)
                 for path in owner.options.libraries:
                     await self.open_library(OpenLibrary(path, "DeviceOptions.libraries"))
                 owner.attach(session)
+                nursery.start_soon(self.prepare, owner.in_use)
                 yield
                 nursery.cancel_scope.cancel(reason="the context ends")
         except BaseException as error:
-            cause = error
+            # Where a library was being opened, in another task, this one is only cancelled.
+            cause = self._found_lost or error
             raise
         finally:
             owner.detach(cause)
@@ -186,10 +194,7 @@ class ContextActor(LibraryOpener):
         if opened is None:
             opened = await trio.to_thread.run_sync(self._owner.open_device)
         try:
-            memory = opened.ready_library("memory")
-            if memory is None:
-                memory = await trio.to_thread.run_sync(opened.open_library, "memory")
-            return opened, memory
+            return opened, await trio.to_thread.run_sync(opened.open_library, "memory")
         except BaseException:
             # Cancelled, too: it may have been while the device was being opened.
             with trio.CancelScope(shield=True):

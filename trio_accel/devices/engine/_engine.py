@@ -21,6 +21,7 @@ from ._cancel_grace import CancelGrace
 from ._completer import Completer
 from ._context_state import ContextState
 from ._enqueuer import Enqueuer
+from ._kernel_libraries import KernelLibraries
 from ._lanes import Lanes
 from ._launch_gate import LaunchGate
 from ._launch_order import LaunchOrder
@@ -53,6 +54,7 @@ class Engine(ContextState):
 
     Attributes:
         device: The device of the context.
+        libraries: Opens the libraries of the device.
         lanes: Its streams, with the operations in flight.
         gate: Where operations wait to be launched.
         enqueuer: Gives operations to the backend.
@@ -87,6 +89,7 @@ class Engine(ContextState):
     ) -> None:
         super().__init__(device.info.name, generation)
         self.device = device
+        self.libraries: KernelLibraries = KernelLibraries(device)
         self._memory = memory
         self._lose = lose
         self._close_grace = options.close_grace
@@ -223,6 +226,7 @@ class Engine(ContextState):
         started = time.monotonic()
         self.lanes.finish(self._close_grace)
         if is_idle:
+            self.libraries.close()
             self._memory.close()
         return self.device.close(max(0.0, self._close_grace - (time.monotonic() - started)))
 

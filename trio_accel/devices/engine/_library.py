@@ -50,9 +50,7 @@ class LibraryActor(Actor):
         a new handle and stream.
         """
         engine = self._engine
-        kernels = engine.device.ready_library(self.library)
-        if kernels is None:
-            kernels = await trio.to_thread.run_sync(engine.device.open_library, self.library)
+        kernels = await engine.libraries.take(self.library)
         try:
             lane = engine.lanes.open(self.library, context.path, context.report_progress)
         except BaseException:

@@ -5,18 +5,23 @@ from __future__ import annotations
 import importlib
 import itertools
 import sys
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
+from contextlib import suppress
 
 import attrs
 import trio
 
-from ...actors import Actor, Ref, Request, handles
+from ...actors import Actor, ActorStoppedError, Message, Ref, Request, handles
+from ...backends.base import ContextPoisonedError, DeviceLostError
 from .._options import DeviceOptions
 from ._engine import Engine
 from ._library import LibraryActor
 from ._recovery import recovery_policy
 
-__all__ = ["LibraryOpener", "OpenLibrary", "load_library"]
+__all__ = ["LibraryOpener", "OpenLibrary", "PrepareLibrary"]
+
+# Each waits for its own library alone, however many others wait for theirs.
+_GROUP, _LIMIT = "libraries", sys.maxsize
 
 
 @attrs.frozen
@@ -32,6 +37,17 @@ class OpenLibrary(Request["LibraryOpener", Ref[LibraryActor]]):
     named_by: str
 
 
+@attrs.frozen
+class PrepareLibrary(Message["LibraryOpener"]):
+    """Open the library of an actor ahead, unless that runs already.
+
+    Attributes:
+        library: Import path, ``"package.module:Class"``.
+    """
+
+    library: str
+
+
 class LibraryOpener(Actor):
     """Supervises the library actors of one context: the part of its actor that is asked to start one.
 
@@ -44,30 +60,75 @@ class LibraryOpener(Actor):
         # Both when the context is open.
         self._engine: Engine
         self._libraries: dict[str, Ref[LibraryActor]]
+        # By import path: held while its actor is being started, or its library opened ahead.
+        self._turns: dict[str, trio.Lock] = {}
+        # Names of the actors that are being started.
+        self._starting: set[str] = set()
+        # What the context was found to be lost to when a library was opened.
+        self._found_lost: Exception | None = None
 
-    @handles(OpenLibrary, ki_protected=True)
+    @handles(OpenLibrary, group=_GROUP, limit=_LIMIT, ki_protected=True)
     async def open_library(self, message: OpenLibrary) -> Ref[LibraryActor]:
-        """Start a library actor on first use."""
-        libraries = self._libraries
-        running = libraries.get(message.library)
-        if running is not None and not running.is_terminated:
-            return running
-        if message.library.partition(":")[0] in sys.modules:
-            actor_class = load_library(message.library, message.named_by)
-        else:
-            actor_class = await trio.to_thread.run_sync(load_library, message.library, message.named_by)
-        options = self._options
-        library = await self.context.spawn(
-            actor_class,
-            self._engine,
-            name=_name_of(actor_class, message.library, libraries.values()),
-            policy=recovery_policy(options, grace=options.close_grace),
-        )
-        libraries[message.library] = library
-        return library
+        """Start a library actor on first use; what needs other libraries goes on meanwhile."""
+        async with self._turn(message.library):
+            running = self._libraries.get(message.library)
+            if running is not None and not running.is_terminated:
+                return running
+            try:
+                library = await self._start(message)
+            except (ContextPoisonedError, DeviceLostError) as error:
+                if self._engine.is_lost or self._found_lost is not None:
+                    # Over something else: this library is opened in the next context.
+                    text = f"{message.library} was not opened in time"
+                    raise ActorStoppedError(text, path=self.context.path) from error
+                self._found_lost = error
+                raise
+            self._libraries[message.library] = library
+            return library
+
+    @handles(PrepareLibrary, group=_GROUP, limit=_LIMIT, ki_protected=True)
+    async def prepare_library(self, message: PrepareLibrary) -> None:
+        """Open a library ahead; what cannot be opened is no error before it is used."""
+        await self.prepare([message.library])
+
+    async def prepare(self, paths: Iterable[str]) -> None:
+        """Open libraries ahead, one after the other; one that is asked for meanwhile goes first.
+
+        Args:
+            paths: Import paths of their actors.
+        """
+        for path in paths:
+            turn = self._turn(path)
+            if path not in self._libraries and not turn.locked():
+                async with turn:
+                    with suppress(Exception):
+                        actor_class = await _find_actor(path, "a device")
+                        await self._engine.libraries.prepare(actor_class.library)
+
+    def _turn(self, path: str) -> trio.Lock:
+        turn = self._turns.get(path)
+        if turn is None:
+            turn = self._turns[path] = trio.Lock()
+        return turn
+
+    async def _start(self, message: OpenLibrary) -> Ref[LibraryActor]:
+        path, options = message.library, self._options
+        actor_class = await _find_actor(path, message.named_by)
+        running = {ref.path.rpartition("/")[2] for ref in self._libraries.values() if not ref.is_terminated}
+        name = _name_of(actor_class, path, running | self._starting)
+        self._starting.add(name)
+        try:
+            return await self.context.spawn(
+                actor_class,
+                self._engine,
+                name=name,
+                policy=recovery_policy(options, grace=options.close_grace),
+            )
+        finally:
+            self._starting.discard(name)
 
 
-def _name_of(actor_class: type[LibraryActor], path: str, others: Iterable[Ref[LibraryActor]]) -> str:
+def _name_of(actor_class: type[LibraryActor], path: str, names: Container[str]) -> str:
     """The name of a library's actor in the tree.
 
     The actors of this package have the names of their libraries, whatever was opened before. One of a
@@ -75,13 +136,19 @@ def _name_of(actor_class: type[LibraryActor], path: str, others: Iterable[Ref[Li
     """
     package = __name__.partition(".")[0]
     name = actor_class.library if actor_class.__module__.partition(".")[0] == package else path
-    names = {ref.path.rpartition("/")[2] for ref in others if not ref.is_terminated}
     # An actor may be named by several import paths.
     numbered = (f"{name}#{number}" for number in itertools.count(2))
     return next(free for free in itertools.chain([name], numbered) if free not in names)
 
 
-def load_library(path: str, named_by: str) -> type[LibraryActor]:
+async def _find_actor(path: str, named_by: str) -> type[LibraryActor]:
+    """Find the class of a library actor; its module is imported in a thread."""
+    if path.partition(":")[0] in sys.modules:
+        return _load_actor(path, named_by)  # noqa: ASYNC910  # what follows checkpoints
+    return await trio.to_thread.run_sync(_load_actor, path, named_by)
+
+
+def _load_actor(path: str, named_by: str) -> type[LibraryActor]:
     """Find the class of a library actor.
 
     Args:

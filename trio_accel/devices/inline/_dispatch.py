@@ -13,6 +13,7 @@ from ...actors import ActorContext, ActorFailedError, ActorStoppedError, Ref, at
 from ...backends.base import AccelDevice, ContextPoisonedError, DeviceLostError, QueueFullError
 from ..arrays._pending import Pending
 from ..arrays._ref import AccelRef
+from ..base._libraries_in_use import LibrariesInUse
 from ..base._statistics import DeviceStatistics
 from ..engine._asked import Asked
 from ..engine._context import ContextActor, Session, context_policy
@@ -49,6 +50,7 @@ class InlineDispatch:
         self._context_ref: Ref[ContextActor] | None = None
         self.pending = 0
         self._asking = 0
+        self._in_use = LibrariesInUse()
         self.session: Session | None = None
 
     @property
@@ -70,6 +72,11 @@ class InlineDispatch:
     def next_generation(self) -> int:
         """Number of the context that is being opened."""
         return self._device.generation + 1
+
+    @property
+    def in_use(self) -> Sequence[str]:
+        """Import paths of the libraries that the context before has used."""
+        return self._in_use.paths
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -156,6 +163,10 @@ class InlineDispatch:
         """The context is gone; requests wait for the next."""
         self._device.blocks.drain()
         self._device.blocks.lose()
+        if self.session is not None:
+            self._in_use.begin()
+            for path in self.session.libraries:
+                self._in_use.add(path)
         self.session = None
         if self._registrar is not None:
             self._registrar.detach()

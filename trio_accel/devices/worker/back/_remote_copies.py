@@ -13,7 +13,6 @@ from ....backends.base.ops import CopyFromHostSpec, CopyToHostSpec, OperationSpe
 from ...base._bridge import LoopNotifier
 from ..transport._codec import Message
 from ..transport._frames import plain_array
-from ._ready_libraries import ReadyLibraries
 
 __all__ = ["RemoteArray", "RemoteCopies"]
 
@@ -45,9 +44,9 @@ class RemoteCopies:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, tuple[Hold, LoopNotifier]] = {}
 
-    def wrap(self, device: AccelDevice, libraries: ReadyLibraries) -> AccelDevice:
+    def wrap(self, device: AccelDevice) -> AccelDevice:
         """The device, with a memory library that knows such arrays."""
-        return cast("AccelDevice", _Device(device, self, libraries))
+        return cast("AccelDevice", _Device(device, self))
 
     def enqueue(self, copy: _Copy, device: AccelDevice, stream: AccelStream) -> None:
         """Hold a stream, and have the application copy when it gets there."""
@@ -77,10 +76,9 @@ class RemoteCopies:
 class _Device:
     """A device whose memory library is this one's."""
 
-    def __init__(self, device: AccelDevice, copies: RemoteCopies, libraries: ReadyLibraries) -> None:
+    def __init__(self, device: AccelDevice, copies: RemoteCopies) -> None:
         self._device = device
         self._copies = copies
-        self._libraries = libraries
         # What every operation uses.
         self.allocate = device.allocate
         self.free = device.free
@@ -91,13 +89,7 @@ class _Device:
         return getattr(self._device, name)
 
     def open_library(self, name: str) -> KernelLibrary:
-        return self._wrapped(name, self._libraries.open(name))
-
-    def ready_library(self, name: str) -> KernelLibrary | None:
-        library = self._libraries.take(name)
-        return None if library is None else self._wrapped(name, library)
-
-    def _wrapped(self, name: str, library: KernelLibrary) -> KernelLibrary:
+        library = self._device.open_library(name)
         return _Memory(library, self._device, self._copies) if name == "memory" else library
 
 

@@ -12,14 +12,14 @@ from typing import Any
 import attrs
 import trio
 
-from ....actors import Event, Ref, Restart, System
+from ....actors import ActorError, Event, Ref, Restart, System
 from ....backends import resolve_for_worker
 from ....backends.base import AccelDevice, AccelError, PlacedBlock
 from ..._options import DeviceOptions
 from ...arrays._blocks import BlockTable
 from ...base._availability import Availability
 from ...engine._context import ContextActor, Session, context_policy
-from ...engine._library_opener import load_library
+from ...engine._library_opener import PrepareLibrary
 from ...operations._hooks import EngineHook
 from ..transport._channel import Channel, EndOfChannel
 from ..transport._frames import WorkerConfig, placed_block
@@ -30,7 +30,6 @@ from ._blocks import WorkerBlocks
 from ._events import EventForwarder
 from ._leases import WorkerLeases
 from ._memory import WorkerMemory
-from ._ready_libraries import ReadyLibraries
 from ._remote_copies import RemoteCopies
 from ._requests import WorkerRequests
 
@@ -71,7 +70,6 @@ class WorkerServer:
         self.on_look: Callable[[int], None] = page.look
         self._serving = self._requests.serving
         self._device: AccelDevice
-        self._ready_libraries: ReadyLibraries
         self._context: Ref[ContextActor]
         self._is_lost = False
         # How many messages came together, of which one is being handled, and whether another is next.
@@ -100,10 +98,15 @@ class WorkerServer:
             "kept": self._memory.forget,
             "tell_chunk": self._memory.tell_again,
             "unslab": self._on_unslab,
-            "warm": self._warm,
+            "prepare": self._on_prepare,
         }
 
     # What the context asks of its owner.
+
+    @property
+    def in_use(self) -> tuple[str, ...]:
+        """What the application knows of the generation before."""
+        return self._config.in_use
 
     @property
     def opened(self) -> AccelDevice:
@@ -149,8 +152,6 @@ class WorkerServer:
             self._give_up(error)
             await trio.sleep_forever()
         handlers = self._handlers
-        for path in self._config.warm:
-            self._warm(path)
         self._events.observe(self._config.is_observed)
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._memory.slabs.run)
@@ -181,16 +182,12 @@ class WorkerServer:
         backend, info = resolve_for_worker(self._config.device)
         limit = self.options.memory_limit
         device = backend.open_device(info.index, memory_limit=limit, keeper=self._memory)
-        self._ready_libraries = ReadyLibraries(device)
-        # The engine has one, and the memory actor.
-        self._ready_libraries.load("memory")
-        return self._copies.wrap(device, self._ready_libraries)
+        return self._copies.wrap(device)
 
-    def _warm(self, path: str) -> None:
-        """Load a library now, so that its first operation need not wait for it."""
-        # If it cannot be loaded, the asker of its first operation hears of it.
-        with suppress(Exception):
-            self._ready_libraries.load(load_library(path, "a worker").library)
+    def _on_prepare(self, path: str) -> None:
+        # Not in a context that is about to end.
+        with suppress(ActorError, trio.WouldBlock):
+            self._context.tell_nowait(PrepareLibrary(path))
 
     async def _stand_ready(self) -> None:
         """Have the context's actor run before anybody needs it; what it needs of the memory follows."""

@@ -222,6 +222,8 @@ class AnswerHandler:
             else:
                 self._chunks.record(placed)
                 self.mirror.done(request.library, error)
+                if error is None and request.library not in self._pool.in_use:
+                    self._pool.use(request.library)
 
     def _request(self, link: WorkerLink, number: int) -> RemoteRequest | None:
         """The request that a worker speaks of; None if it is no concern of this worker any more.

@@ -71,7 +71,7 @@ class WorkerDispatch:
         self._copies = CopyService()
         self._outcomes = OutcomePolicy(device, self._copies)
         self._pool = WorkerPool(device, self._chunks)
-        self._sender = RequestSender(device, self._chunks, self._copies, self._outcomes, self._pool)
+        self._sender = RequestSender(device, self._chunks, self._copies, self._outcomes)
         self._requests = self._sender.requests
         self._calls = Calls(device, self._sender)
         self._alarms = Alarms()

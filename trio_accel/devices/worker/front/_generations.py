@@ -111,6 +111,7 @@ class Generations:
             self._chunks.drop_empty()
             number = self._device.generation + 1
             self._context = context
+            self._pool.in_use.begin()
             # Of one that told of its actors and died before it served.
             self.answers.mirror.clear()
             addresses = tuple(self._chunks.blocks.values())

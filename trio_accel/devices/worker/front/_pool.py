@@ -12,6 +12,7 @@ from trio.lowlevel import enable_ki_protection
 
 from ....actors import describe
 from ....backends.base import NotSupportedError
+from ...base._libraries_in_use import LibrariesInUse
 from ...base._shortage import is_shortage
 from ...completion._strategies import SyncCompletion, window_of
 from ...engine._device_state import DeviceState
@@ -82,6 +83,9 @@ class WorkerPool:
     Args:
         device: Whose they are.
         chunks: The memory that every worker maps.
+
+    Attributes:
+        in_use: Libraries that the generation uses; every worker that starts opens them ahead.
     """
 
     def __init__(self, device: DeviceState, chunks: ChunkTable) -> None:
@@ -102,8 +106,7 @@ class WorkerPool:
         self._on_end: Callable[[WorkerLink], None]
         self._links: set[WorkerLink] = set()
         self._spares: list[WorkerLink] = []
-        # What the program has used: the next worker is to have it loaded.
-        self._warm: list[str] = list(options.libraries)
+        self.in_use: LibrariesInUse = LibrariesInUse()
         self._launcher: Launcher
         self._nursery: trio.Nursery
         self._is_refilling = False
@@ -157,7 +160,11 @@ class WorkerPool:
         else:
             if self._is_exclusive:
                 await self._wait_gone(None)
-            link = await self._start_when_possible()
+            try:
+                link = await self._start_when_possible()
+            except BaseException:
+                self.in_use.clear()
+                raise
         try:
             await self._wait_gone(link)
         except BaseException:
@@ -185,12 +192,11 @@ class WorkerPool:
             for link in self._links:
                 link.send(("observe", is_observed))
 
-    def warm(self, library: str) -> None:
-        """Have the workers that come, and those that stand ready, load a library ahead."""
-        if library not in self._warm:
-            self._warm.append(library)
-            for link in self._spares:
-                link.send(("warm", library))
+    def use(self, library: str) -> None:
+        """A library is in use from now on: those that stand ready open it ahead, too."""
+        self.in_use.add(library)
+        for link in self._spares:
+            link.send(("prepare", library))
 
     def share(self, chunk: Chunk, maker: WorkerLink) -> None:
         """Have all workers but its maker map a chunk."""
@@ -242,11 +248,12 @@ class WorkerPool:
         return not self._is_closed and len(self._spares) < self._options.spares
 
     async def _add_spare(self) -> None:
-        known = len(self._warm)
+        known = self.in_use.paths
         link = await self._start()
         self._spares.append(link)
-        for library in self._warm[known:]:
-            link.send(("warm", library))
+        for library in self.in_use.paths:
+            if library not in known:
+                link.send(("prepare", library))
 
     async def _start_when_possible(self) -> WorkerLink:
         """Start a worker; where this process has too few descriptors for that, try again for a while."""
@@ -294,7 +301,7 @@ class WorkerPool:
                     device=self._device,
                     path=self._path,
                     options=self._options,
-                    warm=tuple(self._warm),
+                    in_use=self.in_use.paths,
                     is_observed=self._is_observed,
                     window=min(self._window, _WINDOW),
                 ),

@@ -16,7 +16,6 @@ from ._copy_service import CopyService
 from ._host_arrays import HostCopy
 from ._link import WorkerLink
 from ._outcomes import OutcomePolicy
-from ._pool import WorkerPool
 from ._request import OperationRequest, RemoteRequest
 from ._requests import RequestTable
 
@@ -37,7 +36,6 @@ class RequestSender:
         chunks: Its memory.
         copies: What copies host arrays of requests.
         outcomes: What becomes of a request that cannot be sent.
-        pool: Has the other workers.
 
     Attributes:
         link: The worker that serves, if one does now.
@@ -50,7 +48,6 @@ class RequestSender:
         chunks: ChunkTable,
         copies: CopyService,
         outcomes: OutcomePolicy,
-        pool: WorkerPool,
     ) -> None:
         self.link: WorkerLink | None = None
         self.requests: RequestTable = RequestTable(device.options.in_flight, self._send)
@@ -58,7 +55,6 @@ class RequestSender:
         self._chunks = chunks
         self._copies = copies
         self._outcomes = outcomes
-        self._pool = pool
         # What the worker is to be told that the program has let go; of some it is not known how large it is.
         self._released: list[int] = []
         self._released_bytes = 0.0
@@ -107,7 +103,8 @@ class RequestSender:
             self._first_sent.notify()
         word = link.words.get(library)
         if word is None:
-            word = self._first_word(link, library)
+            # Of a lease there is none.
+            word = link.word(library) if library else 0
         try:
             message = request.message(word, tuple(self._released), link.templates)
         except Exception as error:  # noqa: BLE001  # it is the asker's
@@ -126,13 +123,6 @@ class RequestSender:
             self._copies.stage(request, self._filled)
             return
         link.post(message, now=is_alone)
-
-    def _first_word(self, link: WorkerLink, library: str) -> int:
-        """The word of a library that this worker was not asked for yet; of a lease it is none."""
-        if not library:
-            return 0
-        self._pool.warm(library)
-        return link.word(library)
 
     def _filled(self, copy: HostCopy) -> None:
         """A host array is in shared memory: streams may wait for it, which is the worker's to know."""

@@ -8,7 +8,7 @@ chunk             id, bytes; with its descriptor: memory that there is already, 
 kept              id: the descriptor of a chunk has come
 tell_chunk        id: send a chunk again, whose descriptor was lost
 unchunk           id: that memory is gone
-warm              import path of a library: load it ahead
+prepare           import path of a library that is in use now: open it ahead
 start             generation, blocks as (block, bytes, chunk, offset): begin to serve
 template          number, the launch with positions of blocks in place of their ids; ahead of its first
                   replay
@@ -88,7 +88,7 @@ class WorkerConfig:
         device: Name of the device, such as ``"cpu:0"``.
         path: Path of the device's actor; the actors of the worker have the paths that the tree shows.
         options: Options of the device.
-        warm: Import paths of the libraries to load ahead.
+        in_use: Import paths of the libraries that are in use: it opens them ahead.
         is_observed: Whether somebody observes messages.
         window: The most seconds to stay awake for a request that is due; 0 to sleep.
     """
@@ -96,7 +96,7 @@ class WorkerConfig:
     device: str
     path: str
     options: DeviceOptions
-    warm: tuple[str, ...]
+    in_use: tuple[str, ...]
     is_observed: bool
     window: float
 

@@ -1,0 +1,174 @@
+"""The next worker, and a spare, open ahead what the generation before has used."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from chosen import BACKEND
+from isolated import options, replace_worker
+from noted_libraries import NotedLibraries
+from processes import launcher, until, workers
+
+import trio_accel as ta
+
+FFT = "trio_accel.fft:FftActor"
+
+
+@pytest.fixture
+def noted(tmp_path: Path) -> NotedLibraries:
+    return NotedLibraries(tmp_path)
+
+
+async def norm(device: ta.Device) -> None:
+    """Use blas, and nothing else."""
+    await device.ask(ta.linalg.Nrm2(np.ones(4)))
+
+
+async def transform(device: ta.Device) -> None:
+    """Use fft, and nothing else."""
+    await device.ask(ta.fft.Fft(np.ones(4, complex)))
+
+
+def pid(device: ta.Device) -> int:
+    """The worker that serves."""
+    number: int = device.dispatch.process.pid  # type: ignore[attr-defined]
+    return number
+
+
+async def spare(device: ta.Device) -> int:
+    """The one worker that stands ready."""
+    await until(lambda: device.dispatch.spares == 1)  # type: ignore[attr-defined]
+    (other,) = workers(launcher()) - {pid(device)}
+    return other
+
+
+async def until_opened(noted: NotedLibraries, worker: int, *names: str) -> None:
+    """Wait until a worker has opened these, and nothing else."""
+    await until(lambda: noted.names(worker) == list(names))
+
+
+async def test_exactly_what_was_used_is_opened_ahead(system: ta.System, noted: NotedLibraries) -> None:
+    async with system.open_device(BACKEND, options=options(streams=noted)) as device:
+        assert noted.opened == []
+        x = await device.put(np.ones(3))
+        await transform(device)
+        await norm(device)
+        await replace_worker(device)
+        await until_opened(noted, pid(device), "memory", "fft", "blas")
+        assert {thread for of, thread, _ in noted.opened if of == pid(device)} == {"thread"}
+        # What was opened ahead is what is used.
+        await norm(device)
+        assert noted.names(pid(device)) == ["memory", "fft", "blas"]
+        await replace_worker(device)
+        await until_opened(noted, pid(device), "blas")
+        await transform(device)
+        assert (await x.to_host()).tolist() == [1.0] * 3
+        assert noted.names(pid(device)) == ["blas", "fft", "memory"]
+
+
+async def test_a_generation_that_used_nothing_says_nothing(system: ta.System, noted: NotedLibraries) -> None:
+    async with system.open_device(BACKEND, options=options(streams=noted)) as device:
+        await norm(device)
+        await replace_worker(device)
+        await replace_worker(device)
+        await until_opened(noted, pid(device), "blas")
+        await replace_worker(device)
+        # For so long nobody has needed it.
+        await device.put(np.ones(3))
+        assert noted.names(pid(device)) == ["memory"]
+
+
+async def test_a_spare_follows_what_is_used(system: ta.System, noted: NotedLibraries) -> None:
+    async with system.open_device(BACKEND, options=options(streams=noted, spares=1)) as device:
+        await norm(device)
+        first = await spare(device)
+        await until_opened(noted, first, "blas")
+        await transform(device)
+        await until_opened(noted, first, "blas", "fft")
+        await replace_worker(device)
+        assert pid(device) == first
+        await transform(device)
+        await device.put(np.ones(3))
+        assert noted.names(first) == ["blas", "fft", "memory"]
+        # This one was opened for a generation that has not used blas.
+        second = await spare(device)
+        await until(lambda: {"fft", "memory"} <= set(noted.names(second)))
+        await replace_worker(device)
+        await norm(device)
+        assert noted.names(second).count("blas") == 1
+
+
+async def test_a_spare_takes_over_while_it_opens_a_library(
+    system: ta.System, noted: NotedLibraries, nursery: trio.Nursery
+) -> None:
+    pending: list[Any] = []
+    async with system.open_device(BACKEND, options=options(streams=noted, spares=1)) as device:
+        await norm(device)
+        first = await spare(device)
+        await until_opened(noted, first, "blas")
+        await transform(device)
+        await until_opened(noted, first, "blas", "fft")
+        await replace_worker(device)
+        await norm(device)
+        second = await spare(device)
+        await until(lambda: "blas" in noted.names(second))
+        pipe = noted.hold("random")
+        drawn = device.submit(ta.random.Bits(1, 0, (4,)))
+        # The worker that serves, and then the spare.
+        end = await trio.to_thread.run_sync(os.open, pipe, os.O_WRONLY)
+        os.close(end)
+        await drawn.wait()
+        end = await trio.to_thread.run_sync(os.open, pipe, os.O_WRONLY)
+        await until(lambda: noted.names(second)[-1] == "random")
+        await replace_worker(device)
+        assert pid(device) == second
+        pending.append(device.submit(ta.random.Bits(1, 0, (4,))))
+        await norm(device)
+        assert not pending[0].is_done
+        pipe.unlink()
+        os.close(end)
+        await pending[0].wait()
+        assert noted.names(second).count("random") == 1
+
+
+async def test_what_cannot_be_opened_ahead_is_no_error_before_its_use(
+    system: ta.System, noted: NotedLibraries
+) -> None:
+    async with system.open_device(BACKEND, options=options(streams=noted)) as device:
+        await transform(device)
+        await norm(device)
+        refusal = noted.folder / "refuse-fft"
+        refusal.touch()
+        await replace_worker(device)
+        await until_opened(noted, pid(device), "fft", "blas")
+        await norm(device)
+        for _ in range(5):  # more often than a context may crash
+            with pytest.raises(ta.NotSupportedError, match="fft is refused on purpose"):
+                await transform(device)
+        refusal.unlink()
+        await transform(device)
+        assert device.generation == 2
+
+
+async def test_what_ends_every_process_that_opens_it_is_not_opened_ahead_for_ever(
+    system: ta.System, noted: NotedLibraries
+) -> None:
+    async with system.open_device(BACKEND, options=options(streams=noted)) as device:
+        x = await device.put(np.ones(3))
+        await transform(device)
+        (noted.folder / "exit-fft").touch()
+        device.dispatch.process.kill()  # type: ignore[attr-defined]
+        is_read = False
+        with trio.fail_after(30):
+            while not is_read or FFT in device.dispatch._pool.in_use.paths:  # type: ignore[attr-defined]
+                with suppress(ta.ContextPoisonedError):
+                    is_read = (await x.to_host()).tolist() == [1.0] * 3 and device.generation > 1
+                await trio.sleep(0.001)
+        # Once by the program, and then by two workers at most; one more may be about to.
+        assert noted.names().count("fft") <= 4

@@ -1,0 +1,94 @@
+"""Opening the backend's libraries in threads, on first use or ahead of it."""
+
+from __future__ import annotations
+
+import attrs
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from ...actors import ActorStoppedError
+from ...backends.base import AccelDevice, KernelLibrary
+
+__all__ = ["KernelLibraries"]
+
+
+@attrs.define(eq=False)
+class _Opening:
+    """A library that is being opened, or is open, and that no actor has taken yet."""
+
+    name: str
+    library: KernelLibrary | None = None
+    error: Exception | None = None
+    is_over: trio.Event = attrs.field(factory=trio.Event)
+
+
+class KernelLibraries:
+    """Opens the libraries of one context; the loop goes on meanwhile, and so do the other libraries.
+
+    An opening belongs to the context. It goes on when the actor that began it is cancelled, and the next
+    actor takes what it has opened.
+
+    Args:
+        device: The device of the context.
+    """
+
+    def __init__(self, device: AccelDevice) -> None:
+        self._device = device
+        self._nursery: trio.Nursery
+        self._openings: dict[str, list[_Opening]] = {}
+
+    def start(self, nursery: trio.Nursery) -> None:
+        """Libraries are opened by tasks of the nursery from now on."""
+        self._nursery = nursery
+
+    async def take(self, name: str) -> KernelLibrary:
+        """A library for its caller alone: one that was opened ahead, or a new one.
+
+        Raises:
+            NotSupportedError: There is no such library.
+            Exception: Whatever else it cannot be opened for.
+        """
+        while True:
+            openings = self._openings.get(name)
+            opening = openings[0] if openings else self._begin(name)
+            await opening.is_over.wait()
+            if opening.error is not None:
+                raise opening.error
+            if opening in self._openings[name]:
+                # Else another actor of this library was quicker.
+                self._openings[name].remove(opening)
+                assert opening.library is not None
+                return opening.library
+
+    async def prepare(self, name: str) -> None:
+        """Open a library ahead; if it cannot be opened, the actor that needs it tries again."""
+        await self._begin(name).is_over.wait()
+
+    def _begin(self, name: str) -> _Opening:
+        opening = _Opening(name)
+        self._openings.setdefault(name, []).append(opening)
+        self._nursery.start_soon(self._open, opening)
+        return opening
+
+    @enable_ki_protection
+    async def _open(self, opening: _Opening) -> None:
+        name = opening.name
+        try:
+            opening.library = await trio.to_thread.run_sync(self._device.open_library, name)
+        except Exception as error:  # noqa: BLE001  # told to the actor that waits for it
+            opening.error = error
+        finally:
+            if opening.library is None:
+                self._openings[name].remove(opening)
+                opening.error = opening.error or ActorStoppedError(
+                    f"the context ended before its library {name!r} was open", path=self._device.info.name
+                )
+            opening.is_over.set()
+
+    def close(self) -> None:
+        """Close what was opened ahead, and taken by nobody. Blocks; nothing is being opened any more."""
+        for openings in self._openings.values():
+            for opening in openings:
+                if opening.library is not None:
+                    opening.library.close()
+            openings.clear()
