@@ -21,7 +21,6 @@ from isolated import options
 from processes import LAUNCHER, command, descriptors, launcher, until, wait_dead, workers
 
 import trio_accel as ta
-from trio_accel.backends.cpu import CpuBackend
 from trio_accel.devices.worker.launcher._launcher import Launcher, open_launcher
 from trio_accel.devices.worker.launcher._link import LauncherLink
 
@@ -177,19 +176,60 @@ async def test_each_has_random_numbers_of_its_own(run: Run) -> None:
     assert random.random() not in found[0]
 
 
-async def test_a_blas_of_the_launcher_has_one_thread_and_tells_no_worker(
-    run: Run, ahead: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+# What a worker's BLAS does: products by NumPy and by SciPy, which have a copy of it each.
+MULTIPLY = """
+import os, hashlib, numpy, scipy.linalg.blas
+x = numpy.random.default_rng(5).random((300, 300))
+products = x @ x, scipy.linalg.blas.dgemm(1.0, x, x)
+digests = [hashlib.sha256(product.tobytes()).hexdigest() for product in products]
+say([*digests, len(os.listdir("/proc/self/task"))])
+"""
+
+
+@pytest.mark.parametrize("name", [None, "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"])
+async def test_a_blas_computes_as_in_a_fresh_interpreter(
+    run: Run, monkeypatch: pytest.MonkeyPatch, name: str | None
 ) -> None:
-    ahead("import os\nSEEN = [os.environ[name] for name in ('OPENBLAS_NUM_THREADS', 'OMP_NUM_THREADS')]\n")
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "7")
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if name is not None:
+        monkeypatch.setenv(name, "1")
+    modules = ("numpy", "scipy.linalg")
+    fresh = await run(SAY + MULTIPLY, preload=())
+    assert [await run(SAY + MULTIPLY, preload=modules) for _ in range(2)] == [fresh] * 2
+    assert len(os.listdir(f"/proc/{launcher()}/task")) == 1
+    if name is not None:
+        assert fresh[-1] == 1
+
+
+async def test_threads_of_a_fork_may_need_a_blas_at_once(run: Run) -> None:
+    """The first of them starts the threads of the BLAS."""
     program = SAY + (
-        "import ahead, numpy; say([ahead.SEEN, os.environ['OPENBLAS_NUM_THREADS'], "
-        "os.getenv('OMP_NUM_THREADS'), len(os.listdir('/proc/self/task'))])"
+        "import threading, numpy, scipy.linalg.blas\n"
+        "x = numpy.eye(300)\n"
+        "start, right = threading.Barrier(4), []\n"
+        "def multiply(product):\n"
+        "    start.wait()\n"
+        "    right.append((product(x, x) == x).all())\n"
+        "by = [numpy.matmul, lambda x, y: scipy.linalg.blas.dgemm(1.0, x, y)] * 2\n"
+        "threads = [threading.Thread(target=multiply, args=(product,)) for product in by]\n"
+        "[thread.start() for thread in threads]\n"
+        "[thread.join() for thread in threads]\n"
+        "say([*map(bool, right)])\n"
     )
-    assert await run(program, preload=("ahead", "numpy.linalg")) == [["1", "1"], "7", None, 1]
-    program = SAY + "say(['OMP_NUM_THREADS' in os.environ, 'MKL_NUM_THREADS' in os.environ])"
-    assert await run(program) == await run(program, preload=()) == [False, "MKL_NUM_THREADS" in os.environ]
+    for _ in range(5):
+        assert await run(program, preload=("numpy", "scipy.linalg")) == [True] * 4
+
+
+async def test_threads_that_end_before_a_fork_are_no_reason(run: Run, ahead: Callable[[str], None]) -> None:
+    """As OpenBLAS ends its own."""
+    ahead(
+        WHO + "import threading\n"
+        "is_over = threading.Event()\n"
+        "thread = threading.Thread(target=is_over.wait, daemon=True)\n"
+        "thread.start()\n"
+        "os.register_at_fork(before=lambda: (is_over.set(), thread.join()))\n"
+    )
+    importer, parent, _ = await run(WHO_IMPORTED)
+    assert importer == parent == launcher()
 
 
 async def test_what_a_module_does_to_the_environment_stays(
@@ -313,6 +353,8 @@ async def test_a_module_that_is_not_there_is_the_workers_error(
         ("PYTHONWARNINGS", "error"),
         ("LD_LIBRARY_PATH", "/nowhere"),
         ("MALLOC_ARENA_MAX", "1"),
+        ("OPENBLAS_NUM_THREADS", "7"),
+        ("OMP_NUM_THREADS", "7,1"),
     ],
 )
 async def test_what_is_read_at_the_start_of_a_process_is_in_force(
@@ -411,8 +453,7 @@ async def test_the_death_of_a_launcher_that_has_imported_is_no_reason(
     assert await sleeper.wait() == "ended with its launcher"
 
 
-async def test_a_device_recovers_by_a_fork(system: ta.System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CpuBackend, "preload", ("trio_accel.backends.cpu", "scipy.linalg"))
+async def test_a_device_recovers_by_a_fork(system: ta.System) -> None:
     before = descriptors()
     async with system.open_device("cpu", options=options()) as device:
         x = await device.put(np.arange(9.0).reshape(3, 3))

@@ -124,7 +124,10 @@ async def test_a_launcher_that_does_not_start_fails_the_device_that_orders(
         device = await system.open_device("cpu", options=changes)
         x = await device.put(np.arange(3.0))
         monkeypatch.setattr(sys, "executable", "/bin/false")
+        process: Any = device.dispatch.process  # type: ignore[attr-defined]
         os.kill(launcher(), signal.SIGKILL)
+        # It could still serve for a moment.
+        await process.wait_dead()
         with trio.fail_after(10), pytest.raises(ta.DeviceLostError) as caught:
             await ta.linalg.nrm2(x)
         assert isinstance(caught.value.__cause__, LauncherError)

@@ -427,9 +427,9 @@ class AccelBackend(Protocol):
     def preload(self) -> tuple[str, ...]:
         """Modules that its workers need, to be imported before they start; usually the backend's own.
 
-        They are imported in another process, with one thread of its own and of each BLAS; workers are
-        forks of it, and so are ready sooner. An import must start no thread, open no file that stays open
-        and make no call to a driver. Empty: each worker is a fresh interpreter.
+        They are imported once, in another process; workers are forks of it, and so are ready sooner. An
+        import must open no file that stays open, make no call to a driver, and start no thread that does not
+        end before a fork: OpenBLAS ends its own. Empty: each worker is a fresh interpreter.
         """
         ...
 

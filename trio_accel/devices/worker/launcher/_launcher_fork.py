@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import ModuleType
@@ -23,10 +24,10 @@ _LONGEST = 30  # seconds for imports
 _COMMAND = "-c"
 # This interpreter is isolated, too, and whether it writes bytecode can be changed.
 _OPTIONS = frozenset({"-I", "-B"})
-# Threads of a pool that a library starts while it is imported would keep the launcher from forking.
-_ONE_THREAD = dict.fromkeys(("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 # Read by the dynamic linker or by the C library before a program begins.
 _OF_THE_SYSTEM = ("GLIBC_TUNABLES", "LD_", "MALLOC_")
+# Read by a BLAS, by OpenMP and by NumPy while they are imported: threads, and kinds of processors.
+_OF_LIBRARIES = ("BLIS_", "GOTO_", "MKL_", "NPY_", "OMP_", "OPENBLAS_")
 _SELF = "/proc/self"
 
 
@@ -42,6 +43,8 @@ class Forks:
         self._has_site = False
         self._imported: set[str] = set()
         self._failed: dict[str, str] = {}
+        # The application's environment at the first import.
+        self._read: Mapping[str, str] = {}
         # What the modules have done to the environment, and a worker is to find.
         self._changes: dict[str, str | None] = {}
         self._is_open: str | None = None
@@ -70,13 +73,13 @@ class Forks:
         Returns:
             Why the worker must be a fresh interpreter; None if it may be a fork.
         """
-        why = self._is_open or _unlike(arguments, environment, self._inherited)
+        why = self._is_open or _unlike(arguments) or self._changed_since(environment)
         missing = [name for name in modules if name not in self._imported]
         if why is None and missing and not self._failed.keys() & missing:
             self._import(missing, path, environment, directory)
         for name in missing:
             why = why or self._failed.get(name)
-        if why is None and len(os.listdir(f"{_SELF}/task")) > 1:
+        if why is None and _threads() > 1:
             why = "an imported module has started a thread"
         return why or self._is_open
 
@@ -127,7 +130,8 @@ class Forks:
         self, modules: Sequence[str], path: list[str], environment: Mapping[str, str], directory: int
     ) -> None:
         before = _descriptors()
-        given = {**_changed(environment, self._changes), **_ONE_THREAD}
+        given = _changed(environment, self._changes)
+        self._read = self._read or environment
         _replace_environment(given)
         # Modules may be found relative to it.
         os.fchdir(directory)
@@ -141,6 +145,7 @@ class Forks:
                 self._imported.add(name)
         except BaseException as error:  # noqa: ASYNC103, BLE001  # the worker meets it again, and tells
             self._failed[name] = f"an import failed: {error!r}"
+        _end_threads()
         signal.alarm(0)
         os.chdir("/")
         now = dict(os.environ)
@@ -152,6 +157,12 @@ class Forks:
             self._is_open = "an imported module has left a file open"
         # Collecting garbage would write to every object, and so copy the memory that all workers share.
         gc.freeze()
+
+    def _changed_since(self, environment: Mapping[str, str]) -> str | None:
+        """Say what only a fresh interpreter would read of the environment."""
+        return _difference(environment, self._inherited, _OF_THE_SYSTEM) or _difference(
+            environment, self._read or environment, _OF_LIBRARIES
+        )
 
     def _settle(self, path: list[str]) -> None:
         """Look for modules as the application does."""
@@ -168,18 +179,41 @@ class Forks:
         importlib.invalidate_caches()
 
 
-def _unlike(
-    arguments: Sequence[str], environment: Mapping[str, str], inherited: Mapping[str, str]
-) -> str | None:
-    """Say in what a fresh interpreter would differ from this one."""
+def _unlike(arguments: Sequence[str]) -> str | None:
+    """Say in what a fresh interpreter would differ from this one, by its command line."""
     if arguments[0] != sys.executable:
         return f"the interpreter is another one now: {arguments[0]}"
     if _COMMAND not in arguments or set(arguments[1 : arguments.index(_COMMAND)]) - _OPTIONS:
         return "the interpreter has options"
-    for name in sorted(environment.keys() | inherited.keys()):
-        if name.startswith(_OF_THE_SYSTEM) and environment.get(name) != inherited.get(name):
+    return None
+
+
+def _difference(
+    environment: Mapping[str, str], before: Mapping[str, str], prefixes: tuple[str, ...]
+) -> str | None:
+    for name in sorted(environment.keys() | before.keys()):
+        if name.startswith(prefixes) and environment.get(name) != before.get(name):
             return f"{name} has changed"
     return None
+
+
+def _threads() -> int:
+    return len(os.listdir(f"{_SELF}/task"))
+
+
+def _end_threads() -> None:
+    """Have libraries end the threads that they started when they were imported.
+
+    OpenBLAS does so before each fork. In the forked process it starts as many when it first needs them.
+    """
+    if _threads() == 1:
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
 
 
 def _changed(environment: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
