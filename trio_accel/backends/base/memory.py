@@ -108,6 +108,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         self._used = 0
         self._peak = 0
         self._workspace = 0
+        self._fixed_workspace = 0
         self.relieve: Callable[[], bool] | None = None
         self.blocks: dict[int, tuple[BlockT, int, _Place]] = {}
         self.freed: int = 0
@@ -172,6 +173,15 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             if nbytes > self._room():
                 raise self._error(nbytes, self._room())
             self._workspace += nbytes
+
+    def add_fixed_workspace(self, nbytes: int) -> None:
+        """Count memory in the statistics that a library cannot work without; the limit concerns it not.
+
+        Args:
+            nbytes: How much more it is; below 0 for less.
+        """
+        with self._lock:
+            self._fixed_workspace += nbytes
 
     def give_workspace(self, nbytes: int) -> None:
         """Count memory no more that `take_workspace` has counted."""
@@ -340,7 +350,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
                 peak=self._peak,
                 blocks=len(self.blocks),
                 limit=self._limit,
-                workspace=self._workspace,
+                workspace=self._workspace + self._fixed_workspace,
             )
 
     def exhausted(self, requested: int) -> OutOfMemoryError:

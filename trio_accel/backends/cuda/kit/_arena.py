@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from cuda.bindings import driver
 
+from ...base import OutOfMemoryError
 from ..runtime._context import CudaContext
+from ..runtime._driver import CudaMemoryError
 from ..runtime._memory import CudaMemory
 from ..runtime._stream import CudaStream
 
@@ -38,8 +42,8 @@ class Arena:
         return sum(size for _, size in self._areas.values())
 
     def begin(self, stream: CudaStream) -> Lot:
-        """Take the area of a stream for one operation."""
-        return Lot(self, stream, *self._areas.get(stream, (0, 0)))
+        """Take the area of a stream for one operation: until that ends, nobody gives it back."""
+        return Lot(self, stream, *self._areas.pop(stream, (0, 0)))
 
     def take(self, stream: CudaStream, nbytes: int) -> int:
         """Take memory in the order of a stream.
@@ -120,23 +124,30 @@ class Lot:
         """The address of so many bytes; raises as `Arena.take` does."""
         whole = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         start = self._used
+        if start + whole <= self._size:
+            address = self._address + start
+        else:
+            if self._size and not start:
+                # Nothing of the area is used yet: a larger one takes its place.
+                self._arena.free(self._stream, self._address, self._size)
+                self._size = 0
+            address = self._arena.take(self._stream, whole)
+            self._more.append((address, whole))
         self._used += whole
-        if self._used <= self._size:
-            return self._address + start
-        address = self._arena.take(self._stream, whole)
-        self._more.append((address, whole))
         return address
 
     def end(self) -> None:
         """The operation is enqueued, or was refused: the next one has an area as large as this one needed."""
-        if not self._more:
+        arena, stream, pieces = self._arena, self._stream, self._more
+        if self._size:
+            pieces.append((self._address, self._size))
+        if len(pieces) <= 1:
+            # Nearly always: the operation had room enough, or is the first one.
+            for address, nbytes in pieces:
+                arena.put(stream, address, nbytes)
             return
-        arena, stream, more = self._arena, self._stream, self._more
-        if len(more) == 1 and not self._size:
-            # The usual case: the first operation of a kind.
-            arena.put(stream, *more[0])
-            return
-        for address, nbytes in more:
+        for address, nbytes in pieces:
             arena.free(stream, address, nbytes)
-        arena.drop(stream)
-        arena.put(stream, arena.take(stream, self._used), self._used)
+        # The operation has what it needs. If there is no room for one area, the next one says so.
+        with suppress(OutOfMemoryError, CudaMemoryError):
+            arena.put(stream, arena.take(stream, self._used), self._used)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from cuda.bindings import driver
 
 from ..runtime._context import CudaContext
+from ..runtime._memory import CudaMemory
 from ..runtime._stream import CudaStream
 
 __all__ = ["Workspace"]
@@ -13,11 +14,17 @@ __all__ = ["Workspace"]
 class Workspace:
     """One area for each stream, which grows to what was needed at most; the stream orders its uses.
 
-    From the driver's stream-ordered pool, and not from the chunks of arrays: it is lost with the context.
+    From the driver's stream-ordered pool, and not from the chunks of arrays: it is lost with the context. It
+    counts in the statistics of the device's memory, and the limit concerns it not.
+
+    Args:
+        context: The device's context.
+        memory: Counts the bytes.
     """
 
-    def __init__(self, context: CudaContext) -> None:
+    def __init__(self, context: CudaContext, memory: CudaMemory) -> None:
         self._context = context
+        self._memory = memory
         self._areas: dict[CudaStream, tuple[int, int]] = {}
 
     def reserve(self, stream: CudaStream, nbytes: int) -> int:
@@ -33,11 +40,13 @@ class Workspace:
         if size:
             self._context.check(driver.cuMemFreeAsync(address, stream.handle))
         self._areas[stream] = larger, nbytes
+        self._memory.add_fixed_workspace(nbytes - size)
         return larger
 
     def close(self) -> None:
         """Give everything back, behind what uses it. The context is current."""
-        for stream, (address, _) in self._areas.items():
+        for stream, (address, size) in self._areas.items():
+            self._memory.add_fixed_workspace(-size)
             if stream.is_destroyed:
                 # It has ended, and with it all that used the area.
                 driver.cuMemFreeAsync(address, 0)

@@ -106,8 +106,8 @@ class Cublas:
     def __init__(self, device: LibraryDevice) -> None:
         self._device = device
         self._context = device.context
-        self._workspace = Workspace(self._context)
-        self._packed = [Workspace(self._context) for _ in range(3)]
+        self._workspace = Workspace(self._context, device.addresses)
+        self._packed = [Workspace(self._context, device.addresses) for _ in range(3)]
         self._stream: CudaStream | None = None
         self._mode = HOST
         self._warm: set[int] = set()

@@ -1,0 +1,66 @@
+"""Modules of kernels that tests make on the fly, and specifications for them."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from trio_accel.backends.base import LibraryError
+from trio_accel.backends.base.ops import (
+    ArraySpec,
+    OperationSpec,
+    StatusArray,
+    exact,
+    reads,
+    scalar,
+    specification,
+    status,
+    writes,
+)
+
+_NUMBERS = itertools.count()
+
+
+@specification
+class Moved(OperationSpec):
+    """Something that a test's kernel makes of one array."""
+
+    source: ArraySpec = reads()
+    out: ArraySpec = writes()
+    way: str = exact()
+
+
+@specification
+class Every(OperationSpec):
+    """One field of each role: ``out[i] = factor * terms[i]``, and behind these the bias if there is one.
+
+    The status: how many rows were made, and 0 or what it is refused with.
+    """
+
+    terms: tuple[ArraySpec, ...] = reads(many=True)
+    bias: ArraySpec | None = reads(optional=True)
+    out: ArraySpec = writes()
+    fails: int = exact()
+    factor: float = scalar()
+    made: StatusArray = status()
+
+    def check_status(self) -> None:
+        """Refuse what the kernel says is wrong."""
+        if self.made[1]:
+            raise LibraryError(f"row {self.made[1]} is bad", library="every", code="bad_row")
+
+
+def install(monkeypatch: pytest.MonkeyPatch, **names: Any) -> str:
+    """Make a module with these names; returns its import path."""
+    module = types.ModuleType(f"kernels_of_tests_{next(_NUMBERS)}")
+    vars(module).update(names)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module.__name__
+
+
+Installer = Callable[..., str]
