@@ -83,7 +83,7 @@ def find(module: str, name: str) -> Definition | None:
     for index, node in enumerate(tree.body):
         if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
             if "overload" not in decorators(node):
-                return Definition(name, module, node, ast.get_docstring(node) or "")
+                return Definition(name, module, _written_out(module, node), ast.get_docstring(node) or "")
         elif _assigned(node) == name:
             return Definition(name, module, node, _string_behind(tree.body, index))
     for node in tree.body:
@@ -92,6 +92,17 @@ def find(module: str, name: str) -> Definition | None:
                 if (alias.asname or alias.name) == name:
                     return find(_source(module, node), alias.name)
     return None
+
+
+def _written_out(module: str, node: ast.ClassDef | Function) -> ast.ClassDef | Function:
+    """A function with the signature that its decorator names, as in ``@asks(other, Message)``."""
+    for decorator in node.decorator_list:
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "asks":
+            other = find(module, ast.unparse(decorator.args[0]))
+            assert other is not None
+            assert isinstance(other.node, ast.AsyncFunctionDef)
+            return ast.AsyncFunctionDef(node.name, other.node.args, node.body, [], other.node.returns)
+    return node
 
 
 def _assigned(node: ast.stmt) -> str:
@@ -194,7 +205,10 @@ class Class:
     def is_attrs(self) -> bool:
         """Whether attrs, or `NamedTuple`, makes its constructor."""
         made = any(name.startswith("attrs.") or name == "specification" for name in decorators(self.node))
-        return made or "NamedTuple" in self.base_names()
+        # A class that adds nothing has what was made for its base.
+        adds = any(not isinstance(node, ast.Expr) for node in self.node.body)
+        inherited = not adds and any(base.is_attrs for base in self.bases())
+        return made or inherited or "NamedTuple" in self.base_names()
 
     @property
     def is_keyword_only(self) -> bool:

@@ -76,6 +76,9 @@ async def transforms(a: ta.AccelRef) -> None:
     assert_type(await ta.fft.fft(a, 16, axis=0, norm="ortho"), ta.AccelRef)
     assert_type(await ta.fft.irfft(await ta.fft.rfft(a)), ta.AccelRef)
     assert_type(await ta.fft.fftn(a, s=(4, 4), axes=(0, 1)), ta.AccelRef)
+    assert_type(await ta.fft.irfft2(a, (4, 4), norm="forward", out=a), ta.AccelRef)
+    await ta.fft.irfft2(a, n=4)  # type: ignore[call-arg]
+    await ta.fft.ifft(a, 4, -1, None, a)  # type: ignore[call-arg]
     await ta.fft.fft(a, norm="unitary")  # type: ignore[arg-type]
 
 

@@ -1,7 +1,14 @@
 """Fourier transforms on a device: messages, functions, and the actor that serves them."""
 
 from ._actor import FftActor
-from ._functions import (
+from ._one_axis import Fft, Hfft, Ifft, Ihfft, Irfft, Rfft, fft, hfft, ifft, ihfft, irfft, rfft
+from ._several_axes import (
+    Fftn,
+    Hfftn,
+    Ifftn,
+    Ihfftn,
+    Irfftn,
+    Rfftn,
     fft2,
     fftn,
     hfft2,
@@ -15,8 +22,6 @@ from ._functions import (
     rfft2,
     rfftn,
 )
-from ._one_axis import Fft, Hfft, Ifft, Ihfft, Irfft, Rfft, fft, hfft, ifft, ihfft, irfft, rfft
-from ._several_axes import Fftn, Hfftn, Ifftn, Ihfftn, Irfftn, Rfftn
 
 __all__ = [
     "Fft",

@@ -7,9 +7,10 @@ from typing import ClassVar
 import attrs
 
 from ..backends.base.ops import FftNorm
-from ..devices import AccelRef, Operand, Operation, Planned, Planner, device_of
+from ..devices import AccelRef, Operand, Operation, Planned, Planner
 from ._actor import FftActor
-from ._plan import Transform, check_axis, check_lengths, default_length, plan_transform, whole_number
+from ._asks import asks, one_axis
+from ._plan import HasTransform, check_axis, check_lengths, default_length, plan_transform, whole_number
 
 __all__ = [
     "Fft", "Hfft", "Ifft", "Ihfft", "Irfft", "Rfft",
@@ -18,7 +19,7 @@ __all__ = [
 
 
 @attrs.define(eq=False, on_setattr=None)
-class _OneAxis(Operation[FftActor, AccelRef]):
+class _OneAxis(HasTransform, Operation[FftActor, AccelRef]):
     """What the transforms along one axis share."""
 
     a: Operand
@@ -27,7 +28,6 @@ class _OneAxis(Operation[FftActor, AccelRef]):
     norm: FftNorm | None = None
     out: AccelRef | None = None
     library: ClassVar[str] = "trio_accel.fft:FftActor"
-    transform: ClassVar[Transform]
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Check the arguments and name the result."""
@@ -42,56 +42,32 @@ class _OneAxis(Operation[FftActor, AccelRef]):
         return plan_transform(planner, self.transform, source, (axis,), (n,), self.norm, self.out)
 
 
-@attrs.define(eq=False, on_setattr=None)
-class Fft(_OneAxis):
+class Fft(_OneAxis, transform=("c2c", "forward")):
     """Complex transform; see `fft`."""
 
-    transform: ClassVar[Transform] = ("c2c", "forward")
 
-
-@attrs.define(eq=False, on_setattr=None)
-class Ifft(_OneAxis):
+class Ifft(_OneAxis, transform=("c2c", "inverse")):
     """Inverse complex transform; see `ifft`."""
 
-    transform: ClassVar[Transform] = ("c2c", "inverse")
 
-
-@attrs.define(eq=False, on_setattr=None)
-class Rfft(_OneAxis):
+class Rfft(_OneAxis, transform=("r2c", "forward")):
     """Transform of a real signal; see `rfft`."""
 
-    transform: ClassVar[Transform] = ("r2c", "forward")
 
-
-@attrs.define(eq=False, on_setattr=None)
-class Irfft(_OneAxis):
+class Irfft(_OneAxis, transform=("c2r", "inverse")):
     """Inverse transform to a real signal; see `irfft`."""
 
-    transform: ClassVar[Transform] = ("c2r", "inverse")
 
-
-@attrs.define(eq=False, on_setattr=None)
-class Hfft(_OneAxis):
+class Hfft(_OneAxis, transform=("c2r", "forward")):
     """Transform to a real spectrum; see `hfft`."""
 
-    transform: ClassVar[Transform] = ("c2r", "forward")
 
-
-@attrs.define(eq=False, on_setattr=None)
-class Ihfft(_OneAxis):
+class Ihfft(_OneAxis, transform=("r2c", "inverse")):
     """Inverse transform of a real spectrum; see `ihfft`."""
 
-    transform: ClassVar[Transform] = ("r2c", "inverse")
 
-
-async def fft(
-    a: Operand,
-    n: int | None = None,
-    axis: int = -1,
-    norm: FftNorm | None = None,
-    *,
-    out: AccelRef | None = None,
-) -> AccelRef:
+@asks(one_axis, Fft)
+def fft() -> None:
     """Discrete Fourier transform along one axis, as `numpy.fft.fft` (cuFFT ``C2C``, ``Z2Z``).
 
     Args:
@@ -111,32 +87,18 @@ async def fft(
 
     See `Device.ask` for cancellation and the errors that any operation can end with.
     """
-    return await device_of("fft", a, out).ask(Fft(a, n, axis, norm, out))
 
 
-async def ifft(
-    a: Operand,
-    n: int | None = None,
-    axis: int = -1,
-    norm: FftNorm | None = None,
-    *,
-    out: AccelRef | None = None,
-) -> AccelRef:
+@asks(one_axis, Ifft)
+def ifft() -> None:
     """Inverse discrete Fourier transform along one axis, as `numpy.fft.ifft`.
 
     Arguments, result and errors are those of `fft`.
     """
-    return await device_of("ifft", a, out).ask(Ifft(a, n, axis, norm, out))
 
 
-async def rfft(
-    a: Operand,
-    n: int | None = None,
-    axis: int = -1,
-    norm: FftNorm | None = None,
-    *,
-    out: AccelRef | None = None,
-) -> AccelRef:
+@asks(one_axis, Rfft)
+def rfft() -> None:
     """Fourier transform of a real array along one axis, as `numpy.fft.rfft` (cuFFT ``R2C``, ``D2Z``).
 
     Arguments and errors are those of `fft`; `a` is float32 or float64.
@@ -144,17 +106,10 @@ async def rfft(
     Returns:
         The non-negative frequencies: ``n // 2 + 1`` elements along `axis`.
     """
-    return await device_of("rfft", a, out).ask(Rfft(a, n, axis, norm, out))
 
 
-async def irfft(
-    a: Operand,
-    n: int | None = None,
-    axis: int = -1,
-    norm: FftNorm | None = None,
-    *,
-    out: AccelRef | None = None,
-) -> AccelRef:
+@asks(one_axis, Irfft)
+def irfft() -> None:
     """Inverse of `rfft`, as `numpy.fft.irfft` (cuFFT ``C2R``, ``Z2D``).
 
     Arguments and errors are those of `fft`; `a` holds the non-negative frequencies, and `n` is the
@@ -163,17 +118,10 @@ async def irfft(
     Returns:
         A real array with `n` elements along `axis`.
     """
-    return await device_of("irfft", a, out).ask(Irfft(a, n, axis, norm, out))
 
 
-async def hfft(
-    a: Operand,
-    n: int | None = None,
-    axis: int = -1,
-    norm: FftNorm | None = None,
-    *,
-    out: AccelRef | None = None,
-) -> AccelRef:
+@asks(one_axis, Hfft)
+def hfft() -> None:
     """Fourier transform of a signal with Hermitian symmetry, as `numpy.fft.hfft`: its spectrum is real.
 
     Arguments and errors are those of `fft`; `a` holds the half of the signal from time 0 on, and `n`
@@ -182,17 +130,10 @@ async def hfft(
     Returns:
         A real array with `n` elements along `axis`.
     """
-    return await device_of("hfft", a, out).ask(Hfft(a, n, axis, norm, out))
 
 
-async def ihfft(
-    a: Operand,
-    n: int | None = None,
-    axis: int = -1,
-    norm: FftNorm | None = None,
-    *,
-    out: AccelRef | None = None,
-) -> AccelRef:
+@asks(one_axis, Ihfft)
+def ihfft() -> None:
     """Inverse of `hfft`, as `numpy.fft.ihfft`.
 
     Arguments and errors are those of `fft`; `a` is float32 or float64.
@@ -200,4 +141,3 @@ async def ihfft(
     Returns:
         The half of the signal from time 0 on: ``n // 2 + 1`` complex elements along `axis`.
     """
-    return await device_of("ihfft", a, out).ask(Ihfft(a, n, axis, norm, out))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from typing import SupportsIndex, TypeAlias
+from typing import ClassVar, SupportsIndex, TypeAlias
 
 from ..backends.base import DType
 from ..backends.base.ops import ArraySpec, FftDirection, FftKind, FftNorm, FftSpec, transformed_shape
 from ..devices import AccelRef, Planned, Planner
 
 __all__ = [
-    "Transform",
+    "HasTransform",
     "check_axis",
     "check_lengths",
     "default_length",
@@ -28,8 +28,20 @@ _COMPLEX = {
 }
 _REAL = {DType.complex64: DType.float32, DType.complex128: DType.float64}
 
-
 Transform: TypeAlias = tuple[FftKind, FftDirection]
+
+
+class HasTransform:
+    """What a class of messages is given: ``class Fft(..., transform=("c2c", "forward"))``."""
+
+    __slots__ = ()
+
+    transform: ClassVar[Transform]
+
+    def __init_subclass__(cls, transform: Transform | None = None) -> None:
+        super().__init_subclass__()
+        if transform is not None:
+            cls.transform = transform
 
 
 def plan_transform(
