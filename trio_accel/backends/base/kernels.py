@@ -28,16 +28,22 @@ class Kernel:
         backend: Name of the backend.
         function: Enqueues or prepares an operation, as the backend says.
         plan: Makes what operations of one plan key have in common; None where there is nothing of the kind.
+        is_quick: Whether `plan` takes no longer than a launch, so that it is called in place.
     """
 
     spec: type[OperationSpec]
     backend: str
     function: Callable[..., Any]
     plan: Callable[..., Any] | None = None
+    is_quick: bool = False
 
 
 def kernel(
-    spec: type[OperationSpec], *, backend: str, plan: Callable[..., Any] | None = None
+    spec: type[OperationSpec],
+    *,
+    backend: str,
+    plan: Callable[..., Any] | None = None,
+    is_quick: bool = False,
 ) -> Callable[[FunctionT], FunctionT]:
     """Declare a function as a kernel; a function may be one for several classes and backends.
 
@@ -48,12 +54,13 @@ def kernel(
         spec: Specification class that it runs.
         backend: Name of the backend, such as ``"cpu"``.
         plan: Makes what operations with equal `Descriptor.plan_key` have in common. It may block; it is
-            called off the event loop, and its result is kept. For backends that say so.
+            called off the event loop, and its result, which is not None, is kept. For backends that say so.
+        is_quick: Whether `plan` takes no longer than a launch: then it is called in place.
     """
 
     def declare(function: FunctionT) -> FunctionT:
         declared = getattr(function, _KERNELS, ())
-        setattr(function, _KERNELS, (*declared, Kernel(spec, backend, function, plan)))
+        setattr(function, _KERNELS, (*declared, Kernel(spec, backend, function, plan, is_quick)))
         return function
 
     return declare

@@ -82,7 +82,13 @@ class Call:
         self.stream.after(partial(_let_go, room))
         return int(room.ctypes.data)
 
-    def copy_of(self, array: ArraySpec, order: Order = "C", *, conjugate: bool = False) -> DeviceArray:
+    def room(self, like: DeviceArray) -> DeviceArray:
+        """Workspace for an array of this shape and dtype, in C order."""
+        return DeviceArray.packed(self.workspace(like.nbytes), like.dtype, like.shape)
+
+    def copy_of(
+        self, array: ArraySpec | DeviceArray, order: Order = "C", *, conjugate: bool = False
+    ) -> DeviceArray:
         """A copy of an array in workspace, without gaps.
 
         Args:
@@ -91,8 +97,8 @@ class Call:
                 the returned array describes.
             conjugate: Whether to conjugate the elements.
         """
-        source = _turned(self.array(array), order)
-        packed = DeviceArray.packed(self.workspace(source.nbytes), source.dtype, source.shape)
+        source = _turned(self.array(array) if isinstance(array, ArraySpec) else array, order)
+        packed = self.room(source)
         self.device.arrays.convert(self.stream, source, packed, conjugate=conjugate)
         return packed
 
@@ -110,7 +116,7 @@ class Call:
         target = _turned(self.array(array), order)
         if target.is_contiguous:
             return target.address
-        packed = DeviceArray.packed(self.workspace(target.nbytes), target.dtype, target.shape)
+        packed = self.room(target)
         arrays, stream = self.device.arrays, self.stream
         self._behind.append(lambda: arrays.convert(stream, packed, target))
         return packed.address

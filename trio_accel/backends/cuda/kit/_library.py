@@ -92,18 +92,21 @@ class CudaLibrary:
     def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
         """Make the plan of an operation, if it has none yet; see `KernelLibrary.prepare`."""
         kernel = self._kernels.get(type(spec))
-        if kernel is None or kernel.plan is None:
+        if kernel is None or kernel.plan is None or kernel.is_quick or self._find_plan(spec) is not None:
             return None
-        key = spec.descriptor().plan_key(spec)
-        plan = self._plans.find(key)
-        if plan is None:
-            return partial(self._in_context, self._make_plan, spec, kernel.plan, key)
-        self._last = spec, plan
-        return None
+        return partial(self._in_context, self._make_plan, spec, kernel.plan)
 
-    def _make_plan(self, spec: OperationSpec, make: Callable[..., Any], key: tuple[object, ...]) -> Any:
+    def _find_plan(self, spec: OperationSpec) -> Any:
+        """The plan of an operation; None if it has none yet."""
+        last, plan = self._last
+        if last is not spec:
+            plan = self._plans.find(spec.descriptor().plan_key(spec))
+            self._last = spec, plan
+        return plan
+
+    def _make_plan(self, spec: OperationSpec, make: Callable[..., Any]) -> Any:
         plan = make(spec)
-        self._plans.store(key, plan)
+        self._plans.store(spec.descriptor().plan_key(spec), plan)
         self._last = spec, plan
         return plan
 
@@ -111,12 +114,8 @@ class CudaLibrary:
         """The plan of an operation, which is made now if nobody has prepared it; the context is current."""
         if kernel.plan is None:
             return None
-        last, plan = self._last
-        if last is spec:
-            return plan
-        key = spec.descriptor().plan_key(spec)
-        plan = self._plans.find(key)
-        return self._make_plan(spec, kernel.plan, key) if plan is None else plan
+        plan = self._find_plan(spec)
+        return self._make_plan(spec, kernel.plan) if plan is None else plan
 
     def _close_plan(self, plan: Any) -> None:
         """A plan makes way for another; by default there is nothing to give back."""

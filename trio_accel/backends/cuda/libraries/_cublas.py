@@ -12,7 +12,6 @@ from nvmath.bindings import cublas
 from ...base import DType
 from ..kit._device import LibraryDevice
 from ..kit._workspace import Workspace
-from ..runtime._device_array import DeviceArray
 from ..runtime._stream import CudaStream
 
 __all__ = ["DEFAULT", "DEVICE", "HOST", "KINDS", "Cublas", "Factors", "Kind"]
@@ -107,7 +106,6 @@ class Cublas:
         self._device = device
         self._context = device.context
         self._workspace = Workspace(self._context, device.addresses)
-        self._packed = [Workspace(self._context, device.addresses) for _ in range(3)]
         self._stream: CudaStream | None = None
         self._mode = HOST
         self._warm: set[int] = set()
@@ -153,26 +151,10 @@ class Cublas:
         # Each stream has its own, and a change of the stream takes it away.
         cublas.set_workspace(self.handle, place, _WORKSPACE)
 
-    def room(self, stream: CudaStream, number: int, array: DeviceArray) -> DeviceArray:
-        """Room for an array in C order, one of three for each operation.
-
-        Raises:
-            CudaMemoryError: There is not so much memory.
-        """
-        place = self._packed[number].reserve(stream, array.nbytes)
-        return DeviceArray.packed(place, array.dtype, array.shape)
-
-    def packed(self, stream: CudaStream, number: int, array: DeviceArray) -> DeviceArray:
-        """Lay an array out anew, in C order; see `room`."""
-        room = self.room(stream, number, array)
-        self._device.arrays.convert(stream, array, room)
-        return room
-
     def destroy(self) -> None:
         """Give the handle and its memory back; the context is current."""
         cublas.destroy(self.handle)
-        for workspace in (self._workspace, *self._packed):
-            workspace.close()
+        self._workspace.close()
 
     def is_warm(self, kind: Kind) -> bool:
         """Whether something of a type was multiplied before."""

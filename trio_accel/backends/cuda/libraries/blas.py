@@ -7,43 +7,55 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
+import attrs
 from nvmath.bindings import cublas
 
 from ...base import AccelStream, DType
 from ...base.checks import INEXACT
-from ...base.ops import AxpySpec, DotSpec, GemmSpec, MatmulSpec, Nrm2Spec, OperationSpec, ScalSpec
+from ...base.kernels import kernel
+from ...base.ops import GemmSpec, MatmulSpec, OperationSpec
+from ..kit._call import Call
 from ..kit._checks import check_dtype, check_same_dtype, factor_of
 from ..kit._device import LibraryDevice
-from ..kit._layouts import Product, broadcast_operands, plan_gemm, plan_matmul
-from ..kit._library import CudaLibrary
+from ..kit._layouts import Product, broadcast_operands, plan_gemm, plan_matmul, vectors
 from ..runtime._device_array import DeviceArray
-from ..runtime._graphs import Call, Key
+from ..runtime._graphs import Call as GraphCall
+from ..runtime._graphs import Key
 from ..runtime._stream import CudaStream
-from ._cublas import DEFAULT, HOST, KINDS, Cublas, Factors, Kind
+from ._cublas import DEFAULT, HOST, KINDS, Factors, Kind
 from ._integers import IntegerProducts
-from ._vectors import VectorRoutines
+from ._vectors import VectorLibrary
 
 __all__ = ["BlasLibrary"]
 
-_MOST_PLANS = 1024
 # Sums of products: those of float32 take an H200 some 14 us, where the loop takes 20 for each.
 _LIGHT = 1 << 27
 _INTEGERS = tuple(dtype for dtype in DType if dtype.kind in ("int", "uint"))
 _WITH_INTEGERS = (*INEXACT, *_INTEGERS)
 
 _Span: TypeAlias = tuple[int, int]
-
-_Run: TypeAlias = Callable[[Any, CudaStream], None]
-"""Enqueues an operation whose types and layouts were seen before."""
-
 _Arguments: TypeAlias = tuple[Kind, Product, Factors, int, int, int]
 
 
-class BlasLibrary(CudaLibrary):
-    """cuBLAS, by its routines for mixed types; what it does not have by kernels of the backend's own.
+@attrs.frozen(eq=False)
+class _Multiply:
+    """The plan of a product.
 
-    A product of certain types and layouts is planned once.
+    Attributes:
+        run: Enqueues it.
+        graph: By which its graphs are known; None where it is no single call of the library.
+        is_light: Whether it takes no longer than a program takes to launch it.
+        spans: How far a, b and the result reach around their first elements.
     """
+
+    run: Callable[[Any, Call], None]
+    graph: GraphCall | None = None
+    is_light: bool = False
+    spans: tuple[_Span, _Span, _Span] = ((0, 0), (0, 0), (0, 0))
+
+
+class BlasLibrary(VectorLibrary):
+    """cuBLAS, by its routines for mixed types; what it does not have by kernels of the backend's own."""
 
     name: ClassVar[str] = "blas"
     statuses: ClassVar[type[Exception] | None] = cublas.cuBLASError
@@ -54,27 +66,9 @@ class BlasLibrary(CudaLibrary):
 
     def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)
-        self._blas = Cublas(device)
-        try:
-            self._vectors = VectorRoutines(device, self._blas)
-        except BaseException:
-            self._blas.destroy()
-            raise
         self._integers: IntegerProducts | None = None
-        # By identity, as in the caches below.
+        # By identity: a member's hash takes longer than all the rest.
         self._prepared: set[int] = {id(DType.float32)}
-        self._runs: dict[object, _Run] = {}
-        # By the same keys, launch templates of those that may become graphs: the call, whether it is light,
-        # and how far its arrays reach.
-        self._templates: dict[object, tuple[Call, bool, _Span, _Span, _Span]] = {}
-        self._table = {
-            MatmulSpec: self._matmul,
-            GemmSpec: self._gemm,
-            AxpySpec: self._vectors.axpy,
-            ScalSpec: self._vectors.scal,
-            DotSpec: self._vectors.dot,
-            Nrm2Spec: self._vectors.nrm2,
-        }
 
     def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
         """Load what products of a type need, or compile it, once; see `KernelLibrary.prepare`."""
@@ -99,7 +93,7 @@ class BlasLibrary(CudaLibrary):
 
     def _destroy(self) -> None:
         self._device.graphs.drop(self)
-        self._blas.destroy()
+        super()._destroy()
 
     def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
         """Put an operation on a stream; see `KernelLibrary.enqueue`."""
@@ -110,161 +104,127 @@ class BlasLibrary(CudaLibrary):
         """Replay the graph of a product, if there is one: for that no context need be current."""
         if stream.is_closed or self._context.is_lost:
             return False
-        bound = self._bind(spec, stream)
-        if bound is None:
+        plan = self._find_plan(spec)
+        if plan is None or plan.graph is None:
             return False
-        key, is_light = bound
-        if not is_light:
+        within, (of_a, of_b, of_out) = self._device.address_within, plan.spans
+        a, b, out = within(spec.a, of_a), within(spec.b, of_b), within(spec.out, of_out)
+        if not plan.is_light:
             stream.begin_heavy()
-        if not self._device.graphs.replay(key, stream):
+        if not self._device.graphs.replay((plan.graph, stream, a, b, out), stream):
             return False
-        stream.is_light = is_light
+        stream.is_light = plan.is_light
         return True
 
-    def _bind(self, spec: MatmulSpec, stream: CudaStream) -> tuple[Key, bool] | None:
-        """What a product is called that was planned before, and whether it is light."""
-        a, b, out = spec.a, spec.b, spec.out
-        dtype = a.dtype
-        template = self._templates.get((id(dtype), a.shape, a.strides, b.shape, b.strides))
-        if template is None or dtype is not b.dtype or dtype is not out.dtype:
-            return None
-        call, is_light, of_a, of_b, of_out = template
-        within = self._device.address_within
-        key: Key = (call, stream, within(a, of_a), within(b, of_b), within(out, of_out))
-        return key, is_light
-
-    def _matmul(self, spec: MatmulSpec, stream: CudaStream) -> None:
-        a, b, out = spec.a, spec.b, spec.out
-        dtype = a.dtype
-        if dtype is not b.dtype or dtype is not out.dtype:
-            check_same_dtype("matmul", a, b, out)
-        # By its identity: a member's hash takes longer than all the rest.
-        key = id(dtype), a.shape, a.strides, b.shape, b.strides
-        run = self._runs.get(key)
-        if run is None:
-            run = self._keep(key, self._plan_matmul(spec, key))
-        run(spec, stream)
-
-    def _plan_matmul(self, spec: MatmulSpec, key: object) -> _Run:
-        dtype = spec.a.dtype
+    def _plan_matmul(self, spec: MatmulSpec) -> _Multiply:
+        dtype = check_same_dtype("matmul", spec.a, spec.b, spec.out)
         check_dtype("matmul", dtype, _WITH_INTEGERS)
         if not spec.out.size:
-            return _nothing
+            return _Multiply(_nothing)
         if not spec.a.size:
-            return self._zeros
+            return _Multiply(_zeros)
         kind = KINDS.get(dtype)
         if kind is None:
-            return self._multiply_integers
-        shapes, strides = (spec.a.shape, spec.b.shape), (spec.a.strides, spec.b.strides)
-        plan = plan_matmul(shapes, strides, dtype.itemsize)
-        if _is_one_call(plan):
-            call, span = Call(self), self._device.span
-            self._templates[key] = call, _is_light(plan), span(spec.a), span(spec.b), span(spec.out)
-            return partial(self._multiply_by_graph, kind, plan, call)
-        return partial(self._multiply_plain, kind, plan)
+            return _Multiply(self._multiply_integers)
+        product = plan_matmul((spec.a.shape, spec.b.shape), (spec.a.strides, spec.b.strides), dtype.itemsize)
+        if not _is_one_call(product):
+            return _Multiply(partial(self._multiply_plain, kind, product))
+        graph, span = GraphCall(self), self._device.span
+        run = partial(self._multiply_by_graph, kind, product, graph)
+        return _Multiply(run, graph, _is_light(product), (span(spec.a), span(spec.b), span(spec.out)))
 
-    def _multiply_plain(self, kind: Kind, plan: Product, spec: MatmulSpec, stream: CudaStream) -> None:
-        address = self._device.address
-        a, b, out = address(spec.a), address(spec.b), address(spec.out)
-        self._multiply(stream, kind, plan, self._blas.plain[kind.is_double], spec, a, b, out)
+    @kernel(MatmulSpec, backend="cuda", plan=_plan_matmul, is_quick=True)
+    def _matmul(self, spec: MatmulSpec, call: Call) -> None:
+        call.plan.run(spec, call)
+
+    def _multiply_plain(self, kind: Kind, product: Product, spec: MatmulSpec, call: Call) -> None:
+        factors = self._blas.plain[kind.is_double]
+        self._multiply(call, kind, product, factors, spec, call.at(spec.out))
 
     def _multiply_by_graph(
-        self, kind: Kind, plan: Product, call: Call, spec: MatmulSpec, stream: CudaStream
+        self, kind: Kind, product: Product, graph: GraphCall, spec: MatmulSpec, call: Call
     ) -> None:
         """By a graph from the third time on that it is the same product at the same place."""
-        address = self._device.address
-        a, b, out = address(spec.a), address(spec.b), address(spec.out)
-        key = call, stream, a, b, out
+        a, b, out = call.at(spec.a), call.at(spec.b), call.at(spec.out)
+        key = graph, call.stream, a, b, out
         # There is no graph yet: what has one does not come here.
-        self._call_by_graph(key, stream, (kind, plan, self._blas.plain[kind.is_double], a, b, out))
+        self._call_by_graph(key, call.stream, (kind, product, self._blas.plain[kind.is_double], a, b, out))
 
-    def _multiply_integers(self, spec: MatmulSpec, stream: CudaStream) -> None:
+    def _multiply_integers(self, spec: MatmulSpec, call: Call) -> None:
         self._load_integers()
         assert self._integers is not None
-        at = self._device.at
-        self._integers.multiply(stream, at(spec.a), at(spec.b), at(spec.out))
+        self._integers.multiply(call.stream, call.array(spec.a), call.array(spec.b), call.array(spec.out))
 
-    def _zeros(self, spec: MatmulSpec, stream: CudaStream) -> None:
-        """A sum of nothing."""
-        self._device.arrays.fill(stream, self._device.at(spec.out), 0)
-
-    def _gemm(self, spec: GemmSpec, stream: CudaStream) -> None:
-        a, b, c = spec.a, spec.b, spec.c
-        types = id(a.dtype), id(b.dtype), id(c.dtype)
-        letters = spec.transpose_a, spec.transpose_b
-        key = types, letters, a.shape, a.strides, b.shape, b.strides, c.strides
-        run = self._runs.get(key)
-        if run is None:
-            run = self._keep(key, self._plan_gemm(spec))
-        run(spec, stream)
-
-    def _plan_gemm(self, spec: GemmSpec) -> _Run:
+    def _plan_gemm(self, spec: GemmSpec) -> _Multiply:
         dtype = check_same_dtype("gemm", spec.a, spec.b, spec.c)
         check_dtype("gemm", dtype, INEXACT)
         kind = KINDS[dtype]
         if not spec.a.size or not spec.c.size:
-            return partial(self._scale, kind)
+            return _Multiply(partial(self._scale_only, kind))
         shapes: Any = spec.a.shape, spec.b.shape, spec.c.shape
-        plan = plan_gemm(
+        product = plan_gemm(
             (spec.transpose_a, spec.transpose_b),
             shapes,
             (spec.a.strides, spec.b.strides, spec.c.strides),
             dtype.itemsize,
             is_complex=dtype.kind == "complex",
         )
-        call = Call(self) if _is_one_call(plan) else None
-        return partial(self._multiply_with_factors, kind, plan, call)
+        graph = GraphCall(self) if _is_one_call(product) else None
+        return _Multiply(partial(self._multiply_with_factors, kind, product, graph))
 
-    def _scale(self, kind: Kind, spec: GemmSpec, stream: CudaStream) -> None:
+    @kernel(GemmSpec, backend="cuda", plan=_plan_gemm, is_quick=True)
+    def _gemm(self, spec: GemmSpec, call: Call) -> None:
+        call.plan.run(spec, call)
+
+    def _scale_only(self, kind: Kind, spec: GemmSpec, call: Call) -> None:
         """A product that is a sum of nothing."""
         _, beta = _factors_of(spec)
-        c = self._device.at(spec.c)
+        c = call.array(spec.c)
         if not c.size:
             return
         if beta:
-            self._vectors.scale(stream, kind, beta, c)
+            self._scale(call, kind, beta, c, vectors(c.shape, c.dtype.itemsize, c.strides))
         else:
-            self._device.arrays.fill(stream, c, 0)
+            call.fill(c, 0)
 
     def _multiply_with_factors(
-        self, kind: Kind, plan: Product, call: Call | None, spec: GemmSpec, stream: CudaStream
+        self, kind: Kind, product: Product, graph: GraphCall | None, spec: GemmSpec, call: Call
     ) -> None:
-        at, factors = self._device.at, self._blas.factors
+        factors, stream = self._blas.factors, call.stream
         alpha, beta = _factors_of(spec)
         factors.put(kind, alpha, beta)
-        a, b, c = at(spec.a), at(spec.b), at(spec.c)
+        a, b, c = call.at(spec.a), call.at(spec.b), call.array(spec.c)
         # By zero it is no product, and cuBLAS enqueues something else than one or two kernels.
-        if call is not None and alpha:
-            key = call, stream, a.address, b.address, c.address, factors.packed()
+        if graph is not None and alpha:
+            key = graph, stream, a, b, c.address, factors.packed()
             if not self._device.graphs.replay(key, stream):
-                self._call_by_graph(key, stream, (kind, plan, factors, a.address, b.address, c.address))
+                self._call_by_graph(key, stream, (kind, product, factors, a, b, c.address))
             return
-        if not plan.is_c_packed:
-            self._multiply(stream, kind, plan, factors, spec, a.address, b.address, c.address)
+        if not product.is_c_packed:
+            self._multiply(call, kind, product, factors, spec, c.address)
             return
-        room = self._blas.room(stream, 2, c)
+        room = call.room(c)
         if beta:
-            self._device.arrays.convert(stream, c, room)
-        self._multiply(stream, kind, plan, factors, spec, a.address, b.address, room.address)
-        self._device.arrays.convert(stream, room, c)
+            call.convert(c, room)
+        self._multiply(call, kind, product, factors, spec, room.address)
+        call.convert(room, c)
 
     def _multiply(
         self,
-        stream: CudaStream,
+        call: Call,
         kind: Kind,
-        plan: Product,
+        product: Product,
         factors: Factors,
         spec: MatmulSpec | GemmSpec,
-        a: int,
-        b: int,
         c: int,
     ) -> None:
-        """Call cuBLAS; `a`, `b` and `c` are addresses."""
-        self._blas.select(stream, HOST)
-        if plan.packing_a is not None or plan.packing_b is not None:
-            at = self._device.at
-            a, b = self._packed_operands(stream, plan, at(spec.a), at(spec.b))
-        self._call(kind, plan, factors, a, b, c)
+        """Call cuBLAS; `c` is the address of the result."""
+        self._blas.select(call.stream, HOST)
+        if product.packing_a is None and product.packing_b is None:
+            a, b = call.at(spec.a), call.at(spec.b)
+        else:
+            a, b = self._packed_operands(call, product, call.array(spec.a), call.array(spec.b))
+        self._call(kind, product, factors, a, b, c)
 
     def _call_by_graph(self, key: Key, stream: CudaStream, arguments: _Arguments) -> None:
         """Make a graph for a key if it is time to, and do without if not."""
@@ -278,63 +238,57 @@ class BlasLibrary(CudaLibrary):
         self._blas.select_for_capture(stream, capturing)
         self._call(*arguments)
 
-    def _call(self, kind: Kind, plan: Product, factors: Factors, a: int, b: int, c: int) -> None:
-        first, second = (b, a) if plan.is_swapped else (a, b)
+    def _call(self, kind: Kind, product: Product, factors: Factors, a: int, b: int, c: int) -> None:
+        first, second = (b, a) if product.is_swapped else (a, b)
         handle, code, compute = self._blas.handle, kind.code, kind.compute
-        op_a, op_b, m, n, k, lda, ldb, ldc = plan.call
-        if plan.is_single:
+        op_a, op_b, m, n, k, lda, ldb, ldc = product.call
+        if product.is_single:
             cublas.gemm_ex_64(
                 handle, op_a, op_b, m, n, k, factors.alpha, first, code, lda, second, code, ldb,
                 factors.beta, c, code, ldc, compute, DEFAULT,
             )  # fmt: skip
             return
-        step_a, step_b, step_c = plan.steps
-        for group in plan.groups:
-            from_a, from_b = (group.b, group.a) if plan.is_swapped else (group.a, group.b)
+        step_a, step_b, step_c = product.steps
+        for group in product.groups:
+            from_a, from_b = (group.b, group.a) if product.is_swapped else (group.a, group.b)
             cublas.gemm_strided_batched_ex_64(
                 handle, op_a, op_b, m, n, k, factors.alpha, first + from_a, code, lda, step_a,
                 second + from_b, code, ldb, step_b, factors.beta, c + group.c, code, ldc, step_c,
-                plan.batches, compute, DEFAULT,
+                product.batches, compute, DEFAULT,
             )  # fmt: skip
 
     def _packed_operands(
-        self, stream: CudaStream, plan: Product, a: DeviceArray, b: DeviceArray
+        self, call: Call, product: Product, a: DeviceArray, b: DeviceArray
     ) -> tuple[int, int]:
         """Lay out what cannot be read as it lies; returns the addresses of both."""
-        if plan.is_in_full:
+        if product.is_in_full:
             a, b = _in_full(a, b)
-        operands = (a, plan.packing_a), (b, plan.packing_b)
-        # All memory first: there may not be so much.
-        rooms = [
-            operand if packing is None else self._blas.room(stream, number, operand)
-            for number, (operand, packing) in enumerate(operands)
+        addresses = [
+            operand.address
+            if packing is None
+            else call.copy_of(operand, conjugate=packing == "conjugate").address
+            for operand, packing in ((a, product.packing_a), (b, product.packing_b))
         ]
-        for (operand, packing), room in zip(operands, rooms, strict=True):
-            if packing is not None:
-                self._device.arrays.convert(stream, operand, room, conjugate=packing == "conjugate")
-        return rooms[0].address, rooms[1].address
-
-    def _keep(self, key: object, run: _Run) -> _Run:
-        if len(self._runs) >= _MOST_PLANS:
-            first = next(iter(self._runs))
-            del self._runs[first]
-            self._templates.pop(first, None)
-        self._runs[key] = run
-        return run
+        return addresses[0], addresses[1]
 
 
-def _nothing(spec: MatmulSpec, stream: CudaStream) -> None:
+def _nothing(spec: MatmulSpec, call: Call) -> None:
     """The result is empty."""
 
 
-def _is_one_call(plan: Product) -> bool:
-    is_as_it_lies = plan.packing_a is None and plan.packing_b is None and not plan.is_c_packed
-    return plan.is_single and is_as_it_lies
+def _zeros(spec: MatmulSpec, call: Call) -> None:
+    """A sum of nothing."""
+    call.fill(spec.out, 0)
 
 
-def _is_light(plan: Product) -> bool:
+def _is_one_call(product: Product) -> bool:
+    is_as_it_lies = product.packing_a is None and product.packing_b is None and not product.is_c_packed
+    return product.is_single and is_as_it_lies
+
+
+def _is_light(product: Product) -> bool:
     """Whether it takes no longer than a program takes to launch it."""
-    _, _, m, n, k, *_ = plan.call
+    _, _, m, n, k, *_ = product.call
     return m * n * k <= _LIGHT
 
 
