@@ -130,14 +130,14 @@ def test_what_products_of_a_type_need_is_loaded_before_the_first(rig: Any) -> No
 
 
 def test_the_caches_stay_within_bounds(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trio_accel.backends.cuda.libraries import blas
+    from trio_accel.backends.cuda.libraries.blas import BlasLibrary
 
-    monkeypatch.setattr(blas, "_MOST_PLANS", 4)
+    monkeypatch.setattr(BlasLibrary, "most_plans", 4)
     for n in (1, 2, 3, 4, 5, 6, 1, 6):
         spec = product(rig, n)
         rig.apply("blas", spec)
         check(rig, spec)
-    assert len(rig.library("blas")._runs) == 4
+    assert len(rig.library("blas")._plans) == 4
 
 
 def test_memory_is_given_back_with_the_handle(rig: Any) -> None:

@@ -1,11 +1,11 @@
-"""A vendor's library of one CUDA device: a table of what enqueues what."""
+"""A library of one CUDA device: its kernels, their plans, and its vendor's errors."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import attrs
 
@@ -18,14 +18,9 @@ from ._call import Call
 from ._device import LibraryDevice
 from ._plans import PlanTable
 
-__all__ = ["CudaLibrary", "Enqueue", "ModuleLibrary", "Table"]
+__all__ = ["CudaLibrary", "ModuleLibrary"]
 
 BACKEND = "cuda"
-
-Enqueue: TypeAlias = Callable[[Any, CudaStream], None]
-"""Enqueues one operation, or raises and enqueues nothing; the device's context is current."""
-
-Table: TypeAlias = Mapping[type[OperationSpec], Enqueue]
 
 
 class CudaLibrary:
@@ -58,8 +53,6 @@ class CudaLibrary:
         self._device = device
         self._context = device.context
         self._is_closed = False
-        # Of libraries that do not declare their kernels.
-        self._table: Table = {}
         self._kernels = self._declared()
         self._plans = PlanTable(self.most_plans, self._close_plan, self._is_busy)
         # What was asked last: an operation is prepared, and then enqueued.
@@ -87,7 +80,7 @@ class CudaLibrary:
     @property
     def operations(self) -> frozenset[type[OperationSpec]]:
         """Specifications that `enqueue` takes."""
-        return frozenset(self._kernels) | frozenset(self._table)
+        return frozenset(self._kernels)
 
     def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
         """Make the plan of an operation, if it has none yet; see `KernelLibrary.prepare`."""
@@ -129,8 +122,7 @@ class CudaLibrary:
         if type(stream) is not CudaStream and not isinstance(stream, CudaStream):
             raise TypeError(f"stream: the CUDA backend enqueues on its own streams, not on {stream!r}")
         kernel = self._kernels.get(type(spec))
-        enqueue = self._table.get(type(spec)) if kernel is None else partial(self._run, kernel)
-        if enqueue is None:
+        if kernel is None:
             raise NotSupportedError(
                 f"the CUDA backend's library {self.name!r} has no {type(spec).__name__}",
                 backend="cuda",
@@ -143,7 +135,7 @@ class CudaLibrary:
         # Like `with context`, which takes longer as it remembers what a whole thread has to restore.
         is_foreign = context.make_current()
         try:
-            enqueue(spec, stream)
+            self._run(kernel, spec, stream)
         except Exception as error:
             told = self._told(error)
             if told is error:

@@ -2,46 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, TypeAlias
-from weakref import ref
-
-import attrs
-import numpy.typing as npt
 from cuda.bindings import driver
 
 from ...base import CopyFromForeignSpec, DriverError, LibraryError, NotSupportedError
 from ...base.foreign import ForeignArray
-from ...base.host import address_of
 from ...base.kernels import kernel
 from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, HostUse
 from ..kit._call import Call
-from ..kit._device import LibraryDevice
 from ..kit._library import CudaLibrary
-from ..kit._plan_cache import PlanCache
 from ..runtime._device_array import DeviceArray
 from ..runtime._foreign import follow
 
 __all__ = ["MemoryLibrary"]
-
-_Copy: TypeAlias = Callable[[], tuple[Any]]
-
-
-@attrs.frozen
-class _BoundCopy:
-    """A copy for which the driver needs nobody's help.
-
-    Attributes:
-        host: The host's array; nothing here keeps it.
-        start: Where that begins.
-        copy: Enqueues the copy.
-    """
-
-    host: ref[npt.NDArray[Any]]
-    start: int
-    copy: _Copy
-
 
 _DEVICE = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
@@ -51,71 +23,25 @@ class MemoryLibrary(CudaLibrary):
 
     name = "memory"
 
-    def __init__(self, device: LibraryDevice) -> None:
-        super().__init__(device)
-        # By the device's array, and the stream; of each one host array, the last.
-        self._up: PlanCache[_BoundCopy] = PlanCache(device.addresses)
-        self._down: PlanCache[_BoundCopy] = PlanCache(device.addresses)
-
     @kernel(CopyFromHostSpec, backend="cuda")
     def _copy_from_host(self, spec: CopyFromHostSpec, call: Call) -> None:
-        stream = call.stream
-        if self._is_replayed(self._up.find(spec.out, stream), spec.host):
-            return
-        out, transfers = self._device.at(spec.out), self._device.transfers
+        out, transfers = call.array(spec.out), self._device.transfers
         if not out.size:
             return
+        packed = out if out.is_contiguous else call.room(out)
         start = transfers.straight(spec.host)
-        if not out.is_contiguous:
-            packed = DeviceArray.packed(call.workspace(out.nbytes), out.dtype, out.shape)
-            use = transfers.to_device(stream, spec.host, start, packed.address)
-            self._note_use(spec, use)
+        _note(spec, transfers.to_device(call.stream, spec.host, start, packed.address))
+        if packed is not out:
             call.convert(packed, out)
-            return
-        if start is None:
-            self._note_use(spec, transfers.to_device(stream, spec.host, start, out.address))
-            return
-        to = driver.CUdeviceptr(out.address)
-        copy: _Copy = partial(driver.cuMemcpyHtoDAsync, to, start, out.nbytes, stream.native)
-        self._context.check(copy())
-        self._up.store(spec.out, stream, _BoundCopy(ref(spec.host), start, copy))
 
     @kernel(CopyToHostSpec, backend="cuda")
     def _copy_to_host(self, spec: CopyToHostSpec, call: Call) -> None:
-        stream = call.stream
-        if self._is_replayed(self._down.find(spec.source, stream), spec.host):
-            return
-        source, transfers = self._device.at(spec.source), self._device.transfers
+        source, transfers = call.array(spec.source), self._device.transfers
         if not source.size:
             return
         start = transfers.straight(spec.host)
-        if not source.is_contiguous:
-            packed = call.copy_of(spec.source)
-            self._note_use(spec, transfers.to_host(stream, packed.address, spec.host, start))
-            return
-        if start is None:
-            self._note_use(spec, transfers.to_host(stream, source.address, spec.host, start))
-            return
-        source_of = driver.CUdeviceptr(source.address)
-        copy: _Copy = partial(driver.cuMemcpyDtoHAsync, start, source_of, source.nbytes, stream.native)
-        self._context.check(copy())
-        self._down.store(spec.source, stream, _BoundCopy(ref(spec.host), start, copy))
-
-    def _note_use(self, spec: CopyFromHostSpec | CopyToHostSpec, use: HostUse | None) -> None:
-        if use is not None:
-            spec.note_use(use)
-
-    def _is_replayed(self, bound: _BoundCopy | None, host: npt.NDArray[Any]) -> bool:
-        """Copy as before, if it was between the same arrays and the host's still lies as it did."""
-        if (
-            bound is None
-            or bound.host() is not host
-            or not host.flags.c_contiguous
-            or address_of(host) != bound.start
-        ):
-            return False
-        self._context.check(bound.copy())
-        return True
+        packed = source if source.is_contiguous else call.copy_of(source)
+        _note(spec, transfers.to_host(call.stream, packed.address, spec.host, start))
 
     @kernel(CopySpec, backend="cuda")
     def _copy(self, spec: CopySpec, call: Call) -> None:
@@ -145,6 +71,12 @@ class MemoryLibrary(CudaLibrary):
     @kernel(FillSpec, backend="cuda")
     def _fill(self, spec: FillSpec, call: Call) -> None:
         call.fill(spec.out, spec.value)
+
+
+def _note(spec: CopyFromHostSpec | CopyToHostSpec, use: HostUse | None) -> None:
+    """Say how the host array is used from now on, unless the device itself uses it."""
+    if use is not None:
+        spec.note_use(use)
 
 
 def _check_alignment(source: ForeignArray, itemsize: int) -> None:
