@@ -25,7 +25,8 @@ STAND_IN = ("backends", "devices", "fft", "interop", "linalg", "random", "sparse
 # And what has no device, or one of its own.
 NO_DEVICE = (
     "tests/backends/cpu",
-    "tests/backends/cuda",
+    "tests/backends/cuda/runtime",
+    "tests/backends/cuda/test_*",
     "*/test_launcher*",
     "*/test_channel.py",
     "*/test_wire*",

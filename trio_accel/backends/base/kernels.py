@@ -80,9 +80,13 @@ def kernels_of(names: Mapping[str, Any], backend: str) -> dict[type[OperationSpe
         if other is not declared:
             raise ValueError(
                 f"{declared.spec.__qualname__} has two kernels for backend {backend!r}: "
-                f"{other.function.__qualname__} and {declared.function.__qualname__}"
+                f"{_name_of(other)} and {_name_of(declared)}"
             )
     return found
+
+
+def _name_of(kernel: Kernel) -> str:
+    return getattr(kernel.function, "__qualname__", repr(kernel.function))
 
 
 def _declared(values: Iterable[Any]) -> Iterable[Kernel]:

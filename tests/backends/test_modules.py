@@ -1,0 +1,125 @@
+"""A module of kernels, found by its import path: what one has, and what is wrong with others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from own_modules import Every, Moved, install
+
+from trio_accel.backends.base import NotSupportedError
+from trio_accel.backends.base.kernels import Kernel, kernel, kernels_of
+from trio_accel.backends.base.ops import CopySpec
+
+
+def move_cpu(spec: Any, memory: Any) -> Callable[[], None]:
+    """``out = source``."""
+    source, out = memory.view(spec.source), memory.view(spec.out)
+    return lambda: np.copyto(out, source)
+
+
+def move_cuda(spec: Any, call: Any) -> None:
+    """``out = source``."""
+    call.convert(call.array(spec.source), call.array(spec.out))
+
+
+def declared(*specs: type[Any]) -> dict[str, Any]:
+    """Kernels for both backends."""
+    # Each a function of its own, as a function declares its kernels once.
+    found: dict[str, Any] = {}
+    for spec in specs:
+        found[f"{spec.__name__}_cpu"] = kernel(spec, backend="cpu")(partial(move_cpu))
+        found[f"{spec.__name__}_cuda"] = kernel(spec, backend="cuda")(partial(move_cuda))
+    return found
+
+
+def test_its_kernels_run(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = install(monkeypatch, **declared(Moved, CopySpec))
+    library = rig.library(name)
+    assert (library.name, library.operations) == (name, {Moved, CopySpec})
+    source = rig.put(np.arange(6.0))
+    for make in (lambda out: Moved(source, out, ""), lambda out: CopySpec(source, out)):
+        out = rig.empty((6,), "float64")
+        rig.apply(name, make(out))
+        np.testing.assert_array_equal(rig.get(out), np.arange(6.0))
+
+
+def test_what_it_has_not(rig: Any, backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = install(monkeypatch, **declared(CopySpec))
+    source, out = rig.put(np.arange(6.0)), rig.empty((6,), "float64")
+    with pytest.raises(NotSupportedError, match=f"library '{name}' has no Moved") as caught:
+        rig.enqueue(name, Moved(source, out, ""))
+    assert (caught.value.backend, caught.value.device) == (backend.name, rig.device.info.name)
+
+
+def test_a_module_without_kernels_for_the_backend(
+    rig: Any, backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = {"cpu": "cuda", "cuda": "cpu"}[backend.name]
+    for names in ({}, {"move": kernel(Moved, backend=other)(lambda spec, call: None)}):
+        name = install(monkeypatch, **names)
+        with pytest.raises(NotSupportedError) as caught:
+            rig.device.open_library(name)
+        assert str(caught.value).startswith(
+            f"module '{name}' has no kernels for backend '{backend.name}'; declare them with "
+            f'@kernel(Spec, backend="{backend.name}")'
+        )
+        assert (caught.value.backend, caught.value.device) == (backend.name, rig.device.info.name)
+
+
+@pytest.mark.parametrize(
+    "name", ["no_such_module_anywhere", "no_such_package.of_kernels", "scipy.no_kernels"]
+)
+def test_a_module_that_does_not_exist(rig: Any, backend: Any, name: str) -> None:
+    with pytest.raises(NotSupportedError, match="there is no module of this name with kernels") as caught:
+        rig.device.open_library(name)
+    text = f"the {backend.name.upper()} backend has no library '{name}'; it has {rig.device.libraries[0]}, "
+    assert str(caught.value).startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "text"),
+    [
+        ("import no_such_dependency", ModuleNotFoundError, "No module named 'no_such_dependency'"),
+        ("from math import no_such_name", ImportError, "cannot import name 'no_such_name'"),
+        ("raise RuntimeError('broken')", RuntimeError, "broken"),
+    ],
+)
+def test_a_module_that_cannot_be_imported(
+    rig: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, error: type[Exception], text: str
+) -> None:
+    """What is missing is told, and not that the library is."""
+    (tmp_path / "broken_kernels_of_tests.py").write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    for _ in range(2):
+        with pytest.raises(error, match=text) as caught:
+            rig.device.open_library("broken_kernels_of_tests")
+        assert not isinstance(caught.value, NotSupportedError)
+
+
+def test_two_kernels_for_one_specification(rig: Any, backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+
+    def another(*given: Any) -> None:
+        """Is never called."""
+
+    name = install(monkeypatch, **declared(Moved), more=kernel(Moved, backend=backend.name)(another))
+    text = rf"Moved has two kernels for backend '{backend.name}': .*move_{backend.name}.* and .*another"
+    with pytest.raises(ValueError, match=text):
+        rig.device.open_library(name)
+
+
+def test_one_kernel_by_two_names_and_for_two_specifications() -> None:
+    def function() -> None:
+        """Is never called."""
+
+    for spec in (Moved, Every):
+        kernel(spec, backend="cpu")(function)
+    kernel(Every, backend="cuda")(function)
+    names = {"first": function, "second": function, "other": 5}
+    assert kernels_of(names, "cpu") == {spec: Kernel(spec, "cpu", function) for spec in (Moved, Every)}
+    assert kernels_of(names, "cuda") == {Every: Kernel(Every, "cuda", function)}
+    assert kernels_of(names, "another") == {}
