@@ -1,10 +1,10 @@
-"""The actor that serves dense linear algebra."""
+"""The actors that serve dense linear algebra."""
 
 from __future__ import annotations
 
 from ..devices import LibraryActor
 
-__all__ = ["BlasActor"]
+__all__ = ["BlasActor", "SolverActor"]
 
 
 class BlasActor(LibraryActor):
@@ -14,3 +14,12 @@ class BlasActor(LibraryActor):
     """
 
     library = "blas"
+
+
+class SolverActor(LibraryActor):
+    """Serves factorizations, systems of equations and eigenvalues, on a stream of its own.
+
+    CPU backend: SciPy's LAPACK pointers. CUDA: cuSOLVER.
+    """
+
+    library = "solver"

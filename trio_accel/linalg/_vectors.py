@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import attrs
 
-from ..backends.base.ops import AxpySpec, DotSpec, Nrm2Spec, ScalSpec
+from ..backends.base.ops import AxpySpec, DotSpec, Nrm2Spec, ScalSpec, real_of
 from ..devices import AccelRef, Operand, Operation, Planned, Planner, device_of
 from ._actor import BlasActor
-from ._checks import real_of, same_dtype, same_length, vector
+from ._checks import same_dtype, same_length, vector
 
 __all__ = ["Axpy", "Dot", "Nrm2", "Scal", "axpy", "dot", "nrm2", "scal"]
 

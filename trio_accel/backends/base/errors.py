@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
+import numpy as np
 
 __all__ = [
     "AccelError",
@@ -18,6 +19,7 @@ __all__ = [
     "DriverError",
     "InputFailedError",
     "LibraryError",
+    "LinAlgError",
     "NotSupportedError",
     "OutOfMemoryError",
     "QueueFullError",
@@ -111,6 +113,21 @@ class LibraryError(AccelError):
 
     library: str = attrs.field(kw_only=True)
     code: int | str = attrs.field(kw_only=True)
+
+
+@attrs.define(eq=False, slots=False)
+class LinAlgError(LibraryError, np.linalg.LinAlgError):
+    """A matrix has no such factorization or solution, or it was not found; a `numpy.linalg.LinAlgError` too.
+
+    It is singular, or not positive definite, or an iteration did not converge. Of several such matrices of a
+    stack, the error names the first. The `code` is the word of LAPACK's ``info``: for a singular matrix the
+    number, from 1, of the pivot that is zero; for an indefinite one the order of the leading minor.
+
+    Attributes:
+        index: Where the matrix is in its stack; empty where there is no stack.
+    """
+
+    index: tuple[int, ...] = attrs.field(default=(), kw_only=True)
 
 
 @attrs.define(eq=False, slots=False)

@@ -19,6 +19,7 @@ LIBRARIES: Mapping[str, str] = {
     "fft": ".libraries.fft",
     "memory": ".libraries.memory",
     "random": ".libraries.random",
+    "solver": ".libraries.solver",
     "sparse": ".libraries.sparse",
 }
 """By the names that library actors have for them."""

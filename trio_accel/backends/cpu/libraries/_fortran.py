@@ -14,6 +14,7 @@ import scipy.linalg.cython_blas
 
 from ...base import DType
 from ..runtime._memory import HostArray
+from ._routines import LETTERS, routine
 
 __all__ = ["AXPY", "GEMM", "LONGEST", "Axpy", "Gemm"]
 
@@ -26,22 +27,22 @@ Gemm: TypeAlias = Callable[[HostArray, HostArray, HostArray, HostArray, HostArra
 Elements of a row lie side by side, and rows do not overlap.
 """
 
-_LETTERS = {DType.float32: "s", DType.float64: "d", DType.complex64: "c", DType.complex128: "z"}
+_EXPORTED = cast("dict[str, object]", scipy.linalg.cython_blas.__pyx_capi__)
 
 LONGEST = 1 << 30
 """Sizes that the routines can count: they do in 32 bits."""
 
 
 def _axpy(dtype: DType) -> Axpy | None:
-    routine = _routine(_LETTERS[dtype] + "axpy", 6)
-    if routine is None:
+    call = routine(_EXPORTED, LETTERS[dtype] + "axpy")
+    if call is None:
         return None
 
     def axpy(alpha: HostArray, x: HostArray, y: HostArray) -> None:
         increments = [ctypes.c_int(array.strides[0] // array.itemsize) for array in (x, y)]
         for start in range(0, len(x), LONGEST):
             xs, ys = x[start : start + LONGEST], y[start : start + LONGEST]
-            routine(
+            call(
                 ctypes.byref(ctypes.c_int(len(xs))),
                 alpha.ctypes.data,
                 xs.ctypes.data,
@@ -54,8 +55,8 @@ def _axpy(dtype: DType) -> Axpy | None:
 
 
 def _gemm(dtype: DType) -> Gemm | None:
-    routine = _routine(_LETTERS[dtype] + "gemm", 13, b"void (char *")
-    if routine is None:
+    call = routine(_EXPORTED, LETTERS[dtype] + "gemm")
+    if call is None:
         return None
 
     def gemm(
@@ -66,7 +67,7 @@ def _gemm(dtype: DType) -> Gemm | None:
         inner = a.shape[1] if op_a == "N" else a.shape[0]
         sizes = [ctypes.c_int(size) for size in (columns, rows, inner)]
         leading = [ctypes.c_int(_leading_dimension(matrix)) for matrix in (b, a, c)]
-        routine(
+        call(
             ctypes.c_char_p(op_b.encode()),
             ctypes.c_char_p(op_a.encode()),
             *(ctypes.byref(size) for size in sizes),
@@ -91,22 +92,8 @@ def _leading_dimension(matrix: HostArray) -> int:
     return leading
 
 
-def _routine(name: str, arguments: int, start: bytes = b"void (int *") -> Callable[..., None] | None:
-    """Make a routine callable; None where this SciPy's integers are not those that we pass."""
-    capsule = cast("dict[str, object]", scipy.linalg.cython_blas.__pyx_capi__)[name]
-    name_of = ctypes.pythonapi.PyCapsule_GetName
-    name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
-    address_of = ctypes.pythonapi.PyCapsule_GetPointer
-    address_of.restype, address_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    signature: bytes = name_of(capsule)
-    if not signature.startswith(start) or b"int *" not in signature:
-        return None
-    # CFUNCTYPE gives the interpreter's lock back during the call (PYFUNCTYPE would not).
-    return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * arguments)(address_of(capsule, signature))
-
-
-GEMM = {dtype: _gemm(dtype) for dtype in _LETTERS}
+GEMM = {dtype: _gemm(dtype) for dtype in LETTERS}
 """BLAS gemm of each type that has one; None where it cannot be called."""
 
-AXPY = {dtype: _axpy(dtype) for dtype in _LETTERS}
+AXPY = {dtype: _axpy(dtype) for dtype in LETTERS}
 """BLAS axpy of each type that has one; None where it cannot be called."""

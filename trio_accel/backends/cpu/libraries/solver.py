@@ -1,0 +1,229 @@
+"""Dense solvers by LAPACK.
+
+Where a factorization of the transpose is one of the matrix, rows stay where they are: Cholesky of the other
+triangle, LQ for QR, and a singular value decomposition with U and V exchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ...base import DType
+from ...base.checks import NATIVE
+from ...base.kernels import kernel
+from ...base.ops import (
+    ArraySpec,
+    CholeskySpec,
+    EighSpec,
+    LuSolveSpec,
+    LuSpec,
+    QrSpec,
+    SolveSpec,
+    StatusArray,
+    SvdSpec,
+)
+from ..kit._checks import check_dtype
+from ..runtime._memory import CpuMemory, HostArray
+from ..runtime._stream import Work
+from ._lapack import Lapack, check_size, each
+
+__all__ = ["cholesky", "eigh", "lu", "lu_solve", "qr", "solve", "svd"]
+
+_Run: TypeAlias = Callable[..., None]
+_Prepare: TypeAlias = Callable[[Any, CpuMemory], Work]
+
+
+def _solver(
+    spec_class: type[OperationSpec], *fields: str, workspace: Callable[[int, int], int] = max
+) -> Callable[[_Run], _Prepare]:
+    """Declare a function of the specification, LAPACK, and views of these fields as a kernel.
+
+    Args:
+        spec_class: What it runs.
+        fields: Names of the arrays; the first one has the matrices.
+        workspace: The largest size that LAPACK is told, for rows and columns.
+    """
+
+    def declare(run: _Run) -> _Prepare:
+        @kernel(spec_class, backend="cpu")
+        @wraps(run)
+        def prepare(spec: Any, memory: CpuMemory) -> Work:
+            first: ArraySpec = getattr(spec, fields[0])
+            operation, (rows, columns) = run.__name__, first.shape[-2:]
+            check_dtype(operation, first.dtype, NATIVE)
+            check_size(f"{operation} of {rows} × {columns}", workspace(rows, columns))
+            arrays = [getattr(spec, field) for field in fields]
+            views = [array if array is None else memory.view(array) for array in arrays]
+            return partial(run, spec, Lapack(first.dtype, rows, columns), *views)
+
+        return prepare
+
+    return declare
+
+
+@_solver(CholeskySpec, "a", "out")
+def cholesky(spec: CholeskySpec, lapack: Lapack, a: HostArray, out: HostArray) -> None:
+    """Triangular factors in place, of the triangle on the other side."""
+    n = a.shape[-1]
+    np.copyto(out, a)
+    if not out.size:
+        return
+    lapack("potrf", b"L" if spec.upper else b"U", n, each(out), n, each(spec.info, 0))
+    _clear(out, is_lower=spec.upper)
+    # A NaN or an infinity comes to the diagonal of its row.
+    is_bad = ~np.isfinite(np.diagonal(out, axis1=-2, axis2=-1)).reshape(-1, n)
+    lost = np.flatnonzero(is_bad.any(1) & (spec.info == 0))
+    spec.info[lost] = is_bad[lost].argmax(1) + 1
+
+
+@_solver(LuSpec, "a", "lu", "piv")
+def lu(spec: LuSpec, lapack: Lapack, a: HostArray, lu: HostArray, piv: HostArray) -> None:
+    """Triangular factors of a copy."""
+    if a.size:
+        np.copyto(lu, _factored(lapack, a, piv, spec.info).swapaxes(-1, -2))
+    np.subtract(piv, 1, out=piv)
+
+
+def _factored(lapack: Lapack, a: HostArray, piv: HostArray, info: StatusArray) -> HostArray:
+    """Factor a copy, whose columns lie together; pivots count from 1."""
+    rows, columns = a.shape[-2:]
+    packed = _packed(a)
+    lapack("getrf", rows, columns, each(packed), rows, each(piv, 1), each(info, 0))
+    return packed
+
+
+@_solver(SolveSpec, "a", "b", "out")
+def solve(spec: SolveSpec, lapack: Lapack, a: HostArray, b: HostArray, out: HostArray) -> None:
+    """Solutions; a matrix that serves several right-hand sides is factored once."""
+    if not a.size:
+        return
+    piv = np.empty(a.shape[:-1], np.int32)
+    if a.shape[:-2] != out.shape[:-2] or not out.size:
+        packed = _factored(lapack, a, piv, spec.info)
+        if out.size and not spec.info.any():
+            _substitute(b"N", packed, piv, b, out)
+        return
+    n, columns = out.shape[-2:]
+    packed, x = _packed(a), _packed(np.broadcast_to(b, out.shape))
+    lapack = Lapack(spec.a.dtype, n, max(n, columns))
+    lapack("gesv", n, columns, each(packed), n, each(piv, 1), each(x), n, each(spec.info, 0))
+    np.copyto(out, x.swapaxes(-1, -2))
+
+
+@_solver(LuSolveSpec, "lu", "piv", "b", "out")
+def lu_solve(
+    spec: LuSolveSpec, _: Lapack, lu: HostArray, piv: HostArray, b: HostArray, out: HostArray
+) -> None:
+    """Solutions by factors that are there."""
+    is_no_row = ((piv < 0) | (piv >= lu.shape[-1])).reshape(len(spec.info), lu.shape[-1])
+    if is_no_row.any():
+        spec.info[:] = np.where(is_no_row.any(1), is_no_row.argmax(1) + 1, 0)
+    elif lu.size and out.size:
+        _substitute(spec.trans.encode(), _packed(lu), piv + np.int32(1), b, out)
+
+
+def _substitute(trans: bytes, packed: HostArray, piv: HostArray, b: HostArray, out: HostArray) -> None:
+    """Solve with factors, of which one may belong to many right-hand sides."""
+    *stack, n, columns = out.shape
+    x = _packed(np.broadcast_to(b, out.shape))
+    factors, pivots, sides = each(packed, 2, tuple(stack)), each(piv, 1, tuple(stack)), each(x)
+    if packed.size == n * n:
+        # All columns lie together.
+        factors, pivots, sides, columns = factors[:1], pivots[:1], sides[:1], x.size // n
+    lapack, info = Lapack(DType.of(out.dtype), n, max(n, columns)), np.zeros(1, np.int32)
+    lapack("getrs", trans, n, columns, factors, n, pivots, sides, n, info)
+    np.copyto(out, x.swapaxes(-1, -2))
+
+
+def _packed(matrices: HostArray) -> HostArray:
+    """A copy whose columns lie together, each behind the one before: its rows, to NumPy."""
+    return np.array(matrices.swapaxes(-1, -2), order="C")
+
+
+@_solver(QrSpec, "a", "q", "r", workspace=lambda m, n: 64 * max(m, n))
+def qr(spec: QrSpec, lapack: Lapack, a: HostArray, q: HostArray | None, r: HostArray) -> None:
+    """Factors of the transpose, which is L @ Q: then r is the transpose of L, and q that of Q."""
+    *stack, m, n = a.shape
+    k = min(m, n)
+    if not a.size:
+        np.copyto(r, 0)
+        if q is not None:
+            np.copyto(q, np.eye(*q.shape[-2:]))
+        return
+    work = np.array(a, order="C")
+    tau, info = np.empty((*stack, k), a.dtype), np.zeros(1, np.int32)
+    lapack.with_workspace("gelqf", n, m, each(work), n, each(tau, 1), info)
+    np.copyto(r, work[..., : r.shape[-2], :])
+    _clear(r, is_lower=True)
+    if q is not None:
+        columns = q.shape[-1]
+        np.copyto(q[..., :k], work[..., :k])
+        make = "unglq" if lapack.is_complex else "orglq"
+        lapack.with_workspace(make, columns, m, k, each(q), columns, each(tau, 1), info)
+
+
+@_solver(SvdSpec, "a", "u", "s", "vh", workspace=lambda m, n: 4 * min(m, n) ** 2 + 64 * (m + n))
+def svd(
+    spec: SvdSpec, lapack: Lapack, a: HostArray, u: HostArray | None, s: HostArray, vh: HostArray | None
+) -> None:
+    """Values and vectors of the transpose: vh holds its left vectors, and u its right ones."""
+    m, n = a.shape[-2:]
+    if not _is_finite(a, spec.info):
+        return
+    if not a.size:
+        for vectors in (u, vh):
+            if vectors is not None:
+                np.copyto(vectors, np.eye(*vectors.shape[-2:]))
+        return
+    left, right = (_NONE, _NONE) if u is None or vh is None else (each(vh), each(u))
+    columns = 1 if u is None else u.shape[-1]
+    job = b"N" if u is None else b"A" if columns == m and vh is not None and vh.shape[-2] == n else b"S"
+    least, most = sorted((m, n))
+    real = (np.empty(least * max(5 * least + 7, 2 * most + 2 * least + 1), lapack.real),) * lapack.is_complex
+    more = (*real, np.empty(8 * least, np.int32))
+    work = np.array(a, order="C")
+    lapack.with_workspace(
+        "gesdd", job, n, m, each(work), n, each(s, 1), left, n, right, columns, each(spec.info, 0), more=more
+    )
+
+
+_NONE = np.empty(1)
+
+
+@_solver(EighSpec, "a", "w", "v", workspace=lambda _, n: 2 * n * n + 64 * n)
+def eigh(spec: EighSpec, lapack: Lapack, a: HostArray, w: HostArray, v: HostArray | None) -> None:
+    """Eigenvalues, and eigenvectors if wanted, of a copy."""
+    n = a.shape[-1]
+    triangle: HostArray = np.tri(n, dtype=np.bool)
+    if not _is_finite(a, spec.info, triangle if spec.uplo == "L" else triangle.T) or not a.size:
+        return
+    packed = _packed(a)
+    real_size, whole_size = (1 + 5 * n + 2 * n * n, 3 + 5 * n) if v is not None else (n, 1)
+    whole = (np.empty(whole_size, np.int32), whole_size)
+    real = (np.empty(real_size, lapack.real), real_size) * lapack.is_complex
+    name = "heevd" if lapack.is_complex else "syevd"
+    job, uplo = b"N" if v is None else b"V", spec.uplo.encode()
+    lapack.with_workspace(
+        name, job, uplo, n, each(packed), n, each(w, 1), each(spec.info, 0), more=(*real, *whole)
+    )
+    if v is not None:
+        np.copyto(v, packed.swapaxes(-1, -2))
+
+
+def _clear(matrices: HostArray, *, is_lower: bool) -> None:
+    """Make the elements below the diagonal zero, or those above it."""
+    row, column = (np.arange(extent) for extent in matrices.shape[-2:])
+    np.copyto(matrices, 0, where=row[:, None] > column if is_lower else row[:, None] < column)
+
+
+def _is_finite(a: HostArray, info: StatusArray, looked_at: HostArray | None = None) -> bool:
+    """Whether there is no NaN or infinity, with which the routines may run for ever; else say where."""
+    is_held = np.isfinite(a)
+    if looked_at is not None:
+        is_held |= ~looked_at
+    info[:] = -(~is_held.all((-2, -1))).astype(np.int32).ravel()
+    return not info.any()

@@ -1,0 +1,47 @@
+"""What solvers with several results reply with: named tuples with the names of NumPy's."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..devices import AccelRef
+
+__all__ = ["EighResult", "LUResult", "QRResult", "SVDResult"]
+
+
+class LUResult(NamedTuple):
+    """An LU factorization; see `lu`."""
+
+    lu: AccelRef
+    """Both triangular factors, of the shape of the matrices."""
+    piv: AccelRef
+    """Row exchanges: int32, from 0."""
+
+
+class QRResult(NamedTuple):
+    """A QR factorization; see `qr`."""
+
+    Q: AccelRef
+    """Orthonormal columns."""
+    R: AccelRef
+    """Upper triangular matrices."""
+
+
+class SVDResult(NamedTuple):
+    """A singular value decomposition; see `svd`."""
+
+    U: AccelRef
+    """Left singular vectors, as columns."""
+    S: AccelRef
+    """Singular values, the largest first."""
+    Vh: AccelRef
+    """Right singular vectors, conjugated, as rows."""
+
+
+class EighResult(NamedTuple):
+    """Eigenvalues and eigenvectors; see `eigh`."""
+
+    eigenvalues: AccelRef
+    """Real numbers, the smallest first."""
+    eigenvectors: AccelRef
+    """Vectors of length 1, as columns."""
