@@ -9,7 +9,7 @@ import pytest
 
 FOLDER = Path(__file__).parents[1] / "docs" / "design" / "decisions"
 INDEX = FOLDER.with_suffix(".md")
-PAGES = sorted(FOLDER.glob("*.md"))
+PAGES = sorted(FOLDER.glob("*.md"), key=lambda page: int(page.name.partition("-")[0]))
 SECTIONS = ["Context", "Decision", "Consequences", "Figures"]
 
 
@@ -36,7 +36,7 @@ def test_a_page_has_its_sections_and_its_row_in_the_index(page: Path) -> None:
 
 def test_the_index_names_each_page_once() -> None:
     linked = re.findall(r"\(decisions/([^)]+)\) \| ", INDEX.read_text(encoding="utf-8"))
-    assert sorted(linked) == [page.name for page in PAGES]
+    assert sorted(linked) == sorted(page.name for page in PAGES)
 
 
 def test_links_between_decisions_lead_to_pages() -> None:

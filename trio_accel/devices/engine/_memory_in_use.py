@@ -154,8 +154,8 @@ class MemoryInUse:
     def forget(self, operation: InFlight) -> None:
         """Nothing has to wait for an operation any more: it is done, and failed.
 
-        Its event has the error, and with it the frames of the asker and the arrays in them. They would stay for
-        as long as a block that it used.
+        Its event has the error, and with it the frames of the asker and the arrays in them. They would stay
+        for as long as a block that it used.
         """
         event = operation.event
         for use in operation.uses:

@@ -21,6 +21,7 @@ from ...base.ops import (
     EighSpec,
     LuSolveSpec,
     LuSpec,
+    OperationSpec,
     QrSpec,
     SolveSpec,
     StatusArray,
@@ -198,7 +199,7 @@ _NONE = np.empty(1)
 def eigh(spec: EighSpec, lapack: Lapack, a: HostArray, w: HostArray, v: HostArray | None) -> None:
     """Eigenvalues, and eigenvectors if wanted, of a copy."""
     n = a.shape[-1]
-    triangle: HostArray = np.tri(n, dtype=np.bool)
+    triangle: HostArray = np.tri(n, dtype=np.bool_)
     if not _is_finite(a, spec.info, triangle if spec.uplo == "L" else triangle.T) or not a.size:
         return
     packed = _packed(a)
