@@ -172,3 +172,21 @@ async def test_what_ends_every_process_that_opens_it_is_not_opened_ahead_for_eve
                 await trio.sleep(0.001)
         # Once by the program, and then by two workers at most; one more may be about to.
         assert noted.names().count("fft") <= 4
+
+
+async def test_a_spare_that_outlives_a_generation_opens_nothing_twice(
+    system: ta.System, noted: NotedLibraries
+) -> None:
+    async with system.open_device(BACKEND, options=options(streams=noted, spares=2)) as device:
+        await norm(device)
+        await until(lambda: device.dispatch.spares == 2)  # type: ignore[attr-defined]
+        spares = workers(launcher()) - {pid(device)}
+        for one in spares:
+            await until_opened(noted, one, "blas")
+        await replace_worker(device)
+        (left,) = spares - {pid(device)}
+        # In this generation it comes into use once more.
+        await norm(device)
+        await transform(device)
+        await until(lambda: "fft" in noted.names(left))
+        assert noted.names(left) == ["blas", "fft"]

@@ -61,8 +61,11 @@ class KernelLibraries:
                 return opening.library
 
     async def prepare(self, name: str) -> None:
-        """Open a library ahead; if it cannot be opened, the actor that needs it tries again."""
-        await self._begin(name).is_over.wait()
+        """Open a library ahead, for the next that takes it; raises as `take` does."""
+        opening = self._begin(name)
+        await opening.is_over.wait()
+        if opening.error is not None:
+            raise opening.error
 
     def _begin(self, name: str) -> _Opening:
         opening = _Opening(name)

@@ -62,6 +62,8 @@ class LibraryOpener(Actor):
         self._libraries: dict[str, Ref[LibraryActor]]
         # By import path: held while its actor is being started, or its library opened ahead.
         self._turns: dict[str, trio.Lock] = {}
+        # Import paths of those whose library was opened ahead, whether they have taken it by now or not.
+        self._ahead: set[str] = set()
         # Names of the actors that are being started.
         self._starting: set[str] = set()
         # What the context was found to be lost to when a library was opened.
@@ -99,11 +101,13 @@ class LibraryOpener(Actor):
         """
         for path in paths:
             turn = self._turn(path)
-            if path not in self._libraries and not turn.locked():
-                async with turn:
-                    with suppress(Exception):
-                        actor_class = await _find_actor(path, "a device")
-                        await self._engine.libraries.prepare(actor_class.library)
+            if path in self._libraries or path in self._ahead or turn.locked():
+                continue
+            async with turn:
+                with suppress(Exception):
+                    actor_class = await _find_actor(path, "a device")
+                    await self._engine.libraries.prepare(actor_class.library)
+                    self._ahead.add(path)
 
     def _turn(self, path: str) -> trio.Lock:
         turn = self._turns.get(path)
