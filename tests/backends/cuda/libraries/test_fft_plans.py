@@ -216,6 +216,23 @@ def test_a_transform_for_which_the_limit_leaves_no_room_is_refused(rig: Any, bac
     assert device.close(30)
 
 
+def test_a_larger_transform_has_the_room_of_the_smaller_one_before_it(rig: Any, backend: Any) -> None:
+    """What it computes in is one piece: it need not fit beside what the stream has."""
+    first, second = halved(rig, 8192 - 512), halved(rig, 8192)
+    needed: list[int] = []
+    for spec in (first, second):
+        rig.apply("fft", spec)
+        needed.append(rig.device.memory().workspace)
+    device = backend.open_device(0, memory_limit=rig.device.memory().used + needed[1])
+    small = type(rig)(device, device.open_stream("main"))
+    for spec in (halved(small, 8192 - 512), halved(small, 8192)):
+        small.apply("fft", spec)
+        np.testing.assert_allclose(small.get(spec.out), np.arange(float(spec.out.size)), atol=1e-8)
+    small.close_libraries()
+    small.free_all()
+    assert device.close(30)
+
+
 def test_its_end_gives_all_plans_back(rig: Any) -> None:
     library = rig.device.open_library("fft")
     for n in (5, 6, 7):

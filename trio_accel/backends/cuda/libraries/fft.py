@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import ClassVar
 
 import attrs
@@ -27,6 +28,8 @@ __all__ = ["FftLibrary"]
 _REAL = {DType.complex64: DType.float32, DType.complex128: DType.float64}
 _COMPLEX = {real: complex_ for complex_, real in _REAL.items()}
 _DTYPES = {"c2c": {dtype: dtype for dtype in _REAL}, "r2c": _COMPLEX, "c2r": _REAL}
+# Of temporary buffers, as of device memory.
+_ALIGNMENT = 256
 
 
 @attrs.frozen(eq=False)
@@ -35,14 +38,15 @@ class _Plan:
 
     Attributes:
         steps: What to enqueue; a transform with the plan of cuFFT that it executes.
-        sizes: Bytes of the temporary buffers; none where no step uses one.
-        area: Bytes of the work area that the plans of cuFFT use one after the other.
-        vendor_plans: These plans.
+        workspace: Bytes of the temporary buffers, and behind them of the work area of cuFFT, which its plans
+            use one after the other.
+        offsets: Where each of these begins.
+        vendor_plans: The plans of cuFFT.
     """
 
     steps: tuple[Zero | Convert | tuple[Transform, VendorPlan], ...] = ()
-    sizes: tuple[int, ...] = ()
-    area: int = 0
+    workspace: int = 0
+    offsets: tuple[int, ...] = (0,)
     vendor_plans: tuple[VendorPlan, ...] = ()
 
 
@@ -84,25 +88,23 @@ class FftLibrary(CudaLibrary):
         steps = [
             (step, held[step.fit.key]) if isinstance(step, Transform) else step for step in planned.steps
         ]
-        return _Plan(
-            tuple(steps),
-            planned.sizes if any(planned.sizes) else (),
-            max((plan.size for plan in held.values()), default=0),
-            tuple(held.values()),
-        )
+        sizes = [*planned.sizes, max((plan.size for plan in held.values()), default=0)]
+        ends = list(accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0))
+        return _Plan(tuple(steps), ends[-1], tuple(ends[:-1]), tuple(held.values()))
 
     @kernel(FftSpec, backend="cuda", plan=_plan)
     def _transform(self, spec: FftSpec, call: Call) -> None:
         plan: _Plan = call.plan
-        buffers = [call.at(spec.source), call.at(spec.out), *map(call.workspace, plan.sizes)]
-        area = call.workspace(plan.area)
+        workspace = call.workspace(plan.workspace)
+        buffers = [call.at(spec.source), call.at(spec.out)]
+        buffers += [workspace + offset for offset in plan.offsets]
         for step in plan.steps:
             if isinstance(step, tuple):
                 transform, vendor_plan = step
                 source, out = buffers[transform.source], buffers[transform.out]
                 for from_source, from_out in transform.fit.offsets:
                     vendor_plan.run(
-                        call.stream, area, source + from_source, out + from_out, transform.is_forward
+                        call.stream, buffers[-1], source + from_source, out + from_out, transform.is_forward
                     )
             elif isinstance(step, Convert):
                 from_, to = step.source.at(buffers), step.out.at(buffers)
