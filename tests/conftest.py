@@ -25,6 +25,7 @@ from chosen import BACKEND, IS_STAND_IN
 import trio_accel as ta
 from trio_accel.actors._cell import Cell
 from trio_accel.backends.base import AccelDevice, Isolation
+from trio_accel.backends.base.fast_paths import FastPaths, use_fast_paths
 from trio_accel.backends.cpu import CpuBackend
 from trio_accel.backends.cuda import CudaBackend
 from trio_accel.devices.worker.launcher._launcher import Launcher, WorkerProcess
@@ -51,12 +52,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="where the contexts of devices live, in tests that do not choose themselves",
     )
     parser.addoption(
+        "--slow-paths",
+        action="store_true",
+        help="turn every fast path off, in tests that do not choose themselves",
+    )
+    parser.addoption(
         "--sample",
         type=int,
         default=0,
         metavar="N",
         help="run at most N parameter sets of each test of devices and libraries, chosen by hash; 0 runs all",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--slow-paths"):
+        use_fast_paths(FastPaths.none())
 
 
 @pytest.hookimpl(trylast=True)  # when -m and -k have chosen

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from ...actors import describe
 from ...backends.base import StaleRefError
+from ...backends.base.fast_paths import current_fast_paths
 from ...backends.base.ops import ArraySpec
 from ..base._availability import Availability
 from ..base._bridge import LoopNotifier
@@ -171,6 +172,7 @@ class BlockTable:
         "_kept_bytes",
         "_kept_count",
         "_large",
+        "_looks",
         "_notifier",
         "availability",
         "device",
@@ -191,7 +193,9 @@ class BlockTable:
         self.kept: dict[int, list[tuple[int, ArraySpec | None]]] = {}
         self._kept_count = self._kept_bytes = 0
         self.is_watched: bool = False
-        self._keeps = keeps
+        reuses = current_fast_paths().reuse
+        self._keeps = keeps and reuses
+        self._looks = _LOOKS if reuses else 0
         self._is_notified = False
         # A block of so many bytes is given back at once.
         self._large = _LARGE
@@ -224,7 +228,7 @@ class BlockTable:
             The id, and the array that it was made for.
         """
         dropped = self.dropped
-        for _ in range(min(len(dropped), _LOOKS)):
+        for _ in range(min(len(dropped), self._looks)):
             # Others may be appended meanwhile.
             last = dropped.pop()
             if last[1] == nbytes:
@@ -325,7 +329,8 @@ class BlockTable:
 
     def move(self, device: Owner, availability: Availability, *, keeps: bool) -> None:
         """The blocks pass to another device, which has no context yet."""
-        self.device, self.availability, self._keeps = device, availability, keeps
+        self.device, self.availability = device, availability
+        self._keeps = keeps and self._looks > 0
         self._large = _LARGE
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from operator import attrgetter
 import trio
 
 from ...backends.base import AccelEvent, AccelStream
+from ...backends.base.fast_paths import current_fast_paths
 from ..base._bridge import LoopNotifier
 from ._latency import LatencyEstimator
 from ._port import LONGEST_LOOK
@@ -44,6 +45,7 @@ class AdaptivePort(WatchedPort):
         self._most = most
         self._budget = most
         self._half = window / 2
+        self._may_be_quick = current_fast_paths().spin_wait
         self._began = 0.0
         self._notifier = LoopNotifier(self._notified)
         # The event that each stream was asked to notify of last.
@@ -112,7 +114,7 @@ class AdaptivePort(WatchedPort):
             if await self._search(self._began + self._budget):
                 self._budget = min(2 * self._budget, self._most)
                 # As short as one that `poll` waits for.
-                self.is_quick = time.perf_counter() - self._began < _SHORT
+                self.is_quick = self._may_be_quick and time.perf_counter() - self._began < _SHORT
             elif self._events:
                 self._budget = max(self._budget / 2, self._LEAST)
                 await self._expect()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import attrs
 
 from ...backends.base import DeviceInfo
+from ...backends.base.fast_paths import current_fast_paths
 from ..base._bridge import LoopNotifier
 from ._adaptive import AdaptivePort
 from ._notified import HostCallbackPort, SyncPort
@@ -91,7 +92,7 @@ class AdaptiveCompletion:
 
     def open(self, reap: Callable[[], None]) -> CompletionPort:
         """Start for one engine."""
-        return AdaptivePort(reap, self.budget, self.window)
+        return AdaptivePort(reap, self.budget, self.window if current_fast_paths().spin_wait else 0.0)
 
 
 @attrs.frozen(kw_only=True)
@@ -114,7 +115,7 @@ def best_completion(info: DeviceInfo) -> CompletionStrategy:
 def window_of(completion: CompletionStrategy | None, info: DeviceInfo) -> float:
     """How many seconds a program and its worker may stay awake for one operation that is due."""
     chosen = completion or best_completion(info)
-    if not isinstance(chosen, AdaptiveCompletion):
+    if not isinstance(chosen, AdaptiveCompletion) or not current_fast_paths().spin_wait:
         return 0.0
     # Both, and what they wait for, must have a processor to run on.
     return chosen.window if _processors() >= _ROOMY else 0.0

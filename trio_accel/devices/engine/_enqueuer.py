@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ...actors import ActorStoppedError
 from ...backends.base import AccelDevice, Hold, KernelLibrary
+from ...backends.base.fast_paths import current_fast_paths
 from ..arrays._blocks import BlockTable
 from ..base._alarms import Alarms
 from ..completion._port import CompletionPort
@@ -65,7 +66,7 @@ class Enqueuer:
         self._alarms = alarms
         self._hooks = hooks
         self._on_launch = on_launch
-        self._may_defer = may_defer if port.flushes else _never
+        self._may_defer = may_defer if port.flushes and current_fast_paths().shared_events else _never
         # Of injected faults.
         self._holds: list[Hold] = []
         self.launched: int = 0

@@ -11,6 +11,7 @@ import trio
 
 from ...actors import NOT_NOW, Actor, ActorContext, DeferredReply, DirectReply, handles, quick
 from ...backends.base import KernelLibrary
+from ...backends.base.fast_paths import current_fast_paths
 from ..base._errors import FailureClass, classify
 from ..operations._operation import Launch
 from ._engine import Engine
@@ -59,7 +60,8 @@ class LibraryActor(Actor):
         self._kernels, self._lane = kernels, lane
         # A subclass may do more with a launch than this class knows.
         cls = type(self)
-        self._is_plain = cls.launch is LibraryActor.launch and cls.launch_now is LibraryActor.launch_now
+        is_plain = cls.launch is LibraryActor.launch and cls.launch_now is LibraryActor.launch_now
+        self._is_plain = is_plain and current_fast_paths().direct_launch
         try:
             yield
             # One that is cancelled says nothing of the others.

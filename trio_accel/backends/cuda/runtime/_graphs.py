@@ -10,6 +10,7 @@ from typing import Any
 
 from cuda.bindings import driver
 
+from ...base.fast_paths import current_fast_paths
 from ._context import CudaContext
 from ._driver import is_sticky
 from ._launch_cache import Call, Key, LaunchCache
@@ -130,7 +131,7 @@ class Graphs:
         """
         number = int(self._context.number)
         with _warming:
-            if self._is_warm:
+            if self._is_warm or not current_fast_paths().graphs:
                 return
             self._is_warm = True
             graph = self._capture_largest(stream, enqueue)

@@ -10,6 +10,7 @@ import sys
 
 import trio
 
+from ....backends.base.fast_paths import use_fast_paths
 from ...front._system import System
 from ..transport._answers import ANSWERS
 from ..transport._channel import Channel, EndOfChannel
@@ -68,6 +69,7 @@ async def _main(page: SharedPage) -> None:
         os._exit(0)
     config = received[0][0][1]
     assert isinstance(config, WorkerConfig)
+    use_fast_paths(config.fast_paths)
     logging.getLogger("trio_accel").addHandler(LogForwarder(channel.send))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(channel.run)

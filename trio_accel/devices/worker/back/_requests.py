@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy.typing as npt
 
 from ....actors import DirectReply, Ref, at_rest
+from ....backends.base.fast_paths import current_fast_paths
 from ...arrays._blocks import BlockTable
 from ...base._errors import WithdrawnError
 from ...engine._context import ContextActor, Session
@@ -46,6 +47,7 @@ class WorkerRequests:
         session: The context that serves them, while there is one.
         context: The actor of that context.
         is_closing: Whether the application wants the context to end.
+        shows_ends: Whether the end of a lone operation is shown before its answer is made.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class WorkerRequests:
         self.session: Session | None = None
         self.context: Ref[ContextActor]
         self.is_closing: bool = False
+        self.shows_ends: bool = current_fast_paths().early_completion
         self._channel = channel
         self._page = page
         self._start = page.start
@@ -290,7 +293,7 @@ class _Serving(DirectReply):
     def attend(self, attend: Callable[[], Awaitable[None]], herald: _CompleteEarly) -> bool:
         """Encode the answer while the device works; the task of the strategy looks for its end."""
         self._encode()
-        if self.payload is not None and self.launch.fault is None:
+        if self.payload is not None and self.launch.fault is None and self.requests.shows_ends:
             self.requests.announce(self, herald)
         return False
 

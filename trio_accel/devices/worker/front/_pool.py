@@ -12,6 +12,7 @@ from trio.lowlevel import enable_ki_protection
 
 from ....actors import describe
 from ....backends.base import NotSupportedError
+from ....backends.base.fast_paths import current_fast_paths
 from ...base._libraries_in_use import LibrariesInUse
 from ...base._shortage import is_shortage
 from ...completion._strategies import SyncCompletion, window_of
@@ -304,6 +305,7 @@ class WorkerPool:
                     in_use=self.in_use.paths,
                     is_observed=self._is_observed,
                     window=min(self._window, _WINDOW),
+                    fast_paths=current_fast_paths(),
                 ),
                 tuple(self._chunks.chunks.values()),
             )

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy.typing as npt
 
+from ....backends.base.fast_paths import current_fast_paths
 from ....backends.base.ops import ArraySpec, map_arrays
 from ...operations._operation import Launch
 from ..transport._codec import Message
@@ -35,10 +36,11 @@ class TemplateTable:
         post: Sends a message to the worker.
     """
 
-    __slots__ = ("_last", "_numbers", "_post")
+    __slots__ = ("_is_on", "_last", "_numbers", "_post")
 
     def __init__(self, post: Callable[[Message], None]) -> None:
         self._post = post
+        self._is_on = current_fast_paths().templates
         # 0 stands for one that was seen once.
         self._numbers: dict[_Key, int] = {}
         self._last = 0
@@ -57,7 +59,7 @@ class TemplateTable:
         Raises:
             TypeError: No other process can import the specification's class.
         """
-        if launch.staged or launch.fault is not None:
+        if launch.staged or launch.fault is not None or not self._is_on:
             return None
         found = spec_key(launch.spec, host)
         if found is None:

@@ -64,6 +64,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from ....backends.base import PlacedBlock
+from ....backends.base.fast_paths import FastPaths
 from ....backends.base.ops import ArraySpec
 from ..._options import DeviceOptions
 from ._codec import Message
@@ -91,6 +92,7 @@ class WorkerConfig:
         in_use: Import paths of the libraries that are in use: it opens them ahead.
         is_observed: Whether somebody observes messages.
         window: The most seconds to stay awake for a request that is due; 0 to sleep.
+        fast_paths: Those that are taken.
     """
 
     device: str
@@ -99,6 +101,7 @@ class WorkerConfig:
     in_use: tuple[str, ...]
     is_observed: bool
     window: float
+    fast_paths: FastPaths
 
 
 def plain_address(block: PlacedBlock) -> Address:

@@ -1,0 +1,53 @@
+"""Fast paths: what is done in a quicker way where that is possible, and can be turned off by tests.
+
+Each leads to the same results as the path that is always there. They are looked at when a device or a worker
+is opened, and not with each operation. Decision 98 has what each of them gains.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+__all__ = ["FastPaths", "current_fast_paths", "use_fast_paths"]
+
+
+@attrs.frozen(kw_only=True)
+class FastPaths:
+    """Which fast paths are taken.
+
+    Attributes:
+        direct_launch: An operation is launched in its asker's task, past the mailbox of an idle library.
+        reuse: A new array takes the id of a dropped block of its size.
+        templates: A worker is told of the layouts of an operation once, and of its blocks each time.
+        early_completion: A worker shows the end of a lone operation before it reports it.
+        spin_wait: Tasks poll for what is due, and messages go through shared memory meanwhile.
+        graphs: A repeated product is launched as a graph.
+        shared_events: Several light operations that are in flight together share an event.
+    """
+
+    direct_launch: bool = True
+    reuse: bool = True
+    templates: bool = True
+    early_completion: bool = True
+    spin_wait: bool = True
+    graphs: bool = True
+    shared_events: bool = True
+
+    @classmethod
+    def none(cls) -> FastPaths:
+        """Without any of them."""
+        return cls(**dict.fromkeys((field.name for field in attrs.fields(cls)), False))
+
+
+_current = FastPaths()
+
+
+def current_fast_paths() -> FastPaths:
+    """Those of devices that are opened now; a worker has those of its device."""
+    return _current
+
+
+def use_fast_paths(paths: FastPaths) -> None:
+    """Take these from now on, in this process."""
+    global _current  # noqa: PLW0603  # the one setting
+    _current = paths
