@@ -101,6 +101,16 @@ async def test_a_single_matrix_and_the_first_of_several(device: ta.Device) -> No
     assert other.value.index == (2,)
 
 
+@both
+async def test_status_words_of_empty_matrices_are_clear(device: ta.Device) -> None:
+    # Words of operations before are left in the memory of a worker.
+    with pytest.raises(ta.LinAlgError):
+        await linalg.cholesky(await device.put(-np.ones((50, 1, 1))))
+    empty = await device.put(np.ones((50, 0, 0)))
+    for ask in (linalg.cholesky, linalg.eigvalsh, linalg.svd, linalg.lu, lambda a: linalg.solve(a, a)):
+        await ask(empty)
+
+
 async def test_nan_where_numpy_lets_it_pass(device: ta.Device) -> None:
     a = stack_with(np.nan)
     x = await (await linalg.solve(await device.put(a), np.ones(6))).to_host()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -305,3 +306,16 @@ async def test_a_matrix_made_by_hand_that_is_inconsistent(system: ta.System, dev
         await sparse.spmv(sparse.CsrMatrix((2, 2), *arrays), np.ones(2))
     assert caught.value.library == "sparse"
     assert system.tree().find(f"test/{device.name}/context/sparse").restarts == 0
+
+
+async def test_a_failed_product_lets_go_of_its_arrays(device: ta.Device) -> None:
+    for _ in range(3):
+        arrays = [
+            await device.put(array) for array in (np.array([0, 1, 9]), np.array([0, 1]), np.array([1.0, 2.0]))
+        ]
+        with pytest.raises(ta.LibraryError):
+            await sparse.spmv(sparse.CsrMatrix((2, 2), *arrays), np.ones(2))
+    del arrays
+    gc.collect()
+    await device.synchronize()
+    assert (await device.statistics()).memory.used == 0

@@ -5,7 +5,8 @@ C-contiguous and overlap no other. Elements are float32, float64, complex64 or c
 all arrays, but for those that are real (``s``, ``w``) and the pivots, which are int32.
 
 ``info`` has one word for each matrix of the stack of the first array that is read, in C order: 0 where the
-operation succeeded. A word that is not 0 fails the operation as a whole, with the matrix named in the error.
+operation succeeded. The backend writes all of them; before, they may hold anything. A word that is not 0
+fails the operation as a whole, with the matrix named in the error.
 """
 
 from __future__ import annotations

@@ -59,6 +59,9 @@ def _solver(
             check_size(f"{operation} of {rows} × {columns}", workspace(rows, columns))
             arrays = [getattr(spec, field) for field in fields]
             views = [array if array is None else memory.view(array) for array in arrays]
+            if spec.descriptor().has_status:
+                # What lay there before is anything.
+                spec.info.fill(0)
             return partial(run, spec, Lapack(first.dtype, rows, columns), *views)
 
         return prepare
