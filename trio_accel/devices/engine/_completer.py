@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 from ...actors import DirectReply
 from ...backends.base import AccelEvent
+from ..arrays._blocks import bare
 from ..base._alarms import Alarms
 from ..base._errors import FailureClass, classify
 from ..completion._port import CompletionPort, CompletionStrategy
@@ -166,7 +168,10 @@ class Completer:
             if operation.crash is not None:
                 operation.crash(error)
         else:
-            reply.fail(error)
+            # The event has the error as long as others may wait for it. The asker's frames, which this gets
+            # when it is raised there, would keep the arrays that the operation was to make.
+            told = bare(error).with_traceback(error.__traceback__)
+            reply.fail(cast("Exception", told))
 
     def fail_all(self, cause: BaseException | None) -> None:
         """Fail everything in flight: the context is gone."""
