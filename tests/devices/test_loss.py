@@ -15,6 +15,8 @@ from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.backends.base.ops import ScalSpec
+from trio_accel.backends.cpu import _device
+from trio_accel.backends.cpu.kit._library import Kernels
 
 AT_ONCE = ta.Backoff(initial=0.0, base=0.0, jitter=0.0)
 MANY = ta.Intensity(100, 60.0)
@@ -28,9 +30,13 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.entered = threading.Event()
         self.leave = threading.Event()
-        from trio_accel.backends.cpu.libraries import blas
+        load = _device.load_kernels
 
-        monkeypatch.setitem(blas.KERNELS, ScalSpec, lambda spec, memory: self._work)
+        def load_kernels(name: str, device: str) -> Kernels:
+            kernels = load(name, device)
+            return {**kernels, ScalSpec: lambda spec, memory: self._work} if name == "blas" else kernels
+
+        monkeypatch.setattr(_device, "load_kernels", load_kernels)
 
     def _work(self) -> None:
         self.entered.set()
