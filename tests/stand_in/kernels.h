@@ -135,6 +135,11 @@ template <typename To, typename From> static inline To bits(From from) {
 
 extern "C" int printf(const char *, ...);
 
+static inline int atomicCAS(int *place, int old, int number) {
+    __atomic_compare_exchange_n(place, &old, number, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    return old;
+}
+
 static inline void __threadfence() {
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }

@@ -34,6 +34,7 @@ LIBRARIES = {
     "cublas": ("libcublas.so.13", "13, 1, 2"),
     "cublasLt": ("libcublasLt.so.13", ""),
     "cufft": ("libcufft.so.12", "12, 0, 1"),
+    "cusolver": ("libcusolver.so.12", "12, 0, 4"),
     "cusparse": ("libcusparse.so.12", "12, 6, 3"),
     "nvJitLink": ("libnvJitLink.so.13", ""),
 }

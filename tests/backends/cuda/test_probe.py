@@ -200,7 +200,7 @@ class TestLibraries:
         cuda = describe()[0]
         assert cuda.problem is None
         assert [device.libraries for device in cuda.devices] == [
-            ("blas", "fft", "memory", "random", "sparse")
+            ("blas", "fft", "memory", "random", "solver", "sparse")
         ] * 2
         driver, *libraries = cuda.software
         assert (driver.name, driver.source) == ("NVIDIA driver", "system")
@@ -212,6 +212,7 @@ class TestLibraries:
             "NVRTC": ("13.0", "system", str(folder / "libnvrtc.so.13")),
             "cuBLAS": ("13.1.2", "system", str(folder / "libcublas.so.13")),
             "cuFFT": ("12.0.1", "system", str(folder / "libcufft.so.12")),
+            "cuSOLVER": ("12.0.4", "system", str(folder / "libcusolver.so.12")),
             "cuSPARSE": ("12.6.3", "system", str(folder / "libcusparse.so.12")),
         }
 
@@ -237,24 +238,28 @@ class TestLibraries:
         assert refusal() == f"NVRTC, by which kernels are compiled, is not installed: {CUDA13}"
 
     @pytest.mark.parametrize(
-        ("missing", "library", "name"),
+        ("missing", "needing"),
         [
-            ("cublas", "blas", "cuBLAS"),
-            ("cublasLt", "blas", "cuBLAS"),
-            ("cufft", "fft", "cuFFT"),
-            ("cusparse", "sparse", "cuSPARSE"),
-            ("nvJitLink", "sparse", "cuSPARSE"),
+            # cuSOLVER needs all of the others but cuFFT.
+            ("cublas", {"blas": "cuBLAS", "solver": "cuSOLVER"}),
+            ("cublasLt", {"blas": "cuBLAS", "solver": "cuSOLVER"}),
+            ("cufft", {"fft": "cuFFT"}),
+            ("cusolver", {"solver": "cuSOLVER"}),
+            ("cusparse", {"sparse": "cuSPARSE", "solver": "cuSOLVER"}),
+            ("nvJitLink", {"sparse": "cuSPARSE", "solver": "cuSOLVER"}),
         ],
     )
     def test_without_one_the_others_are_there(
-        self, bare: Machine, missing: str, library: str, name: str
+        self, bare: Machine, missing: str, needing: dict[str, str]
     ) -> None:
         bare.add(set(LIBRARIES) - {missing})
         libraries = _installed.installed((13, 0))
-        assert set(libraries.libraries) == {"blas", "fft", "memory", "random", "sparse"} - {library}
-        assert libraries.problem(library) == (
-            f"library {library!r} needs {name}, which is not installed: {CUDA13}"
-        )
+        everything = {"blas", "fft", "memory", "random", "solver", "sparse"}
+        assert set(libraries.libraries) == everything - set(needing)
+        for library, name in needing.items():
+            assert libraries.problem(library) == (
+                f"library {library!r} needs {name}, which is not installed: {CUDA13}"
+            )
         assert resolve("cuda")[1].name == "cuda:0"
 
     def test_one_is_damaged(self, bare: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +279,7 @@ class TestLibraries:
         make_library(bare.folder, "cublas", "14, 0, 1")
         make_library(bare.folder, "cufft", "13, 0, 0")
         libraries = _installed.installed((13, 0))
-        assert libraries.libraries == ("memory", "random", "sparse")
+        assert libraries.libraries == ("memory", "random", "solver", "sparse")
         for library, name in (("blas", "cuBLAS"), ("fft", "cuFFT")):
             assert libraries.problem(library) == (
                 f"library {library!r} needs {name}, which is for CUDA 14, and the NVIDIA driver for "
@@ -339,7 +344,7 @@ print(await x.to_host())
             variables(),
         )
         assert text.splitlines() == [
-            "('blas', 'memory', 'random', 'sparse')",
+            "('blas', 'memory', 'random', 'solver', 'sparse')",
             f"library 'fft' needs cuFFT, which is not installed: {CUDA13}",
             "[0. 1. 2. 3.]",
         ]
@@ -566,7 +571,8 @@ def device(**changes: object) -> dict[str, object]:
 
 def found() -> dict[str, object]:
     """What is found where all libraries of CUDA 13 are installed."""
-    versions = {"nvrtc": [13, 0], "cublas": [13, 0, 0], "cufft": [12, 0, 0], "cusparse": None}
+    versions = {"nvrtc": [13, 0], "cublas": [13, 0, 0], "cufft": [12, 0, 0]}
+    versions |= {"cusolver": [12, 0, 4], "cusparse": None}
     return {
         "bindings": "13.0.0",
         "found": {

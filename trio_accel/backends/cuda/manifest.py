@@ -46,6 +46,7 @@ VENDOR: Mapping[str, Vendor] = {
     "nvrtc": Vendor("NVRTC", "nvrtcVersion", is_in_parts=False, behind=0),
     "cublas": Vendor("cuBLAS", "cublasGetProperty", behind=0),
     "cufft": Vendor("cuFFT", "cufftGetProperty", behind=1),
+    "cusolver": Vendor("cuSOLVER", "cusolverGetProperty", behind=1),
     "cusparse": Vendor("cuSPARSE", "cusparseGetProperty"),
 }
 """By the names that cuda-pathfinder has for them."""
@@ -58,6 +59,7 @@ LIBRARIES: Mapping[str, Library] = {
     "fft": Library(".libraries.fft", "FftLibrary", "cufft"),
     "memory": Library(".libraries.memory", "MemoryLibrary"),
     "random": Library(".libraries.random", "RandomLibrary"),
+    "solver": Library(".libraries.solver", "SolverLibrary", "cusolver"),
     "sparse": Library(".libraries.sparse", "SparseLibrary", "cusparse"),
 }
 """By the names that library actors have for them."""

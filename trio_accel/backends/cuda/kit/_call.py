@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -10,11 +11,13 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from cuda.bindings import driver
 
+from ...base import DType
 from ...base.ops import ArraySpec, OperationSpec, StatusArray
 from ..runtime._device_array import DeviceArray
 from ..runtime._stream import CudaStream
 from ._arena import Lot
 from ._device import LibraryDevice
+from ._matrices import transposed
 
 __all__ = ["Call", "Order"]
 
@@ -72,6 +75,10 @@ class Call:
         if self._lot is None:
             self._lot = self.device.arena.begin(self.stream)
         return self._lot.take(nbytes)
+
+    def workspace_array(self, dtype: DType, shape: tuple[int, ...]) -> DeviceArray:
+        """An array without gaps in workspace; raises as `workspace` does."""
+        return DeviceArray.packed(self.workspace(math.prod(shape) * dtype.itemsize), dtype, shape)
 
     def host_workspace(self, nbytes: int) -> int:
         """The address of so many bytes of host memory; 0 for none."""
@@ -196,12 +203,4 @@ def _let_go(room: object) -> None:
 
 def _turned(array: DeviceArray, order: Order) -> DeviceArray:
     """An array, or its matrices transposed, which lie by rows where the others lie by columns."""
-    if order == "C" or len(array.shape) < 2:
-        return array
-    shape, strides = array.shape, array.strides
-    return DeviceArray(
-        array.address,
-        array.dtype,
-        (*shape[:-2], shape[-1], shape[-2]),
-        (*strides[:-2], strides[-1], strides[-2]),
-    )
+    return array if order == "C" or len(array.shape) < 2 else transposed(array)

@@ -1,0 +1,176 @@
+// What the dense solvers need around the routines of cuSOLVER: status words, triangles, pivots and pointers.
+
+#ifndef STAND_IN
+#define KERNEL(name, Arguments) extern "C" __global__ void name(const Arguments arguments)
+#endif
+
+typedef long long i64;
+
+// Of matrices: rows and columns as they lie in memory, by rows. What the rest means, each kernel says.
+struct SolverArguments {
+    char *a;
+    char *b;
+    int *status;
+    i64 count, step, rows, columns;
+    int type, mode;
+};
+
+enum Type { FLOAT32, FLOAT64, COMPLEX64, COMPLEX128 };
+enum Triangle { ALL, LOWER, UPPER };
+
+#define EACH(index) \
+    for (i64 index = (i64)blockIdx.x * blockDim.x + threadIdx.x; index < arguments.count; \
+         index += (i64)gridDim.x * blockDim.x)
+
+struct Place {
+    i64 matrix, row, column;
+};
+
+__device__ Place place_of(const SolverArguments &arguments, i64 index)
+{
+    const i64 line = index / arguments.columns, matrix = line / arguments.rows;
+    return {matrix, line - matrix * arguments.rows, index - line * arguments.columns};
+}
+
+__device__ bool is_finite(const SolverArguments &arguments, i64 index)
+{
+    const float *single = (const float *)arguments.a;
+    const double *full = (const double *)arguments.a;
+    switch (arguments.type) {
+    case FLOAT32: return single[index] - single[index] == 0;
+    case FLOAT64: return full[index] - full[index] == 0;
+    case COMPLEX64: return single[2 * index] - single[2 * index] == 0
+        && single[2 * index + 1] - single[2 * index + 1] == 0;
+    default: return full[2 * index] - full[2 * index] == 0 && full[2 * index + 1] - full[2 * index + 1] == 0;
+    }
+}
+
+__device__ void clear(const SolverArguments &arguments, i64 index)
+{
+    switch (arguments.type) {
+    case FLOAT32: ((float *)arguments.a)[index] = 0; break;
+    case FLOAT64: case COMPLEX64: ((i64 *)arguments.a)[index] = 0; break;
+    default: ((i64 *)arguments.a)[2 * index] = ((i64 *)arguments.a)[2 * index + 1] = 0; break;
+    }
+}
+
+__device__ void clear_imaginary(const SolverArguments &arguments, i64 index)
+{
+    if (arguments.type == COMPLEX64)
+        ((float *)arguments.a)[2 * index + 1] = 0;
+    else if (arguments.type == COMPLEX128)
+        ((double *)arguments.a)[2 * index + 1] = 0;
+}
+
+// The smallest number that is not zero stays.
+__device__ void keep_first(int *status, int number)
+{
+    int old = *status;
+    while (old == 0 || old > number) {
+        const int seen = atomicCAS(status, old, number);
+        if (seen == old)
+            return;
+        old = seen;
+    }
+}
+
+// mode: the triangle that is looked at. Its matrix's status is -1 where an element is no finite number.
+KERNEL(screen, SolverArguments)
+{
+    EACH(index) {
+        const Place place = place_of(arguments, index);
+        const bool is_seen = arguments.mode == ALL || place.row == place.column
+            || (arguments.mode == LOWER) == (place.row > place.column);
+        if (is_seen && !is_finite(arguments, index))
+            arguments.status[place.matrix] = -1;
+    }
+}
+
+// Matrices with a status become zero: the iterations may never end with what is no number. With a triangle, the
+// diagonal is made real.
+KERNEL(blank, SolverArguments)
+{
+    EACH(index) {
+        const Place place = place_of(arguments, index);
+        if (arguments.status[place.matrix])
+            clear(arguments, index);
+        else if (arguments.mode != ALL && place.row == place.column)
+            clear_imaginary(arguments, index);
+    }
+}
+
+// mode: the triangle that is cleared, without the diagonal. With status words: of a matrix the first place on the
+// diagonal that is no finite number, from 1, unless the routine has found one before it.
+KERNEL(finish_triangle, SolverArguments)
+{
+    EACH(index) {
+        const Place place = place_of(arguments, index);
+        if (place.row == place.column) {
+            if (arguments.status && !is_finite(arguments, index))
+                keep_first(arguments.status + place.matrix, (int)place.row + 1);
+        } else if ((arguments.mode == LOWER) == (place.row > place.column)) {
+            clear(arguments, index);
+        }
+    }
+}
+
+// b: what a routine says of each matrix; it counts where there is no status yet.
+KERNEL(merge, SolverArguments)
+{
+    EACH(index)
+        if (!arguments.status[index])
+            arguments.status[index] = ((const int *)arguments.b)[index];
+}
+
+__device__ bool is_zero(const SolverArguments &arguments, i64 index)
+{
+    const float *single = (const float *)arguments.a;
+    const double *full = (const double *)arguments.a;
+    switch (arguments.type) {
+    case FLOAT32: return single[index] == 0;
+    case FLOAT64: return full[index] == 0;
+    case COMPLEX64: return single[2 * index] == 0 && single[2 * index + 1] == 0;
+    default: return full[2 * index] == 0 && full[2 * index + 1] == 0;
+    }
+}
+
+// LU factors, one status word each: of the pivots from the one on that the routine has named, the first that is
+// zero. The vendor takes some for zero that are no number.
+KERNEL(confirm_pivots, SolverArguments)
+{
+    EACH(matrix) {
+        int *status = arguments.status + matrix;
+        if (*status <= 0)
+            continue;
+        const i64 most = arguments.rows < arguments.columns ? arguments.rows : arguments.columns;
+        i64 pivot = *status - 1;
+        while (pivot < most
+               && !is_zero(arguments, (matrix * arguments.rows + pivot) * arguments.columns + pivot))
+            pivot++;
+        *status = pivot < most ? (int)pivot + 1 : 0;
+    }
+}
+
+// Pivots of a as numbers of b, with `step` added. type: bytes of one in a, and 16 times those of one in b.
+// With status words: of each row of `columns` the first pivot that is not below `rows`, from 1; it becomes the first.
+KERNEL(move_pivots, SolverArguments)
+{
+    EACH(index) {
+        i64 pivot = (arguments.type & 15) == 8 ? ((const i64 *)arguments.a)[index] : ((const int *)arguments.a)[index];
+        if (arguments.status && (pivot < 0 || pivot >= arguments.rows)) {
+            keep_first(arguments.status + index / arguments.columns, (int)(index % arguments.columns) + 1);
+            pivot = 0;
+        }
+        pivot += arguments.step;
+        if (arguments.type >> 4 == 8)
+            ((i64 *)arguments.b)[index] = pivot;
+        else
+            ((int *)arguments.b)[index] = (int)pivot;
+    }
+}
+
+// The addresses of matrices from a on, `step` bytes apart, in b.
+KERNEL(list_matrices, SolverArguments)
+{
+    EACH(index) ((char **)arguments.b)[index] = arguments.a + index * arguments.step;
+}
