@@ -161,7 +161,6 @@ class Completer:
         launch = operation.launch
         for block in launch.outputs:
             block.spoil(launch.name, error)
-        self._memory.forget(operation)
         self._context.locate(error, launch)
         if classify(error) is FailureClass.SUSPECT:
             reply.fail_as_crash(error)

@@ -151,19 +151,6 @@ class MemoryInUse:
             else:
                 self.unpin(use)
 
-    def forget(self, operation: InFlight) -> None:
-        """Nothing has to wait for an operation any more: it is done, and failed.
-
-        Its event has the error, and with it the frames of the asker and the arrays in them. They would stay
-        for as long as a block that it used.
-        """
-        event = operation.event
-        for use in operation.uses:
-            if use.last_write is not None and use.last_write[1] is event:
-                use.last_write = None
-            if use.reads:
-                use.reads = {stream: last for stream, last in use.reads.items() if last is not event}
-
     def release(self, block: int) -> None:
         """Free a block, as soon as nothing uses it."""
         self.release_all((block,))
