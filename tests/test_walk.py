@@ -47,8 +47,7 @@ async def traced(isolation: str, name: str, path: Path) -> set[str]:
                 files = walk_trace.stop()
             if isolation == "process":
                 await device.ask(walk_trace.Switch(str(path)))
-                files += json.loads(path.read_text(encoding="utf-8"))
-    # Those of the switch itself are none of the walk.
+                files += json.loads(await trio.Path(path).read_text(encoding="utf-8"))
     return set(files)
 
 
