@@ -7,7 +7,7 @@ import functools
 import numbers
 import reprlib
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -136,21 +136,24 @@ def _check_field(name: str, spec: OperationSpec, field: SpecField) -> None:
         check(name, where, value, getattr(spec, role.of).dtype)
 
 
-def _is_of(count: str, value: object) -> bool:
+def _is_of(count: str, value: Any) -> bool:
     """Whether a field of arrays holds as many as it may."""
     if count == "many":
-        return type(value) is tuple and all(isinstance(item, ArraySpec) for item in value)
+        return type(value) is tuple and all(
+            isinstance(item, ArraySpec) for item in cast("tuple[object, ...]", value)
+        )
     return isinstance(value, ArraySpec) or (count == "optional" and value is None)
 
 
-def _is_status(value: object) -> bool:
+def _is_status(value: Any) -> bool:
     """Whether a field holds status words, which have a layout of their own."""
-    return isinstance(value, np.ndarray) and value.dtype == np.int32 and value.flags.c_contiguous
+    return type(value) is np.ndarray and bool(value.dtype == np.int32 and value.flags.c_contiguous)
 
 
-def _type_of(value: object) -> str:
+def _type_of(value: Any) -> str:
     name = type(value).__name__
-    return f"a tuple with {type(value[0]).__name__}" if isinstance(value, tuple) and value else name
+    items = cast("tuple[object, ...]", value) if type(value) is tuple else ()
+    return f"a tuple with {type(items[0]).__name__}" if items else name
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """Operation specifications: what crosses from an actor to a backend, or to a worker process."""
 
 from ._array import ArraySpec, contiguous_strides
-from ._descriptor import Descriptor, SpecField, array_key, map_arrays, value_key
+from ._descriptor import Descriptor, SpecField, array_key, arrays_of, map_arrays, value_key
 from ._host_use import HostUse
 from ._roles import NumberRole, Role, StatusArray, exact, number, reads, scalar, status, updates, writes
 from ._shapes import product_shape, transformed_shape
@@ -59,6 +59,7 @@ __all__ = [
     "Transpose",
     "Triangle",
     "array_key",
+    "arrays_of",
     "contiguous_strides",
     "exact",
     "map_arrays",

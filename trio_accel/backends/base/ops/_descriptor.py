@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import attrs
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from ._array import ArraySpec
 from ._roles import Access, Role, role_of
 
-__all__ = ["Descriptor", "SpecField", "array_key", "descriptor_of", "map_arrays", "value_key"]
+__all__ = ["Descriptor", "SpecField", "array_key", "arrays_of", "descriptor_of", "map_arrays", "value_key"]
 
 _Blocks: TypeAlias = "tuple[frozenset[int], frozenset[int]]"
 
@@ -106,14 +106,21 @@ def descriptor_of(cls: type[Any]) -> Descriptor:
 _DESCRIPTORS: dict[type[Any], Descriptor] = {}
 
 
-def map_arrays(value: Any, function: Callable[[ArraySpec], Any]) -> Any:
+def map_arrays(value: object, function: Callable[[ArraySpec], Any]) -> Any:
     """Apply a function to an array, or to each of a tuple; anything else is returned as it is."""
-    kind = type(value)
-    if kind is ArraySpec:
+    if type(value) is ArraySpec:
         return function(value)
-    if kind is tuple and value and type(value[0]) is ArraySpec:
-        return tuple([function(array) for array in value])
-    return value
+    arrays = arrays_of(value)
+    return tuple([function(array) for array in arrays]) if arrays else value
+
+
+def arrays_of(value: Any) -> tuple[ArraySpec, ...]:
+    """The arrays that a field holds which is a tuple of them; an empty tuple for any other."""
+    kind: object = type(value)
+    if kind is not tuple or not value:
+        return ()
+    arrays: tuple[ArraySpec, ...] = value
+    return arrays if type(arrays[0]) is ArraySpec else ()
 
 
 def array_key(array: ArraySpec) -> tuple[object, ...]:
@@ -122,15 +129,15 @@ def array_key(array: ArraySpec) -> tuple[object, ...]:
     return array.offset, id(array.dtype), array.shape, array.strides
 
 
-def value_key(value: Any) -> tuple[object, ...] | None:
+def value_key(value: object) -> tuple[object, ...] | None:
     """What tells a value that is not an array from others; None if that cannot be told.
 
     The one rule of what counts as the same: zeros of both signs are not, and NaN is the same as itself.
     """
     kind = type(value)
     if kind is float or kind is complex or issubclass(kind, np.generic):
-        return kind, repr(value)
-    if kind in _PLAIN or (kind is tuple and set(map(type, value)) <= _INT):
+        return type(value), repr(value)
+    if kind in _PLAIN or (kind is tuple and set(map(type, cast("tuple[object, ...]", value))) <= _INT):
         return kind, value
     return None
 

@@ -50,7 +50,8 @@ class Lapack:
         self._letter = LETTERS[dtype]
         self._dtype = dtype.dtype
         self.is_complex: bool = dtype.kind == "complex"
-        self.real: np.dtype[Any] = np.empty(0, self._dtype).real.dtype
+        empty: HostArray = np.empty(0, self._dtype)
+        self.real: np.dtype[Any] = np.real(empty).dtype
         self._product = rows * columns * min(rows, columns)
         if _routine("dpotrf", holds_lock=False) is None:
             raise NotSupportedError(
@@ -92,10 +93,10 @@ class Lapack:
         """
         *before, info = arguments
         first = [value[:1] if isinstance(value, list) else value for value in arguments]
-        best = np.zeros(1, self._dtype)
+        best: HostArray = np.zeros(1, self._dtype)
         self(name, *first[:-1], best, -1, *more, first[-1])
         # Single precision may have rounded it down.
-        work = np.empty(int(np.nextafter(best.real, np.inf)[0]) + 1, self._dtype)
+        work = np.empty(int(np.nextafter(np.real(best), np.inf)[0]) + 1, self._dtype)
         self(name, *before, work, len(work), *more, info)
 
 
@@ -108,9 +109,9 @@ def each(array: HostArray, axes: int = 2, stack: tuple[int, ...] | None = None) 
         stack: The shape to broadcast to.
     """
     leading = array.ndim - axes
-    found = np.array(array.ctypes.data)
+    found: HostArray = np.array(array.ctypes.data)
     for extent, stride in zip(array.shape[:leading], array.strides[:leading], strict=True):
-        found = found[..., None] + np.arange(extent) * stride
+        found = found[..., None] + np.arange(int(extent)) * int(stride)
     addresses: list[int] = np.broadcast_to(found, found.shape if stack is None else stack).ravel().tolist()
     return addresses
 

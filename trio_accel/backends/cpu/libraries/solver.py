@@ -220,7 +220,8 @@ def eigh(spec: EighSpec, lapack: Lapack, a: HostArray, w: HostArray, v: HostArra
 
 def _clear(matrices: HostArray, *, is_lower: bool) -> None:
     """Make the elements below the diagonal zero, or those above it."""
-    row, column = (np.arange(extent) for extent in matrices.shape[-2:])
+    row: HostArray = np.arange(int(matrices.shape[-2]))
+    column: HostArray = np.arange(int(matrices.shape[-1]))
     np.copyto(matrices, 0, where=row[:, None] > column if is_lower else row[:, None] < column)
 
 

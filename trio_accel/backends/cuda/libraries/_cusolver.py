@@ -1,5 +1,8 @@
 """Routines of cuSOLVER for matrices of one size: what they are told, and what memory they need."""
 
+# Routines take as many arguments as they have.
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import numpy as np
@@ -106,7 +106,7 @@ class Trials:
                 routine.run(self._handle, used, count, size, (work, int(room.ctypes.data)), status)
 
     @contextmanager
-    def _scratch(self, *rooms: int) -> Iterator[tuple[int, list[int]]]:
+    def _scratch(self, *rooms: int) -> Generator[tuple[int, list[int]]]:
         """A stream and memory, zero at first; waits for it at the end."""
         check = self._context.check
         stream = int(check(driver.cuStreamCreate(_NON_BLOCKING)))

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....backends.base import DType
-from ....backends.base.ops import ArraySpec, Descriptor, OperationSpec, array_key, value_key
+from ....backends.base.ops import ArraySpec, Descriptor, OperationSpec, array_key, arrays_of, value_key
 
 __all__ = [
     "Wire",
@@ -62,6 +62,7 @@ def encode_spec(spec: OperationSpec, host: HostEncoder, status: HostEncoder | No
     if described.has_status:
         host = _by_field(spec, host, status)
     array: Any
+    field: object
     for field in described.values(spec):
         kind = type(field)
         if kind is ArraySpec:
@@ -138,6 +139,7 @@ def spec_key(
     blocks: list[int] = []
     array: Any
     told: tuple[object, ...] | None
+    value: object
     for value in described.values(spec):
         kind = type(value)
         if kind is ArraySpec:
@@ -145,11 +147,11 @@ def spec_key(
             blocks.append(array.block)
             # As `array_key` does it, without a call for each.
             key += array.offset, id(array.dtype), array.shape, array.strides
-        elif kind is tuple and value and type(value[0]) is ArraySpec:
-            blocks += [array.block for array in value]
-            key += len(value), *[array_key(array) for array in value]
+        elif kind is tuple and (arrays := arrays_of(value)):
+            blocks += [array.block for array in arrays]
+            key += len(arrays), *[array_key(array) for array in arrays]
         else:
-            told = address(value) if kind is np.ndarray else value_key(value)
+            told = address(cast("npt.NDArray[Any]", value)) if kind is np.ndarray else value_key(value)
             if told is None:
                 return None
             key += told
