@@ -114,13 +114,11 @@ def map_arrays(value: object, function: Callable[[ArraySpec], Any]) -> Any:
     return tuple([function(array) for array in arrays]) if arrays else value
 
 
-def arrays_of(value: Any) -> tuple[ArraySpec, ...]:
+def arrays_of(value: object) -> tuple[ArraySpec, ...]:
     """The arrays that a field holds which is a tuple of them; an empty tuple for any other."""
-    kind: object = type(value)
-    if kind is not tuple or not value:
-        return ()
-    arrays: tuple[ArraySpec, ...] = value
-    return arrays if type(arrays[0]) is ArraySpec else ()
+    kind = type(value)
+    arrays = cast("tuple[ArraySpec, ...]", value) if kind is tuple else ()
+    return arrays if arrays and type(arrays[0]) is ArraySpec else ()
 
 
 def array_key(array: ArraySpec) -> tuple[object, ...]:
