@@ -141,9 +141,8 @@ async def test_what_waits_for_a_failed_factor_fails_too(device: ta.Device) -> No
     product = device.submit(linalg.Matmul(factor.value, np.eye(6)))
     with pytest.raises(ta.LinAlgError):
         await factor.wait()
-    with pytest.raises(
-        ta.InputFailedError, match=r"an input was being written by linalg\.Cholesky, which failed"
-    ):
+    # It was launched before that was known, or behind it.
+    with pytest.raises(ta.InputFailedError, match=r"written by linalg\.Cholesky, which failed"):
         await product.wait()
     with pytest.raises(ta.StaleRefError):
         await factor.value.to_host()

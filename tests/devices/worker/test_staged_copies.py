@@ -573,6 +573,8 @@ async def test_who_waits_for_a_host_array_hears_of_a_lost_context_before_its_pro
     monkeypatch.setattr(Generations, "_wait_until_gone", never)
     async with system.open_device(BACKEND, options=options()) as device:
         ref = await device.put(HOST)
+        # The library is open: to open it beside what hangs would take as long as that.
+        await device.ask(ta.random.Bits(1, 0, (4,)))
         ta.testing.inject_fault(device, ToHost, hang=True)
         out = np.zeros_like(HOST)
         with trio.fail_after(10):

@@ -84,7 +84,7 @@ def arguments(cls: type[AccelError]) -> dict[str, Any]:
         "backend": "cpu",
     }
     numbers = {"generation": 3, "requested": 2**40, "free": 0, "total": 7, "code": "SINGULAR"}
-    known = {**texts, **numbers, "is_memory_damaged": True}
+    known = {**texts, **numbers, "is_memory_damaged": True, "index": (3, 1)}
     return {field.alias: known[field.name] for field in attrs.fields(cls)}
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 
 import trio_accel as ta
+from trio_accel.backends.base import LibraryError
 from trio_accel.backends.base.ops import CopySpec, MatmulSpec
 
 pytestmark = pytest.mark.usefixtures("only_cuda")
@@ -148,3 +150,25 @@ def test_a_loss_ends_what_is_shared(rig: Any, light: MatmulSpec) -> None:
     rig.stream.flush()
     assert shared.is_done
     assert isinstance(shared.error, ta.ContextPoisonedError)
+
+
+class Held:
+    """What a task has that looks for the end."""
+
+
+def test_an_error_does_not_keep_what_the_one_has_who_saw_it(rig: Any) -> None:
+    def refuse() -> None:
+        raise LibraryError("refused", library="test", code=1)
+
+    rig.stream.after(refuse)
+    event = rig.stream.record()
+
+    def look() -> weakref.ref[Held]:
+        held = Held()
+        while not event.is_done:
+            pass
+        return weakref.ref(held)
+
+    seen = look()
+    assert isinstance(event.error, LibraryError)
+    assert seen() is None

@@ -328,7 +328,8 @@ class CudaEvent:
             try:
                 finisher()
             except Exception as error:  # noqa: BLE001  # the event's error
-                self._error = self._error or error
+                # Its frames lead back to those of the task that looks here, which would live with the event.
+                self._error = self._error or error.with_traceback(None)
         self.finishers = ()
 
     def __repr__(self) -> str:
