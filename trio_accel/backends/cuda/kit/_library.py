@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import attrs
 
@@ -18,9 +18,12 @@ from ._call import Call
 from ._device import LibraryDevice
 from ._plans import PlanTable
 
-__all__ = ["CudaLibrary", "ModuleLibrary"]
+__all__ = ["CudaLibrary", "Errors", "ModuleLibrary"]
 
 BACKEND = "cuda"
+
+Errors: TypeAlias = Mapping[type[Exception], type[enum.IntEnum]]
+"""By the exception classes of a vendor's bindings, their enumerations of codes."""
 
 
 class CudaLibrary:
@@ -32,8 +35,8 @@ class CudaLibrary:
 
     Attributes:
         name: Name of the library, such as ``"blas"``.
-        statuses: The exception class of the vendor's bindings, whose `status` is its code.
-        codes: The bindings' enumeration of codes.
+        errors: By the exception classes of the vendor's bindings, whose `status` is its code, the bindings'
+            enumerations of codes.
         refused: Names of those statuses that say that the operation, and not the library, is at fault.
         exhausted: Names of those that say that there is not enough memory.
         missing: Names of those that say that the library does not have the operation.
@@ -41,8 +44,7 @@ class CudaLibrary:
     """
 
     name: ClassVar[str]
-    statuses: ClassVar[type[Exception] | None] = None
-    codes: ClassVar[type[enum.IntEnum] | None] = None
+    errors: ClassVar[Errors] = {}
     refused: ClassVar[frozenset[str]] = frozenset()
     exhausted: ClassVar[frozenset[str]] = frozenset()
     missing: ClassVar[frozenset[str]] = frozenset()
@@ -183,7 +185,7 @@ class CudaLibrary:
             return error
         if isinstance(error, CudaMemoryError):
             return self._exhausted()
-        if self.statuses is None or not isinstance(error, self.statuses):
+        if not isinstance(error, tuple(self.errors)):
             return error
         return self._error_of(error)
 
@@ -195,7 +197,8 @@ class CudaLibrary:
         if failure is not None:
             return failure
         status = getattr(error, "status", error)
-        name = self.codes(status).name if self.codes is not None and isinstance(status, int) else str(status)
+        codes = next(codes for cls, codes in self.errors.items() if isinstance(error, cls))
+        name = codes(status).name if isinstance(status, int) else str(status)
         if name in self.exhausted:
             return self._exhausted()
         if name in self.missing:

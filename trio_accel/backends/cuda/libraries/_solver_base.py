@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Callable
 from typing import ClassVar
 
 import attrs
-from nvmath.bindings import cusolver
+from nvmath.bindings import cublas, cusolver
 
 from ...base import DType
 from ...base.checks import NATIVE
@@ -16,7 +15,7 @@ from ...base.ops import ArraySpec, real_of
 from ..kit._call import Call
 from ..kit._checks import check_dtype
 from ..kit._device import LibraryDevice
-from ..kit._library import CudaLibrary
+from ..kit._library import CudaLibrary, Errors
 from ..kit._matrices import diagonals, stacked
 from ..runtime._device_array import DeviceArray
 from ._cusolver import Handle, Routine
@@ -57,8 +56,8 @@ class SolverBase(CudaLibrary):
     """
 
     name: ClassVar[str] = "solver"
-    statuses: ClassVar[type[Exception] | None] = cusolver.cuSOLVERError
-    codes: ClassVar[type[enum.IntEnum] | None] = cusolver.Status
+    # Stacks of small matrices are factored by cuBLAS.
+    errors: ClassVar[Errors] = {cusolver.cuSOLVERError: cusolver.Status, cublas.cuBLASError: cublas.Status}
     refused: ClassVar[frozenset[str]] = frozenset({"INVALID_VALUE", "MATRIX_TYPE_NOT_SUPPORTED"})
     exhausted: ClassVar[frozenset[str]] = frozenset({"ALLOC_FAILED"})
     missing: ClassVar[frozenset[str]] = frozenset({"NOT_SUPPORTED", "ARCH_MISMATCH"})

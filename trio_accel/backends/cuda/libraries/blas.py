@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
@@ -18,6 +17,7 @@ from ..kit._call import Call
 from ..kit._checks import check_dtype, check_same_dtype, factor_of
 from ..kit._device import LibraryDevice
 from ..kit._layouts import Product, broadcast_operands, plan_gemm, plan_matmul, vectors
+from ..kit._library import Errors
 from ..runtime._device_array import DeviceArray
 from ..runtime._graphs import Call as GraphCall
 from ..runtime._graphs import Key
@@ -58,8 +58,7 @@ class BlasLibrary(VectorLibrary):
     """cuBLAS, by its routines for mixed types; what it does not have by kernels of the backend's own."""
 
     name: ClassVar[str] = "blas"
-    statuses: ClassVar[type[Exception] | None] = cublas.cuBLASError
-    codes: ClassVar[type[enum.IntEnum] | None] = cublas.Status
+    errors: ClassVar[Errors] = {cublas.cuBLASError: cublas.Status}
     refused: ClassVar[frozenset[str]] = frozenset({"INVALID_VALUE"})
     exhausted: ClassVar[frozenset[str]] = frozenset({"ALLOC_FAILED"})
     missing: ClassVar[frozenset[str]] = frozenset({"NOT_SUPPORTED", "ARCH_MISMATCH"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Iterable
 from itertools import accumulate
@@ -18,7 +17,7 @@ from ...base.ops import FftSpec
 from ..kit._call import Call
 from ..kit._checks import check_dtype
 from ..kit._device import LibraryDevice
-from ..kit._library import CudaLibrary
+from ..kit._library import CudaLibrary, Errors
 from ._fft_layout import PlanKey
 from ._fft_plans import VendorPlan
 from ._fft_steps import Convert, Transform, Zero, plan_transform
@@ -57,8 +56,7 @@ class FftLibrary(CudaLibrary):
     """
 
     name: ClassVar[str] = "fft"
-    statuses: ClassVar[type[Exception] | None] = cufft.cuFFTError
-    codes: ClassVar[type[enum.IntEnum] | None] = cufft.Result
+    errors: ClassVar[Errors] = {cufft.cuFFTError: cufft.Result}
     refused: ClassVar[frozenset[str]] = frozenset({"INVALID_SIZE", "INVALID_TYPE", "NOT_IMPLEMENTED"})
     exhausted: ClassVar[frozenset[str]] = frozenset({"ALLOC_FAILED"})
     missing: ClassVar[frozenset[str]] = frozenset({"NOT_SUPPORTED", "MISSING_DEPENDENCY"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import struct
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,7 +19,7 @@ from ...base.ops import SpmvCsrSpec, StatusArray
 from ..kit._call import Call
 from ..kit._checks import check_dtype, check_same_dtype
 from ..kit._device import LibraryDevice
-from ..kit._library import CudaLibrary
+from ..kit._library import CudaLibrary, Errors
 from ..runtime._stream import CudaStream
 
 __all__ = ["SparseLibrary"]
@@ -95,8 +94,7 @@ class SparseLibrary(CudaLibrary):
     """
 
     name: ClassVar[str] = "sparse"
-    statuses: ClassVar[type[Exception] | None] = cusparse.cuSPARSEError
-    codes: ClassVar[type[enum.IntEnum] | None] = cusparse.Status
+    errors: ClassVar[Errors] = {cusparse.cuSPARSEError: cusparse.Status}
     refused: ClassVar[frozenset[str]] = frozenset({"INVALID_VALUE", "MATRIX_TYPE_NOT_SUPPORTED"})
     exhausted: ClassVar[frozenset[str]] = frozenset({"ALLOC_FAILED", "INSUFFICIENT_RESOURCES"})
     missing: ClassVar[frozenset[str]] = frozenset({"NOT_SUPPORTED", "ARCH_MISMATCH"})

@@ -1,0 +1,54 @@
+"""What the codes of vendors' libraries mean, where a library of ours calls several of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import trio_accel as ta
+from trio_accel.backends.base import kernel
+from trio_accel.backends.base.ops import ScalSpec
+
+pytestmark = pytest.mark.usefixtures("only_cuda")
+
+
+def library(rig: Any, error: Exception) -> Any:
+    """A library of two vendors', whose one operation fails."""
+    from nvmath.bindings import cublas, cufft
+
+    from trio_accel.backends.cuda.kit._library import CudaLibrary
+
+    class Two(CudaLibrary):
+        name = "two"
+        errors = {cublas.cuBLASError: cublas.Status, cufft.cuFFTError: cufft.Result}  # noqa: RUF012  # as there
+        refused = frozenset({"INVALID_VALUE", "INVALID_SIZE"})
+        exhausted = frozenset({"ALLOC_FAILED"})
+        missing = frozenset({"NOT_SUPPORTED"})
+
+        @kernel(ScalSpec, backend="cuda")
+        def _fail(self, spec: ScalSpec, call: Any) -> None:
+            raise error
+
+    return Two(rig.device)
+
+
+def test_each_code_is_read_by_the_vendor_that_has_it(rig: Any) -> None:
+    from nvmath.bindings import cublas, cufft
+
+    cases = [
+        (cublas.cuBLASError(int(cublas.Status.INVALID_VALUE)), ta.LibraryError, "INVALID_VALUE"),
+        (cufft.cuFFTError(int(cufft.Result.INVALID_SIZE)), ta.LibraryError, "INVALID_SIZE"),
+        (cublas.cuBLASError(int(cublas.Status.ALLOC_FAILED)), ta.OutOfMemoryError, None),
+        (cufft.cuFFTError(int(cufft.Result.NOT_SUPPORTED)), ta.NotSupportedError, None),
+    ]
+    x = rig.put([1.0])
+    for error, told, code in cases:
+        with pytest.raises(told) as caught:
+            library(rig, error).enqueue(ScalSpec(1.0, x), rig.stream)
+        assert getattr(caught.value, "code", None) == code
+
+
+def test_what_no_vendor_has_told_of_is_left_as_it_is(rig: Any) -> None:
+    with pytest.raises(ZeroDivisionError):
+        library(rig, ZeroDivisionError()).enqueue(ScalSpec(1.0, rig.put([1.0])), rig.stream)
