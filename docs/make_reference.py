@@ -22,9 +22,26 @@ from pathlib import Path
 import reference_source as source
 from reference_source import Class, Definition, Function
 
+from trio_accel.backends.base import ops
+
 PAGES = Path(__file__).parent / "reference"
 _BLOCK = re.compile(r"(<!-- reference: (\S+)\s+(.*?)\s*-->\n)(.*?)(<!-- end of reference -->)", re.DOTALL)
 _COLUMNS = 116
+_ROLES = {
+    "read": "read",
+    "write": "written",
+    "update": "read and written",
+    "exact": "exact: a plan depends on it",
+    "scalar": "scalar: handed over with each launch",
+    "status": "status words: filled by the operation",
+    "other": "handed over as it is",
+}
+_COUNTS = {"one": "", "optional": ", or None", "many": ", any number of them"}
+
+
+def _role(one: ops.SpecField) -> str:
+    """Key of the role of a field."""
+    return one.role.access or one.role.kind
 
 
 def _names(text: str) -> frozenset[str]:
@@ -233,12 +250,27 @@ class Writer:
         docstring = source.parse(cls.definition.text)
         yield from self._prose(docstring.text)
         yield from self._kinds(cls)
+        yield from self._roles(cls)
         yield from self._sections(docstring)
         yield from self._members(cls) if cls.is_enum else self._attributes(cls)
         for node in self._methods(cls):
             if not _PROPERTIES.intersection(source.decorators(node)):
                 yield f"#### {cls.definition.name}.{node.name}"
                 yield from self._function(node, node.name, is_method=True)
+
+    def _roles(self, cls: Class) -> Iterator[str]:
+        """What an operation does with the fields of its specification, as its descriptor says."""
+        found = getattr(ops, cls.definition.name, None)
+        if (
+            isinstance(found, type)
+            and issubclass(found, ops.OperationSpec)
+            and found is not ops.OperationSpec
+        ):
+            rows = [
+                f"| `{one.name}` | {_ROLES[_role(one)]}{_COUNTS[one.role.count]} |"
+                for one in found.descriptor().fields
+            ]
+            yield "\n".join(["| field | role |", "|---|---|", *rows])
 
     def _kinds(self, cls: Class) -> Iterator[str]:
         """The classes of this page that it derives from, where its signature has arguments in their place."""
