@@ -117,10 +117,10 @@ async def test_nothing_is_left_when_the_application_is_killed(words: tuple[str, 
             os.close(pidfd)
 
 
-async def interrupted(app: Application) -> None:
-    """See that the terminal is back in time, and that nothing is left."""
+async def interrupted(app: Application, more: float = 0.0) -> None:
+    """See that the terminal is back in time, or so much later, and that nothing is left."""
     start = trio.current_time()
-    with trio.move_on_after(GRACE + MARGIN) as late:
+    with trio.move_on_after(GRACE + MARGIN + more) as late:
         await app.process.wait()
     assert not late.cancelled_caught, f"it is still there: {app.facts}"
     print(f"the terminal was back after {trio.current_time() - start:.3f} s")
@@ -167,4 +167,6 @@ async def test_ctrl_c_while_the_device_opens(seed: int) -> None:
         await app.wait_said("opening")
         await trio.sleep(random.Random(seed).uniform(0.0, 0.4))
         app.interrupt()
-        await interrupted(app)
+        # A start that is cancelled waits for the launcher, which imports NumPy and SciPy now: that takes half
+        # a second on an idle machine.
+        await interrupted(app, more=5.0)
