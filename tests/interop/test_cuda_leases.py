@@ -49,7 +49,10 @@ def library() -> Generator[Library, None, None]:
 
 @pytest.fixture
 async def device(library: Library, system: ta.System) -> AsyncGenerator[ta.Device, None]:
-    async with system.open_device("cuda", options=INLINE) as device:
+    # Opened with the device: to open a library beside what is held would take as long as that.
+    options = attrs.evolve(INLINE, libraries=("trio_accel.linalg:BlasActor",))
+    async with system.open_device("cuda", options=options) as device:
+        (await ones(device)).release()
         yield device
         library.gate.open()
 

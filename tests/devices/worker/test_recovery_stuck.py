@@ -112,7 +112,9 @@ async def test_a_launch_that_fails_leaves_nothing_to_look_after(system: ta.Syste
 
 async def test_a_worker_whose_loop_stands_still_behind_what_is_stuck(system: ta.System) -> None:
     """As a call of the driver does that waits for what never ends: then the worker itself sees nothing."""
-    async with system.open_device(BACKEND, options=options(stuck_after=0.3)) as device:
+    # Opened with the device: to open a library beside what hangs would take as long as that.
+    opened = options(stuck_after=0.3, libraries=(FFT, slow_library.Sleep.library))
+    async with system.open_device(BACKEND, options=opened) as device:
         x, other = await device.put(np.ones(3)), await device.put(np.ones(3))
         ta.testing.inject_fault(device, ta.fft.Fft, hang=True)
         pending = device.submit(ta.fft.Fft(np.ones(4)))
