@@ -92,6 +92,9 @@ GARBAGE: dict[str, Callable[[int], bytes]] = {
     "a negative request": lambda n: in_json("done", -n, [], [], FINE),
     "a block of others": lambda n: ANSWERS.encode(("done", n, ((1 << 40, 8, 1000, 0),), (), None)),
     "a result unasked": lambda n: ANSWERS.encode(("done", n, (), (b"result",), None)),
+    "results cut off": lambda n: ANSWERS.encode(("done", n, ((1, 64, 1000, 0),), (b"result",), None))[:-1],
+    "results without end": lambda n: struct.pack("<BQII", 4, n, 0, 1) + struct.pack("<Q", 1 << 62),
+    "endless results": lambda n: struct.pack("<BQII", 4, n, (1 << 32) - 1, (1 << 32) - 1) + bytes(64),
     "results that are none": lambda n: in_json("done", n, [], [1], None),
     "a trouble that is none": lambda n: in_json("done", n, [], [], "trouble"),
     "an end that is none": lambda n: in_json("done", n, [], [], ["gone", *FINE[1:]]),
@@ -433,3 +436,14 @@ async def test_a_worker_that_would_have_the_application_run_something(
             assert device.generation == generation + 1
         assert (await x.to_host()).tolist() == [0, 1, 2, 3]
     assert not target.exists()
+
+
+def test_results_cross_as_they_are_however_many_bytes() -> None:
+    addresses = ((1, 64, 1000, 0), (2, 8, 1000, 64))
+    # Each zero byte would take six characters of JSON, and a message has 16 MiB of them at most.
+    for results in ((b"result",), (b"", b"one", bytes(range(256)) * 3), (bytes(4 << 20),)):
+        for places in ((), addresses):
+            answer = ("done", 7, places, results, None)
+            data = ANSWERS.encode(answer)
+            assert ANSWERS.decode(data) == answer
+            assert len(data) < sum(map(len, results)) + 200

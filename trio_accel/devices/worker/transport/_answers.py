@@ -36,6 +36,7 @@ _JSON, _DONE, _EARLY, _GRANTED, _RESULT, _COPY, _SEVERAL, _DONES = range(8)
 _BRIEF = frozenset({_DONE, _EARLY})
 _TAG_OF_DONES = bytes([_DONES])
 _HEAD = struct.Struct("<BQ")
+_HEAD_OF_RESULTS = struct.Struct("<BQII")
 _HEAD_OF_COPY = struct.Struct("<B5QqQBB")
 _ADDRESS = struct.Struct("<QQQQ")
 _LENGTH = struct.Struct("<Q")
@@ -57,9 +58,7 @@ def _encode(message: Message) -> bytes:
         if trouble is None:
             if not results:
                 return _brief(_DONE, number, addresses)
-            if len(results) == 1 and not addresses:
-                content: bytes = results[0]
-                return _HEAD.pack(_RESULT, number) + content
+            return _with_results(number, addresses, results)
     elif kind == "early":
         return _brief(_EARLY, *cast("tuple[Any, Any]", message[1:]))
     elif kind == "granted":
@@ -70,6 +69,37 @@ def _encode(message: Message) -> bytes:
     if len(text) > _LONGEST:
         raise ValueError(f"a message of {len(text)} bytes is too long; allowed: {_LONGEST}")
     return text
+
+
+def _with_results(number: int, addresses: Sequence[Any], results: Sequence[bytes]) -> bytes:
+    """Head, the numbers of addresses and results, the addresses, the lengths of the results, and these."""
+    return b"".join(
+        [
+            _HEAD_OF_RESULTS.pack(_RESULT, number, len(addresses), len(results)),
+            *[_ADDRESS.pack(*address) for address in addresses],
+            *[_LENGTH.pack(len(result)) for result in results],
+            *results,
+        ]
+    )
+
+
+def _read_results(data: _Data) -> Message:
+    """Read what `_with_results` wrote."""
+    _, number, address_count, count = _HEAD_OF_RESULTS.unpack_from(data)
+    start = _HEAD_OF_RESULTS.size
+    behind = start + address_count * _ADDRESS.size
+    addresses = tuple(_ADDRESS.iter_unpack(data[start:behind]))
+    start, behind = behind, behind + count * _LENGTH.size
+    lengths = [length for (length,) in _LENGTH.iter_unpack(data[start:behind])]
+    if behind + sum(lengths) != len(data) or (len(addresses), len(lengths)) != (address_count, count):
+        raise NonsenseError(
+            f"results of {len(data)} bytes do not have the lengths that they are said to have"
+        )
+    results: list[bytes] = []
+    for length in lengths:
+        results.append(bytes(data[behind : behind + length]))
+        behind += length
+    return "done", number, addresses, tuple(results), None
 
 
 def _brief(tag: int, number: int, addresses: Any) -> bytes:
@@ -189,7 +219,7 @@ def _read(data: _Data) -> Message:
         addresses = () if len(data) == _HEAD.size else tuple(_ADDRESS.iter_unpack(data[_HEAD.size :]))
         return ("done", number, addresses, (), None) if tag == _DONE else ("early", number, addresses)
     if tag == _RESULT:
-        return "done", _HEAD.unpack_from(data)[1], (), (bytes(data[_HEAD.size :]),), None
+        return _read_results(data)
     if tag == _GRANTED:
         (address,) = _ADDRESS.iter_unpack(data[_HEAD.size :])
         return "granted", _HEAD.unpack_from(data)[1], address
