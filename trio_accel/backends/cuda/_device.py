@@ -90,9 +90,16 @@ class CudaDevice(LibraryDevice):
         for other in self._streams:
             if other.has_ended:
                 other.destroy()
+                self._drop_workspace(other)
         self._streams = [other for other in self._streams if not other.is_destroyed]
         self._streams.append(stream)
         return stream
+
+    def _drop_workspace(self, stream: CudaStream) -> None:
+        """Give back what the operations of a stream used that is destroyed."""
+        if not self.context.is_dead:
+            with self.context:
+                self.arena.drop(stream)
 
     def open_library(self, name: str) -> CudaLibrary:
         """Load a library and make its handle; blocks.

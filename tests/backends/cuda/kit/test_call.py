@@ -222,6 +222,10 @@ def test_each_stream_has_an_area_of_its_own(rig: Any, monkeypatch: pytest.Monkey
     assert found[:2] == found[2:]
     assert found[0] != found[1]
     assert rig.device.memory().workspace == 2048
+    # It goes with its stream, as each restart of a library opens another.
+    streams[1].close()
+    rig.device.open_stream("third").close()
+    assert rig.device.memory().workspace == 1024
 
 
 def test_more_workspace_than_the_limit_leaves(small: Any, run: Runner) -> None:

@@ -11,6 +11,8 @@ from ._context import CudaContext
 __all__ = ["PinnedMemory"]
 
 _LEAST = 64
+# So many of the smallest ones are there from the beginning: to allocate takes the driver a while.
+_FIRST = 256
 
 
 class PinnedMemory:
@@ -22,6 +24,10 @@ class PinnedMemory:
         self._all: list[int] = []
         # A thread of the device may give back while an operation takes.
         self._lock = threading.Lock()
+        # In the thread that opens the device.
+        with context:
+            start = self._allocate(_FIRST * _LEAST)
+        self._free[_LEAST] = list(range(start, start + _FIRST * _LEAST, _LEAST))
 
     def take(self, nbytes: int) -> int:
         """The address of at least so many bytes. The context is current.
@@ -34,7 +40,10 @@ class PinnedMemory:
             free = self._free.setdefault(size, [])
             if free:
                 return free.pop()
-        address = int(self._context.check(driver.cuMemHostAlloc(size, 0)))
+        return self._allocate(size)
+
+    def _allocate(self, nbytes: int) -> int:
+        address = int(self._context.check(driver.cuMemHostAlloc(nbytes, 0)))
         with self._lock:
             self._all.append(address)
         return address
