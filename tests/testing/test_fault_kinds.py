@@ -127,6 +127,8 @@ async def test_what_an_endless_kernel_wrote_is_damaged_and_nothing_else(isolated
 
 
 async def test_a_hung_operation_outlives_its_asker_and_ends_with_the_context(device: ta.Device) -> None:
+    # What a first use loads would wait for the operation that hangs, and the fault behind it.
+    assert await norm(device) == 2.0
     inject_fault(device, ta.linalg.Nrm2, hang=True)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(norm, device)
