@@ -81,7 +81,7 @@ async def test_what_was_served_counts_and_its_reply_is_the_actors(
 ) -> None:
     await wait()
     reply = Told()
-    resting(puppet).context.served(reply)
+    reply.served(resting(puppet).context)
     node = system.tree().find("s/puppet")
     assert (node.handled, node.failed, node.deferred) == (1, 0, 1)
     assert reply.set()
@@ -96,7 +96,7 @@ async def test_what_has_failed_at_once_is_not_open(puppet: Ref[Puppet], system: 
     await wait()
     reply, error = Told(), BoomError()
     reply.fail(error)
-    resting(puppet).context.served(reply)
+    reply.served(resting(puppet).context)
     node = system.tree().find("s/puppet")
     assert (node.handled, node.deferred) == (1, 0)
     assert reply.delivered == [error]
@@ -105,8 +105,8 @@ async def test_what_has_failed_at_once_is_not_open(puppet: Ref[Puppet], system: 
 async def test_a_reply_outlives_a_crash_and_fails_at_the_end(puppet: Ref[Puppet], system: System) -> None:
     await wait()
     first, second = Told(), Told()
-    resting(puppet).context.served(first)
-    resting(puppet).context.served(second)
+    first.served(resting(puppet).context)
+    second.served(resting(puppet).context)
     await crash(puppet)
     assert not first.delivered
     assert first.set()
@@ -119,7 +119,7 @@ async def test_a_reply_outlives_a_crash_and_fails_at_the_end(puppet: Ref[Puppet]
 async def test_an_actor_can_crash_over_what_was_served_for_it(puppet: Ref[Puppet], system: System) -> None:
     await wait()
     reply, boom = Told(), BoomError("a test")
-    resting(puppet).context.served(reply, boom)
+    reply.served(resting(puppet).context, boom)
     [error] = reply.delivered
     assert isinstance(error, ActorFailedError)
     assert error.__cause__ is boom
@@ -133,7 +133,7 @@ async def test_an_actor_can_crash_over_what_was_served_for_it(puppet: Ref[Puppet
 async def test_a_graceful_end_waits_for_it(puppet: Ref[Puppet]) -> None:
     await wait()
     reply = Told()
-    resting(puppet).context.served(reply)
+    reply.served(resting(puppet).context)
     async with trio.open_nursery() as nursery:
 
         async def stop() -> None:

@@ -465,7 +465,7 @@ async def test_ten_thousand_operations_leave_nothing(device: ta.Device) -> None:
         assert device.dispatch.session is not None
         engine = device.dispatch.session.engine
         memory = engine._memory_in_use
-        for use in memory._uses.values():
+        for use in memory.uses.values():
             assert (use.is_allocated, use.pins, use.is_dropped, use.writer) == (True, 0, False, None)
         assert len(engine.alarms) == 0
         assert len(engine.lanes.all) == 3

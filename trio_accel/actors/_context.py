@@ -13,7 +13,7 @@ from trio.lowlevel import enable_ki_protection
 
 from ._envelope import Envelope, EnvelopeState
 from ._errors import MailboxFullError
-from ._failures import drop_frames, safe_repr
+from ._failures import safe_repr
 from ._handlers import ActorBase
 from ._messages import AnyMessage, Message
 from ._options import MailboxOptions, Policy, Restart
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from ._cell import Cell, Terminated
-    from ._direct import DirectReply
     from ._events import ActorRestarted
     from ._incarnation import Incarnation
     from ._supervisor import Supervisor
@@ -133,25 +132,6 @@ class ActorContext:
             if envelope.raise_cancel is not None:
                 envelope.call_hook()
         return DeferredReply(envelope, self._cell.outcomes)
-
-    def served(self, reply: DirectReply, error: Exception | None = None) -> None:
-        """Count a message that was served in place of the actor; see `at_rest`.
-
-        Args:
-            reply: Its reply, which belongs to the actor from now on, as one that is deferred does.
-            error: What the actor crashes with over it; its asker is told so.
-        """
-        outcomes = self._cell.outcomes
-        reply.outcomes = outcomes
-        if error is not None:
-            outcomes.failed += 1
-            reply.fail_as_crash(error)
-            drop_frames(error)
-            self._incarnation.crash(error)
-            return
-        outcomes.handled += 1
-        if not reply.is_done:
-            outcomes.deferred.add(reply)
 
     @enable_ki_protection
     def stash(self, message: AnyMessage) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from ._failures import drop_frames
 from ._outcomes import crash_error
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from ._context import ActorContext
     from ._messages import AnyMessage
     from ._outcomes import Outcomes
     from ._ref import Ref
@@ -38,6 +40,25 @@ class DirectReply:
         self.outcomes: Outcomes | None = None
         self.is_done: bool = False
 
+    def served(self, context: ActorContext, error: Exception | None = None) -> None:
+        """Count the message as served, in place of an actor that was `at_rest`.
+
+        Args:
+            context: The actor's, to which this belongs from now on, as a reply that is deferred does.
+            error: What the actor crashes with over it; the asker is told so.
+        """
+        cell = context._cell  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # as in `at_rest`
+        outcomes = self.outcomes = cell.outcomes
+        if error is not None:
+            outcomes.failed += 1
+            self.fail_as_crash(error)
+            drop_frames(error)
+            context.crash(error)
+            return
+        outcomes.handled += 1
+        if not self.is_done:
+            outcomes.deferred.add(self)
+
     def deliver(self, error: BaseException | None) -> None:
         """Take the outcome; called once."""
         raise NotImplementedError
@@ -51,8 +72,11 @@ class DirectReply:
         if self.is_done:
             return False
         self.is_done = True
-        if self.outcomes is not None:
-            self.outcomes.settle(self)
+        outcomes = self.outcomes
+        if outcomes is not None:
+            outcomes.deferred.discard(self)
+            if not outcomes.deferred:
+                outcomes.all_settled()
         self.deliver(error)
         return True
 
@@ -89,7 +113,7 @@ def at_rest(ref: Ref[ActorT]) -> ActorT | None:
     """The actor itself while it waits for a message, and nobody observes messages; else None.
 
     Then its owner may call it as its own task would, on the Trio thread and without waiting, and counts that
-    with `ActorContext.served`. There is no envelope: no stash, no deadline and no event.
+    with `DirectReply.served`. There is no envelope: no stash, no deadline and no event.
     """
     cell = ref._cell  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # as `cell_behind`, without the call
     if not cell.mailbox.is_idle or cell.outcomes.observers.of_messages:

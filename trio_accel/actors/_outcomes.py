@@ -72,7 +72,12 @@ class Outcomes:
     def settle(self, request: OpenRequest) -> None:
         """A deferred request has its reply, or does not wait for one any more."""
         self.deferred.discard(request)
-        if self._settled is not None and not self.deferred:
+        if not self.deferred:
+            self.all_settled()
+
+    def all_settled(self) -> None:
+        """No deferred request is left: tell who waits for that."""
+        if self._settled is not None:
             self._settled.set()
 
     async def wait_settled(self) -> None:  # noqa: ASYNC910  # its caller checkpoints

@@ -1,5 +1,6 @@
 """Devices as supervised actors: arrays, operations, completion."""
 
+from ..backends.base.values import in_range
 from ._options import DeviceOptions
 from .arrays._pending import Pending
 from .arrays._ref import AccelRef, Device, device_of
@@ -28,7 +29,6 @@ from .front._system import DeviceOpening, System, open_system
 from .operations._faults import Fault, FaultHow, FaultKind, FaultPlan, anew
 from .operations._hooks import EngineHook, Phase
 from .operations._operation import Launch, Operand, Operation, Planned, Planner, operation_name
-from .operations._values import in_range
 
 __all__ = [
     "AccelRef",

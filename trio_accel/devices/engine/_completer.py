@@ -146,7 +146,7 @@ class Completer:
                 self._report(operation, reply, error)
             if self._hooks:
                 notify(self._hooks, Phase.REPLY, launch)
-        self._memory.vacate(operation)
+        operation.vacate(self._memory.unpin)
         launch.forget()
         if self._hooks and not operation.is_lost:
             notify(self._hooks, Phase.RELEASE, launch)

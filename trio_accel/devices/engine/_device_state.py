@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from typing import Any
 
 import trio
 
@@ -16,7 +14,7 @@ from ..base._availability import Availability
 from ..host._host_pool import HostPool
 from ..operations._faults import Faults
 from ..operations._hooks import EngineHook, Phase
-from ..operations._operation import Launch, Operation
+from ..operations._operation import Launch
 from ._recovery import Losses
 from ._window import SubmitWindow
 
@@ -96,15 +94,12 @@ class DeviceState:
         """See `Device.isolation`."""
         return self.options.isolation or self.info.isolations[0]
 
-    def check_operation(self, operation: object, verb: str) -> None:
-        """Refuse what is no operation, another thread and another Trio run.
+    def check_run(self, verb: str) -> None:
+        """Refuse another thread or Trio run.
 
         Raises:
-            TypeError: It is no operation.
             RuntimeError: The device is another run's.
         """
-        if not _is_operation(type(operation)):  # type: ignore[arg-type]  # mypy takes no class for hashable
-            raise _no_operation(operation, verb)
         try:
             # As `is_own_run`, without the call.
             if trio.lowlevel.current_trio_token() is self._token:
@@ -112,16 +107,10 @@ class DeviceState:
         except RuntimeError:
             # Nobody's.
             pass
-        raise self._foreign_run(verb)
-
-    def check_run(self, verb: str) -> None:
-        """Refuse another thread or Trio run.
-
-        Raises:
-            RuntimeError: The device is another run's.
-        """
-        if not self.is_own_run():
-            raise self._foreign_run(verb)
+        raise RuntimeError(
+            f"{verb}: device {self.path} belongs to another thread or Trio run; from a thread that "
+            "the run has started, use trio.from_thread.run"
+        )
 
     def is_own_run(self) -> bool:
         """Whether this is the Trio run that the device was opened in."""
@@ -177,29 +166,7 @@ class DeviceState:
         if self.host_pool is not None:
             self.host_pool.close()
 
-    def _foreign_run(self, verb: str) -> RuntimeError:
-        return RuntimeError(
-            f"{verb}: device {self.path} belongs to another thread or Trio run; from a thread that "
-            "the run has started, use trio.from_thread.run"
-        )
-
 
 def _nothing() -> str:
     """Said of arrays that are gone with their device."""
     return ""
-
-
-@cache
-def _is_operation(cls: Any) -> bool:
-    library: object = getattr(cls, "library", None)
-    return issubclass(cls, Operation) and isinstance(library, str)
-
-
-def _no_operation(operation: object, verb: str) -> TypeError:
-    cls: type[object] = type(operation)
-    if not isinstance(operation, Operation):
-        return TypeError(f"{verb}: {operation!r} is no operation of a device")
-    return TypeError(
-        f"{verb}: {cls.__name__} does not say which library actor serves it; "
-        "give the class an attribute library = 'package.module:Class'"
-    )

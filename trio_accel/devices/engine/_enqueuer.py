@@ -149,7 +149,7 @@ class Enqueuer:
         stream = lane.stream
         event = stream.record_deferred() if self._may_defer(len(lane.operations)) else stream.record()
         operation = InFlight(launch, event, self.launched)
-        self._memory.occupy(operation, stream, is_whole=is_whole)
+        operation.occupy(self._memory.uses, stream, is_whole=is_whole)
         lane.operations.append(operation)
         lane.load.outstanding += 1
         launch.is_in_flight = True

@@ -9,7 +9,7 @@ from ...actors import DeferredReply, DirectReply
 from ...backends.base import AccelEvent, AccelStream, InputFailedError
 from ..operations._operation import Launch
 
-__all__ = ["BlockUse", "InFlight", "Reply"]
+__all__ = ["BlockUse", "BlockUses", "InFlight", "Reply"]
 
 Reply: TypeAlias = "DeferredReply[None] | DirectReply"
 """What the asker of an operation waits for: by way of the library's mailbox, or without it."""
@@ -57,6 +57,53 @@ class InFlight:
         self.is_lost: bool = False
         self.is_given_up: bool = False
         self._failure: Exception | None = None
+
+    def occupy(self, uses: BlockUses, stream: AccelStream, *, is_whole: bool) -> None:
+        """Pin the blocks that it uses, until `vacate`, and remember its reads and writes.
+
+        Args:
+            uses: The uses of blocks.
+            stream: Where it is; its event was recorded there.
+            is_whole: Whether it was enqueued as a whole, so that it makes what it writes.
+        """
+        launch, event, pinned = self.launch, self.event, self.uses
+        written = stream, event
+        for block in launch.reads:
+            use = uses[block]
+            use.pins += 1
+            pinned.append(use)
+            reads = use.reads
+            if reads is None:
+                use.reads = {stream: event}
+            elif stream in reads:
+                reads[stream] = event
+            else:
+                use.read(stream, event)
+            if use.writer is not None:
+                if self.after is None:
+                    self.after = []
+                self.after.append(use.writer)
+        for block in launch.writes:
+            use = uses[block]
+            use.pins += 1
+            pinned.append(use)
+            use.last_write, use.reads = written, None
+            if is_whole:
+                use.writer = self
+
+    def vacate(self, unpin: Callable[[BlockUse], None]) -> None:
+        """It is over: what it has pinned is used by it no more.
+
+        Args:
+            unpin: Ends the use of a block that is to be freed, or is not there.
+        """
+        for use in self.uses:
+            if use.writer is self:
+                use.writer = None
+            if use.is_allocated and not use.is_dropped:
+                use.pins -= 1
+            else:
+                unpin(use)
 
     def touches(self, block: int, *, write: bool) -> bool:
         """Whether it must be over before the host reads a block, or writes it."""
@@ -141,3 +188,13 @@ class BlockUse:
         # Earlier reads are ordered before this write, so to wait for it is to wait for them.
         self.last_write = stream, event
         self.reads = None
+
+
+class BlockUses(dict[int, BlockUse]):
+    """The uses of blocks by their ids; of one that is not there, it is made when it is asked for."""
+
+    __slots__ = ()
+
+    def __missing__(self, block: int) -> BlockUse:
+        use = self[block] = BlockUse(block)
+        return use

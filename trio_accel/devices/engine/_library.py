@@ -1,15 +1,16 @@
-"""The base of library actors."""
+"""The base of library actors, and the tasks that wait for what they launch there and then."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import Context
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
+import outcome
 import trio
 
-from ...actors import NOT_NOW, Actor, ActorContext, DeferredReply, DirectReply, handles, quick
+from ...actors import NOT_NOW, WOKEN, Actor, ActorContext, DeferredReply, DirectReply, handles, quick
 from ...backends.base import KernelLibrary
 from ...backends.base.fast_paths import current_fast_paths
 from ..base._errors import FailureClass, classify
@@ -18,7 +19,7 @@ from ._engine import Engine
 from ._in_flight import InFlight
 from ._lane import Lane
 
-__all__ = ["LibraryActor"]
+__all__ = ["Asked", "LibraryActor"]
 
 
 class LibraryActor(Actor):
@@ -102,11 +103,11 @@ class LibraryActor(Actor):
                 return False
             operation = self._enqueuer.enqueue(launch, kernels, lane)
         except Exception as error:  # noqa: BLE001  # whose it is, is told there
-            self.context.served(reply, error if classify(error) is FailureClass.SUSPECT else None)
+            reply.served(self.context, error if classify(error) is FailureClass.SUSPECT else None)
             reply.fail(error)
             return True
         context = self.context
-        context.served(reply)
+        reply.served(context)
         operation.crash, operation.reply = context.crash, reply
         self._completer.see_to(operation, lane, reply)
         return operation
@@ -164,3 +165,107 @@ class LibraryActor(Actor):
         reply: DeferredReply[None] = self.context.defer()
         reply.fail(error)
         return reply
+
+
+class Asked(DirectReply):
+    """The reply of an operation whose asker has had it launched by `launch_here`, and waits for it.
+
+    The code that reschedules the parked task forgets it in the same step, as with an envelope.
+    """
+
+    __slots__ = ("_error", "_last_look", "_library", "_operation", "_raise_cancel", "_spin", "_task")
+
+    def __init__(self, launch: Launch) -> None:
+        # Without the call of the base's, which takes longer than it does anything.
+        self.message = launch
+        self.outcomes = None
+        self.is_done = False
+        self._library: LibraryActor | None = None
+        self._operation: InFlight | None = None
+        self._task: trio.lowlevel.Task | None = None
+        self._error: BaseException | None = None
+        self._raise_cancel: Callable[[], NoReturn] | None = None
+        self._last_look: Callable[[], None] | None = None
+        self._spin: Callable[[], Awaitable[None]] | None = None
+
+    def wait(self, library: LibraryActor, operation: InFlight | bool) -> Awaitable[object]:
+        """Wait for the outcome, at once; if cancelled, until the device is done or the grace has passed.
+
+        Args:
+            library: Who has launched it.
+            operation: What was launched; True if it has failed by now.
+        """
+        if self.is_done or self._last_look is not None or self._spin is not None:
+            return self._look_and_wait(library, operation)
+        # Most wait for nothing but being woken, for which a coroutine of its own would take as long again.
+        assert not isinstance(operation, bool)  # that has failed, and is done
+        self._library, self._operation = library, operation
+        self._task = trio.lowlevel.current_task()
+        return trio.lowlevel.wait_task_rescheduled(self._abort)  # noqa: ASYNC105  # by the caller
+
+    async def _look_and_wait(self, library: LibraryActor, operation: InFlight | bool) -> None:
+        if self.is_done or self._last_look is not None:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            look, self._last_look = self._last_look, None
+            if look is not None:
+                # Also if it is said to have failed by now: it may be in flight all the same.
+                look()
+        elif self._spin is not None:
+            spin, self._spin = self._spin, None
+            await spin()
+        if self.is_done:
+            error, self._error = self._error, None
+            if error is not None:
+                try:
+                    raise error
+                finally:
+                    # It holds this frame.
+                    del error
+            return
+        await self.wait(library, operation)
+
+    def _abort(self, raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
+        self._raise_cancel = raise_cancel
+        assert self._library is not None
+        assert self._operation is not None
+        assert self._task is not None  # it is parked
+        self._library.start_grace(self._operation, self._task.context)
+        return trio.lowlevel.Abort.FAILED
+
+    def deliver(self, error: BaseException | None) -> None:
+        """Wake the task, or keep the outcome for it."""
+        task, self._task = self._task, None
+        # It refers to this.
+        self._operation = None
+        if task is None:
+            self._error = error
+        elif error is None:
+            trio.lowlevel.reschedule(task, WOKEN)
+        else:
+            trio.lowlevel.reschedule(task, outcome.Error(error))
+
+    def cancelled(self) -> bool:
+        """Give the task its cancellation; returns whether that is news."""
+        if self.is_done:
+            return False
+        self.is_done = True
+        self._operation = None
+        assert self.outcomes is not None  # it is cancelled only while it is parked
+        self.outcomes.settle(self)
+        assert self._raise_cancel is not None
+        assert self._task is not None
+        task, self._task = self._task, None
+        trio.lowlevel.reschedule(task, outcome.capture(self._raise_cancel))
+        return True
+
+    def attend(
+        self, attend: Callable[[], Awaitable[None]], herald: Callable[[Callable[[], None]], None]
+    ) -> bool:
+        """Wait by that, before the task is parked if need be."""
+        self._spin = attend
+        return True
+
+    def look_last(self, look: Callable[[], None]) -> bool:
+        """Look once for the end, behind a turn of the loop."""
+        self._last_look = look
+        return True

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ...backends.base import AccelDevice, AccelStream, OutOfMemoryError, PlacedBlock
 from ..arrays._blocks import BlockTable
-from ._in_flight import BlockUse, InFlight
+from ._in_flight import BlockUse, BlockUses
 
 __all__ = ["MemoryInUse"]
 
@@ -24,14 +24,15 @@ class MemoryInUse:
 
     Attributes:
         fresh: Blocks that were made where they were not before, unless somebody has taken note of where.
+        uses: The uses of blocks that are there, or in use.
     """
 
-    __slots__ = ("_device", "_uses", "fresh")
+    __slots__ = ("_device", "fresh", "uses")
 
     def __init__(self, device: AccelDevice) -> None:
         self._device = device
         self.fresh: set[int] = set()
-        self._uses: dict[int, BlockUse] = {}
+        self.uses: BlockUses = BlockUses()
 
     def adopt(self, blocks: Iterable[int]) -> None:
         """Take over blocks that are there from the context before."""
@@ -40,10 +41,7 @@ class MemoryInUse:
 
     def use(self, block: int) -> BlockUse:
         """The use of a block; also of one that is not there."""
-        use = self._uses.get(block)
-        if use is None:
-            use = self._uses[block] = BlockUse(block)
-        return use
+        return self.uses[block]
 
     def exchange(self, table: BlockTable, wanted: Sequence[tuple[int, int]]) -> None:
         """Free what the program has let go, each as soon as nothing uses it, and make other blocks.
@@ -72,7 +70,7 @@ class MemoryInUse:
         Raises:
             OutOfMemoryError: There is no memory, also when garbage was collected.
         """
-        uses = self._uses
+        uses = self.uses
         for block, nbytes in blocks:
             use = uses.get(block)
             if use is not None and use.is_allocated:
@@ -96,7 +94,7 @@ class MemoryInUse:
 
     def order(self, stream: AccelStream, reads: Iterable[int], writes: Iterable[int]) -> None:
         """Make a stream wait for everything that work on these blocks must follow."""
-        use_of = self._uses.get
+        use_of = self.uses.get
         for block in reads:
             use = use_of(block)
             if use is not None and use.last_write is not None and use.last_write[0] is not stream:
@@ -106,58 +104,13 @@ class MemoryInUse:
             if use is not None and (use.last_write is not None or use.reads is not None):
                 use.order(stream, is_write=True)
 
-    def occupy(self, operation: InFlight, stream: AccelStream, *, is_whole: bool) -> None:
-        """Pin what an operation in flight uses, until `vacate`, and remember its reads and writes.
-
-        Args:
-            operation: The operation, whose event was recorded.
-            stream: Where it is.
-            is_whole: Whether it was enqueued as a whole, so that it makes what it writes.
-        """
-        uses, event, pinned = self._uses, operation.event, operation.uses
-        written = stream, event
-        launch = operation.launch
-        for block in launch.reads:
-            # Nearly all have one.
-            use = uses.get(block) or self.use(block)
-            use.pins += 1
-            pinned.append(use)
-            reads = use.reads
-            if reads is None:
-                use.reads = {stream: event}
-            elif stream in reads:
-                reads[stream] = event
-            else:
-                use.read(stream, event)
-            if use.writer is not None:
-                if operation.after is None:
-                    operation.after = []
-                operation.after.append(use.writer)
-        for block in launch.writes:
-            use = uses.get(block) or self.use(block)
-            use.pins += 1
-            pinned.append(use)
-            use.last_write, use.reads = written, None
-            if is_whole:
-                use.writer = operation
-
-    def vacate(self, operation: InFlight) -> None:
-        """An operation is over: what it pinned is used by it no more."""
-        for use in operation.uses:
-            if use.writer is operation:
-                use.writer = None
-            if use.is_allocated and not use.is_dropped:
-                use.pins -= 1
-            else:
-                self.unpin(use)
-
     def release(self, block: int) -> None:
         """Free a block, as soon as nothing uses it."""
         self.release_all((block,))
 
     def release_all(self, blocks: Iterable[int]) -> None:
         """Free blocks, each as soon as nothing uses it."""
-        uses = self._uses
+        uses = self.uses
         for block in blocks:
             use = uses.get(block)
             if use is None or not use.is_allocated:
@@ -172,7 +125,7 @@ class MemoryInUse:
 
     def placed(self, block: int) -> PlacedBlock | None:
         """Where a block of a chunk that is kept lies; None if it is freed, or will be as soon as it may."""
-        use = self._uses.get(block)
+        use = self.uses.get(block)
         if use is None or not use.is_allocated or use.is_dropped:
             return None
         return self._device.placement(block)
@@ -191,4 +144,4 @@ class MemoryInUse:
         if use.is_dropped:
             self.release(use.block)
         elif not use.is_allocated:
-            del self._uses[use.block]
+            del self.uses[use.block]

@@ -32,7 +32,7 @@ from ..base._statistics import DeviceStatistics
 from ..engine._device_state import DeviceState
 from ..engine._recovery import recovery_policy
 from ..inline._dispatch import InlineDispatch
-from ..operations._operation import Operation
+from ..operations._operation import Operation, check_operation
 from ..worker import LeftMemory, WorkerDispatch
 from ._device_actor import DeviceActor
 from ._dispatch import Dispatch
@@ -146,7 +146,8 @@ class OpenDevice(Device):
 
     def submit(self, operation: DeviceRequest[LibraryT, ReplyT], /) -> Pending[ReplyT]:
         """See `Device.submit`."""
-        self.state.check_operation(operation, "submit")
+        check_operation(operation, "submit")
+        self.state.check_run("submit")
         return self.dispatch.submit(cast("Operation[LibraryT, ReplyT]", operation))
 
     async def put(self, host: npt.ArrayLike | SharesCudaMemory) -> AccelRef:

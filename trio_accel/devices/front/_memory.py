@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from ...backends.base import CopyFromForeignSpec, DType, ForeignArray
 from ...backends.base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec
+from ...backends.base.values import check_conversion, element
 from ..arrays._ref import AccelRef
 from ..base._refusals import what_to_do
 from ..base._views import overlaps_itself
 from ..engine._library import LibraryActor
 from ..operations._operation import Operation, Planned, Planner
-from ..operations._values import check_conversion, element
 
 __all__ = ["Copy", "Empty", "Fill", "MemoryActor", "Put", "ToHost"]
 

@@ -15,19 +15,18 @@ from ..arrays._pending import Pending
 from ..arrays._ref import AccelRef
 from ..base._libraries_in_use import LibrariesInUse
 from ..base._statistics import DeviceStatistics
-from ..engine._asked import Asked
 from ..engine._context import ContextActor, Session, context_policy
 from ..engine._device_state import DeviceState
+from ..engine._library import Asked, LibraryActor
 from ..engine._library_opener import OpenLibrary
 from ..host._registrar import HostRegistrar
-from ..operations._operation import Launch, Operation, Planner
+from ..operations._operation import Launch, Operation, Planner, check_operation
 from ._copies import WITH_HOST, InlineCopies, Travel
 
 if TYPE_CHECKING:
     from .._options import DeviceOptions
     from ..arrays._blocks import BlockTable
     from ..engine._engine import Engine
-    from ..engine._library import LibraryActor
     from ..operations._hooks import EngineHook
 
 __all__ = ["InlineDispatch"]
@@ -175,7 +174,8 @@ class InlineDispatch:
     @enable_ki_protection
     async def ask(self, operation: Operation[LibraryT, ReplyT]) -> ReplyT:
         """See `Device.ask`."""
-        self._device.check_operation(operation, "ask")
+        check_operation(operation, "ask")
+        self._device.check_run("ask")
         # One that is done by the time of a cancellation returns: a loop of these must end all the same.
         await trio.lowlevel.checkpoint_if_cancelled()
         losses = 0
@@ -208,8 +208,13 @@ class InlineDispatch:
                 continue
             except (ActorFailedError, ContextPoisonedError) as error:
                 losses += 1
-                may_run_again = not has_refs and losses <= self.options.retry
-                self._check_loss(error, launch, library, engine, may_run_again=may_run_again)
+                self._check_loss(
+                    error,
+                    launch,
+                    library,
+                    engine,
+                    may_run_again=not has_refs and losses <= self.options.retry,
+                )
                 continue
             finally:
                 self._asking -= 1

@@ -24,15 +24,15 @@ from ...backends.base.ops import (
     StatusArray,
     contiguous_strides,
 )
+from ...backends.base.values import check_conversion, factor
 from ..arrays._blocks import Block, BlockTable
 from ..arrays._ref import AccelRef, DeviceRequest
 from ..base._arrival import Arrival
 from ..base._refusals import what_to_do
 from ..base._views import overlaps
 from ._faults import FaultHit, Faults
-from ._values import check_conversion, check_spec, factor
 
-__all__ = ["Launch", "Operand", "Operation", "Planned", "Planner", "operation_name"]
+__all__ = ["Launch", "Operand", "Operation", "Planned", "Planner", "check_operation", "operation_name"]
 
 # The name of this package.
 _PACKAGE = __name__.partition(".")[0]
@@ -94,6 +94,28 @@ class Operation(DeviceRequest[LibraryT_contra, ReplyT_co]):
             NotSupportedError: The operation does not exist.
         """
         raise NotSupportedError(f"{type(self).__name__} lowers to no operation specification")
+
+
+def check_operation(operation: object, verb: str) -> None:
+    """Refuse what is no operation.
+
+    Raises:
+        TypeError: It is none, or does not say who serves it.
+    """
+    if _is_operation(type(operation)):  # type: ignore[arg-type]  # mypy takes no class for hashable
+        return
+    if not isinstance(operation, Operation):
+        raise TypeError(f"{verb}: {operation!r} is no operation of a device")
+    raise TypeError(
+        f"{verb}: {type(operation).__name__} does not say which library actor serves it; "
+        "give the class an attribute library = 'package.module:Class'"
+    )
+
+
+@cache
+def _is_operation(cls: Any) -> bool:
+    library: object = getattr(cls, "library", None)
+    return issubclass(cls, Operation) and isinstance(library, str)
 
 
 def _check_planned(name: str, planned: object) -> None:
@@ -386,8 +408,9 @@ class Planner:
         if type(planned) is not Planned:
             _check_planned(self.name, planned)
         spec = planned.spec
-        check_spec(self.name, spec)
-        reads, writes = spec.blocks()
+        described = spec.descriptor()
+        described.check(self.name, spec)
+        reads, writes = described.blocks(spec)
         for staged in self._staged:
             reads |= staged.blocks()[0]
         faults = self._device.faults

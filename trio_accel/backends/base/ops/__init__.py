@@ -1,11 +1,19 @@
 """Operation specifications: what crosses from an actor to a backend, or to a worker process."""
 
 from ._array import ArraySpec, contiguous_strides
-from ._descriptor import Descriptor, SpecField, array_key, arrays_of, map_arrays, value_key
 from ._host_use import HostUse
 from ._roles import NumberRole, Role, StatusArray, exact, number, reads, scalar, status, updates, writes
 from ._shapes import product_shape, transformed_shape
-from ._spec import OperationSpec, specification
+from ._spec import (
+    Descriptor,
+    OperationSpec,
+    SpecField,
+    array_key,
+    arrays_of,
+    map_arrays,
+    specification,
+    value_key,
+)
 from .fft import FftDirection, FftKind, FftNorm, FftSpec
 from .linalg import AxpySpec, DotSpec, GemmSpec, MatmulSpec, Nrm2Spec, ScalSpec, Transpose
 from .memory import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec

@@ -1,18 +1,136 @@
-"""What an operation specification is made of."""
+"""What an operation specification is made of, and its descriptor: what follows from the roles of its fields.
+
+The descriptor drives hazards, checks, the wire, launch templates and plan caches. Its functions are generated
+for each class, because they run at each launch: to look fields up by name would take twice as long.
+"""
 
 from __future__ import annotations
 
-from typing import TypeVar, dataclass_transform
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+from typing import Any, TypeAlias, TypeVar, cast, dataclass_transform
 
 import attrs
+import numpy as np
 
+from ..values import ALWAYS_HELD, element, factor
 from ._array import ArraySpec
-from ._descriptor import Descriptor, descriptor_of
-from ._roles import exact, number, reads, scalar, status, updates, writes
+from ._roles import (
+    Access,
+    NumberRole,
+    Role,
+    exact,
+    number,
+    reads,
+    role_of,
+    scalar,
+    status,
+    updates,
+    writes,
+)
 
-__all__ = ["OperationSpec", "specification"]
+__all__ = [
+    "Descriptor",
+    "OperationSpec",
+    "SpecField",
+    "array_key",
+    "arrays_of",
+    "map_arrays",
+    "specification",
+    "value_key",
+]
 
 SpecT = TypeVar("SpecT")
+
+_Blocks: TypeAlias = "tuple[frozenset[int], frozenset[int]]"
+
+ALIGNMENT = 16
+"""Bytes to which plans tell the starts of arrays apart: no element is longer."""
+
+# Values of these types are told by the type and the value.
+_PLAIN = frozenset({type(None), bool, int, str, bytes})
+_INT = {int}
+
+
+@attrs.frozen
+class SpecField:
+    """One field of a specification class.
+
+    Attributes:
+        name: Its name.
+        role: Its role.
+    """
+
+    name: str
+    role: Role
+
+    @property
+    def is_array(self) -> bool:
+        """Whether it holds arrays."""
+        return self.role.kind == "array"
+
+
+@attrs.frozen(eq=False)
+class Descriptor:
+    """What follows from the roles of a class's fields.
+
+    Attributes:
+        cls: The class.
+        fields: All fields that make a specification, in the order of its initializer, those that are only
+            keywords last.
+        keywords: How the initializer calls the latter.
+        values: Gets the values of the fields.
+        blocks: Gets the blocks that a specification reads, and those that it changes.
+        plan_key: Gets what a plan depends on: the class, layouts and alignment of its arrays, exact values.
+            Scalars and addresses are handed over with each launch.
+        has_status: Whether there are status words.
+        is_in_order: Tells of nearly all specifications that their fields are in order.
+    """
+
+    cls: type[Any]
+    fields: tuple[SpecField, ...]
+    keywords: tuple[str, ...]
+    values: Callable[[Any], Iterable[Any]]
+    blocks: Callable[[Any], _Blocks]
+    plan_key: Callable[[Any], tuple[object, ...]]
+    has_status: bool
+    is_in_order: Callable[[Any], bool]
+
+    def arrays(self, spec: Any, access: Access | None = None) -> tuple[ArraySpec, ...]:
+        """The arrays of a specification, in the order of its fields.
+
+        Args:
+            spec: The specification.
+            access: Only those that are read, or only those that are changed; updated ones are both.
+        """
+        found: list[ArraySpec] = []
+        for field in self.fields:
+            if field.is_array and (access is None or field.role.access in (access, "update")):
+                map_arrays(getattr(spec, field.name), found.append)
+        return tuple(found)
+
+    def check(self, name: str, spec: Any) -> None:
+        """Refuse a specification that a library could only fail over.
+
+        Args:
+            name: Name of the operation, for the message.
+            spec: The specification.
+
+        Raises:
+            TypeError: An array field without an `ArraySpec`, or no number where there is to be one.
+            ValueError: A number that the arrays cannot hold, or shapes that do not fit each other.
+        """
+        if not self.is_in_order(spec):
+            for field in self.fields:
+                _check_field(name, spec, field)
+        spec.check_shapes(name)
+
+    def make(self, values: list[Any]) -> Any:
+        """Make a specification of the values of its fields."""
+        if not self.keywords:
+            return self.cls(*values)
+        count = len(values) - len(self.keywords)
+        return self.cls(*values[:count], **dict(zip(self.keywords, values[count:], strict=True)))
 
 
 @dataclass_transform(field_specifiers=(attrs.field, exact, number, reads, scalar, status, updates, writes))
@@ -39,20 +157,27 @@ class OperationSpec:
 
     @classmethod
     def descriptor(cls) -> Descriptor:
-        """What follows from the roles of the fields; the same object at each call."""
-        return descriptor_of(cls)
+        """What follows from the roles of the fields; the same object at each call.
+
+        Raises:
+            TypeError: The class is not made by attrs.
+        """
+        found = _DESCRIPTORS.get(cls)
+        if found is None:
+            found = _DESCRIPTORS[cls] = _describe(cls)
+        return found
 
     def inputs(self) -> tuple[ArraySpec, ...]:
         """Arrays that the operation reads (updated ones too)."""
-        return descriptor_of(type(self)).arrays(self, "read")
+        return self.descriptor().arrays(self, "read")
 
     def outputs(self) -> tuple[ArraySpec, ...]:
         """Arrays that the operation changes (updated ones too)."""
-        return descriptor_of(type(self)).arrays(self, "write")
+        return self.descriptor().arrays(self, "write")
 
     def blocks(self) -> tuple[frozenset[int], frozenset[int]]:
         """Blocks that the operation reads, and blocks that it changes (updated ones are both)."""
-        return descriptor_of(type(self)).blocks(self)
+        return self.descriptor().blocks(self)
 
     def check_shapes(self, name: str) -> None:
         """Refuse arrays whose shapes or dtypes do not fit each other, before anything is launched.
@@ -76,3 +201,159 @@ class OperationSpec:
         Raises:
             AccelError: The library could not finish the operation, with the reason.
         """
+
+
+_DESCRIPTORS: dict[type[Any], Descriptor] = {}
+
+
+def map_arrays(value: object, function: Callable[[ArraySpec], Any]) -> Any:
+    """Apply a function to an array, or to each of a tuple; anything else is returned as it is."""
+    if type(value) is ArraySpec:
+        return function(value)
+    arrays = arrays_of(value)
+    return tuple([function(array) for array in arrays]) if arrays else value
+
+
+def arrays_of(value: object) -> tuple[ArraySpec, ...]:
+    """The arrays that a field holds which is a tuple of them; an empty tuple for any other."""
+    kind = type(value)
+    arrays = cast("tuple[ArraySpec, ...]", value) if kind is tuple else ()
+    return arrays if arrays and type(arrays[0]) is ArraySpec else ()
+
+
+def array_key(array: ArraySpec) -> tuple[object, ...]:
+    """All of an array but its block, to be compared while the dtypes live."""
+    # A dtype by its identity, as its hash takes longer than all the rest.
+    return array.offset, id(array.dtype), array.shape, array.strides
+
+
+def value_key(value: object) -> tuple[object, ...] | None:
+    """What tells a value that is not an array from others; None if that cannot be told.
+
+    The one rule of what counts as the same: zeros of both signs are not, and NaN is the same as itself.
+    """
+    kind = type(value)
+    if kind is float or kind is complex or issubclass(kind, np.generic):
+        return type(value), repr(value)
+    if kind in _PLAIN or (kind is tuple and set(map(type, cast("tuple[object, ...]", value))) <= _INT):
+        return kind, value
+    return None
+
+
+def _describe(cls: type[Any]) -> Descriptor:
+    if not attrs.has(cls):
+        raise TypeError(f"a specification is an attrs class; {cls.__qualname__} is not")
+    made = [field for field in attrs.fields(cls) if field.init]
+    ordered = [field for field in made if not field.kw_only] + [field for field in made if field.kw_only]
+    fields = tuple(SpecField(field.name, role_of(field)) for field in ordered)
+    kinds = {field.role.kind for field in fields}
+    return Descriptor(
+        cls=cls,
+        fields=fields,
+        keywords=tuple(str(field.alias) for field in ordered if field.kw_only),
+        values=_getter([field.name for field in fields]),
+        blocks=_generated(f"({_blocks(fields, 'read')}, {_blocks(fields, 'write')})"),
+        plan_key=_plan_key(cls, fields),
+        has_status="status" in kinds,
+        is_in_order=_test(fields),
+    )
+
+
+def _getter(names: list[str]) -> Callable[[Any], Iterable[Any]]:
+    if len(names) > 1:
+        return attrgetter(*names)
+    # Of one name, `attrgetter` makes no tuple.
+    return lambda spec: [getattr(spec, name) for name in names]
+
+
+def _blocks(fields: Iterable[SpecField], access: Access) -> str:
+    items = [
+        _each(field, "{}.block")
+        for field in fields
+        if field.is_array and field.role.access in (access, "update")
+    ]
+    return f"frozenset(({''.join(items)}))"
+
+
+def _plan_key(cls: type[Any], fields: Iterable[SpecField]) -> Callable[[Any], tuple[object, ...]]:
+    items: list[str] = []
+    for field in fields:
+        if field.is_array:
+            layout = f"id({{0}}.dtype), {{0}}.shape, {{0}}.strides, {{0}}.offset % {ALIGNMENT}"
+            items.append(_each(field, layout))
+            if field.role.count != "one":
+                items.append("None, ")
+        elif field.role.kind == "exact":
+            items.append(f"spec.{field.name}, ")
+    return _generated(f"(cls, {''.join(items)})", cls=cls)
+
+
+def _each(field: SpecField, items: str) -> str:
+    """The source of what is listed of each array of a field; with a comma behind it."""
+    value = f"spec.{field.name}"
+    if field.role.count == "one":
+        return f"{items.format(value)}, "
+    if field.role.count == "optional":
+        return f"*(() if {value} is None else ({items.format(value)},)), "
+    return f"*[item for array in {value} for item in ({items.format('array')},)], "
+
+
+def _generated(source: str, **names: Any) -> Callable[[Any], Any]:
+    function: Callable[[Any], Any] = eval(f"lambda spec: {source}", names)  # noqa: S307  # of names of attributes
+    return function
+
+
+def _test(fields: Iterable[SpecField]) -> Callable[[Any], bool]:
+    """See `Descriptor.is_in_order`."""
+    tests: list[str] = []
+    for field in fields:
+        value, role = f"spec.{field.name}", field.role
+        if field.is_array and role.count == "one":
+            tests.append(f"type({value}) is ArraySpec")
+        elif field.is_array:
+            tests.append(f"is_of({role.count!r}, {value})")
+        elif role.kind == "status":
+            tests.append(f"is_status({value})")
+        elif role.number is not None:
+            # Others are looked at more closely: large ones, complex ones, elements of whole-number arrays.
+            tests.append(f"type({value}) in plain and -{ALWAYS_HELD} <= {value} <= {ALWAYS_HELD}")
+            tests.append(f"spec.{role.of}.dtype.is_inexact")
+    names = {"ArraySpec": ArraySpec, "plain": (int, float), "is_of": _is_of, "is_status": _is_status}
+    return _generated(" and ".join(tests) or "True", **names)
+
+
+def _check_field(name: str, spec: Any, field: SpecField) -> None:
+    """Refuse what is no array, no status array or no number."""
+    where, value, role = f"{type(spec).__name__}.{field.name}", getattr(spec, field.name), field.role
+    if field.is_array and not _is_of(role.count, value):
+        what = {"one": "an ArraySpec", "optional": "an ArraySpec or None", "many": "a tuple of ArraySpec"}
+        raise TypeError(
+            f"{name}: {where} must be {what[role.count]}, got {_type_of(value)}; "
+            "planner.read() and planner.update() return one, and planner.output() a reference that has "
+            "it as .spec"
+        )
+    if role.kind == "status" and not _is_status(value):
+        raise TypeError(f"{name}: {where} must be an array of planner.status(), got {_type_of(value)}")
+    if role.number is not None:
+        check = factor if role.number is NumberRole.FACTOR else element
+        check(name, where, value, getattr(spec, role.of).dtype)
+
+
+def _is_of(count: str, value: Any) -> bool:
+    """Whether a field of arrays holds as many as it may."""
+    if count == "many":
+        return type(value) is tuple and all(
+            isinstance(item, ArraySpec) for item in cast("tuple[object, ...]", value)
+        )
+    return isinstance(value, ArraySpec) or (count == "optional" and value is None)
+
+
+def _is_status(value: Any) -> bool:
+    """Whether a field holds status words, which have a layout of their own."""
+    return type(value) is np.ndarray and bool(value.dtype == np.int32 and value.flags.c_contiguous)
+
+
+def _type_of(value: Any) -> str:
+    name = type(value).__name__
+    items = cast("tuple[object, ...]", value) if type(value) is tuple else ()
+    return f"a tuple with {type(items[0]).__name__}" if items else name

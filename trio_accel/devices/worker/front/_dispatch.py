@@ -22,7 +22,7 @@ from ...completion._strategies import SyncCompletion
 from ...engine._context import context_policy
 from ...engine._device_state import DeviceState
 from ...host._copying import SMALL
-from ...operations._operation import Operation, Planned, Planner
+from ...operations._operation import Operation, Planned, Planner, check_operation
 from ..launcher._launcher import Launcher, WorkerProcess, open_launcher
 from ._calls import Calls
 from ._chunks import ChunkTable
@@ -193,7 +193,8 @@ class WorkerDispatch:
     @enable_ki_protection
     async def ask(self, operation: Operation[LibraryT, ReplyT]) -> ReplyT:
         """See `Device.ask`."""
-        self._device.check_operation(operation, "ask")
+        check_operation(operation, "ask")
+        self._device.check_run("ask")
         # One that is done by the time of a cancellation returns: a loop of these must end all the same.
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._device.availability.is_ended:

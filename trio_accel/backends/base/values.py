@@ -1,0 +1,105 @@
+"""Numbers for arrays, and conversions between their types: what is refused before anything is launched."""
+
+from __future__ import annotations
+
+import cmath
+import numbers
+import reprlib
+
+import numpy as np
+
+from .dtypes import DType
+
+__all__ = ["ALWAYS_HELD", "check_conversion", "element", "factor", "in_range"]
+
+ALWAYS_HELD = 448
+"""The largest number of the smallest floating type."""
+
+
+def in_range(name: str, argument: str, value: complex, dtype: DType) -> None:
+    """Require that a finite value stays finite as a floating or complex dtype.
+
+    Raises:
+        ValueError: It is too large.
+    """
+    if abs(value) <= ALWAYS_HELD:
+        return
+    with np.errstate(all="ignore"):
+        try:
+            is_held = bool(np.isfinite(np.array(value, dtype.dtype))) or not cmath.isfinite(value)
+        except OverflowError:
+            is_held = False
+    if not is_held:
+        raise ValueError(f"{name}: {argument} {reprlib.repr(value)} is outside the range of {dtype}")
+
+
+def factor(name: str, argument: str, value: object, dtype: DType) -> complex:
+    """Require a number that a floating or complex dtype can hold as a factor.
+
+    Raises:
+        TypeError: No number; or a complex one, and the arrays are real; or arrays of whole numbers.
+        ValueError: It is too large.
+    """
+    if not dtype.is_inexact:
+        raise TypeError(f"{name}: the arrays must have a floating or complex dtype, got {dtype}; use cast()")
+    if isinstance(value, bool) or not isinstance(value, numbers.Complex):
+        raise TypeError(f"{name}: {argument} must be a number, got {type(value).__name__}")
+    if dtype.kind != "complex" and not isinstance(value, numbers.Real):
+        raise TypeError(f"{name}: {argument} {value!r} is complex, the arrays are {dtype}")
+    try:
+        number = float(value) if isinstance(value, numbers.Real) else complex(value)
+    except OverflowError:
+        raise ValueError(
+            f"{name}: {argument} {reprlib.repr(value)} is outside the range of {dtype}"
+        ) from None
+    # Half precision is computed in single precision, and the factor with it.
+    in_range(name, argument, number, DType.float32 if dtype.itemsize < 4 else dtype)
+    return number
+
+
+def element(name: str, argument: str, value: object, dtype: DType) -> complex:
+    """Require a number that an array of a dtype can hold as it is; returns it as a Python number.
+
+    Raises:
+        TypeError: No number; or a complex one, and the array is not.
+        ValueError: It is too large, or no whole number where the array holds these.
+    """
+    number = _plain(value)
+    if not isinstance(number, (bool, int, float, complex)):
+        raise TypeError(f"{name}: {argument} must be a number, got {value!r}")
+    if isinstance(number, complex) and dtype.kind != "complex":
+        raise TypeError(f"{name}: {argument} {value!r} is complex, the array is {dtype}")
+    if dtype.is_inexact:
+        in_range(name, argument, number, dtype)
+        return number
+    if isinstance(number, complex):
+        raise TypeError(f"{name}: {argument} {value!r} is complex, the array is {dtype}")
+    if dtype.kind in ("int", "uint"):
+        if isinstance(number, float) and not number.is_integer():
+            raise ValueError(f"{name}: {argument} {value!r} is no whole number, the array is {dtype}")
+        limits = np.iinfo(dtype.dtype)
+        if not limits.min <= number <= limits.max:
+            raise ValueError(
+                f"{name}: {argument} {value!r} is outside {limits.min} to {limits.max}, the array is {dtype}"
+            )
+        return int(number)
+    return number
+
+
+def check_conversion(name: str, argument: str, source: DType, dtype: DType) -> None:
+    """Refuse a conversion that would drop imaginary parts.
+
+    Raises:
+        TypeError: Complex to real.
+    """
+    if source.kind == "complex" and dtype.kind not in ("complex", "bool"):
+        raise TypeError(
+            f"{name}: {argument}: {source} to {dtype} would drop the imaginary parts; a complex dtype keeps "
+            "them; to have the real parts alone, take them on the host: "
+            "await device.put((await ref.to_host()).real)"
+        )
+
+
+def _plain(value: object) -> object:
+    """A NumPy scalar as a Python one."""
+    return np.asarray(value).item() if issubclass(type(value), np.generic) else value
