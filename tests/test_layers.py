@@ -284,7 +284,7 @@ UPWARDS = {
     "a backend below its base": Module(
         "trio_accel.backends.base.errors", "from trio_accel.backends import cpu"
     ),
-    "a capability that knows one backend": Module("trio_accel.fft._actor", "import trio_accel.backends.cpu"),
+    "a capability that knows one backend": Module("trio_accel.fft", "import trio_accel.backends.cpu"),
     "a private name": Module("trio_accel.cli._demo", "from trio_accel.devices.engine._engine import Engine"),
     "the command line": Module("trio_accel.testing._probe", "from trio_accel.cli import main"),
     "the command line, from the facade": Module("trio_accel", "from . import cli", is_package=True),
@@ -296,7 +296,7 @@ UPWARDS = {
     "the command line, from the benchmarks": Module(
         "trio_accel.benchmarks._table", "from trio_accel.cli import main"
     ),
-    "the interop": Module("trio_accel.fft._plan", "from trio_accel.interop import scipy_fft"),
+    "the interop": Module("trio_accel.fft._messages", "from trio_accel.interop import scipy_fft"),
 }
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import attrs
 import numpy as np
@@ -172,30 +173,23 @@ def test_parsevals_theorem_at_a_million_points(rig, random_array):
     ],
 )
 def test_what_is_not_supported_is_said(rig, backend, kind, direction, source, out):
-    spec = FftSpec(
-        kind, direction, (4,), (0,), "backward", rig.put(np.zeros(4, source)), rig.empty((4,), out)
-    )
+    array, result = rig.put(np.zeros(4, source)), rig.empty((3 if kind == "r2c" else 4,), out)
+    spec = FftSpec(kind, direction, (4,), (0,), "backward", array, result)
     with pytest.raises(NotSupportedError, match=rf"{direction} {kind}") as caught:
         rig.enqueue("fft", spec)
     assert caught.value.backend == backend.name
 
 
 @pytest.mark.parametrize(
-    ("lengths", "axes", "message"),
-    [
-        ((0,), (0,), "lengths: .* at least one point"),
-        ((4, 0), (0, 1), "lengths: .* at least one point"),
-        ((4,), (0, 1), "lengths: 1 are given for 2 axes"),
-        ((4, 4), (0, 0), "axes: .* no distinct axes"),
-        ((4,), (2,), "axes: .* no distinct axes"),
-        ((4,), (-1,), "axes: .* no distinct axes"),
-        ((), (), "axes: .* no distinct axes"),
-    ],
+    ("lengths", "axes"),
+    [((0,), (0,)), ((4, 0), (0, 1)), ((4,), (0, 1)), ((4, 4), (0, 0)), ((4,), (2,)), ((4,), (-1,)), ((), ())],
 )
-def test_a_transform_that_is_none_is_refused(rig, lengths, axes, message):
+def test_a_transform_that_is_none_is_refused(rig, lengths, axes):
     array, out = rig.put(np.zeros((4, 4), complex)), rig.empty((4, 4), complex)
-    with pytest.raises(LibraryError, match=message):
+    message = f"axes={axes} must be distinct axes of source, each with one of lengths={lengths} above 0"
+    with pytest.raises(LibraryError, match=re.escape(message)) as caught:
         rig.enqueue("fft", FftSpec("c2c", "forward", lengths, axes, "backward", array, out))
+    assert caught.value.library == "fft"
 
 
 class _NoBackend:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from .dtypes import DType
 from .errors import LibraryError, NotSupportedError
-from .ops import ArraySpec, FftSpec
+from .ops import ArraySpec, OperationSpec
 
 __all__ = [
     "INEXACT",
@@ -14,7 +14,7 @@ __all__ = [
     "NATIVE",
     "check_dtype",
     "check_same_dtype",
-    "check_transform_axes",
+    "check_shapes",
     "scalar_of",
 ]
 
@@ -57,6 +57,21 @@ def check_same_dtype(backend: str, operation: str, *arrays: ArraySpec) -> DType:
     return first
 
 
+def check_shapes(backend: str, library: str, spec: OperationSpec) -> None:
+    """Refuse on a backend what `OperationSpec.check_shapes` refuses.
+
+    Raises:
+        NotSupportedError: Dtypes that do not fit.
+        LibraryError: Shapes that do not fit.
+    """
+    try:
+        spec.check_shapes(library)
+    except TypeError as error:
+        raise NotSupportedError(f"the {backend.upper()} backend: {error}", backend=backend) from error
+    except ValueError as error:
+        raise LibraryError(str(error), library=library, code="invalid_value") from error
+
+
 def scalar_of(library: str, name: str, value: complex, dtype: DType) -> complex:
     """Take a factor to the kind of number that a type can hold: an int stays an int.
 
@@ -72,21 +87,3 @@ def scalar_of(library: str, name: str, value: complex, dtype: DType) -> complex:
             code="invalid_value",
         )
     return value.real
-
-
-def check_transform_axes(spec: FftSpec) -> None:
-    """Refuse a transform along axes that the array does not have, or without a length for each.
-
-    Raises:
-        LibraryError: Axes or lengths that are none.
-    """
-    axes, lengths = spec.axes, spec.lengths
-    if not axes or len(set(axes)) < len(axes) or not set(axes) <= set(range(spec.source.ndim)):
-        message = f"axes: {axes} are no distinct axes of an array of shape {spec.source.shape}"
-    elif len(lengths) != len(axes):
-        message = f"lengths: {len(lengths)} are given for {len(axes)} axes"
-    elif min(lengths) < 1:
-        message = f"lengths: a transform has at least one point along each axis, not {lengths}"
-    else:
-        return
-    raise LibraryError(message, library="fft", code="size")

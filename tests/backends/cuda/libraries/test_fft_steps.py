@@ -17,12 +17,10 @@ pytest.importorskip("cuda.bindings")
 
 from trio_accel.backends.cuda.libraries._fft_layout import OUT, SOURCE, View
 from trio_accel.backends.cuda.libraries._fft_steps import (
-    TEMPORARIES,
     Convert,
     Transform,
     TransformPlan,
     Zero,
-    plan_transform,
 )
 
 COMPLEX = {DType.float64: DType.complex128, DType.float32: DType.complex64}
@@ -119,16 +117,14 @@ FORTRAN = ArraySpec(0, 0, DType.complex128, (6, 10), (16, 96))
     ],
 )
 def test_the_steps(spec: FftSpec, steps: str) -> None:
-    assert letters(plan_transform(spec)) == steps
+    assert letters(TransformPlan(spec)) == steps
 
 
 class _Memory:
     """Buffers of a plan as NumPy arrays; whatever reads or writes outside of one fails."""
 
     def __init__(self, spec: FftSpec, plan: TransformPlan, values: Any) -> None:
-        self.buffers: dict[int, bytearray] = {
-            buffer: bytearray(size) for buffer, size in zip(TEMPORARIES, plan.sizes, strict=True)
-        }
+        self.buffers: dict[int, bytearray] = {buffer: bytearray(size) for buffer, size in plan.sizes.items()}
         self.buffers[SOURCE] = bytearray(values.tobytes())
         self.buffers[OUT] = bytearray(math.prod(spec.out.shape) * spec.out.dtype.itemsize)
 
@@ -200,4 +196,4 @@ def test_the_numbers(kind: Any, shape: list[int], data: st.DataObject) -> None:
     values = values.real if kind == "r2c" else values
     functions = {"c2c": np.fft.fftn, "r2c": np.fft.rfftn, "c2r": np.fft.irfftn}
     expected = functions[kind](values, lengths, axes)
-    np.testing.assert_allclose(run(spec, plan_transform(spec), values), expected, atol=1e-11)
+    np.testing.assert_allclose(run(spec, TransformPlan(spec), values), expected, atol=1e-11)

@@ -14,7 +14,7 @@ from ._spec import (
     specification,
     value_key,
 )
-from .fft import FftDirection, FftKind, FftNorm, FftSpec
+from .fft import SPECTRA, FftDirection, FftKind, FftNorm, FftSpec
 from .linalg import AxpySpec, DotSpec, GemmSpec, MatmulSpec, Nrm2Spec, ScalSpec, Transpose
 from .memory import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec
 from .random import PHILOX_ROW, PhiloxSpec
@@ -33,6 +33,7 @@ from .sparse import SpmvCsrSpec
 
 __all__ = [
     "PHILOX_ROW",
+    "SPECTRA",
     "ArraySpec",
     "AxpySpec",
     "CholeskySpec",

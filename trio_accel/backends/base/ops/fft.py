@@ -10,18 +10,20 @@ from ._roles import exact, reads, writes
 from ._shapes import refuse_shapes, transformed_shape
 from ._spec import OperationSpec, specification
 
-__all__ = ["FftDirection", "FftKind", "FftNorm", "FftSpec"]
+__all__ = ["SPECTRA", "FftDirection", "FftKind", "FftNorm", "FftSpec"]
 
 FftKind: TypeAlias = Literal["c2c", "r2c", "c2r"]
 FftDirection: TypeAlias = Literal["forward", "inverse"]
 FftNorm: TypeAlias = Literal["backward", "ortho", "forward"]
 
-_PAIRS = ((DType.float32, DType.complex64), (DType.float64, DType.complex128))
+SPECTRA = {DType.float32: DType.complex64, DType.float64: DType.complex128}
+"""By the dtype of a real array, that of its spectrum."""
+
 # By the kind: dtypes of source and out.
-_DTYPES: dict[str, frozenset[tuple[DType, DType]]] = {
-    "c2c": frozenset([(spectrum, spectrum) for _, spectrum in _PAIRS]),
-    "r2c": frozenset(_PAIRS),
-    "c2r": frozenset([(spectrum, real) for real, spectrum in _PAIRS]),
+_DTYPES: dict[str, set[tuple[DType, DType]]] = {
+    "c2c": {(spectrum, spectrum) for spectrum in SPECTRA.values()},
+    "r2c": set(SPECTRA.items()),
+    "c2r": {(spectrum, real) for real, spectrum in SPECTRA.items()},
 }
 
 
@@ -54,7 +56,7 @@ class FftSpec(OperationSpec):
 
     def check_shapes(self, name: str) -> None:
         """See `OperationSpec.check_shapes`."""
-        source, out, axes, lengths = self.source, self.out, self.axes, self.lengths
+        kind, source, out, axes, lengths = self.kind, self.source, self.out, self.axes, self.lengths
         if (
             not axes
             or len(axes) != len(lengths)
@@ -64,11 +66,10 @@ class FftSpec(OperationSpec):
         ):
             rule = f"axes={axes} must be distinct axes of source, each with one of lengths={lengths} above 0"
             refuse_shapes(name, self, rule, source=source, out=out)
-        shape = transformed_shape(source.shape, axes, lengths, is_halved=self.kind == "r2c")
+        shape = transformed_shape(source.shape, axes, lengths, is_halved=kind == "r2c")
         if out.shape != shape:
             rule = f"out must have shape {shape} for axes={axes} and lengths={lengths}"
             refuse_shapes(name, self, rule, source=source, out=out)
-        if (source.dtype, out.dtype) not in _DTYPES.get(self.kind, ()):
-            raise TypeError(
-                f"{name}: FftSpec: kind={self.kind!r} has no source of {source.dtype} and out of {out.dtype}"
-            )
+        if (source.dtype, out.dtype) not in _DTYPES.get(kind, ()):
+            transform = f"{self.direction} {kind} transform of {source.dtype} to {out.dtype}"
+            raise TypeError(f"{name}: FftSpec: there is no {transform}")

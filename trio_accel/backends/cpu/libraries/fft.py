@@ -10,22 +10,14 @@ import numpy as np
 import scipy.fft
 from scipy.fft._backend import _ScipyBackend  # pyright: ignore[reportPrivateUsage]
 
-from ...base import DType
-from ...base.checks import check_transform_axes
 from ...base.kernels import kernel
 from ...base.ops import FftSpec
-from ..kit._checks import check_dtype
+from ..kit._checks import check_shapes
 from ..runtime._memory import CpuMemory, HostArray
 from ..runtime._processor import usable_cores
 from ..runtime._stream import Work
 
 __all__ = ["fft"]
-
-_REAL = {DType.complex64: DType.float32, DType.complex128: DType.float64}
-_COMPLEX = {real: complex_ for complex_, real in _REAL.items()}
-
-# Type of the result for each type of input.
-_DTYPES = {"c2c": {dtype: dtype for dtype in _REAL}, "r2c": _COMPLEX, "c2r": _REAL}
 
 _TRANSFORMS: dict[tuple[str, str], object] = {
     ("c2c", "forward"): scipy.fft.fftn,
@@ -44,11 +36,7 @@ _scipy_transform = cast("Callable[..., HostArray]", _ScipyBackend.__ua_function_
 @kernel(FftSpec, backend="cpu")
 def fft(spec: FftSpec, memory: CpuMemory) -> Work:
     """Prepare a transform."""
-    operation = f"{spec.direction} {spec.kind} transform"
-    results = _DTYPES[spec.kind]
-    check_dtype(operation, spec.source.dtype, results)
-    check_dtype(f"{operation} of {spec.source.dtype} to", spec.out.dtype, (results[spec.source.dtype],))
-    check_transform_axes(spec)
+    check_shapes("fft", spec)
     source, out = memory.view(spec.source), memory.view(spec.out)
     options = {"s": spec.lengths, "axes": spec.axes, "norm": spec.norm}
     run = _run_in_place if spec.kind == "c2c" else _run

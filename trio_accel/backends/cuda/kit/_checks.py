@@ -6,10 +6,11 @@ from functools import partial
 
 from ...base import DType, LibraryError, checks
 
-__all__ = ["check_dtype", "check_same_dtype", "factor_of"]
+__all__ = ["check_dtype", "check_same_dtype", "check_shapes", "factor_of"]
 
 check_dtype = partial(checks.check_dtype, "cuda")
 check_same_dtype = partial(checks.check_same_dtype, "cuda")
+check_shapes = partial(checks.check_shapes, "cuda")
 
 
 def factor_of(library: str, name: str, value: complex, dtype: DType) -> complex:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+import math
 
 import attrs
 
@@ -92,45 +92,28 @@ def fit(source: View, out: View, lengths: dict[int, int]) -> Fit | None:
         lengths: Number of points for each axis to be transformed, at least 2; of real transforms the
             halved axis is the last.
     """
-    steps = _steps(source), _steps(out)
     if not (source.is_aligned and out.is_aligned):
         return None
-    kind = {("complex", "complex"): "c2c", ("float", "complex"): "r2c"}.get(
-        (source.dtype.kind, out.dtype.kind), "c2r"
-    )
-    order = list(lengths)
-    first = order if kind == "c2c" else order[:-1]
-    order = sorted(first, key=lambda axis: -out.strides[axis]) + order[len(first) :]
-    half = lengths[order[-1]] // 2 + 1
-    sides: list[tuple[tuple[int, ...], int]] = []
-    for step, is_halved in zip(steps, (kind == "c2r", kind == "r2c"), strict=True):
-        extents = [lengths[axis] for axis in order]
-        if is_halved:
-            extents[-1] = half
-        embedding = _embedding([step[axis] for axis in order], extents)
-        if embedding is None:
-            return None
-        sides.append((embedding, step[order[-1]]))
-    runs = _runs([(out.shape[axis], steps[0][axis], steps[1][axis]) for axis in _others(out, order)])
-    if runs is None:
+    kind = "c2c" if source.dtype is out.dtype else "r2c" if out.dtype.kind == "complex" else "c2r"
+    axes = list(lengths)
+    count = len(axes) if kind == "c2c" else len(axes) - 1
+    axes[:count] = sorted(axes[:count], key=lambda axis: -out.strides[axis])
+    points = tuple(lengths[axis] for axis in axes)
+    half = (*points[:-1], points[-1] // 2 + 1)
+    ins, outs = _steps(source), _steps(out)
+    inembed = _embedding([ins[axis] for axis in axes], half if kind == "c2r" else points)
+    onembed = _embedding([outs[axis] for axis in axes], half if kind == "r2c" else points)
+    others = (axis for axis, extent in enumerate(out.shape) if extent > 1 and axis not in lengths)
+    runs = _runs([(out.shape[axis], ins[axis], outs[axis]) for axis in others])
+    if inembed is None or onembed is None or runs is None:
         return None
     (batch, idist, odist), offsets = runs
-    (inembed, istride), (onembed, ostride) = sides
-    key = PlanKey(
-        kind,
-        out.dtype in (DType.float64, DType.complex128),
-        tuple(lengths[axis] for axis in order),
-        *(inembed, istride, idist),
-        *(onembed, ostride, odist),
-        batch,
-    )
+    is_double = out.dtype in (DType.float64, DType.complex128)
+    istride, ostride = ins[axes[-1]], outs[axes[-1]]
+    key = PlanKey(kind, is_double, points, inembed, istride, idist, onembed, ostride, odist, batch)
     at = tuple((i * source.dtype.itemsize, o * out.dtype.itemsize) for i, o in offsets)
     alignment = max(source.dtype.itemsize, out.dtype.itemsize)
     return Fit(key, at) if all(i % alignment == o % alignment == 0 for i, o in at) else None
-
-
-def _others(view: View, axes: list[int]) -> list[int]:
-    return [axis for axis, extent in enumerate(view.shape) if extent > 1 and axis not in axes]
 
 
 def _steps(view: View) -> list[int]:
@@ -139,7 +122,7 @@ def _steps(view: View) -> list[int]:
     return [0 if stride % itemsize else stride // itemsize for stride in view.strides]
 
 
-def _embedding(steps: list[int], extents: list[int]) -> tuple[int, ...] | None:
+def _embedding(steps: list[int], extents: tuple[int, ...]) -> tuple[int, ...] | None:
     """Storage dimensions: each step is a multiple of the next, and has room for what lies within."""
     if steps[-1] < 1:
         return None
@@ -172,16 +155,9 @@ def _runs(
     # Of two as long as each other, the one whose elements lie closer.
     batch = max(merged, key=lambda axis: (axis[0], -axis[2]))
     merged.remove(batch)
-    executions = 1
-    for extent, _, _ in merged:
-        executions *= extent
-    if executions > _MOST_EXECUTIONS:
+    if math.prod(extent for extent, _, _ in merged) > _MOST_EXECUTIONS:
         return None
-    offsets = [
-        (
-            sum(index * axis[1] for index, axis in zip(indices, merged, strict=True)),
-            sum(index * axis[2] for index, axis in zip(indices, merged, strict=True)),
-        )
-        for indices in product(*(range(extent) for extent, _, _ in merged))
-    ]
+    offsets = [(0, 0)]
+    for extent, source, out in merged:
+        offsets = [(i + at * source, o + at * out) for i, o in offsets for at in range(extent)]
     return batch, offsets

@@ -9,23 +9,13 @@ from typing import TypeAlias
 import attrs
 
 from ...base import DType
-from ...base.ops import ArraySpec, FftSpec
+from ...base.ops import SPECTRA, ArraySpec, FftSpec
 from ._fft_layout import MOST_AXES, OUT, SOURCE, Fit, View, fit
 
-__all__ = [
-    "TEMPORARIES",
-    "Convert",
-    "Step",
-    "Transform",
-    "TransformPlan",
-    "Zero",
-    "plan_transform",
-]
+__all__ = ["TEMPORARIES", "Convert", "Transform", "TransformPlan", "Zero"]
 
 TEMPORARIES = (2, 3, 4)
 """Buffers between the steps; of these two are in use at a time."""
-
-_COMPLEX = {DType.float32: DType.complex64, DType.float64: DType.complex128}
 
 
 @attrs.frozen
@@ -55,39 +45,19 @@ class Transform:
     is_forward: bool
 
 
-Step: TypeAlias = Zero | Convert | Transform
+_Step: TypeAlias = Zero | Convert | Transform
 
 
-@attrs.frozen
 class TransformPlan:
-    """The steps of a transform.
+    """The steps of a transform that was checked, and whose result is not empty: as few copies as can be.
 
     Attributes:
         steps: In order.
         sizes: Bytes of each temporary buffer.
     """
 
-    steps: tuple[Step, ...]
-    sizes: tuple[int, ...]
-
-
-def plan_transform(spec: FftSpec) -> TransformPlan:
-    """Find the steps of a transform that was checked, and whose result is not empty."""
-    planner = _Planner(spec)
-    planner.plan()
-    return TransformPlan(tuple(planner.steps), tuple(planner.sizes.values()))
-
-
-class _Planner:
-    """Finds the steps, the ways with the fewest copies first.
-
-    Attributes:
-        steps: What is found so far.
-        sizes: Bytes of each temporary buffer so far.
-    """
-
     def __init__(self, spec: FftSpec) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[_Step] = []
         self.sizes: dict[int, int] = dict.fromkeys(TEMPORARIES, 0)
         self._kind = spec.kind
         self._lengths = dict(zip(spec.axes, spec.lengths, strict=True))
@@ -101,9 +71,9 @@ class _Planner:
         # of the result or of the source.
         self._conjugate = (spec.kind, spec.direction) in (("r2c", "inverse"), ("c2r", "forward"))
         self._is_forward = spec.direction == "forward" if spec.kind == "c2c" else spec.kind == "r2c"
+        self._plan()
 
-    def plan(self) -> None:
-        """Find them."""
+    def _plan(self) -> None:
         rest = [axis for axis, n in self._lengths.items() if n > 1]
         if self._kind != "c2c" and self._lengths[self._halved] > 1:
             rest.remove(self._halved)
@@ -257,7 +227,7 @@ def _groups(axes: list[int], most: int) -> Iterator[tuple[int, ...]]:
 
 
 def _view(buffer: int, array: ArraySpec) -> View:
-    size = _COMPLEX.get(array.dtype, array.dtype).itemsize
+    size = SPECTRA.get(array.dtype, array.dtype).itemsize
     return View(buffer, array.dtype, array.shape, array.strides, array.offset % size == 0)
 
 

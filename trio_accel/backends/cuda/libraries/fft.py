@@ -10,23 +10,18 @@ from typing import ClassVar
 import attrs
 from nvmath.bindings import cufft
 
-from ...base import DType
-from ...base.checks import check_transform_axes
 from ...base.kernels import kernel
 from ...base.ops import FftSpec
 from ..kit._call import Call
-from ..kit._checks import check_dtype
+from ..kit._checks import check_shapes
 from ..kit._device import LibraryDevice
 from ..kit._library import CudaLibrary, Errors
 from ._fft_layout import PlanKey
 from ._fft_plans import VendorPlan
-from ._fft_steps import Convert, Transform, Zero, plan_transform
+from ._fft_steps import Convert, Transform, TransformPlan, Zero
 
 __all__ = ["FftLibrary"]
 
-_REAL = {DType.complex64: DType.float32, DType.complex128: DType.float64}
-_COMPLEX = {real: complex_ for complex_, real in _REAL.items()}
-_DTYPES = {"c2c": {dtype: dtype for dtype in _REAL}, "r2c": _COMPLEX, "c2r": _REAL}
 # Of temporary buffers, as of device memory.
 _ALIGNMENT = 256
 
@@ -71,22 +66,22 @@ class FftLibrary(CudaLibrary):
 
     def _plan(self, spec: FftSpec) -> _Plan:
         """Find the steps of a transform, and have cuFFT make the plans that are not there; blocks."""
-        _check(spec)
+        check_shapes("fft", spec)
         if not math.prod(spec.out.shape):
             return _Plan()
-        planned = plan_transform(spec)
-        keys = [step.fit.key for step in planned.steps if isinstance(step, Transform)]
+        planned = TransformPlan(spec)
         held: dict[PlanKey, VendorPlan] = {}
         try:
-            for key in dict.fromkeys(keys):
-                held[key] = self._hold(key)
+            for step in planned.steps:
+                if isinstance(step, Transform) and step.fit.key not in held:
+                    held[step.fit.key] = self._hold(step.fit.key)
         except BaseException:
             self._release(held.values())
             raise
         steps = [
             (step, held[step.fit.key]) if isinstance(step, Transform) else step for step in planned.steps
         ]
-        sizes = [*planned.sizes, max((plan.size for plan in held.values()), default=0)]
+        sizes = [*planned.sizes.values(), max((plan.size for plan in held.values()), default=0)]
         ends = list(accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0))
         return _Plan(tuple(steps), ends[-1], tuple(ends[:-1]), tuple(held.values()))
 
@@ -131,17 +126,3 @@ class FftLibrary(CudaLibrary):
 
     def _is_busy(self, plan: _Plan) -> bool:
         return any(vendor_plan.is_busy for vendor_plan in plan.vendor_plans)
-
-
-def _check(spec: FftSpec) -> None:
-    """Refuse what is no transform.
-
-    Raises:
-        NotSupportedError: A type that has none.
-        LibraryError: Axes or lengths that are none.
-    """
-    operation = f"{spec.direction} {spec.kind} transform"
-    results = _DTYPES[spec.kind]
-    check_dtype(operation, spec.source.dtype, results)
-    check_dtype(f"{operation} of {spec.source.dtype} to", spec.out.dtype, (results[spec.source.dtype],))
-    check_transform_axes(spec)

@@ -1,0 +1,272 @@
+"""Functions that ask for transforms: of each a name and a docstring, a signature, and a message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from types import FunctionType
+from typing import Any, ParamSpec, TypeAlias, cast
+
+from ..backends.base.ops import FftNorm
+from ..devices import AccelRef, Operand, Operation, device_of
+from . import _messages as messages
+
+__all__ = [
+    "fft", "fft2", "fftn", "hfft", "hfft2", "hfftn", "ifft", "ifft2", "ifftn",
+    "ihfft", "ihfft2", "ihfftn", "irfft", "irfft2", "irfftn", "rfft", "rfft2", "rfftn",
+]  # fmt: skip
+
+ParametersP = ParamSpec("ParametersP")
+_Ask: TypeAlias = Callable[ParametersP, Coroutine[Any, Any, AccelRef]]
+_Message: TypeAlias = Callable[..., Operation[messages.FftActor, AccelRef]]
+
+# Of these each copy has its own.
+NAME: str = ""
+MESSAGE: _Message = Operation
+
+
+def asks(
+    signature: _Ask[ParametersP], message: _Message
+) -> Callable[[Callable[[], None]], _Ask[ParametersP]]:
+    """Declare a function that asks for a transform.
+
+    It is a copy of another function, which asks for this message and has the name and the docstring of what
+    is decorated. So a call takes no longer than that of a function that is written out.
+
+    Args:
+        signature: `one_axis`, `several_axes` or `two_axes`.
+        message: Class of the message.
+    """
+    assert isinstance(signature, FunctionType)
+
+    def declare(own: Callable[[], None]) -> _Ask[ParametersP]:
+        name = own.__name__
+        code = signature.__code__.replace(co_name=name, co_qualname=name)
+        function = FunctionType(
+            code, {**globals(), "NAME": name, "MESSAGE": message}, name, signature.__defaults__
+        )
+        function.__kwdefaults__ = signature.__kwdefaults__
+        function.__annotations__ = signature.__annotations__
+        function.__module__, function.__doc__ = own.__module__, own.__doc__
+        return cast("_Ask[ParametersP]", function)
+
+    return declare
+
+
+async def one_axis(
+    a: Operand,
+    n: int | None = None,
+    axis: int = -1,
+    norm: FftNorm | None = None,
+    *,
+    out: AccelRef | None = None,
+) -> AccelRef:
+    """Ask for a transform along one axis."""
+    return await device_of(NAME, a, out).ask(MESSAGE(a, n, axis, norm, out))
+
+
+async def several_axes(
+    a: Operand,
+    s: Sequence[int] | None = None,
+    axes: Sequence[int] | None = None,
+    norm: FftNorm | None = None,
+    *,
+    out: AccelRef | None = None,
+) -> AccelRef:
+    """Ask for a transform along several axes, by default all."""
+    return await device_of(NAME, a, out).ask(MESSAGE(a, s, axes, norm, out))
+
+
+async def two_axes(
+    a: Operand,
+    s: Sequence[int] | None = None,
+    axes: Sequence[int] | None = (-2, -1),
+    norm: FftNorm | None = None,
+    *,
+    out: AccelRef | None = None,
+) -> AccelRef:
+    """Ask for a transform along several axes, by default the last two."""
+    return await device_of(NAME, a, out).ask(MESSAGE(a, s, axes, norm, out))
+
+
+@asks(one_axis, messages.Fft)
+def fft() -> None:
+    """Discrete Fourier transform along one axis, as `numpy.fft.fft` (cuFFT ``C2C``, ``Z2Z``).
+
+    Args:
+        a: Array of float32, float64, complex64 or complex128; real input is taken as complex.
+        n: Length of the transform; the axis is cut or padded with zeros to it. By default its length.
+        axis: Axis to transform; the others are a batch.
+        norm: ``"backward"`` (default), ``"ortho"`` or ``"forward"``, as in NumPy.
+        out: Array of the result's shape and dtype to write to; by default a new one.
+
+    Returns:
+        The spectrum: the shape of `a` with `n` elements along `axis`, in the complex dtype of
+        the same precision.
+
+    Raises:
+        ValueError: A length below 1, an axis that is not there, an unknown norm, a wrong `out`.
+        TypeError: Not on a device, or a dtype without a transform.
+
+    See `Device.ask` for cancellation and the errors that any operation can end with.
+    """
+
+
+@asks(one_axis, messages.Ifft)
+def ifft() -> None:
+    """Inverse discrete Fourier transform along one axis, as `numpy.fft.ifft`.
+
+    Arguments, result and errors are those of `fft`.
+    """
+
+
+@asks(one_axis, messages.Rfft)
+def rfft() -> None:
+    """Fourier transform of a real array along one axis, as `numpy.fft.rfft` (cuFFT ``R2C``, ``D2Z``).
+
+    Arguments and errors are those of `fft`; `a` is float32 or float64.
+
+    Returns:
+        The non-negative frequencies: ``n // 2 + 1`` elements along `axis`.
+    """
+
+
+@asks(one_axis, messages.Irfft)
+def irfft() -> None:
+    """Inverse of `rfft`, as `numpy.fft.irfft` (cuFFT ``C2R``, ``Z2D``).
+
+    Arguments and errors are those of `fft`; `a` holds the non-negative frequencies, and `n` is the
+    length of the real result: by default ``2 * (m - 1)`` for m frequencies.
+
+    Returns:
+        A real array with `n` elements along `axis`.
+    """
+
+
+@asks(one_axis, messages.Hfft)
+def hfft() -> None:
+    """Fourier transform of a signal with Hermitian symmetry, as `numpy.fft.hfft`: its spectrum is real.
+
+    Arguments and errors are those of `fft`; `a` holds the half of the signal from time 0 on, and `n`
+    is the length of the real result: by default ``2 * (m - 1)`` for m elements.
+
+    Returns:
+        A real array with `n` elements along `axis`.
+    """
+
+
+@asks(one_axis, messages.Ihfft)
+def ihfft() -> None:
+    """Inverse of `hfft`, as `numpy.fft.ihfft`.
+
+    Arguments and errors are those of `fft`; `a` is float32 or float64.
+
+    Returns:
+        The half of the signal from time 0 on: ``n // 2 + 1`` complex elements along `axis`.
+    """
+
+
+@asks(several_axes, messages.Fftn)
+def fftn() -> None:
+    """Discrete Fourier transform along several axes, as `numpy.fft.fftn` (cuFFT ``C2C``, ``Z2Z``).
+
+    Args:
+        a: Array of float32, float64, complex64 or complex128; real input is taken as complex.
+        s: Length of the transform along each of `axes`, which are cut or padded with zeros to it; -1
+            is the length that `a` has there. By default the shape of `a`. Without `axes` it is for the
+            last axes.
+        axes: Axes to transform, distinct; the others are a batch. By default all, or the last ``len(s)``.
+        norm: ``"backward"`` (default), ``"ortho"`` or ``"forward"``, as in NumPy; it scales by the
+            product of the lengths.
+        out: Array of the result's shape and dtype to write to; by default a new one.
+
+    Returns:
+        The spectrum: the shape of `a` with `s` along `axes`, in the complex dtype of the same precision.
+
+    Raises:
+        ValueError: A length below 1, an axis that is not there or is named twice, no axis, not one
+            length for each axis, an unknown norm, a wrong `out`.
+        TypeError: Not on a device, or a dtype without a transform.
+
+    See `Device.ask` for cancellation and the errors that any operation can end with.
+    """
+
+
+@asks(two_axes, messages.Fftn)
+def fft2() -> None:
+    """`fftn` along the last two axes, as `numpy.fft.fft2`."""
+
+
+@asks(several_axes, messages.Ifftn)
+def ifftn() -> None:
+    """Inverse discrete Fourier transform along several axes, as `numpy.fft.ifftn`.
+
+    Arguments, result and errors are those of `fftn`.
+    """
+
+
+@asks(two_axes, messages.Ifftn)
+def ifft2() -> None:
+    """`ifftn` along the last two axes, as `numpy.fft.ifft2`."""
+
+
+@asks(several_axes, messages.Rfftn)
+def rfftn() -> None:
+    """Fourier transform of a real array along several axes, as `numpy.fft.rfftn` (cuFFT ``R2C``, ``D2Z``).
+
+    Arguments and errors are those of `fftn`; `a` is float32 or float64.
+
+    Returns:
+        The frequencies that are not negative along the last of `axes`, n of them being ``n // 2 + 1``
+        elements; all frequencies along the others.
+    """
+
+
+@asks(two_axes, messages.Rfftn)
+def rfft2() -> None:
+    """`rfftn` along the last two axes, as `numpy.fft.rfft2`."""
+
+
+@asks(several_axes, messages.Irfftn)
+def irfftn() -> None:
+    """Inverse of `rfftn`, as `numpy.fft.irfftn` (cuFFT ``C2R``, ``Z2D``).
+
+    Arguments and errors are those of `fftn`; `s` is the shape of the real result along `axes`: by
+    default that of `a`, and ``2 * (m - 1)`` along the last of them, where `a` has m frequencies.
+
+    Returns:
+        A real array.
+    """
+
+
+@asks(two_axes, messages.Irfftn)
+def irfft2() -> None:
+    """`irfftn` along the last two axes, as `numpy.fft.irfft2`."""
+
+
+@asks(several_axes, messages.Hfftn)
+def hfftn() -> None:
+    """Fourier transform of an array with Hermitian symmetry, as `scipy.fft.hfftn`: its spectrum is real.
+
+    Arguments and errors are those of `irfftn`.
+
+    Returns:
+        A real array.
+    """
+
+
+@asks(two_axes, messages.Hfftn)
+def hfft2() -> None:
+    """`hfftn` along the last two axes, as `scipy.fft.hfft2`."""
+
+
+@asks(several_axes, messages.Ihfftn)
+def ihfftn() -> None:
+    """Inverse of `hfftn`, as `scipy.fft.ihfftn`.
+
+    Arguments, result and errors are those of `rfftn`.
+    """
+
+
+@asks(two_axes, messages.Ihfftn)
+def ihfft2() -> None:
+    """`ihfftn` along the last two axes, as `scipy.fft.ihfft2`."""
