@@ -9,8 +9,6 @@ import numpy.typing as npt
 import pytest
 from chosen import BACKEND
 
-from trio_accel.backends.base.ops import CholeskySpec
-
 pytestmark = pytest.mark.skipif(BACKEND != "cuda", reason="kernels of the CUDA backend")
 DTYPES = ["float32", "float64", "complex64", "complex128"]
 
@@ -19,15 +17,11 @@ class Workshop:
     """The kernels, on the rig's stream."""
 
     def __init__(self, rig: Any) -> None:
-        from trio_accel.backends.cuda.kit._call import Call
         from trio_accel.backends.cuda.libraries._solver_kernels import SolverKernels
 
         self.rig = rig
         self.kernels = SolverKernels(rig.device.kernels)
-        array = rig.put(np.zeros((1, 1)))
-        self.call = Call(
-            rig.device, CholeskySpec(False, array, array, np.zeros(1, np.int32)), rig.stream, None
-        )
+        self.stream = rig.stream.handle
 
     def apply(
         self, name: Any, values: npt.NDArray[Any], status: list[int], triangle: str
@@ -36,7 +30,7 @@ class Workshop:
         array, words = self.rig.put(values), self.rig.put(np.array(status, np.int32))
         with self.rig.device.context:
             self.kernels.apply(
-                self.call, name, self.rig.device.at(array), self.rig.device.address(words), triangle
+                self.stream, name, self.rig.device.at(array), self.rig.device.address(words), triangle
             )
         return self.rig.get(array), self.rig.get(words).tolist()
 
@@ -93,7 +87,7 @@ def test_what_a_routine_says_does_not_hide_what_was_seen_before(workshop: Worksh
     rig = workshop.rig
     said, status = rig.put(np.array([0, 5, 7], np.int32)), rig.put(np.array([-1, 0, -1], np.int32))
     with rig.device.context:
-        workshop.kernels.merge(workshop.call, rig.device.address(said), rig.device.address(status), 3)
+        workshop.kernels.merge(workshop.stream, rig.device.address(said), rig.device.address(status), 3)
     assert rig.get(status).tolist() == [-1, 5, -1]
 
 
@@ -105,7 +99,7 @@ def test_a_pivot_that_is_no_number_is_not_zero(workshop: Workshop, dtype: str) -
     factors, status = rig.put(values), rig.put(np.array([0, 1, 2, 1], np.int32))
     with rig.device.context:
         place = rig.device.address(status)
-        workshop.kernels.confirm_pivots(workshop.call, rig.device.at(factors), place)
+        workshop.kernels.apply(workshop.stream, "confirm_pivots", rig.device.at(factors), place)
     assert rig.get(status).tolist() == [0, 3, 0, 1]
 
 
@@ -116,9 +110,9 @@ def test_pivots_are_moved_and_those_that_are_no_row_are_told(
     rig = workshop.rig
     given = rig.put(np.array([[0, 2, 2], [1, 3, -1], [-5, 1, 2]], source))
     made, status = rig.put(np.zeros((3, 3), out)), rig.put(np.zeros(3, np.int32))
-    places = [(rig.device.address(array), array.dtype.itemsize) for array in (given, made)]
+    places = [rig.device.at(array) for array in (given, made)]
     with rig.device.context:
-        workshop.kernels.move_pivots(workshop.call, *places, (3, 3), 1, rig.device.address(status))
+        workshop.kernels.move_pivots(workshop.stream, *places, 1, rig.device.address(status))
     assert rig.get(made).tolist() == [[1, 3, 3], [2, 1, 1], [1, 2, 3]]
     assert rig.get(status).tolist() == [0, 2, 1]
 
@@ -127,5 +121,5 @@ def test_matrices_are_listed(workshop: Workshop) -> None:
     listed = workshop.rig.put(np.zeros(3, np.uint64))
     with workshop.rig.device.context:
         place = workshop.rig.device.address(listed)
-        workshop.kernels.list_matrices(workshop.rig.stream.handle, 4096, 72, 3, place)
+        workshop.kernels.list_matrices(workshop.stream, 4096, 72, 3, place)
     assert workshop.rig.get(listed).tolist() == [4096, 4168, 4240]

@@ -12,7 +12,8 @@ fails the operation as a whole, with the matrix named in the error.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -37,8 +38,9 @@ __all__ = [
 Triangle = Literal["L", "U"]
 """The lower or the upper triangle, with the diagonal."""
 
-_Shape = tuple[int, ...]
 _REAL = {DType.complex64: DType.float32, DType.complex128: DType.float64}
+_NOT_FINITE = -1
+_SINGULAR = "is singular: its pivot {} is zero"
 
 
 def real_of(dtype: DType) -> DType:
@@ -46,8 +48,95 @@ def real_of(dtype: DType) -> DType:
     return _REAL.get(dtype, dtype)
 
 
+class SolverSpec(OperationSpec):
+    """Base of the specifications, which declare by tables what fits, and what a status word means.
+
+    Attributes:
+        shapes: By field the letters of its last extents, such as ``"m n"``; the first field has the matrices.
+            They are square if it says ``"n n"``; ``k`` is the lesser of m and n, and ``c`` what the field b
+            says, whose stack broadcasts. ``"real: k"`` and ``"int32: k"`` tell another dtype.
+        letters: By field the letters that it may hold.
+        trouble: What it means that the status word of a matrix is not 0; the word takes the place of ``{}``.
+    """
+
+    __slots__ = ()
+
+    shapes: ClassVar[Mapping[str, str]]
+    letters: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    trouble: ClassVar[str] = "has no solution by iteration: it did not converge (status {})"
+
+    def check_shapes(self, name: str) -> None:
+        """See `OperationSpec.check_shapes`."""
+        where, matrices = f"{name}: {type(self).__name__}", self._matrices
+        self._check_matrices(where)
+        for field, allowed in self.letters.items():
+            if getattr(self, field) not in allowed:
+                said = " or ".join(", ".join(map(repr, allowed)).rsplit(", ", 1))
+                raise ValueError(f"{where}.{field} must be {said}, got {getattr(self, field)!r}")
+        stack, extents = matrices.shape[:-2], self.extents(where)
+        types = {"": matrices.dtype, "real": real_of(matrices.dtype), "int32": DType.int32}
+        for field, letters in self.shapes.items():
+            array: ArraySpec | None = getattr(self, field)
+            if array is None:
+                continue
+            kind, _, last = letters.rpartition(": ")
+            here = stack
+            if field == "b":
+                if array.ndim < 2:
+                    raise ValueError(f"{where}.b takes matrices, got shape {array.shape}")
+                here, extents["c"] = array.shape[:-2], array.shape[-1]
+                stack = np.broadcast_shapes(stack, here)
+            shape = *here, *(extents[letter] for letter in last.split())
+            if array.shape != shape:
+                raise ValueError(f"{where}.{field} must have shape {shape}, got {array.shape}")
+            if array.dtype is not types[kind]:
+                raise TypeError(f"{where}.{field} must have dtype {types[kind]}, got {array.dtype}")
+
+    def extents(self, where: str) -> dict[str, int]:
+        """What the letters of `shapes` stand for, but for ``c``; a class may add some, or refuse."""
+        m, n = self._matrices.shape[-2:]
+        return {"m": m, "n": n, "k": min(m, n)}
+
+    def function(self) -> str:
+        """What errors call the operation."""
+        return type(self).__name__.removesuffix("Spec").lower()
+
+    def check_status(self) -> None:
+        """Fail the operation over the first matrix whose status word is not 0."""
+        info: StatusArray | None = getattr(self, "info", None)
+        if info is None or not info.any():
+            return
+        number, stack = int(info.nonzero()[0][0]), self._matrices.shape[:-2]
+        index = tuple(int(place) for place in np.unravel_index(number, stack)) if stack else ()
+        shown = index[0] if len(index) == 1 else index
+        where = f"matrix {shown} of the stack" if index else "the matrix"
+        raise self.failure(where, int(info[number]), index)
+
+    def failure(self, where: str, code: int, index: tuple[int, ...]) -> LibraryError:
+        """What a status word means for a matrix."""
+        trouble = "holds a NaN or an infinity" if code == _NOT_FINITE else self.trouble.format(code)
+        return LinAlgError(f"{self.function()}: {where} {trouble}", library="solver", code=code, index=index)
+
+    @property
+    def _matrices(self) -> ArraySpec:
+        """The array whose matrices have the status words."""
+        first: Any = getattr(self, next(iter(self.shapes)))
+        array: ArraySpec = first
+        return array
+
+    def _check_matrices(self, where: str) -> None:
+        shape, is_square = self._matrices.shape, next(iter(self.shapes.values())) == "n n"
+        if len(shape) < 2 or (is_square and shape[-1] != shape[-2]):
+            raise ValueError(
+                f"{where} takes {'square matrices' if is_square else 'matrices'}, got shape {shape}"
+            )
+        info: StatusArray | None = getattr(self, "info", None)
+        if info is not None and info.shape != (math.prod(shape[:-2]),):
+            raise ValueError(f"{where}.info must have one word for each matrix of {shape}, got {info.shape}")
+
+
 @specification
-class CholeskySpec(OperationSpec):
+class CholeskySpec(SolverSpec):
     """The triangular factor of Hermitian positive definite matrices (LAPACK ``potrf``).
 
     Of ``a`` only one triangle is read: the lower one, or the upper one with ``upper``. The diagonal counts as
@@ -63,18 +152,12 @@ class CholeskySpec(OperationSpec):
     out: ArraySpec = writes()
     info: StatusArray = status()
 
-    def check_shapes(self, name: str) -> None:
-        """See `OperationSpec.check_shapes`."""
-        stack, n, _ = _matrices(name, self, self.a, is_square=True)
-        _expect(name, self, self.a.dtype, out=(*stack, n, n))
-
-    def check_status(self) -> None:
-        """See `OperationSpec.check_status`."""
-        _judge(self, "cholesky", "is not positive definite: its leading minor of order {} is not positive")
+    shapes: ClassVar[Mapping[str, str]] = {"a": "n n", "out": "n n"}
+    trouble: ClassVar[str] = "is not positive definite: its leading minor of order {} is not positive"
 
 
 @specification
-class LuSpec(OperationSpec):
+class LuSpec(SolverSpec):
     """``P @ L @ U`` of matrices of shape (m, n), with k = min(m, n) (LAPACK ``getrf``).
 
     ``lu`` holds ``U`` in its upper triangle and ``L`` below the diagonal. The diagonal of ``L`` is one, and
@@ -88,19 +171,12 @@ class LuSpec(OperationSpec):
     piv: ArraySpec = writes()
     info: StatusArray = status()
 
-    def check_shapes(self, name: str) -> None:
-        """See `OperationSpec.check_shapes`."""
-        stack, m, n = _matrices(name, self, self.a)
-        _expect(name, self, self.a.dtype, lu=(*stack, m, n))
-        _expect(name, self, DType.int32, piv=(*stack, min(m, n)))
-
-    def check_status(self) -> None:
-        """See `OperationSpec.check_status`."""
-        _judge(self, "lu", "is singular: its pivot {} is zero")
+    shapes: ClassVar[Mapping[str, str]] = {"a": "m n", "lu": "m n", "piv": "int32: k"}
+    trouble: ClassVar[str] = _SINGULAR
 
 
 @specification
-class LuSolveSpec(OperationSpec):
+class LuSolveSpec(SolverSpec):
     """``op(A) @ out = b`` for matrices that are given as `LuSpec` makes them (LAPACK ``getrs``).
 
     ``trans`` is op: ``"N"``, ``"T"`` or ``"C"``. ``lu`` has shape (..., n, n), ``piv`` (..., n), ``b``
@@ -117,29 +193,20 @@ class LuSolveSpec(OperationSpec):
     out: ArraySpec = writes()
     info: StatusArray = status()
 
-    def check_shapes(self, name: str) -> None:
-        """See `OperationSpec.check_shapes`."""
-        stack, n, _ = _matrices(name, self, self.lu, is_square=True)
-        if self.trans not in ("N", "T", "C"):
-            raise ValueError(f"{name}: LuSolveSpec.trans must be 'N', 'T' or 'C', got {self.trans!r}")
-        _expect(name, self, DType.int32, piv=(*stack, n))
-        _check_sides(name, self, stack, n, self.lu.dtype, self.b)
+    shapes: ClassVar[Mapping[str, str]] = {"lu": "n n", "piv": "int32: n", "b": "n c", "out": "n c"}
+    letters: ClassVar[Mapping[str, tuple[str, ...]]] = {"trans": ("N", "T", "C")}
 
-    def check_status(self) -> None:
-        """See `OperationSpec.check_status`."""
-        failed = np.flatnonzero(self.info)
-        if failed.size:
-            where = _place(self.lu.shape[:-2], int(failed[0]))
-            raise LibraryError(
-                f"lu_solve: pivot {self.info[failed[0]]} of {where[0]} is no row; piv is what lu() returns, "
-                "and counts from 0",
-                library="solver",
-                code="invalid_value",
-            )
+    def failure(self, where: str, code: int, index: tuple[int, ...]) -> LibraryError:
+        """See `SolverSpec.failure`; nothing is wrong with the matrix."""
+        return LibraryError(
+            f"lu_solve: pivot {code} of {where} is no row; piv is what lu() returns, and counts from 0",
+            library="solver",
+            code="invalid_value",
+        )
 
 
 @specification
-class SolveSpec(OperationSpec):
+class SolveSpec(SolverSpec):
     """``a @ out = b`` (LAPACK ``gesv``).
 
     ``a`` has shape (..., n, n), ``b`` (..., n, k); their stacks broadcast against each other, to that of
@@ -153,18 +220,12 @@ class SolveSpec(OperationSpec):
     out: ArraySpec = writes()
     info: StatusArray = status()
 
-    def check_shapes(self, name: str) -> None:
-        """See `OperationSpec.check_shapes`."""
-        stack, n, _ = _matrices(name, self, self.a, is_square=True)
-        _check_sides(name, self, stack, n, self.a.dtype, self.b)
-
-    def check_status(self) -> None:
-        """See `OperationSpec.check_status`."""
-        _judge(self, "solve", "is singular: its pivot {} is zero")
+    shapes: ClassVar[Mapping[str, str]] = {"a": "n n", "b": "n c", "out": "n c"}
+    trouble: ClassVar[str] = _SINGULAR
 
 
 @specification
-class QrSpec(OperationSpec):
+class QrSpec(SolverSpec):
     """``q @ r`` of matrices of shape (m, n), with k = min(m, n) (LAPACK ``geqrf`` and ``orgqr``, ``ungqr``).
 
     ``q`` has shape (m, k) or (m, m) and orthonormal columns; ``r`` has as many rows as ``q`` columns, n
@@ -175,16 +236,17 @@ class QrSpec(OperationSpec):
     q: ArraySpec | None = writes(optional=True)
     r: ArraySpec = writes()
 
-    def check_shapes(self, name: str) -> None:
-        """See `OperationSpec.check_shapes`."""
-        stack, m, n = _matrices(name, self, self.a)
-        is_complete = self.q is not None and self.q.shape[-1:] == (m,)
-        k = m if is_complete else min(m, n)
-        _expect(name, self, self.a.dtype, q=(*stack, m, k), r=(*stack, k, n))
+    shapes: ClassVar[Mapping[str, str]] = {"a": "m n", "q": "m q", "r": "q n"}
+
+    def extents(self, where: str) -> dict[str, int]:
+        """See `SolverSpec.extents`."""
+        extents = super().extents(where)
+        is_complete = self.q is not None and self.q.shape[-1:] == (extents["m"],)
+        return {**extents, "q": extents["m" if is_complete else "k"]}
 
 
 @specification
-class SvdSpec(OperationSpec):
+class SvdSpec(SolverSpec):
     """``(u * s) @ vh`` of matrices of shape (m, n), with k = min(m, n) (LAPACK ``gesdd``).
 
     ``u`` has shape (m, k) and ``vh`` (k, n), or both are square; their columns and rows are orthonormal.
@@ -199,24 +261,20 @@ class SvdSpec(OperationSpec):
     vh: ArraySpec | None = writes(optional=True)
     info: StatusArray = status()
 
-    def check_shapes(self, name: str) -> None:
-        """See `OperationSpec.check_shapes`."""
-        stack, m, n = _matrices(name, self, self.a)
-        u, vh, k = self.u, self.vh, min(m, n)
-        if (u is None) is not (vh is None):
-            raise ValueError(f"{name}: SvdSpec takes both u and vh, or none")
-        is_full = u is not None and vh is not None and (u.shape[-1:], vh.shape[-2:-1]) == ((m,), (n,))
-        columns, rows = (m, n) if is_full else (k, k)
-        _expect(name, self, self.a.dtype, u=(*stack, m, columns), vh=(*stack, rows, n))
-        _expect(name, self, real_of(self.a.dtype), s=(*stack, k))
+    shapes: ClassVar[Mapping[str, str]] = {"a": "m n", "u": "m p", "vh": "q n", "s": "real: k"}
 
-    def check_status(self) -> None:
-        """See `OperationSpec.check_status`."""
-        _judge(self, "svd", _NOT_CONVERGED)
+    def extents(self, where: str) -> dict[str, int]:
+        """See `SolverSpec.extents`."""
+        u, vh, extents = self.u, self.vh, super().extents(where)
+        if (u is None) is not (vh is None):
+            raise ValueError(f"{where} takes both u and vh, or none")
+        m, n, k = extents.values()
+        is_full = u is not None and vh is not None and (u.shape[-1:], vh.shape[-2:-1]) == ((m,), (n,))
+        return {**extents, "p": m if is_full else k, "q": n if is_full else k}
 
 
 @specification
-class EighSpec(OperationSpec):
+class EighSpec(SolverSpec):
     """Eigenvalues, and eigenvectors if wanted, of Hermitian matrices (LAPACK ``syevd``, ``heevd``).
 
     Of ``a`` only the triangle ``uplo`` is read, and its diagonal counts as real. ``w`` has n real numbers
@@ -231,73 +289,9 @@ class EighSpec(OperationSpec):
     v: ArraySpec | None = writes(optional=True)
     info: StatusArray = status()
 
-    def check_shapes(self, name: str) -> None:
-        """See `OperationSpec.check_shapes`."""
-        stack, n, _ = _matrices(name, self, self.a, is_square=True)
-        if self.uplo not in ("L", "U"):
-            raise ValueError(f"{name}: EighSpec.uplo must be 'L' or 'U', got {self.uplo!r}")
-        _expect(name, self, self.a.dtype, v=(*stack, n, n))
-        _expect(name, self, real_of(self.a.dtype), w=(*stack, n))
+    shapes: ClassVar[Mapping[str, str]] = {"a": "n n", "v": "n n", "w": "real: n"}
+    letters: ClassVar[Mapping[str, tuple[str, ...]]] = {"uplo": ("L", "U")}
 
-    def check_status(self) -> None:
-        """See `OperationSpec.check_status`."""
-        _judge(self, "eigh" if self.v is not None else "eigvalsh", _NOT_CONVERGED)
-
-
-_NOT_FINITE = -1
-_NOT_CONVERGED = "has no solution by iteration: it did not converge (status {})"
-
-
-def _matrices(
-    name: str, spec: OperationSpec, first: ArraySpec, *, is_square: bool = False
-) -> tuple[_Shape, int, int]:
-    """Stack, rows and columns of the array whose matrices have the status words."""
-    cls = type(spec).__name__
-    if first.ndim < 2 or (is_square and first.shape[-1] != first.shape[-2]):
-        what = "square matrices" if is_square else "matrices"
-        raise ValueError(f"{name}: {cls} takes {what}, got shape {first.shape}")
-    *stack, rows, columns = first.shape
-    info: StatusArray | None = getattr(spec, "info", None)
-    if info is not None and info.shape != (math.prod(stack),):
-        raise ValueError(
-            f"{name}: {cls}.info must have one word for each matrix of {first.shape}, got {info.shape}"
-        )
-    return tuple(stack), rows, columns
-
-
-def _expect(name: str, spec: OperationSpec, dtype: DType, **shapes: _Shape) -> None:
-    """Require shapes and a dtype of fields, where they hold an array."""
-    for field, shape in shapes.items():
-        array: ArraySpec | None = getattr(spec, field)
-        where = f"{name}: {type(spec).__name__}.{field}"
-        if array is not None and array.shape != shape:
-            raise ValueError(f"{where} must have shape {shape}, got {array.shape}")
-        if array is not None and array.dtype is not dtype:
-            raise TypeError(f"{where} must have dtype {dtype}, got {array.dtype}")
-
-
-def _check_sides(name: str, spec: OperationSpec, stack: _Shape, n: int, dtype: DType, b: ArraySpec) -> None:
-    """Require right-hand sides of n rows, and a result of the shape of the whole stack."""
-    if b.ndim < 2:
-        raise ValueError(f"{name}: {type(spec).__name__}.b takes matrices, got shape {b.shape}")
-    columns = b.shape[-1]
-    _expect(name, spec, dtype, b=(*b.shape[:-2], n, columns))
-    _expect(name, spec, dtype, out=(*np.broadcast_shapes(stack, b.shape[:-2]), n, columns))
-
-
-def _judge(spec: CholeskySpec | LuSpec | SolveSpec | SvdSpec | EighSpec, function: str, trouble: str) -> None:
-    """Fail the operation over the first matrix whose status word is not 0."""
-    failed = np.flatnonzero(spec.info)
-    if not failed.size:
-        return
-    code = int(spec.info[failed[0]])
-    where, index = _place(spec.a.shape[:-2], int(failed[0]))
-    trouble = "holds a NaN or an infinity" if code == _NOT_FINITE else trouble.format(code)
-    raise LinAlgError(f"{function}: {where} {trouble}", library="solver", code=code, index=index)
-
-
-def _place(stack: _Shape, number: int) -> tuple[str, _Shape]:
-    """A matrix by its number: its name for messages, and its index."""
-    index = tuple(int(place) for place in np.unravel_index(number, stack)) if stack else ()
-    shown = index[0] if len(index) == 1 else index
-    return (f"matrix {shown} of the stack" if index else "the matrix"), index
+    def function(self) -> str:
+        """See `SolverSpec.function`."""
+        return "eigh" if self.v is not None else "eigvalsh"

@@ -1,40 +1,48 @@
-"""Routines of cuSOLVER for matrices of one size: what they are told, and what memory they need."""
-
-# Routines take as many arguments as they have.
-# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+"""Routines of cuSOLVER, and of cuBLAS for stacks of small matrices: how each is called, by a table."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import attrs
-from nvmath.bindings import cusolverDn
+import numpy as np
+from nvmath.bindings import cublas, cusolverDn
 
 from ...base import DType
 from ...base.ops import real_of
 
-__all__ = [
-    "LETTERS",
-    "Handle",
-    "Routine",
-    "eigen",
-    "orthogonal",
-    "pivoted",
-    "positive",
-    "reflected",
-    "singular",
-    "solved",
-]
+__all__ = ["LOWER", "UPPER", "Places", "Routine", "Vendor"]
 
-LETTERS = {DType.float32: "s", DType.float64: "d", DType.complex64: "c", DType.complex128: "z"}
-"""How names of routines tell element types."""
+LOWER, UPPER = 0, 1
 
+_LETTERS = {DType.float32: "s", DType.float64: "d", DType.complex64: "c", DType.complex128: "z"}
 # cudaDataType.
 _CODES = {DType.float32: 0, DType.float64: 1, DType.complex64: 4, DType.complex128: 5}
-_LOWER, _UPPER = 0, 1
+_COMPLEX = {"?orgqr": "?ungqr"}
 
-_Arguments: TypeAlias = Callable[..., tuple[int, ...]]
+_X, _WORK = "solver params", "work bytes host host_bytes info"
+# What each routine is told, in order. T is the type, R its real one; a* and x* are lists of addresses.
+_CALLS = {
+    "xpotrf": f"{_X} uplo n T a n T {_WORK}",
+    "xgetrf": f"{_X} m n T a m pivots T {_WORK}",
+    "xgetrs": f"{_X} trans n columns T a n pivots T x n info",
+    "xgeqrf": f"{_X} m n T a m T tau T {_WORK}",
+    "xgesvd": f"{_X} job job m n T a m R s T u m T vh n T {_WORK}",
+    "xsyev_batched": f"{_X} job uplo n T a n R w T {_WORK} batch",
+    "?orgqr": "solver m n k a m tau work elements info",
+    "?potrf_batched": "solver uplo n a* n info batch",
+    "?getrf_batched": "blas n a* n pivots info batch",
+    "?getrs_batched": "blas trans n columns a* n pivots x* n said batch",
+    "?gesvdj_batched": "solver job m n a m s u m v n work elements info jacobi batch",
+}
+_WORDS = {name: tuple(words.split()) for name, words in _CALLS.items()}
+_ARRAYS = ("a", "pivots", "x", "tau", "s", "u", "v", "vh", "w")
+# The functions that tell the size of a workspace are not told this.
+_NOT_ASKED = frozenset({*_WORK.split(), "elements", "pivots"})
+
+Places: TypeAlias = "Mapping[str, tuple[int, int]]"
+"""Where each array lies, and the bytes of it that belong to one matrix."""
 
 
 @attrs.frozen(eq=False)
@@ -42,157 +50,117 @@ class Routine:
     """A routine for matrices of one size, by columns.
 
     Attributes:
-        name: Its name in the bindings.
+        name: Its name in the bindings; ``?`` stands for the letter of the type.
         dtype: Element type.
-        shape: Rows and columns of its first array.
-        rooms: Bytes that each of its arrays takes for one matrix; the matrices of a stack lie so far apart.
-        arguments: What it is told between its handle and its workspace, given where its arrays lie.
-        asked: The same for the function that tells the size of its workspace; None if there is no difference.
-        is_64: Whether it is one of the 64-bit API, which has workspace on the host too.
-        batch: Matrices in one call; None if it takes one only.
-        has_workspace: Whether it needs any.
+        sizes: Extents, by their words in the table.
+        options: Letters, as the vendor counts them.
+        batch: Matrices in one call.
+        work: Bytes of its workspace, on the device and on the host.
     """
 
     name: str
     dtype: DType
-    shape: tuple[int, int]
-    rooms: tuple[int, ...]
-    arguments: _Arguments
-    asked: _Arguments | None = None
-    is_64: bool = True
-    batch: int | None = None
-    has_workspace: bool = True
+    sizes: Mapping[str, int]
+    options: Mapping[str, int] = attrs.field(factory=dict[str, int])
+    batch: int = 1
+    work: tuple[int, int] = (0, 0)
 
-    def sizes(self, handle: Handle) -> tuple[int, int]:
-        """Ask for its workspace: bytes on the device, and on the host."""
-        if not self.has_workspace:
-            return 0, 0
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What it is told, in order."""
+        return _WORDS[self.name]
+
+    @property
+    def arrays(self) -> list[str]:
+        """Those that are arrays, the matrices first, or lists of arrays."""
+        return [word for word in self.words if word.rstrip("*") in _ARRAYS]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of its matrices."""
+        return self.sizes.get("m", self.sizes["n"]), self.sizes["n"]
+
+    def values(self) -> dict[str, int]:
+        """The values of all words that depend on no address."""
+        code, real = _CODES[self.dtype], _CODES[real_of(self.dtype)]
+        told = {"T": code, "R": real, "bytes": self.work[0], "host_bytes": self.work[1]}
+        told["elements"] = self.work[0] // self.dtype.itemsize
+        return {**told, **self.sizes, **self.options, "batch": self.batch}
+
+    def function(self, suffix: str = "") -> Any:
+        """The function of the bindings."""
+        letter = _LETTERS[self.dtype]
+        name = _COMPLEX.get(self.name, self.name) if letter in "cz" else self.name
+        module = cublas if self.words[0] == "blas" else cusolverDn
+        return getattr(module, name.replace("?", letter) + suffix)
+
+
+class Vendor:
+    """The handles of cuSOLVER and of cuBLAS, each on one stream at a time. Made with the context current."""
+
+    def __init__(self) -> None:
+        # What cuBLAS says of its arguments, on the host.
+        self._said = np.zeros(1, np.int32)
+        self._handles: dict[str, int] = {
+            "solver": cusolverDn.create(),
+            "params": cusolverDn.create_params(),
+            "blas": cublas.create(),
+            "jacobi": cusolverDn.create_gesvdj_info(),
+            "said": int(self._said.ctypes.data),
+        }
+        self._streams = {"solver": 0, "blas": 0}
+
+    def sized(self, routine: Routine) -> Routine:
+        """The routine with its workspace."""
+        if "work" not in routine.words:
+            return routine
         # It depends on no address.
-        places = (256,) * len(self.rooms)
-        function: Callable[..., Any] = getattr(cusolverDn, f"{self.name}_buffer_size")
-        told = (self.asked or self.arguments)(*places)
-        if not self.is_64:
-            return int(function(handle.handle, *told)) * self.dtype.itemsize, 0
-        some = () if self.batch is None else (self.batch,)
-        device, host = function(handle.handle, handle.params, *told, *some)
-        return int(device), int(host)
+        values = {**dict.fromkeys(_ARRAYS, 256), **routine.values(), **self._handles}
+        asked = [values[word] for word in routine.words if word not in _NOT_ASKED]
+        said: int | tuple[int, int] = routine.function("_buffer_size")(*asked)
+        return attrs.evolve(
+            routine, work=said if isinstance(said, tuple) else (said * routine.dtype.itemsize, 0)
+        )
 
     def run(
-        self,
-        handle: Handle,
-        places: tuple[int, ...],
-        count: int,
-        sizes: tuple[int, int],
-        work: tuple[int, int],
-        status: int,
+        self, routine: Routine, stream: int, places: Places, count: int, work: tuple[int, int], status: int
     ) -> None:
-        """Enqueue it for each matrix of a stack.
+        """Enqueue a routine for each matrix of a stack.
 
         Args:
-            handle: The handle, on the stream.
-            places: Where its arrays lie.
+            routine: The routine, as `sized` makes it.
+            stream: The stream.
+            places: Its arrays.
             count: How many matrices there are.
-            sizes: What `sizes` says.
             work: Where its workspace lies, on the device and on the host.
             status: Where the status words lie.
         """
-        function: Callable[..., None] = getattr(cusolverDn, self.name)
-        first: tuple[int, ...] = (handle.handle, handle.params)
-        memory: tuple[int, ...] = (work[0], sizes[0], work[1], sizes[1])
-        if not self.has_workspace:
-            memory = ()
-        elif not self.is_64:
-            first, memory = first[:1], (work[0], sizes[0] // self.dtype.itemsize)
-        for number in range(0, count, self.batch or 1):
-            here = [place + number * room for place, room in zip(places, self.rooms, strict=True)]
-            some = () if self.batch is None else (min(self.batch, count - number),)
-            function(*first, *self.arguments(*here), *memory, status + 4 * number, *some)
+        self.select(routine.words[0], stream)
+        function, values = routine.function(), {**routine.values(), **self._handles}
+        values["work"], values["host"] = work
+        for number in range(0, count, routine.batch):
+            for name, (address, nbytes) in places.items():
+                values[name] = address + number * nbytes
+            values["info"] = status + 4 * number
+            values["batch"] = min(routine.batch, count - number)
+            function(*[values[word] for word in routine.words])
 
+    def select(self, handle: str, stream: int) -> None:
+        """Let a handle work on a stream."""
+        if stream != self._streams[handle]:
+            module = cublas if handle == "blas" else cusolverDn
+            module.set_stream(self._handles[handle], stream)
+            self._streams[handle] = stream
 
-class Handle:
-    """A handle of cuSOLVER, on one stream at a time. Made with the context current.
-
-    Attributes:
-        handle: The library's own.
-        params: What routines of the 64-bit API are told: nothing special.
-    """
-
-    def __init__(self, stream: int = 0) -> None:
-        self.handle: int = cusolverDn.create()
-        self.params: int = cusolverDn.create_params()
-        self._stream = 0
-        self.select(stream)
-
-    def select(self, stream: int) -> None:
-        """Let it work on a stream."""
-        if stream != self._stream:
-            cusolverDn.set_stream(self.handle, stream)
-            self._stream = stream
+    def select_all(self, stream: int) -> None:
+        """Let all handles work on a stream."""
+        for handle in self._streams:
+            self.select(handle, stream)
 
     def destroy(self) -> None:
-        """Give it back; the context is current."""
-        cusolverDn.destroy_params(self.params)
-        cusolverDn.destroy(self.handle)
-
-
-def positive(dtype: DType, n: int, triangle: str) -> Routine:
-    """Cholesky: of the matrix."""
-    code, uplo = _CODES[dtype], _UPPER if triangle == "U" else _LOWER
-    return Routine("xpotrf", dtype, (n, n), (n * n * dtype.itemsize,), lambda a: (uplo, n, code, a, n, code))
-
-
-def pivoted(dtype: DType, m: int, n: int) -> Routine:
-    """LU: of the matrix and its pivots, from 1."""
-    code = _CODES[dtype]
-    return Routine(
-        "xgetrf", dtype, (m, n), (m * n * dtype.itemsize, 8 * min(m, n)),
-        lambda a, pivots: (m, n, code, a, m, pivots, code), lambda a, pivots: (m, n, code, a, m, code),
-    )  # fmt: skip
-
-
-def solved(dtype: DType, n: int, columns: int, trans: int) -> Routine:
-    """Solutions: of what `pivoted` makes, its pivots, and the right-hand sides, whose place they take."""
-    code, size = _CODES[dtype], dtype.itemsize
-    return Routine(
-        "xgetrs", dtype, (n, n), (n * n * size, 8 * n, n * columns * size),
-        lambda a, pivots, x: (trans, n, columns, code, a, n, pivots, code, x, n), has_workspace=False,
-    )  # fmt: skip
-
-
-def reflected(dtype: DType, m: int, n: int) -> Routine:
-    """QR: of the matrix and the factors of its reflections."""
-    code, size = _CODES[dtype], dtype.itemsize
-    return Routine(
-        "xgeqrf", dtype, (m, n), (m * n * size, min(m, n) * size),
-        lambda a, tau: (m, n, code, a, m, code, tau, code),
-    )  # fmt: skip
-
-
-def orthogonal(dtype: DType, m: int, n: int, k: int) -> Routine:
-    """Q of QR: of a matrix of n columns, the first k of which hold reflections, and the factors of these."""
-    letter, size = LETTERS[dtype], dtype.itemsize
-    name = f"{letter}{'ungqr' if letter in 'cz' else 'orgqr'}"
-    return Routine(
-        name, dtype, (m, n), (m * n * size, k * size), lambda a, tau: (m, n, k, a, m, tau), is_64=False
-    )
-
-
-def singular(dtype: DType, m: int, n: int, job: str) -> Routine:
-    """Singular values: of the matrix with m >= n, the values, U and V conjugated and transposed."""
-    code, size, real = _CODES[dtype], dtype.itemsize, real_of(dtype)
-    columns, letter, values = m if job == "A" else n, ord(job), _CODES[real]
-    rooms = 0 if job == "N" else size
-    return Routine(
-        "xgesvd", dtype, (m, n), (m * n * size, n * real.itemsize, m * columns * rooms, n * n * rooms),
-        lambda a, s, u, vh: (letter, letter, m, n, code, a, m, values, s, code, u, m, code, vh, n, code),
-    )  # fmt: skip
-
-
-def eigen(dtype: DType, n: int, triangle: str, has_vectors: bool, batch: int = 1) -> Routine:
-    """Eigenvalues of Hermitian matrices: of the matrix, whose place its vectors take, and the values."""
-    code, real = _CODES[dtype], real_of(dtype)
-    uplo, values = _UPPER if triangle == "U" else _LOWER, _CODES[real]
-    return Routine(
-        "xsyev_batched", dtype, (n, n), (n * n * dtype.itemsize, n * real.itemsize),
-        lambda a, w: (int(has_vectors), uplo, n, code, a, n, values, w, code), batch=batch,
-    )  # fmt: skip
+        """Give the handles back; the context is current."""
+        handles = self._handles
+        cusolverDn.destroy_gesvdj_info(handles["jacobi"])
+        cublas.destroy(handles["blas"])
+        cusolverDn.destroy_params(handles["params"])
+        cusolverDn.destroy(handles["solver"])

@@ -6,7 +6,6 @@ import struct
 from typing import Literal
 
 from ...base.checks import NATIVE
-from ..kit._call import Call
 from ..kit._matrices import stacked
 from ..runtime._device_array import DeviceArray
 from ..runtime._kernels import Kernels
@@ -20,66 +19,50 @@ POINTER = 8
 _ARGUMENTS = struct.Struct("<QQQqqqqii")
 _TYPES = {dtype: code for code, dtype in enumerate(NATIVE)}
 _TRIANGLES = {"": 0, "L": 1, "U": 2}
-_NAMES = ("screen", "blank", "finish_triangle", "merge", "confirm_pivots", "move_pivots", "list_matrices")
+_OF_ELEMENTS = ("screen", "blank", "finish_triangle")
+_NAMES = (*_OF_ELEMENTS, "merge", "confirm_pivots", "move_pivots", "list_matrices")
 
 
 class SolverKernels:
-    """Kernels of the backend's own. Compiled when they are made, which blocks."""
+    """Kernels of the backend's own: solver.cu says what each does. Made blockingly: they are compiled."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._functions = {name: kernels.function("solver", name, _ARGUMENTS.size) for name in _NAMES}
 
     def apply(
         self,
-        call: Call,
-        name: Literal["screen", "blank", "finish_triangle"],
+        stream: int,
+        name: Literal["screen", "blank", "finish_triangle", "confirm_pivots"],
         matrices: DeviceArray,
         status: int = 0,
         triangle: str = "",
     ) -> None:
-        """Enqueue something for each element of matrices without gaps; see solver.cu."""
-        rows, columns = matrices.shape[-2:]
-        code, mode = _TYPES[matrices.dtype], _TRIANGLES[triangle]
+        """Enqueue something for each element of matrices without gaps, or for each matrix."""
+        count = matrices.size if name in _OF_ELEMENTS else stacked(matrices)
         self._launch(
-            call.handle, name, matrices.size, a=matrices.address, status=status, rows=rows, columns=columns,
-            code=code, mode=mode,
+            stream, name, count, a=matrices.address, status=status, shape=matrices.shape[-2:],
+            code=_TYPES[matrices.dtype], mode=_TRIANGLES[triangle],
         )  # fmt: skip
 
-    def merge(self, call: Call, said: int, status: int, count: int) -> None:
+    def merge(self, stream: int, said: int, status: int, count: int) -> None:
         """Take over what a routine says of those matrices that have no status yet."""
-        self._launch(call.handle, "merge", count, b=said, status=status)
-
-    def confirm_pivots(self, call: Call, factors: DeviceArray, status: int) -> None:
-        """Look at the pivots of LU that are said to be zero."""
-        rows, columns = factors.shape[-2:]
-        self._launch(
-            call.handle, "confirm_pivots", stacked(factors), a=factors.address, status=status, rows=rows,
-            columns=columns, code=_TYPES[factors.dtype],
-        )  # fmt: skip
+        self._launch(stream, "merge", count, b=said, status=status)
 
     def move_pivots(
-        self,
-        call: Call,
-        source: tuple[int, int],
-        out: tuple[int, int],
-        shape: tuple[int, int],
-        step: int,
-        status: int = 0,
+        self, stream: int, source: DeviceArray, out: DeviceArray, step: int, status: int = 0
     ) -> None:
         """Write pivots as numbers of another size, with a number added.
 
         Args:
-            call: The launch.
-            source: Where they are, and the bytes of one.
-            out: Where they go, and the bytes of one.
-            shape: Matrices, and pivots of each.
+            stream: The stream.
+            source: Where they are: int32 or int64, without gaps.
+            out: Where they go, likewise.
             step: What is added.
             status: With status words, pivots are checked to be rows of square matrices.
         """
-        count, n = shape
         self._launch(
-            call.handle, "move_pivots", count * n, a=source[0], b=out[0], status=status, step=step, rows=n,
-            columns=n, code=source[1] + 16 * out[1],
+            stream, "move_pivots", source.size, a=source.address, b=out.address, status=status, step=step,
+            shape=(source.shape[-1],) * 2, code=source.dtype.itemsize + 16 * out.dtype.itemsize,
         )  # fmt: skip
 
     def list_matrices(self, stream: int, first: int, nbytes: int, count: int, out: int) -> None:
@@ -88,9 +71,9 @@ class SolverKernels:
 
     def _launch(
         self, stream: int, name: str, count: int, *, a: int = 0, b: int = 0, status: int = 0, step: int = 0,
-        rows: int = 1, columns: int = 1, code: int = 0, mode: int = 0,
+        shape: tuple[int, ...] = (1, 1), code: int = 0, mode: int = 0,
     ) -> None:  # fmt: skip
         function = self._functions[name]
         with function as arguments:
-            _ARGUMENTS.pack_into(arguments, 0, a, b, status, count, step, rows, columns, code, mode)
+            _ARGUMENTS.pack_into(arguments, 0, a, b, status, count, step, *shape, code, mode)
             function.launch(stream, count)

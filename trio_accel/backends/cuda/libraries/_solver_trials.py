@@ -2,131 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-
+import attrs
 import numpy as np
 from cuda.bindings import driver
 
-from ...base import DType
+from ..kit._scratch import scratch
 from ..runtime._context import CudaContext
-from ._cusolver import Handle, Routine, eigen, orthogonal, pivoted, positive, reflected, singular, solved
-from ._solver_batched import Batched
+from ._cusolver import Routine, Vendor
 from ._solver_kernels import POINTER, SolverKernels
 
 __all__ = ["Trials"]
 
-_NON_BLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
 # Larger matrices need no more kernels than one of this size.
-_LARGE: dict[Callable[..., Routine], int] = {
-    positive: 2048,
-    pivoted: 2048,
-    solved: 1024,
-    reflected: 1024,
-    orthogonal: 1024,
-    singular: 256,
-    eigen: 1024,
-}
+_LARGE = {"xpotrf": 2048, "xgetrf": 2048, "xgesvd": 256}
+_LARGE_OTHERS = 1024
 
 
 class Trials:
-    """Runs each routine once before it is enqueued for the first time: then it waits for the whole device.
+    """Runs routines once before they are enqueued for the first time: then they wait for the whole device.
 
     Kernels depend on the element type and on the size of matrices; sizes with as many bits share one trial.
 
     Args:
         context: The device's context.
-        handle: The handle; nothing else uses it meanwhile.
+        vendor: The handles; nothing else uses them meanwhile.
         kernels: Kernels of the backend's own.
     """
 
-    def __init__(self, context: CudaContext, handle: Handle, kernels: SolverKernels) -> None:
+    def __init__(self, context: CudaContext, vendor: Vendor, kernels: SolverKernels) -> None:
         self._context = context
-        self._handle = handle
+        self._vendor = vendor
         self._kernels = kernels
         self._done: set[tuple[object, ...]] = set()
 
-    def routine(
-        self,
-        make: Callable[..., Routine],
-        dtype: DType,
-        extents: tuple[int, ...],
-        options: tuple[object, ...],
-    ) -> None:
-        """Try out a routine for matrices of such extents; blocks. The context is current."""
-        small = tuple(min(extent, _LARGE[make]) for extent in extents)
-        key = (make, dtype, *(extent.bit_length() for extent in small), *options)
-        if key in self._done:
-            return
-        if make is solved:
-            # With pivots that are rows.
-            first, second = pivoted(dtype, small[0], small[0]), solved(dtype, *small, *options)
-            self._run(first, second)
-        else:
-            self._run(make(dtype, *small, *options))
-        self._done.add(key)
+    def run(self, *routines: Routine) -> None:
+        """Try out routines, each with what those before have made; blocks. The context is current."""
+        most = _LARGE.get(routines[-1].name, _LARGE_OTHERS)
+        chain = [_shrunk(routine, most) for routine in routines]
+        key = tuple(map(_key, chain))
+        if key not in self._done:
+            self._run([self._vendor.sized(routine) for routine in chain])
+            self._done.add(key)
 
-    def batched(self, batched: Batched, name: str, dtype: DType, shape: tuple[int, int]) -> None:
-        """Try out routines for stacks; blocks. The context is current."""
-        key = (name, dtype, *(extent.bit_length() for extent in shape))
-        if key in self._done:
-            return
-        m, n = shape
-        whole, two = max(shape) ** 2 * dtype.itemsize, 2
-        work = batched.gesvdj_size(dtype, m, n, two) * dtype.itemsize if name == "gesvdj" else 0
-        rooms = (two * whole, two * whole, two * whole, two * whole, two * POINTER, two * POINTER, 8, work)
-        with self._scratch(*rooms) as (stream, places):
-            a, first, second, third, listed, sides, status, space = places
-            self._upload(stream, a, dtype, shape)
-            if name == "gesvdj":
-                found = a, first, second, third
-                batched.gesvdj(stream, dtype, shape, found, (space, work // dtype.itemsize), status, two)
-            else:
-                self._kernels.list_matrices(stream, a, whole, two, listed)
-                self._kernels.list_matrices(stream, first, whole, two, sides)
-                if name == "potrf":
-                    batched.potrf(stream, dtype, n, "U", listed, status, two)
-                else:
-                    batched.getrf(stream, dtype, n, listed, second, status, two)
-                    batched.getrs(stream, dtype, (n, 1), 0, listed, second, sides, two)
-        self._done.add(key)
+    def _run(self, chain: list[Routine]) -> None:
+        first, count = chain[0], chain[0].batch
+        whole = max(size for routine in chain for size in routine.sizes.values()) ** 2 * first.dtype.itemsize
+        # The matrix is the first one.
+        words = dict.fromkeys(word for routine in chain for word in routine.arrays)
+        lists = [word for word in words if word.endswith("*")]
+        names = dict.fromkeys(word.rstrip("*") for word in words)
+        device, host = (max(routine.work[place] for routine in chain) for place in (0, 1))
+        rooms = [whole * count] * len(names) + [POINTER * count] * len(lists)
+        with scratch(self._context, *rooms, 4 * count, device) as (stream, [*places, status, work]):
+            arrays = dict(zip((*names, *lists), places, strict=True))
+            self._upload(stream, places[0], first)
+            for word in lists:
+                self._kernels.list_matrices(stream, arrays[word[:-1]], whole, count, arrays[word])
+            room = np.empty(max(1, host), np.uint8)
+            at = {word: (address, whole) for word, address in arrays.items()}
+            try:
+                for routine in chain:
+                    self._vendor.run(routine, stream, at, count, (work, int(room.ctypes.data)), status)
+            finally:
+                # The stream ends here, and another one may get its number.
+                self._vendor.select_all(0)
 
-    def _run(self, *routines: Routine) -> None:
-        first = routines[0]
-        sizes = [routine.sizes(self._handle) for routine in routines]
-        count = max(first.batch or 1, 1)
-        rooms = [room * count for room in routines[-1].rooms]
-        with self._scratch(*rooms, 4 * count, max(size[0] for size in sizes)) as (stream, places):
-            *arrays, status, work = places
-            self._upload(stream, arrays[0], first.dtype, first.shape)
-            room = np.empty(max(1, *(size[1] for size in sizes)), np.uint8)
-            self._handle.select(stream)
-            for routine, size in zip(routines, sizes, strict=True):
-                used = tuple(arrays[: len(routine.rooms)])
-                routine.run(self._handle, used, count, size, (work, int(room.ctypes.data)), status)
-
-    @contextmanager
-    def _scratch(self, *rooms: int) -> Generator[tuple[int, list[int]]]:
-        """A stream and memory, zero at first; waits for it at the end."""
-        check = self._context.check
-        stream = int(check(driver.cuStreamCreate(_NON_BLOCKING)))
-        try:
-            places = [int(check(driver.cuMemAllocAsync(max(room, 256), stream))) for room in rooms]
-            for place, room in zip(places, rooms, strict=True):
-                check(driver.cuMemsetD8Async(place, 0, max(room, 256), stream))
-            yield stream, places
-            for place in places:
-                check(driver.cuMemFreeAsync(place, stream))
-            check(driver.cuStreamSynchronize(stream))
-            self._context.settle()
-        finally:
-            self._handle.select(0)
-            driver.cuStreamDestroy(stream)
-
-    def _upload(self, stream: int, place: int, dtype: DType, shape: tuple[int, int]) -> None:
+    def _upload(self, stream: int, place: int, routine: Routine) -> None:
         """Write a matrix by columns; its lower triangle is that of a positive definite one."""
-        made = np.resize(np.random.default_rng(0).random(997), shape[::-1]).astype(dtype.dtype)
-        diagonal = np.diag_indices(min(shape))
-        made[diagonal] += sum(shape)
+        shape = routine.shape
+        made = np.resize(np.random.default_rng(0).random(997), shape[::-1]).astype(routine.dtype.dtype)
+        made[np.diag_indices(min(shape))] += sum(shape)
         self._context.check(driver.cuMemcpyHtoDAsync(place, made.ctypes.data, made.nbytes, stream))
         self._context.check(driver.cuStreamSynchronize(stream))
+
+
+def _shrunk(routine: Routine, most: int) -> Routine:
+    return attrs.evolve(routine, sizes={word: min(size, most) for word, size in routine.sizes.items()})
+
+
+def _key(routine: Routine) -> tuple[object, ...]:
+    sizes = (size.bit_length() for size in routine.sizes.values())
+    return routine.name, routine.dtype, *sizes, *routine.options.values(), routine.batch

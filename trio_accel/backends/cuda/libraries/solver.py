@@ -3,37 +3,112 @@
 To the vendor, who knows matrices by columns, a matrix by rows is its transpose. Where a factor of that is one
 of the matrix, nothing is laid out anew: Cholesky of the other triangle, and singular values with U and V
 exchanged.
+
+Routines that iterate, `xgesvd` and `xsyev_batched`, wait for the device, and never get a NaN or an infinity:
+with one, `gesvd` of 300² took 52 s.
 """
 
 from __future__ import annotations
 
 import math
+from typing import ClassVar
+
+import attrs
+from nvmath.bindings import cublas, cusolver
 
 from ...base import DType
+from ...base.checks import NATIVE
 from ...base.kernels import kernel
-from ...base.ops import ArraySpec, CholeskySpec, LuSolveSpec, LuSpec, QrSpec, SolveSpec
-from ..kit._call import Call
-from ..kit._matrices import broadcast, first_rows, stacked, transposed
+from ...base.ops import (
+    ArraySpec,
+    CholeskySpec,
+    EighSpec,
+    LuSolveSpec,
+    LuSpec,
+    QrSpec,
+    SolveSpec,
+    SvdSpec,
+    real_of,
+)
+from ..kit._call import Call, Order
+from ..kit._checks import check_dtype
+from ..kit._device import LibraryDevice
+from ..kit._library import CudaLibrary, Errors
+from ..kit._matrices import broadcast, diagonals, first_rows, stacked, transposed
 from ..runtime._device_array import DeviceArray
-from ._cusolver import orthogonal, pivoted, positive, reflected, solved
-from ._solver_base import WORD, Plan, dtype_of, fill_identity, is_complex
-from ._solver_spectra import SpectraLibrary
+from ._cusolver import LOWER, UPPER, Routine, Vendor
+from ._solver_kernels import POINTER, SolverKernels
+from ._solver_trials import Trials
 
 __all__ = ["SolverLibrary"]
 
 _TRANSPOSES = {"N": 0, "T": 1, "C": 2}
-# Stacks of matrices up to this size have routines of their own.
-_MOST_BATCHED = 512
+_WORD = 4
+# Stacks of matrices up to these sizes have routines of their own.
+_MOST_BATCHED, _MOST_JACOBI, _MOST_EIGEN = 512, 32, 128
+# Bytes of workspace for one call with many matrices.
+_MOST_WORKSPACE = 128 << 20
 
 
-class SolverLibrary(SpectraLibrary):
-    """Factorizations and equations, and by its base singular values and eigenvalues."""
+class SolverLibrary(CudaLibrary):
+    """Factorizations, equations, singular values and eigenvalues.
 
-    def _plan_cholesky(self, spec: CholeskySpec) -> Plan:
-        n, dtype = spec.a.shape[-1], dtype_of(spec.a)
-        if stacked(spec.a) > 1 and 0 < n <= _MOST_BATCHED:
-            return self.plan_batched("potrf", dtype, (n, n))
-        return self.planned(spec.a, lambda: [self.step(positive, dtype, (n,), _triangle(spec))])
+    The plan of an operation is the routines that it is made of; an empty array needs none.
+    """
+
+    name: ClassVar[str] = "solver"
+    # Stacks of small matrices are factored by cuBLAS.
+    errors: ClassVar[Errors] = {cusolver.cuSOLVERError: cusolver.Status, cublas.cuBLASError: cublas.Status}
+    refused: ClassVar[frozenset[str]] = frozenset({"INVALID_VALUE", "MATRIX_TYPE_NOT_SUPPORTED"})
+    exhausted: ClassVar[frozenset[str]] = frozenset({"ALLOC_FAILED"})
+    missing: ClassVar[frozenset[str]] = frozenset({"NOT_SUPPORTED", "ARCH_MISMATCH"})
+
+    def __init__(self, device: LibraryDevice) -> None:
+        super().__init__(device)
+        self._own = SolverKernels(device.kernels)
+        self._vendor = Vendor()
+        self._trials = Trials(self._context, self._vendor, self._own)
+
+    def _destroy(self) -> None:
+        self._vendor.destroy()
+
+    def _ready(self, routine: Routine, *before: Routine) -> Routine:
+        """A routine that is tried out, behind those whose results it works on, with its workspace."""
+        self._trials.run(*before, routine)
+        return self._vendor.sized(routine)
+
+    def _enqueue(
+        self, call: Call, routine: Routine, status: int, **arrays: DeviceArray | tuple[int, int]
+    ) -> None:
+        """Enqueue a routine of the plan for each matrix of the stack ``a``; see `Vendor.run`."""
+        matrices = arrays["a"]
+        assert isinstance(matrices, DeviceArray)
+        count, places = stacked(matrices), dict[str, tuple[int, int]]()
+        for word in routine.arrays:
+            array = arrays[word.rstrip("*")]
+            place = (array.address, array.nbytes // count) if isinstance(array, DeviceArray) else array
+            if word.endswith("*"):
+                listed = call.workspace(POINTER * count)
+                self._own.list_matrices(call.handle, *place, count, listed)
+                place = listed, 0
+            places[word] = place
+        work = call.workspace(routine.work[0]), call.host_workspace(routine.work[1])
+        self._vendor.run(routine, call.handle, places, count, work, status)
+
+    def _blank(self, call: Call, matrices: DeviceArray, status: int, triangle: str = "") -> None:
+        """Keep what is no finite number from routines that iterate, perhaps for ever."""
+        self._own.apply(call.handle, "screen", matrices, status, triangle)
+        self._own.apply(call.handle, "blank", matrices, status, triangle)
+
+    def _plan_cholesky(self, spec: CholeskySpec) -> tuple[Routine, ...]:
+        n, dtype, options = spec.a.shape[-1], _dtype_of(spec.a), {"uplo": _code(_triangle(spec))}
+        if _is_empty(spec.a):
+            return ()
+        if stacked(spec.a) == 1 or n > _MOST_BATCHED:
+            return (self._ready(Routine("xpotrf", dtype, {"n": n}, options)),)
+        routine = Routine("?potrf_batched", dtype, {"n": n}, options, stacked(spec.a))
+        self._trials.run(attrs.evolve(routine, options={"uplo": UPPER}, batch=2))
+        return (routine,)
 
     @kernel(CholeskySpec, backend="cuda", plan=_plan_cholesky)
     def _cholesky(self, spec: CholeskySpec, call: Call) -> None:
@@ -41,84 +116,68 @@ class SolverLibrary(SpectraLibrary):
         if not out.size:
             return
         call.convert(call.array(spec.a), out)
-        if is_complex(out.dtype):
-            self.own.apply(call, "blank", out, status, triangle)
-        if call.plan.is_batched:
-            listed, n = self.listed(call, out), out.shape[-1]
-            self.batched.potrf(call.handle, out.dtype, n, triangle, listed, status, stacked(out))
-        else:
-            self.run_step(call, call.plan.steps[0], (out.address,), stacked(out), status)
-        self.own.apply(call, "finish_triangle", out, status, triangle)
+        if _is_complex(out.dtype):
+            self._own.apply(call.handle, "blank", out, status, triangle)
+        self._enqueue(call, call.plan[0], status, a=out)
+        self._own.apply(call.handle, "finish_triangle", out, status, triangle)
 
-    def _plan_lu(self, spec: LuSpec) -> Plan:
-        m, n = spec.a.shape[-2:]
-        dtype = dtype_of(spec.a)
-        if stacked(spec.a) > 1 and 0 < m == n <= _MOST_BATCHED:
-            return self.plan_batched("getrf", dtype, (n, n))
-        return self.planned(spec.a, lambda: [self.step(pivoted, dtype, (m, n))])
+    def _plan_lu(self, spec: LuSpec | SolveSpec | LuSolveSpec) -> tuple[Routine, ...]:
+        """LU, and substitution behind it where right-hand sides are given."""
+        a = spec.lu if isinstance(spec, LuSolveSpec) else spec.a
+        (m, n), dtype, count = a.shape[-2:], _dtype_of(a), stacked(a)
+        trans = _TRANSPOSES[spec.trans if isinstance(spec, LuSolveSpec) else "N"]
+        columns, total = (0, 0) if isinstance(spec, LuSpec) else (spec.out.shape[-1], stacked(spec.out))
+        if _is_empty(a):
+            return ()
+        if count > 1 and m == n <= _MOST_BATCHED:
+            factor = Routine("?getrf_batched", dtype, {"n": n}, batch=count)
+            sides = Routine("?getrs_batched", dtype, {"n": n, "columns": columns}, {"trans": trans}, total)
+            first = attrs.evolve(sides, sizes={"n": n, "columns": 1}, options={"trans": 0}, batch=2)
+            self._trials.run(attrs.evolve(factor, batch=2), first)
+            return factor, sides
+        factor = Routine("xgetrf", dtype, {"m": m, "n": n})
+        planned = self._ready(factor)
+        if isinstance(spec, LuSpec):
+            return (planned,)
+        sizes = {"n": n, "columns": columns * (total if count == 1 else 1) or 1}
+        return planned, self._ready(Routine("xgetrs", dtype, sizes, {"trans": trans}), factor)
 
     @kernel(LuSpec, backend="cuda", plan=_plan_lu)
     def _lu(self, spec: LuSpec, call: Call) -> None:
         status = call.status(spec.info)
-        if not math.prod(spec.a.shape):
-            return
-        packed = call.copy_of(spec.a, "F")
-        pivots = self._factor(call, packed, status)
-        call.convert(transposed(packed), call.array(spec.lu))
-        found, out = (pivots.address, pivots.dtype.itemsize), (call.at(spec.piv), WORD)
-        self.own.move_pivots(call, found, out, (stacked(packed), pivots.shape[-1]), -1)
+        if call.plan:
+            packed = call.copy_of(spec.a, "F")
+            pivots = self._factor(call, packed, status)
+            call.convert(transposed(packed), call.array(spec.lu))
+            self._own.move_pivots(call.handle, pivots, call.array(spec.piv), -1)
 
-    def _plan_solve(self, spec: SolveSpec | LuSolveSpec) -> Plan:
-        a, trans = (spec.a, "N") if isinstance(spec, SolveSpec) else (spec.lu, spec.trans)
-        n, dtype, count = a.shape[-1], dtype_of(a), stacked(spec.out)
-        if stacked(a) > 1 and 0 < n <= _MOST_BATCHED:
-            return self.plan_batched("getrf", dtype, (n, n))
-        columns = spec.out.shape[-1] * (count if stacked(a) == 1 else 1)
-        if not columns:
-            columns = 1
-        return self.planned(
-            a,
-            lambda: [
-                self.step(pivoted, dtype, (n, n)),
-                self.step(solved, dtype, (n, columns), _TRANSPOSES[trans]),
-            ],
-        )
-
-    @kernel(SolveSpec, backend="cuda", plan=_plan_solve)
+    @kernel(SolveSpec, backend="cuda", plan=_plan_lu)
     def _solve(self, spec: SolveSpec, call: Call) -> None:
         status = call.status(spec.info)
-        if math.prod(spec.a.shape):
+        if call.plan:
             packed = call.copy_of(spec.a, "F")
-            self._substitute(call, "N", packed, self._factor(call, packed, status), spec.b, spec.out)
+            self._substitute(call, packed, self._factor(call, packed, status), spec.b, spec.out)
 
-    @kernel(LuSolveSpec, backend="cuda", plan=_plan_solve)
+    @kernel(LuSolveSpec, backend="cuda", plan=_plan_lu)
     def _lu_solve(self, spec: LuSolveSpec, call: Call) -> None:
         status = call.status(spec.info)
-        if not math.prod(spec.lu.shape):
-            return
-        dtype = DType.int32 if call.plan.is_batched else DType.int64
-        pivots = call.workspace_array(dtype, spec.piv.shape)
-        given, out = (call.packed(spec.piv), WORD), (pivots.address, dtype.itemsize)
-        self.own.move_pivots(call, given, out, (stacked(spec.lu), spec.piv.shape[-1]), 1, status)
-        self._substitute(call, spec.trans, call.copy_of(spec.lu, "F"), pivots, spec.b, spec.out)
+        if call.plan:
+            pivots = _pivots(call, spec.piv.shape)
+            given = DeviceArray.packed(call.packed(spec.piv), DType.int32, spec.piv.shape)
+            self._own.move_pivots(call.handle, given, pivots, 1, status)
+            self._substitute(call, call.copy_of(spec.lu, "F"), pivots, spec.b, spec.out)
 
     def _factor(self, call: Call, packed: DeviceArray, status: int) -> DeviceArray:
         """Factor matrices by columns in their place; the pivots count from 1."""
         *stack, n, m = packed.shape
-        count = stacked(packed)
-        pivots = call.workspace_array(
-            DType.int32 if call.plan.is_batched else DType.int64, (*stack, min(m, n))
-        )
-        if call.plan.is_batched:
-            listed = self.listed(call, packed)
-            self.batched.getrf(call.handle, packed.dtype, n, listed, pivots.address, status, count)
-        else:
-            self.run_step(call, call.plan.steps[0], (packed.address, pivots.address), count, status)
-        self.own.confirm_pivots(call, packed, status)
+        pivots = _pivots(call, (*stack, min(m, n)))
+        self._enqueue(call, call.plan[0], status, a=packed, pivots=pivots)
+        # To `xgetrf`, a pivot that is NaN is zero.
+        self._own.apply(call.handle, "confirm_pivots", packed, status)
         return pivots
 
     def _substitute(
-        self, call: Call, trans: str, factors: DeviceArray, pivots: DeviceArray, b: ArraySpec, out: ArraySpec
+        self, call: Call, factors: DeviceArray, pivots: DeviceArray, b: ArraySpec, out: ArraySpec
     ) -> None:
         """Solve with factors by columns, of which one may belong to many right-hand sides."""
         *stack, n, columns = out.shape
@@ -126,54 +185,138 @@ class SolverLibrary(SpectraLibrary):
         if not x.size:
             return
         call.convert(broadcast(transposed(call.array(b)), x.shape), x)
-        count = math.prod(stack)
-        if stacked(factors) == 1:
-            count, columns = 1, columns * count
-        elif stacked(factors) != count:
+        if 1 != stacked(factors) != stacked(x):
             factors = _repeated(call, factors, (*stack, n, n))
             pivots = _repeated(call, pivots, (*stack, n))
-        if call.plan.is_batched:
-            listed, sides = self.listed(call, factors), self.listed(call, x)
-            shape, letter = (n, columns), _TRANSPOSES[trans]
-            self.batched.getrs(call.handle, out.dtype, shape, letter, listed, pivots.address, sides, count)
-        else:
-            places = (factors.address, pivots.address, x.address)
-            self.run_step(call, call.plan.steps[1], places, count, call.workspace(WORD * count))
+        said = call.workspace(_WORD * stacked(factors))
+        self._enqueue(call, call.plan[1], said, a=factors, pivots=pivots, x=x)
         call.convert(transposed(x), call.array(out))
 
-    def _plan_qr(self, spec: QrSpec) -> Plan:
-        m, n = spec.a.shape[-2:]
-        dtype, k = dtype_of(spec.a), min(m, n)
-        columns = 0 if spec.q is None else spec.q.shape[-1]
-        return self.planned(
-            spec.a,
-            lambda: [
-                self.step(reflected, dtype, (m, n)),
-                *([self.step(orthogonal, dtype, (m, columns, k))] if columns else []),
-            ],
-        )
+    def _plan_qr(self, spec: QrSpec) -> tuple[Routine, ...]:
+        (m, n), dtype = spec.a.shape[-2:], _dtype_of(spec.a)
+        if _is_empty(spec.a):
+            return ()
+        planned = self._ready(Routine("xgeqrf", dtype, {"m": m, "n": n}))
+        if spec.q is None:
+            return (planned,)
+        sizes = {"m": m, "n": spec.q.shape[-1], "k": min(m, n)}
+        return planned, self._ready(Routine("?orgqr", dtype, sizes))
 
     @kernel(QrSpec, backend="cuda", plan=_plan_qr)
     def _qr(self, spec: QrSpec, call: Call) -> None:
         *stack, m, n = spec.a.shape
         k, r = min(m, n), call.array(spec.r)
-        if not math.prod(spec.a.shape):
+        if not call.plan:
             call.fill(r, 0)
-            fill_identity(call, spec.q)
+            _fill_identity(call, spec.q)
             return
         packed, tau = call.copy_of(spec.a, "F"), call.workspace_array(spec.a.dtype, (*stack, k))
-        count = stacked(packed)
-        said = call.workspace(WORD * count)
-        self.run_step(call, call.plan.steps[0], (packed.address, tau.address), count, said)
+        said = call.workspace(_WORD * stacked(packed))
+        self._enqueue(call, call.plan[0], said, a=packed, tau=tau)
         call.convert(first_rows(transposed(packed), r.shape[-2]), r)
-        self.own.apply(call, "finish_triangle", r, 0, "L")
+        self._own.apply(call.handle, "finish_triangle", r, 0, "L")
         if spec.q is not None:
             q = packed
             if spec.q.shape[-1] != n:
                 q = call.workspace_array(packed.dtype, (*stack, spec.q.shape[-1], m))
                 call.convert(first_rows(packed, k), first_rows(q, k))
-            self.run_step(call, call.plan.steps[1], (q.address, tau.address), count, said)
+            self._enqueue(call, call.plan[1], said, a=q, tau=tau)
             call.convert(transposed(q), call.array(spec.q))
+
+    def _plan_svd(self, spec: SvdSpec) -> tuple[Routine, ...]:
+        (m, n), dtype = spec.a.shape[-2:], _dtype_of(spec.a)
+        most, least = max(m, n), min(m, n)
+        if _is_empty(spec.a):
+            return ()
+        if stacked(spec.a) > 1 and most <= _MOST_JACOBI:
+            routine = Routine("?gesvdj_batched", dtype, {"m": n, "n": m}, {"job": 1}, stacked(spec.a))
+            self._trials.run(attrs.evolve(routine, batch=2))
+            return (self._vendor.sized(routine),)
+        job = "N" if spec.u is None else "S" if spec.u.shape[-1] == least == _rows(spec.vh) else "A"
+        return (self._ready(Routine("xgesvd", dtype, {"m": most, "n": least}, {"job": ord(job)})),)
+
+    @kernel(SvdSpec, backend="cuda", plan=_plan_svd)
+    def _svd(self, spec: SvdSpec, call: Call) -> None:
+        status, (m, n) = call.status(spec.info), spec.a.shape[-2:]
+        if not call.plan:
+            _fill_identity(call, spec.u)
+            _fill_identity(call, spec.vh)
+            return
+        # The transpose has U and V exchanged; the routine wants as many rows as columns.
+        is_batched = call.plan[0].name == "?gesvdj_batched"
+        is_turned = n >= m or is_batched
+        order: Order = "C" if is_turned else "F"
+        packed = call.copy_of(spec.a, order)
+        self._blank(call, packed, status)
+        said = call.workspace(_WORD * stacked(packed))
+        if is_batched:
+            self._svd_batched(spec, call, packed, said)
+        else:
+            left, right = [
+                (0, 0) if one is None else (call.result(one, order), _bytes_of_one(one))
+                for one in ((spec.vh, spec.u) if is_turned else (spec.u, spec.vh))
+            ]
+            self._enqueue(call, call.plan[0], said, a=packed, s=call.array(spec.s), u=left, vh=right)
+        self._own.merge(call.handle, said, status, stacked(packed))
+
+    def _svd_batched(self, spec: SvdSpec, call: Call, packed: DeviceArray, said: int) -> None:
+        *stack, m, n = packed.shape
+        dtype = packed.dtype
+        left, right = call.workspace_array(dtype, (*stack, n, n)), call.workspace_array(dtype, (*stack, m, m))
+        self._enqueue(call, call.plan[0], said, a=packed, s=call.array(spec.s), u=left, v=right)
+        if spec.u is not None and spec.vh is not None:
+            call.convert(first_rows(left, _rows(spec.vh)), call.array(spec.vh))
+            turned = transposed(first_rows(right, spec.u.shape[-1]))
+            call.convert(turned, call.array(spec.u), conjugate=_is_complex(dtype))
+
+    def _plan_eigh(self, spec: EighSpec) -> tuple[Routine, ...]:
+        n, dtype = spec.a.shape[-1], _dtype_of(spec.a)
+        if _is_empty(spec.a):
+            return ()
+        # To the routine, the triangle is the other one.
+        options = {"uplo": UPPER if spec.uplo == "L" else LOWER, "job": int(spec.v is not None)}
+        routine = Routine("xsyev_batched", dtype, {"n": n}, options)
+        if n <= _MOST_EIGEN:
+            room = self._vendor.sized(routine).work[0]
+            batch = max(1, min(stacked(spec.a), _MOST_WORKSPACE // max(room, 1)))
+            routine = attrs.evolve(routine, batch=batch)
+        return (self._ready(routine),)
+
+    @kernel(EighSpec, backend="cuda", plan=_plan_eigh)
+    def _eigh(self, spec: EighSpec, call: Call) -> None:
+        status = call.status(spec.info)
+        if not call.plan:
+            return
+        # The transpose is the conjugate.
+        packed = call.copy_of(spec.a)
+        self._blank(call, packed, status, spec.uplo)
+        said = call.workspace(_WORD * stacked(packed))
+        self._enqueue(call, call.plan[0], said, a=packed, w=call.array(spec.w))
+        if spec.v is not None:
+            call.convert(transposed(packed), call.array(spec.v), conjugate=_is_complex(packed.dtype))
+        self._own.merge(call.handle, said, status, stacked(packed))
+
+
+def _dtype_of(array: ArraySpec) -> DType:
+    """The dtype of an array; refused where there is no solver for it."""
+    check_dtype("solver", array.dtype, NATIVE)
+    return array.dtype
+
+
+def _is_complex(dtype: DType) -> bool:
+    return real_of(dtype) is not dtype
+
+
+def _is_empty(array: ArraySpec) -> bool:
+    return not math.prod(array.shape)
+
+
+def _rows(array: ArraySpec | None) -> int:
+    return 0 if array is None else array.shape[-2]
+
+
+def _bytes_of_one(array: ArraySpec) -> int:
+    return math.prod(array.shape[-2:]) * array.dtype.itemsize
 
 
 def _triangle(spec: CholeskySpec) -> str:
@@ -181,8 +324,26 @@ def _triangle(spec: CholeskySpec) -> str:
     return "L" if spec.upper else "U"
 
 
+def _code(triangle: str) -> int:
+    return UPPER if triangle == "U" else LOWER
+
+
+def _pivots(call: Call, shape: tuple[int, ...]) -> DeviceArray:
+    """Room for the pivots of the planned routine."""
+    is_batched = call.plan[0].name == "?getrf_batched"
+    return call.workspace_array(DType.int32 if is_batched else DType.int64, shape)
+
+
 def _repeated(call: Call, array: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
     """An array broadcast in full."""
     full = call.workspace_array(array.dtype, shape)
     call.convert(broadcast(array, shape), full)
     return full
+
+
+def _fill_identity(call: Call, matrices: ArraySpec | None) -> None:
+    """Make matrices the identity, where there are any."""
+    if matrices is not None:
+        array = call.array(matrices)
+        call.fill(array, 0)
+        call.fill(diagonals(array), 1)

@@ -1,0 +1,140 @@
+"""Which routines of cuSOLVER and cuBLAS the dense solvers call, with what: as they ran on an H200.
+
+The routines are LAPACK's, on the memory of the stand-in; addresses are written as ``@``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from chosen import BACKEND, IS_STAND_IN
+
+from trio_accel.backends.base import DType
+from trio_accel.backends.base.ops import (
+    ArraySpec,
+    CholeskySpec,
+    EighSpec,
+    LuSolveSpec,
+    LuSpec,
+    OperationSpec,
+    QrSpec,
+    SolveSpec,
+    SvdSpec,
+    real_of,
+)
+
+pytestmark = pytest.mark.skipif(
+    BACKEND != "cuda" or not IS_STAND_IN, reason="bindings that the stand-in can stand for"
+)
+
+Array = npt.NDArray[Any]
+
+
+class Bench:
+    """The library with such bindings, and what its operations make."""
+
+    def __init__(self, rig: Any, bindings: Any) -> None:
+        from trio_accel.backends.cuda.libraries.solver import SolverLibrary
+
+        self.rig = rig
+        self.bindings = bindings
+        with rig.device.context:
+            self.library = SolverLibrary(rig.device)
+
+    def calls(self, spec: OperationSpec) -> list[str]:
+        """What an operation calls, once it has run before."""
+        for _ in range(2):
+            self.bindings.calls.clear()
+            self.library.enqueue(spec, self.rig.stream)
+            self.rig.finish(self.rig.stream)
+            spec.check_status()
+        return [" ".join(map(str, call)) for call in self.bindings.calls if call[0] != "set_stream"]
+
+    def empty(self, *shape: int, dtype: Any) -> ArraySpec:
+        array: ArraySpec = self.rig.empty(shape, dtype)
+        return array
+
+
+@pytest.fixture
+def bench(rig: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    from solver_bindings import Bindings
+
+    from trio_accel.backends.cuda.libraries import _cusolver
+
+    bindings = Bindings()
+    for name in ("cublas", "cusolverDn"):
+        monkeypatch.setattr(_cusolver, name, bindings)
+    made = Bench(rig, bindings)
+    yield made
+    made.library.close()
+    assert [call[0] for call in bindings.calls[-4:]] == [
+        "destroy_gesvdj_info", "destroy", "destroy_params", "destroy",
+    ]  # fmt: skip
+
+
+def definite(*shape: int, dtype: str) -> Array:
+    values = np.random.default_rng(0).normal(size=shape)
+    made = values + 1j * values[..., ::-1] if "complex" in dtype else values
+    return (made @ made.conj().swapaxes(-1, -2) + np.eye(shape[-1])).astype(dtype)
+
+
+# Of one matrix of 5 × 5, and of a stack of three: code and letter of the type, and of its real one.
+LETTERS = {
+    "float32": ("s", 0, 0),
+    "float64": ("d", 1, 1),
+    "complex64": ("c", 4, 0),
+    "complex128": ("z", 5, 1),
+}
+# Handles: 1 of cuSOLVER, 2 its parameters, 3 of cuBLAS, 4 of Jacobi's iteration.
+ONE = {
+    "cholesky": ["xpotrf 1 2 1 5 {T} @ 5 {T} @ 1024 @ 512 @"],
+    "lu": ["xgetrf 1 2 5 5 {T} @ 5 @ {T} @ 1024 @ 512 @"],
+    "solve": ["xgetrf 1 2 5 5 {T} @ 5 @ {T} @ 1024 @ 512 @", "xgetrs 1 2 0 5 2 {T} @ 5 @ {T} @ 5 @"],
+    "lu_solve": ["xgetrs 1 2 1 5 2 {T} @ 5 @ {T} @ 5 @"],
+    "qr": ["xgeqrf 1 2 5 5 {T} @ 5 {T} @ {T} @ 1024 @ 512 @", "{t}{q}gqr 1 5 5 5 @ 5 @ @ 64 @"],
+    "svd": ["xgesvd 1 2 83 83 5 5 {T} @ 5 {R} @ {T} @ 5 {T} @ 5 {T} @ 1024 @ 512 @"],
+    "eigh": ["xsyev_batched 1 2 1 1 5 {T} @ 5 {R} @ {T} @ 1024 @ 512 @ 1"],
+}
+STACK = {
+    "cholesky": ["{t}potrf_batched 1 1 5 @ 5 @ 3"],
+    "lu": ["{t}getrf_batched 3 5 @ 5 @ @ 3"],
+    "solve": ["{t}getrf_batched 3 5 @ 5 @ @ 3", "{t}getrs_batched 3 0 5 2 @ 5 @ @ 5 @ 3"],
+    "lu_solve": ["{t}getrs_batched 3 1 5 2 @ 5 @ @ 5 @ 3"],
+    "qr": 3 * ONE["qr"][:1] + 3 * ONE["qr"][1:],
+    "svd": ["{t}gesvdj_batched 1 1 5 5 @ 5 @ @ 5 @ 5 @ 64 @ 4 3"],
+    "eigh": ["xsyev_batched 1 2 1 1 5 {T} @ 5 {R} @ {T} @ 1024 @ 512 @ 3"],
+}
+
+
+@pytest.mark.parametrize("dtype", LETTERS)
+@pytest.mark.parametrize("stack", [(), (3,)], ids=str)
+def test_calls(bench: Bench, dtype: str, stack: tuple[int, ...]) -> None:
+    rig, kind, real = bench.rig, DType(dtype), real_of(DType(dtype))
+    a, b = definite(*stack, 5, 5, dtype=dtype), np.ones((*stack, 5, 2), dtype)
+    given, sides, info = rig.put(a), rig.put(b), np.zeros(len(a) if stack else 1, np.int32)
+    out, x = bench.empty(*stack, 5, 5, dtype=kind), bench.empty(*stack, 5, 2, dtype=kind)
+    v, w = bench.empty(*stack, 5, 5, dtype=kind), bench.empty(*stack, 5, dtype=real)
+    piv = bench.empty(*stack, 5, dtype=DType.int32)
+    specs = {
+        "cholesky": CholeskySpec(False, given, out, info),
+        "lu": LuSpec(given, out, piv, info),
+        "solve": SolveSpec(given, sides, x, info),
+        "qr": QrSpec(given, out, v),
+        "svd": SvdSpec(given, out, w, v, info),
+        "eigh": EighSpec("L", given, w, out, info),
+    }
+    t, code, of_real = LETTERS[dtype]
+    told = {"T": code, "R": of_real, "t": t, "q": "un" if t in "cz" else "or"}
+    for name, spec in specs.items():
+        expected = [call.format(**told) for call in (STACK if stack else ONE)[name]]
+        assert (name, bench.calls(spec)) == (name, expected)
+    np.testing.assert_allclose(np.abs(a @ rig.get(x) - b), 0, atol=1e-3)
+    np.testing.assert_allclose(rig.get(w), np.linalg.eigvalsh(a), rtol=1e-3, atol=1e-5)
+    bench.calls(specs["lu"])
+    expected = [call.format(**told) for call in (STACK if stack else ONE)["lu_solve"]]
+    assert bench.calls(LuSolveSpec("T", out, piv, sides, x, info)) == expected
+    np.testing.assert_allclose(np.abs(a.swapaxes(-1, -2) @ rig.get(x) - b), 0, atol=1e-3)
