@@ -19,6 +19,8 @@ PACKAGE = Path(ta.__file__).parent
 _ROW = re.compile(r"^\| `([\w/]+\.py)`( \*)? \|", re.MULTILINE)
 # Behind some repetitions an operation takes the way that it keeps.
 _REPETITIONS = 4
+# The most files that an operation may pass.
+_MOST = {"inline": 12, "process": 20}
 
 Files = tuple[set[str], set[str]]
 
@@ -67,6 +69,7 @@ def test_the_page_tells_the_way(isolation: str, name: str, tmp_path: Path) -> No
     always, sometimes = told("In one process" if isolation == "inline" else "Through a worker")
     assert files - always - sometimes == set(), "passed, and not on the page"
     assert always - files == set(), "on the page, and not passed; mark what is passed only sometimes"
+    assert len(files) <= _MOST[isolation], "a newcomer cannot follow so many"
 
 
 def test_the_page_names_files_that_are_there() -> None:

@@ -11,7 +11,8 @@ from trio_accel.devices.arrays._blocks import BlockTable
 from trio_accel.devices.base._availability import Availability
 from trio_accel.devices.worker.back._blocks import WorkerBlocks
 from trio_accel.devices.worker.back._templates import LaunchTemplate
-from trio_accel.devices.worker.transport._wire import encode_spec, no_host
+from trio_accel.devices.worker.front._launches import encode_spec
+from trio_accel.devices.worker.transport._wire import no_host
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -9,15 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ....backends.base import DType
+from ....backends.base.ops import ArraySpec, Descriptor, OperationSpec
 from ...arrays._blocks import Block
 from ...base._arrival import Arrival
 from ...operations._faults import FaultHit, FaultPlan, Faults
 from ...operations._operation import Launch
 from ..transport._launches import decode_fault
-from ..transport._wire import decode_array, decode_spec
+from ..transport._wire import ARRAY, DTYPES, HostDecoder, Wire, decode_array, decode_value, resolve
 from ._remote_copies import RemoteArray
 
-__all__ = ["decode_launch"]
+__all__ = ["decode_launch", "decode_spec"]
 
 
 def decode_launch(
@@ -77,3 +79,35 @@ def decode_launch(
 
 def _empty(dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     return np.empty(shape, DType(dtype).dtype)
+
+
+def decode_spec(data: Wire, host: HostDecoder) -> OperationSpec:
+    """Make a specification of what `encode_spec` made of it.
+
+    Args:
+        data: From `encode_spec`.
+        host: Called with what its counterpart returned; returns the host array.
+
+    Raises:
+        ImportError: This process has no such module.
+    """
+    path: Any = data[0]
+    values: list[object] = []
+    plain: Any
+    for field in data[1:]:
+        plain = field
+        kind = type(field)
+        if kind is not tuple:
+            values.append(field)
+        elif plain[0] == ARRAY:
+            _, block, (offset, dtype, shape, strides) = plain
+            values.append(ArraySpec(block, offset, DTYPES[dtype], shape, strides))
+        else:
+            values.append(decode_value(plain, host))
+    spec: OperationSpec = _descriptor_at(path).make(values)
+    return spec
+
+
+@functools.cache
+def _descriptor_at(path: str) -> Descriptor:
+    return resolve(path, OperationSpec).descriptor()

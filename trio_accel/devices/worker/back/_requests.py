@@ -21,7 +21,6 @@ from ..transport._frames import Address
 from ..transport._launches import ALLOCATIONS, NAME, OUTPUTS
 from ..transport._page import SharedPage
 from ..transport._wire_errors import encode_error
-from ._addresses import all_addresses, new_addresses
 from ._blocks import WorkerBlocks
 from ._launches import decode_launch
 from ._slabs import WorkerSlabs
@@ -169,7 +168,7 @@ class WorkerRequests:
         engine: Engine,
     ) -> None:
         """Refuse a request that means nothing here."""
-        all_addresses(allocations, engine)
+        _all_addresses(allocations, engine)
         for block in invalid:
             self._table[block].spoil(name, error)
         trouble = "done", False, False, encode_error(error), tuple(invalid)
@@ -188,7 +187,7 @@ class WorkerRequests:
             return
         addresses = serving.addresses
         if addresses is None:
-            addresses = new_addresses(launch, engine) if engine.fresh else ()
+            addresses = _new_addresses(launch, engine) if engine.fresh else ()
         is_fine = error is None and launch.fault is None and serving.is_launched
         for block in launch.outputs:
             is_fine = is_fine and block.damaged_by is None
@@ -198,7 +197,7 @@ class WorkerRequests:
             plain = None if error is None else encode_error(error)
             is_hit = launch.fault is not None and launch.fault.is_struck
             trouble = "done", serving.is_launched, is_hit, plain, tuple(invalid)
-            addresses = all_addresses(launch.allocations, engine)
+            addresses = _all_addresses(launch.allocations, engine)
         if not serving.results:
             payload = serving.payload if is_fine else None
             answer = "done", number, addresses, (), trouble
@@ -236,7 +235,7 @@ class WorkerRequests:
         self._withdrawn(serving.launch, session.engine)
 
     def _withdrawn(self, launch: Launch, engine: Engine) -> None:
-        all_addresses(launch.allocations, engine)
+        _all_addresses(launch.allocations, engine)
         self._channel.send(("done", launch.number, (), (), ("withdrawn", False, False, None, ())), now=True)
 
 
@@ -299,7 +298,7 @@ class _Serving(DirectReply):
 
     def _encode(self) -> None:
         engine = self.session.engine
-        self.addresses = new_addresses(self.launch, engine) if engine.fresh else ()
+        self.addresses = _new_addresses(self.launch, engine) if engine.fresh else ()
         if not self.results:
             # As `WorkerRequests.done` makes it.
             self.payload = ANSWERS.encode(("done", self.launch.number, self.addresses, (), None))
@@ -310,3 +309,26 @@ class _Serving(DirectReply):
             for output in self.launch.outputs:
                 output.spoil(self.launch.name, error)
         self.requests.done(self, error)
+
+
+def _new_addresses(launch: Launch, engine: Engine) -> tuple[Address, ...]:
+    """Where the blocks lie that an operation has made, unless they lie where they did before."""
+    fresh = engine.fresh
+    blocks = [block for block, _ in launch.allocations if block in fresh]
+    fresh.difference_update(blocks)
+    return _addresses(blocks, engine)
+
+
+def _all_addresses(allocations: Iterable[tuple[int, int]], engine: Engine) -> tuple[Address, ...]:
+    """Where the blocks lie that an operation was to make, of which the application forgets it.
+
+    It takes no note of what it does not keep. So the next operation that makes these tells them again.
+    """
+    addresses = _addresses([block for block, _ in allocations], engine)
+    engine.fresh.update([block for block, *_ in addresses])
+    return addresses
+
+
+def _addresses(blocks: Iterable[int], engine: Engine) -> tuple[Address, ...]:
+    """Where blocks lie; nothing of those that are freed."""
+    return tuple([address[:] for block in blocks if (address := engine.placed(block)) is not None])

@@ -12,8 +12,9 @@ from ....backends.base.ops import ArraySpec, OperationSpec, map_arrays
 from ...arrays._blocks import Block
 from ...base._arrival import Arrival
 from ...operations._operation import Launch
-from ..transport._wire import decode_spec, no_host
+from ..transport._wire import no_host
 from ._blocks import WorkerBlocks
+from ._launches import decode_spec
 
 __all__ = ["Binding", "LaunchTemplate"]
 

@@ -19,9 +19,8 @@ from ...base._shortage import lost_descriptors, out_of_descriptors
 from ...engine._device_state import DeviceState
 from ..transport._codec import NonsenseError
 from ..transport._frames import Address
-from ..transport._framing import LOST, Received
+from ..transport._framing import LOST, Received, close_all
 from ._calls import Calls
-from ._checks import check_addresses, check_copy, check_results, close_descriptors, expect
 from ._chunks import ChunkTable
 from ._copy_service import CopyService
 from ._link import WorkerLink
@@ -107,17 +106,17 @@ class AnswerHandler:
         handlers = self._handlers
         taken = 0
         if link.is_distrusted:
-            close_descriptors(received)
+            _close_descriptors(received)
             return
         try:
             for message, descriptors in received:
                 if descriptors:
-                    expect(message[0] == "chunk", f"{message[0]}: it came with descriptors")
+                    _expect(message[0] == "chunk", f"{message[0]}: it came with descriptors")
                 handlers[message[0]](link, message[1:], descriptors)
                 taken += 1
         except NonsenseError as error:
             # The one place where anything follows from that.
-            close_descriptors(received[taken:])
+            _close_descriptors(received[taken:])
             link.distrust(error)
         # Once for all that are done by now.
         if self._requests.waiting:
@@ -165,23 +164,23 @@ class AnswerHandler:
         number, addresses = message
         request = self._request(link, number)
         if request is not None:
-            check_addresses(request, addresses, self._chunks)
+            _check_addresses(request, addresses, self._chunks)
             assert isinstance(request, OperationRequest)
             request.early = addresses
 
     def _on_ready(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
-        expect(not link.is_ready, "ready: it was before")
+        _expect(not link.is_ready, "ready: it was before")
         (link.libraries,) = message
         link.is_ready = True
         link.notify()
 
     def _on_started(self, link: WorkerLink, _: Any, __: tuple[int, ...]) -> None:
-        expect(link.is_ready and not link.is_started, "started: it was not told to")
+        _expect(link.is_ready and not link.is_started, "started: it was not told to")
         link.is_started = True
         link.notify()
 
     def _on_closed(self, link: WorkerLink, _: Any, __: tuple[int, ...]) -> None:
-        expect(self._outcomes.is_closing, "closed: it was not told to")
+        _expect(self._outcomes.is_closing, "closed: it was not told to")
         link.is_started = False
         link.notify()
 
@@ -195,8 +194,8 @@ class AnswerHandler:
         request = None if link.take_early(number) else self._request(link, number)
         if request is not None:
             if addresses:
-                check_addresses(request, addresses, self._chunks)
-            check_results(request, results, trouble)
+                _check_addresses(request, addresses, self._chunks)
+            _check_results(request, results, trouble)
             self._done(request, addresses, results, trouble)
 
     def _done(
@@ -266,9 +265,11 @@ class AnswerHandler:
         number, address = message
         request = self._request(link, number)
         if request is not None:
-            expect(isinstance(request, LeaseRequest), f"granted: request {number} is no lease")
+            _expect(isinstance(request, LeaseRequest), f"granted: request {number} is no lease")
             assert isinstance(request, LeaseRequest)
-            expect(address[0] == request.array.block, f"granted: another block than that of request {number}")
+            _expect(
+                address[0] == request.array.block, f"granted: another block than that of request {number}"
+            )
             self._chunks.check_address(address)
             request.address = address
             request.granted.set()
@@ -285,7 +286,7 @@ class AnswerHandler:
             return
         request = self._requests.get(number)
         if isinstance(request, OperationRequest):
-            check_copy(request, index, array)
+            _check_copy(request, index, array)
             self._chunks.check_array(chunk, offset, array)
         if isinstance(request, OperationRequest) and not request.is_left:
             self._copies.copy_on_device(
@@ -301,7 +302,7 @@ class AnswerHandler:
 
     def _on_chunk(self, link: WorkerLink, message: Any, descriptors: tuple[int, ...]) -> None:
         number, nbytes = message
-        expect(len(descriptors) == 1, f"chunk {number}: it came with {len(descriptors)} descriptors")
+        _expect(len(descriptors) == 1, f"chunk {number}: it came with {len(descriptors)} descriptors")
         if link.is_serving:
             try:
                 if descriptors[0] == LOST:
@@ -316,7 +317,7 @@ class AnswerHandler:
                 self._pool.share(chunk, link)
                 return
         # Else of a worker that was given up: nothing lies in it that anybody knows of.
-        close_descriptors([(message, descriptors)])
+        _close_descriptors([(message, descriptors)])
 
     @enable_ki_protection
     async def _ask_for_chunk(self, link: WorkerLink, number: int) -> None:
@@ -328,7 +329,7 @@ class AnswerHandler:
     def _on_unchunk(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
         (number,) = message
         if link.is_serving and self._chunks.missing.pop(number, None) is None:
-            expect(number in self._chunks.chunks, f"unchunk: there is no chunk {number}")
+            _expect(number in self._chunks.chunks, f"unchunk: there is no chunk {number}")
             self._chunks.drop(number)
 
     def _on_result(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
@@ -339,7 +340,7 @@ class AnswerHandler:
             return
         event: Event
         event, actor_class = message
-        expect(event.path.startswith(f"{self._device.path}/context/"), "event: of another's actor")
+        _expect(event.path.startswith(f"{self._device.path}/context/"), "event: of another's actor")
         if isinstance(event, ActorEvent):
             event = attrs.evolve(event, pid=link.process.pid)
         self.mirror.take(event, actor_class)
@@ -354,3 +355,63 @@ class AnswerHandler:
         logger = logging.getLogger(name)
         if logger.isEnabledFor(level):
             logger.handle(record_of(name, level, text, link.process.pid))
+
+
+def _expect(is_so: bool, what: str) -> None:
+    """See that something is so; not for what happens with each operation, as the text takes long to make.
+
+    Raises:
+        NonsenseError: It is not.
+    """
+    if not is_so:
+        raise NonsenseError(what)
+
+
+def _check_addresses(request: RemoteRequest, addresses: tuple[Address, ...], chunks: ChunkTable) -> None:
+    """See that a worker tells of the blocks that a request makes, and that they can lie there.
+
+    Raises:
+        NonsenseError: They are no blocks of the request, or there is no such memory.
+    """
+    made = request.launch.allocations if isinstance(request, OperationRequest) else ()
+    for address in addresses:
+        if address[:2] not in made:
+            block, nbytes, *_ = address
+            raise NonsenseError(f"request {request.number} makes no block {block} of {nbytes} bytes")
+        chunks.check_address(address)
+
+
+def _check_results(request: RemoteRequest, results: tuple[bytes, ...], trouble: Any) -> None:
+    """See that the host arrays that came with an answer are those that were asked for.
+
+    Raises:
+        NonsenseError: They are not.
+    """
+    if not isinstance(request, OperationRequest):
+        _expect(not results and trouble is None, f"request {request.number} is a lease")
+        return
+    if trouble is not None:
+        how, _, _, error, _ = trouble
+        if how != "done" or error is not None:
+            return
+    if (results or request.hosts.is_used) and not request.hosts.fits(results):
+        raise NonsenseError(f"request {request.number} has other host arrays")
+
+
+def _check_copy(request: OperationRequest, index: int, array: ArraySpec) -> None:
+    """See that what a worker wants copied is a host array of the request.
+
+    Raises:
+        NonsenseError: It is not.
+    """
+    copies = request.hosts.copies
+    _expect(index < len(copies), f"request {request.number} has no host array {index}")
+    host = copies[index].host
+    is_like = host.shape == array.shape and host.dtype == array.dtype.dtype
+    _expect(is_like, f"host array {index} of request {request.number} is another")
+
+
+def _close_descriptors(received: Iterable[Received]) -> None:
+    """Close what came with messages that are not taken."""
+    for _, descriptors in received:
+        close_all(descriptors)

@@ -13,7 +13,7 @@ from ...base._statistics import DeviceStatistics
 from ...engine._device_state import DeviceState
 from ..transport._answers import MEMORY
 from ..transport._codec import NonsenseError
-from ._sender import RequestSender
+from ._requests import RequestSender
 
 __all__ = ["Calls"]
 

@@ -35,7 +35,7 @@ from ._left_memory import INTACT, LeftMemory
 from ._outcomes import OutcomePolicy
 from ._pool import WorkerPool, check_options
 from ._request import OperationRequest, RemoteRequest
-from ._sender import RequestSender
+from ._requests import RequestSender
 
 __all__ = ["WorkerDispatch"]
 

@@ -24,7 +24,7 @@ from ._link import WorkerLink, died
 from ._outcomes import OutcomePolicy
 from ._pool import WorkerPool
 from ._request import OperationRequest, RemoteRequest
-from ._sender import RequestSender
+from ._requests import RequestSender
 
 __all__ = ["Generations"]
 

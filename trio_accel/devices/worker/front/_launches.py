@@ -1,19 +1,55 @@
-"""Launches as the application sends them to a worker."""
+"""Launches as the application sends them to a worker: whole, or by a template.
+
+Operations that differ from earlier ones in their blocks alone are sent as the number of a launch template and
+these blocks: the rest is sent only once.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from operator import attrgetter
+from typing import Any, TypeAlias, cast
 
-from ....backends.base.ops import CopyToHostSpec
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from ....backends.base.fast_paths import current_fast_paths
+from ....backends.base.ops import (
+    ArraySpec,
+    CopyToHostSpec,
+    OperationSpec,
+    array_key,
+    arrays_of,
+    map_arrays,
+    value_key,
+)
 from ...operations._operation import Launch
 from ..transport._codec import Message
 from ..transport._launches import encode_fault
-from ..transport._wire import encode_spec
+from ..transport._wire import (
+    ARRAY,
+    PLAIN,
+    CannotCrossError,
+    HostEncoder,
+    Wire,
+    class_path,
+    encode_value,
+    layout_of,
+    shortened,
+)
 from ._host_arrays import HostArrays
 
-__all__ = ["encode_launch"]
+__all__ = ["TemplateTable", "encode_launch", "encode_spec"]
+
+# Then all are forgotten: a program whose shapes are always others gains nothing by them.
+_MOST = 1024
+
+_Key: TypeAlias = tuple[Any, ...]
+_AddressOf: TypeAlias = Callable[[npt.NDArray[Any]], "Wire | None"]
 
 _ID = attrgetter("id")
+_PATHS: dict[type[OperationSpec], str] = {}
 
 
 def encode_launch(launch: Launch, hosts: HostArrays) -> Message:
@@ -33,3 +69,203 @@ def encode_launch(launch: Launch, hosts: HostArrays) -> Message:
         tuple([(argument, block.id) for argument, block in launch.uses]),
         None if launch.fault is None else encode_fault(launch.fault.fault),
     )
+
+
+def _nowhere(host: npt.NDArray[Any]) -> None:
+    """No host array lies where a worker has it, too."""
+
+
+class TemplateTable:
+    """The launch templates that one worker has.
+
+    Two launches have one template if they are the same once their blocks are numbered in the order in which
+    they occur. The second of them makes it, as many occur only once.
+
+    Args:
+        post: Sends a message to the worker.
+    """
+
+    __slots__ = ("_is_on", "_last", "_numbers", "_post")
+
+    def __init__(self, post: Callable[[Message], None]) -> None:
+        self._post = post
+        self._is_on = current_fast_paths().templates
+        # 0 stands for one that was seen once.
+        self._numbers: dict[_Key, int] = {}
+        self._last = 0
+
+    def find(self, launch: Launch, host: _AddressOf = _nowhere) -> tuple[int, tuple[int, ...]] | None:
+        """Find the template of a launch; a new one is posted, ahead of what is posted next.
+
+        Args:
+            launch: The launch. Host arrays are part of the template, by their addresses.
+            host: Tells the address of one; None where the worker does not have it.
+
+        Returns:
+            Number of the template, and the blocks in the order in which they occur. None where the launch has
+            no template, or is the first of its kind: then it is sent whole.
+
+        Raises:
+            TypeError: No other process can import the specification's class.
+        """
+        if launch.staged or launch.fault is not None or not self._is_on:
+            return None
+        found = _spec_key(launch.spec, host)
+        if found is None:
+            return None
+        key, blocks = found
+        key += launch.name, launch.library
+        for block, nbytes in launch.allocations:
+            key.append(nbytes)
+            blocks.append(block)
+        # Where one kind of block ends and the next begins.
+        key.append("outputs")
+        for output in launch.outputs:
+            blocks.append(output.id)
+        key.append(len(blocks))
+        for argument, used in launch.uses:
+            key.append(argument)
+            blocks.append(used.id)
+        positions: dict[int, int] = {}
+        position_of = positions.setdefault
+        key += [position_of(block, len(positions)) for block in blocks]
+        whole = tuple(key)
+        numbers = self._numbers
+        number = numbers.get(whole)
+        if number is None:
+            if len(numbers) >= _MOST:
+                numbers.clear()
+                self._post(("forget_templates",))
+            numbers[whole] = 0
+            return None
+        if not number:
+            plain = _encode(launch, positions, host)
+            self._last += 1
+            number = numbers[whole] = self._last
+            self._post(("template", number, plain))
+        return number, tuple(positions)
+
+
+def _encode(launch: Launch, positions: Mapping[int, int], host: _AddressOf) -> Message:
+    """Make plain values of a launch, with the positions of its blocks in place of their ids."""
+    described = launch.spec.descriptor()
+
+    def numbered(array: ArraySpec) -> ArraySpec:
+        return ArraySpec(positions[array.block], array.offset, array.dtype, array.shape, array.strides)
+
+    spec = described.make([map_arrays(value, numbered) for value in described.values(launch.spec)])
+    return (
+        launch.name,
+        launch.library,
+        encode_spec(spec, host),
+        tuple([(positions[block], nbytes) for block, nbytes in launch.allocations]),
+        tuple([positions[output.id] for output in launch.outputs]),
+        tuple([(argument, positions[used.id]) for argument, used in launch.uses]),
+    )
+
+
+def _spec_key(
+    spec: OperationSpec, address: Callable[[npt.NDArray[Any]], Wire | None]
+) -> tuple[list[Any], list[int]] | None:
+    """All of a specification but its blocks, and these: what is equal there is the same once it is encoded.
+
+    None where it holds status words, or a value that cannot be told from others.
+
+    Args:
+        spec: The specification.
+        address: Tells of a host array where it lies; None where that is not all that is to be said of it.
+    """
+    described = spec.descriptor()
+    if described.keywords or described.has_status:
+        return None
+    key: list[Any] = [described.cls]
+    blocks: list[int] = []
+    array: Any
+    told: tuple[object, ...] | None
+    value: object
+    for value in described.values(spec):
+        kind = type(value)
+        if kind is ArraySpec:
+            array = value
+            blocks.append(array.block)
+            # As `array_key` does it, without a call for each.
+            key += array.offset, id(array.dtype), array.shape, array.strides
+        elif kind is tuple and (arrays := arrays_of(value)):
+            blocks += [array.block for array in arrays]
+            key += len(arrays), *[array_key(array) for array in arrays]
+        else:
+            told = address(cast("npt.NDArray[Any]", value)) if kind is np.ndarray else value_key(value)
+            if told is None:
+                return None
+            key += told
+    return key, blocks
+
+
+def encode_spec(spec: OperationSpec, host: HostEncoder, status: HostEncoder | None = None) -> Wire:
+    """Make plain values of a specification.
+
+    Args:
+        spec: Any attrs class that another process can import.
+        host: Called with each host array; what it returns (plain values) is sent instead.
+        status: The same for status words; `host` if there is none.
+
+    Raises:
+        TypeError: The class cannot be imported elsewhere, or a field holds something that cannot
+            cross (the message names it).
+    """
+    cls = type(spec)
+    values: list[object] = [_PATHS.get(cls) or _path_of(cls)]
+    described = cls.descriptor()
+    if described.has_status:
+        host = _by_field(spec, host, status)
+    array: Any
+    field: object
+    for field in described.values(spec):
+        kind = type(field)
+        if kind is ArraySpec:
+            # As `encode_value` does it, without a call for each.
+            array = field
+            layout = layout_of(array.offset, id(array.dtype), array.shape, array.strides)
+            values.append((ARRAY, int(array.block), layout))
+        elif kind in PLAIN:
+            values.append(field)
+        else:
+            try:
+                values.append(encode_value(field, host))
+            except CannotCrossError as error:
+                name = described.fields[len(values) - 1].name
+                raise TypeError(
+                    "a specification that crosses to a worker holds numbers, strings, bytes, None, dtypes, "
+                    "members of enums, ArraySpec, host arrays and tuples of these; "
+                    f"{cls.__qualname__}.{name} is {shortened(field)}{error}"
+                ) from None
+    return tuple(values)
+
+
+def _by_field(spec: OperationSpec, host: HostEncoder, status: HostEncoder | None) -> HostEncoder:
+    """Encode status words by one function, and other host arrays by another."""
+    if status is None:
+        return host
+    fields = spec.descriptor().fields
+    words = {id(getattr(spec, field.name)) for field in fields if field.role.kind == "status"}
+    return lambda array: status(array) if id(array) in words else host(array)
+
+
+def _path_of(cls: type[OperationSpec]) -> str:
+    """Where another process finds a specification class.
+
+    Raises:
+        TypeError: It cannot, or the class is no attrs class.
+    """
+    try:
+        path = class_path(cls)
+    except CannotCrossError as error:
+        raise TypeError(
+            f"a specification that crosses to a worker is of a class that another process can import{error}"
+        ) from None
+    if not attrs.has(cast("type[object]", cls)):
+        raise TypeError(
+            f"a specification that crosses to a worker is an attrs class; {cls.__qualname__} is not"
+        )
+    _PATHS[cls] = path
+    return path

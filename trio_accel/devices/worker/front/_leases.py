@@ -13,7 +13,7 @@ from ...arrays._ref import AccelRef
 from ...engine._device_state import DeviceState
 from ._chunks import ChunkTable
 from ._request import LeaseRequest
-from ._sender import RequestSender
+from ._requests import RequestSender
 
 __all__ = ["Leases"]
 

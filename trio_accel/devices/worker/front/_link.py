@@ -14,13 +14,13 @@ from trio.lowlevel import enable_ki_protection
 from ....backends.base import ContextPoisonedError
 from ..launcher._launcher import WorkerProcess
 from ..transport._channel import Channel, EndOfChannel
-from ..transport._codec import Message, NonsenseError
+from ..transport._codec import NonsenseError
 from ..transport._frames import WorkerConfig
 from ..transport._framing import Received
 from ..transport._page import FIRST_WORD, SharedPage
 from ..transport._spin_wait import SpinWait
 from ._chunks import Chunk
-from ._templates import TemplateTable
+from ._launches import TemplateTable
 
 __all__ = ["MessageHandler", "WorkerLink", "died"]
 
@@ -56,6 +56,7 @@ class WorkerLink:
         is_silent: Whether nothing of its context writes to memory any more, dead or not.
         is_stuck: Whether it was killed because its loop stood still over an operation that does not end.
         is_asked: Tells whether it has requests that it has not answered.
+        send: Sends a message; one to a worker that has ended is dropped. See `Channel.send`.
         post: Sends a small message of plain values, together with others; see `Channel.post`.
         templates: The launch templates that it has.
         words: The shared words of the libraries that were used, by their import paths.
@@ -89,6 +90,7 @@ class WorkerLink:
             channel.spin_with(SpinWait(window, _ASKS, _ANSWERS))
             channel.share(*page.frames)
         # Of each operation there is one, so that it goes straight there.
+        self.send: Callable[..., None] = channel.send
         self.post: Callable[..., None] = channel.post
         self.templates: TemplateTable = TemplateTable(channel.post)
         self._device = device
@@ -107,10 +109,6 @@ class WorkerLink:
 
     def __repr__(self) -> str:
         return f"<WorkerLink {self.process!r}, {self.how or 'open'}>"
-
-    def send(self, message: Message, descriptors: Sequence[int] = (), *, now: bool = False) -> None:
-        """Send a message; one to a worker that has ended is dropped."""
-        self._channel.send(message, descriptors, now=now)
 
     def configure(self, config: WorkerConfig, chunks: Sequence[Chunk]) -> None:
         """Tell a new worker what it is to be."""

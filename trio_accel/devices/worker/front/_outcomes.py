@@ -104,7 +104,8 @@ class OutcomePolicy:
             self._copies.cancel(request)
         else:
             request.hosts.fill(results)
-            self._copies.fetch(request)
+            if request.hosts.copies:
+                self._copies.fetch(request)
 
     def _invalidate(self, request: OperationRequest, invalid: Any, error: BaseException | None) -> None:
         """Make invalid what the worker says, or all that it writes if a copy has failed."""

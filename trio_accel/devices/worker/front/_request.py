@@ -16,8 +16,7 @@ from ...operations._operation import Launch
 from ..transport._codec import Message
 from ..transport._frames import Address
 from ._host_arrays import HostArrays
-from ._launches import encode_launch
-from ._templates import TemplateTable
+from ._launches import TemplateTable, encode_launch
 
 __all__ = ["LeaseRequest", "OperationRequest", "RemoteRequest"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -33,9 +34,7 @@ class Codec:
     decode: Callable[[bytes | memoryview], Message | list[Message]]
 
 
-def _pickle(messages: Message | Sequence[Message]) -> bytes:
-    return pickle.dumps(messages, 5)
-
+_pickle = functools.partial(pickle.dumps, protocol=5)
 
 PICKLED = Codec(_pickle, _pickle, pickle.loads)
 """For messages of a trusted peer: to read one may run code that the sender has chosen."""

@@ -1,4 +1,7 @@
-"""Operation specifications as plain tuples: what a worker process is asked to do."""
+"""Values as plain ones, and back: what specifications hold that go to a worker process.
+
+`front/_launches.py` makes plain values of whole specifications, and `back/_launches.py` reads them.
+"""
 
 from __future__ import annotations
 
@@ -10,157 +13,61 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeAlias, TypeVar, cast
 
-import attrs
 import numpy as np
 import numpy.typing as npt
 
 from ....backends.base import DType
-from ....backends.base.ops import ArraySpec, Descriptor, OperationSpec, array_key, arrays_of, value_key
+from ....backends.base.ops import ArraySpec
 
 __all__ = [
+    "ARRAY",
+    "DTYPES",
+    "PLAIN",
+    "CannotCrossError",
+    "HostDecoder",
+    "HostEncoder",
     "Wire",
+    "class_path",
     "decode_array",
-    "decode_spec",
+    "decode_value",
     "encode_array",
-    "encode_spec",
+    "encode_value",
+    "layout_of",
     "no_host",
-    "spec_key",
+    "resolve",
+    "shortened",
 ]
 
 Wire: TypeAlias = tuple[object, ...]
 """Real numbers, strings, bytes, None and tuples of these: what the pickler writes without calling Python."""
 
 HostEncoder: TypeAlias = Callable[[npt.NDArray[Any]], object]
+"""Called with each host array; what it returns (plain values) is sent instead."""
+
 HostDecoder: TypeAlias = Callable[[Any], npt.NDArray[Any]]
+"""Called with what its counterpart returned; returns the host array."""
 
 T = TypeVar("T")
 
-# First item of every tuple that stands for a value; values of these types stand for themselves.
-_TUPLE, _ARRAY, _COMPLEX, _ENUM, _HOST = range(5)
-_PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+# First item of every tuple that stands for a value.
+_TUPLE, ARRAY, _COMPLEX, _ENUM, _HOST = range(5)
+
+PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+"""Values of these types stand for themselves."""
+
 _SHORT = reprlib.Repr()
 _SHORT.maxother = _SHORT.maxstring = 100
-_DTYPES = {member.value: member for member in DType}
+shortened = _SHORT.repr
+
+DTYPES = {member.value: member for member in DType}
+"""The dtypes by their names."""
+
 _NAMES = {id(member): member.value for member in DType}
-
-
-def encode_spec(spec: OperationSpec, host: HostEncoder, status: HostEncoder | None = None) -> Wire:
-    """Make plain values of a specification.
-
-    Args:
-        spec: Any attrs class that another process can import.
-        host: Called with each host array; what it returns (plain values) is sent instead.
-        status: The same for status words; `host` if there is none.
-
-    Raises:
-        TypeError: The class cannot be imported elsewhere, or a field holds something that cannot
-            cross (the message names it).
-    """
-    cls = type(spec)
-    values: list[object] = [_PATHS.get(cls) or _path_of(cls)]
-    described = cls.descriptor()
-    if described.has_status:
-        host = _by_field(spec, host, status)
-    array: Any
-    field: object
-    for field in described.values(spec):
-        kind = type(field)
-        if kind is ArraySpec:
-            # As `_encode` does it, without a call for each.
-            array = field
-            layout = _layout(array.offset, id(array.dtype), array.shape, array.strides)
-            values.append((_ARRAY, int(array.block), layout))
-        elif kind in _PLAIN:
-            values.append(field)
-        else:
-            try:
-                values.append(_encode(field, host))
-            except _CannotCrossError as error:
-                name = described.fields[len(values) - 1].name
-                raise TypeError(
-                    "a specification that crosses to a worker holds numbers, strings, bytes, None, dtypes, "
-                    "members of enums, ArraySpec, host arrays and tuples of these; "
-                    f"{cls.__qualname__}.{name} is {_SHORT.repr(field)}{error}"
-                ) from None
-    return tuple(values)
-
-
-def _by_field(spec: OperationSpec, host: HostEncoder, status: HostEncoder | None) -> HostEncoder:
-    """Encode status words by one function, and other host arrays by another."""
-    if status is None:
-        return host
-    fields = spec.descriptor().fields
-    words = {id(getattr(spec, field.name)) for field in fields if field.role.kind == "status"}
-    return lambda array: status(array) if id(array) in words else host(array)
-
-
-def decode_spec(data: Wire, host: HostDecoder) -> OperationSpec:
-    """Make a specification of what `encode_spec` made of it.
-
-    Args:
-        data: From `encode_spec`.
-        host: Called with what its counterpart returned; returns the host array.
-
-    Raises:
-        ImportError: This process has no such module.
-    """
-    path: Any = data[0]
-    values: list[object] = []
-    plain: Any
-    for field in data[1:]:
-        plain = field
-        kind = type(field)
-        if kind is not tuple:
-            values.append(field)
-        elif plain[0] == _ARRAY:
-            _, block, (offset, dtype, shape, strides) = plain
-            values.append(ArraySpec(block, offset, _DTYPES[dtype], shape, strides))
-        else:
-            values.append(_decode(plain, host))
-    spec: OperationSpec = _descriptor_at(path).make(values)
-    return spec
-
-
-def spec_key(
-    spec: OperationSpec, address: Callable[[npt.NDArray[Any]], Wire | None]
-) -> tuple[list[Any], list[int]] | None:
-    """All of a specification but its blocks, and these: what is equal there is the same once it is encoded.
-
-    None where it holds status words, or a value that cannot be told from others.
-
-    Args:
-        spec: The specification.
-        address: Tells of a host array where it lies; None where that is not all that is to be said of it.
-    """
-    described = spec.descriptor()
-    if described.keywords or described.has_status:
-        return None
-    key: list[Any] = [described.cls]
-    blocks: list[int] = []
-    array: Any
-    told: tuple[object, ...] | None
-    value: object
-    for value in described.values(spec):
-        kind = type(value)
-        if kind is ArraySpec:
-            array = value
-            blocks.append(array.block)
-            # As `array_key` does it, without a call for each.
-            key += array.offset, id(array.dtype), array.shape, array.strides
-        elif kind is tuple and (arrays := arrays_of(value)):
-            blocks += [array.block for array in arrays]
-            key += len(arrays), *[array_key(array) for array in arrays]
-        else:
-            told = address(cast("npt.NDArray[Any]", value)) if kind is np.ndarray else value_key(value)
-            if told is None:
-                return None
-            key += told
-    return key, blocks
 
 
 def no_host(array: Any) -> NoReturn:
     """For specifications without host arrays."""
-    raise TypeError(f"a host array where there is none: {_SHORT.repr(array)}")
+    raise TypeError(f"a host array where there is none: {shortened(array)}")
 
 
 def encode_array(array: npt.NDArray[Any]) -> Wire:
@@ -175,64 +82,41 @@ def encode_array(array: npt.NDArray[Any]) -> Wire:
 def decode_array(data: Wire) -> npt.NDArray[Any]:
     """Make a writable array, contiguous in C order, of what `encode_array` made of it."""
     dtype, shape, content = cast("tuple[str, tuple[int, ...], bytes]", data)
-    return np.ndarray(shape, _DTYPES[dtype].dtype, bytearray(content))
+    return np.ndarray(shape, DTYPES[dtype].dtype, bytearray(content))
 
 
-class _CannotCrossError(Exception):
+class CannotCrossError(Exception):
     """Of the value that is being encoded; says more than the value does, or nothing."""
 
 
-_PATHS: dict[type[OperationSpec], str] = {}
-
-
-def _path_of(cls: type[OperationSpec]) -> str:
-    """Where another process finds a specification class.
+def encode_value(value: object, host: HostEncoder) -> object:
+    """Make plain values of one.
 
     Raises:
-        TypeError: It cannot, or the class is no attrs class.
+        CannotCrossError: It cannot cross.
     """
-    try:
-        path = _path(cls)
-    except _CannotCrossError as error:
-        raise TypeError(
-            f"a specification that crosses to a worker is of a class that another process can import{error}"
-        ) from None
-    if not attrs.has(cast("type[object]", cls)):
-        raise TypeError(
-            f"a specification that crosses to a worker is an attrs class; {cls.__qualname__} is not"
-        )
-    _PATHS[cls] = path
-    return path
-
-
-@functools.cache
-def _descriptor_at(path: str) -> Descriptor:
-    return _resolve(path, OperationSpec).descriptor()
-
-
-def _encode(value: object, host: HostEncoder) -> object:
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in PLAIN:
         return value
     if kind is ArraySpec:
         return _encode_array_spec(cast("ArraySpec", value))
     if kind is tuple:
-        return _TUPLE, *[_encode(item, host) for item in cast("tuple[object, ...]", value)]
+        return _TUPLE, *[encode_value(item, host) for item in cast("tuple[object, ...]", value)]
     if isinstance(value, enum.Enum):
-        return _ENUM, _path(kind), _encode(value.value, host)
+        return _ENUM, class_path(kind), encode_value(value.value, host)
     if kind is complex or issubclass(kind, np.generic):
         return _encode_number(value)
     if isinstance(value, np.ndarray):
         return _HOST, host(cast("npt.NDArray[Any]", value))
-    raise _CannotCrossError
+    raise CannotCrossError
 
 
 def _encode_array_spec(spec: ArraySpec) -> object:
-    return _ARRAY, int(spec.block), _layout(spec.offset, id(spec.dtype), spec.shape, spec.strides)
+    return ARRAY, int(spec.block), layout_of(spec.offset, id(spec.dtype), spec.shape, spec.strides)
 
 
 @functools.lru_cache(1024)
-def _layout(offset: int, dtype: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Wire:
+def layout_of(offset: int, dtype: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Wire:
     """All of an array but its block; a pickle has one that occurs again only once.
 
     Args:
@@ -250,25 +134,22 @@ def _encode_number(value: Any) -> object:
     if type(plain) is complex:
         # The pickler calls Python for these.
         return _COMPLEX, plain.real, plain.imag
-    if type(plain) not in _PLAIN:
-        raise _CannotCrossError(f", a {type(value).__name__}")
+    if type(plain) not in PLAIN:
+        raise CannotCrossError(f", a {type(value).__name__}")
     return plain
 
 
-def _array_of(_: Any, block: Any, layout: Any) -> ArraySpec:
-    offset, dtype, shape, strides = layout
-    return ArraySpec(block, offset, _DTYPES[dtype], shape, strides)
-
-
-def _decode(data: Wire, host: HostDecoder) -> object:
+def decode_value(data: Wire, host: HostDecoder) -> object:
+    """Make what `encode_value` has made a tuple of."""
     tag, *values = cast("tuple[Any, ...]", data)
-    if tag == _ARRAY:
-        return _array_of(*cast("tuple[Any, ...]", data))
+    if tag == ARRAY:
+        block, (offset, dtype, shape, strides) = values
+        return ArraySpec(block, offset, DTYPES[dtype], shape, strides)
     if tag == _COMPLEX:
         return complex(*values)
     if tag == _HOST:
         return host(values[0])
-    items = [_decode(cast("Wire", value), host) if type(value) is tuple else value for value in values]
+    items = [decode_value(cast("Wire", value), host) if type(value) is tuple else value for value in values]
     if tag == _TUPLE:
         return tuple(items)
     path, value = items
@@ -277,11 +158,15 @@ def _decode(data: Wire, host: HostDecoder) -> object:
 
 @functools.cache
 def _enum_at(path: str) -> Callable[[object], enum.Enum]:
-    return _resolve(path, enum.Enum)
+    return resolve(path, enum.Enum)
 
 
-def _path(cls: type[object]) -> str:
-    """Where another process finds the class."""
+def class_path(cls: type[object]) -> str:
+    """Where another process finds a class.
+
+    Raises:
+        CannotCrossError: It does not.
+    """
     module, name = cls.__module__, cls.__qualname__
     if module == "__main__":
         _refuse(cls, "is defined in __main__; move it to a module")
@@ -296,10 +181,16 @@ def _path(cls: type[object]) -> str:
 
 
 def _refuse(cls: type[object], reason: str) -> NoReturn:
-    raise _CannotCrossError(f": {cls.__module__}.{cls.__qualname__} {reason}")
+    raise CannotCrossError(f": {cls.__module__}.{cls.__qualname__} {reason}")
 
 
-def _resolve(path: str, base: type[T]) -> type[T]:
+def resolve(path: str, base: type[T]) -> type[T]:
+    """Find the class of a path.
+
+    Raises:
+        ImportError: This process has no such module.
+        TypeError: It is no subclass of `base`.
+    """
     module, _, name = path.partition(":")
     found: object = importlib.import_module(module)
     for part in name.split("."):
