@@ -85,6 +85,10 @@ print(min(version.value // 1000, 13))  # the extras there are; a newer driver ru
 """
 
 
+# The tests start a thousand interpreters, and without bytecode each would compile NumPy and SciPy anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
 class _Environment:
     """Where the session `env` put the environment that the other sessions use."""
 
@@ -136,7 +140,7 @@ def env(session: nox.Session) -> None:
         return
     _Environment.python = str(Path(session.bin) / "python")
     extras = "dev" if why_not_cuda() else f"dev,cuda{_driver()[0]}"
-    session.install("-e", f".[{extras}]")
+    session.install("-e", f".[{extras}]", env={"UV_COMPILE_BYTECODE": "1"})  # as pip does by itself
 
 
 @nox.session(venv_backend="none", requires=["env"])
