@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -112,8 +113,9 @@ def test_fixed_jitter_draws_the_same_every_time() -> None:
         FixedRandom(1.5)
 
 
+@pytest.mark.timeout(120)  # a short limit of the outer session would end the inner one
 def test_the_leak_fixture_fails_a_test_that_leaves_an_actor(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    pytester: pytest.Pytester, run_pytest: Callable[..., pytest.RunResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(Path(ta.__file__).parents[1])
     pytester.makeini("[pytest]\ntrio_mode = true\n")
@@ -150,6 +152,6 @@ def test_the_leak_fixture_fails_a_test_that_leaves_an_actor(
             """
         )
     )
-    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-q")
+    result = run_pytest()
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(["*left behind by the test: actor left/idle, task *leave*"])

@@ -13,6 +13,8 @@ import trio_accel as ta
 from trio_accel.backends.cpu.manifest import load_kernels
 
 pytest_plugins = ["pytester"]
+# An outer limit that is short would end a run in the middle, and nobody would say what it has found.
+pytestmark = pytest.mark.timeout(120)
 
 IMPORTS = "import numpy as np\nimport pytest\nimport trio\nimport trio_accel as ta\n"
 
@@ -27,7 +29,9 @@ def loaded() -> None:
 
 
 @pytest.fixture
-def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[..., pytest.RunResult]:
+def run(
+    pytester: pytest.Pytester, run_pytest: Callable[..., pytest.RunResult], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., pytest.RunResult]:
     """Run tests with the fixtures."""
     monkeypatch.syspath_prepend(Path(ta.__file__).parents[1])
     monkeypatch.delenv("TRIO_ACCEL_BACKEND", raising=False)
@@ -39,9 +43,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[
 
     def run(source: str, *arguments: str) -> pytest.RunResult:
         pytester.makepyfile(IMPORTS + textwrap.dedent(source))
-        return pytester.runpytest_inprocess(
-            "-p", "no:cacheprovider", "-q", "-ra", "--strict-markers", *arguments
-        )
+        return run_pytest("-ra", "--strict-markers", *arguments)
 
     return run
 

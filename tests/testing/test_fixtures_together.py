@@ -14,6 +14,8 @@ import trio_accel as ta
 from trio_accel.backends.cpu.manifest import load_kernels
 
 pytest_plugins = ["pytester"]
+# An outer limit that is short would end a run in the middle, and nobody would say what it has found.
+pytestmark = pytest.mark.timeout(120)
 
 SOURCE = """
 import numpy as np
@@ -44,7 +46,9 @@ def loaded() -> None:
 
 
 @pytest.fixture
-def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], pytest.RunResult]:
+def run(
+    pytester: pytest.Pytester, run_pytest: Callable[..., pytest.RunResult], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], pytest.RunResult]:
     """Run tests with the fixtures."""
     monkeypatch.syspath_prepend(Path(ta.__file__).parents[1])
     monkeypatch.delenv("TRIO_ACCEL_BACKEND", raising=False)
@@ -56,7 +60,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[
 
     def run(source: str) -> pytest.RunResult:
         pytester.makepyfile(SOURCE + textwrap.dedent(source))
-        return pytester.runpytest_inprocess("-p", "no:cacheprovider", "-q", "-ra")
+        return run_pytest("-ra")
 
     return run
 
