@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import machines  # noqa: F401  before anything looks at this machine
 from chosen import BACKEND, IS_STAND_IN
+from kept_launcher import KeptLink
 
 import trio_accel as ta
 from trio_accel.actors._cell import Cell
@@ -37,6 +38,9 @@ _SELF = Path("/proc/self")
 _TESTS = Path(__file__).parent
 # Where one test function has parameter sets by the hundred: operations, dtypes, layouts, isolations.
 SAMPLED = ("backends", "devices", "fft", "interop", "linalg", "random", "sparse", "testing")
+
+# Markers of tests that have launcher processes of their own.
+OWN_LAUNCHER = ("own_launcher", "alone", "gpu")
 
 
 # A shell starts programs in the background with SIGINT ignored, and tests interrupt themselves.
@@ -166,9 +170,23 @@ def _driver_is_open() -> Generator[None, None, None]:
     call(driver.cuDevicePrimaryCtxRelease(device))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_launcher_is_kept() -> Generator[None, None, None]:
+    yield
+    KeptLink.end()
+
+
 @pytest.fixture(autouse=True)
-def nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None]:
+def nothing_left_behind(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Generator[None, None, None]:
     """Fail a test that leaves a thread, process, descriptor, open device, block of memory or live actor."""
+    if any(map(request.node.get_closest_marker, OWN_LAUNCHER)):
+        # Such tests look for launchers among the children of this process, or measure.
+        KeptLink.end()
+    else:
+        KeptLink.prepare()
+        monkeypatch.setattr("trio_accel.devices.worker.launcher._launcher.LauncherLink", KeptLink)
     # What is alive by now is no business of this test, and need not be looked through again.
     gc.freeze()
     # Fixtures of a session were set up before, and what an earlier test has left is there too.

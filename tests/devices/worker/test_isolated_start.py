@@ -21,6 +21,8 @@ from trio_accel.backends.cpu import CpuBackend
 from trio_accel.devices.worker.launcher import _program
 from trio_accel.devices.worker.launcher._launcher import open_launcher
 
+pytestmark = pytest.mark.own_launcher
+
 # What an interpreter or a worker imports early, and what it looks for and usually does not find.
 HOSTILE = [
     "codecs",

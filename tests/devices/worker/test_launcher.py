@@ -24,6 +24,8 @@ from trio_accel.devices.worker.launcher import _launcher
 from trio_accel.devices.worker.launcher import _link as _launcher_link
 from trio_accel.devices.worker.launcher._launcher import Launcher, LauncherError, StartWorker, open_launcher
 
+pytestmark = pytest.mark.own_launcher
+
 SLEEP = ("-I", "-S", "-c", "import signal; signal.pause()")
 
 # A worker is a fresh interpreter, or a fork of the launcher that has this imported.

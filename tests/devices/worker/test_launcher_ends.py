@@ -30,6 +30,8 @@ from trio_accel.devices.worker.launcher._launcher import (
     open_launcher,
 )
 
+pytestmark = pytest.mark.own_launcher
+
 SLEEP = ("-I", "-S", "-c", "import signal; signal.pause()")
 STUBBORN = ("-I", "-S", "-c", "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nsignal.pause()")
 APPLICATION = Path(__file__).with_name("launching_application.py")

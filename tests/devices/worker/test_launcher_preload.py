@@ -24,6 +24,8 @@ import trio_accel as ta
 from trio_accel.devices.worker.launcher._launcher import Launcher, open_launcher
 from trio_accel.devices.worker.launcher._link import LauncherLink
 
+pytestmark = pytest.mark.own_launcher
+
 # Each worker writes JSON to its first descriptor.
 SAY = (
     "import json, os, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "

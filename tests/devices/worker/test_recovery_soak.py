@@ -23,6 +23,8 @@ from recovery_load import AT_ONCE
 import trio_accel as ta
 from trio_accel.devices import Put, ToHost
 
+pytestmark = pytest.mark.own_launcher
+
 LOST = (
     ta.ActorFailedError,
     ta.ContextPoisonedError,

@@ -21,6 +21,8 @@ import trio_accel as ta
 from trio_accel.actors import ActorRestarted, ActorStarted
 from trio_accel.devices.worker.transport._channel import Channel, Received
 
+pytestmark = pytest.mark.own_launcher
+
 
 async def wait_spares(device: ta.Device, count: int) -> None:
     await until(lambda: device.dispatch.spares == count)
