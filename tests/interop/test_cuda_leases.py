@@ -6,17 +6,17 @@ would wait for ever.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 import pytest
 import trio
 from chosen import BACKEND, INLINE
 from trio.testing import wait_all_tasks_blocked
+from views import VIEWS
 
 import trio_accel as ta
 from trio_accel.backends.base import DriverError, NotSupportedError
@@ -24,27 +24,13 @@ from trio_accel.backends.base import DriverError, NotSupportedError
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(BACKEND != "cuda", reason="TRIO_ACCEL_BACKEND names another backend"),
+    pytest.mark.usefixtures("the_driver_is_open"),
 ]
 
 LEGACY, PER_THREAD = 1, 2  # handles of the default streams
 
 if BACKEND == "cuda":
     from foreign_library import Library, Tensor
-
-
-@pytest.fixture(scope="module", autouse=True)
-def the_driver_is_open() -> Generator[None, None, None]:
-    """What a driver keeps of its first use until the process ends is there before the first test."""
-    library = Library()
-    yield
-    library.close()
-
-
-@pytest.fixture
-def library() -> Generator[Library, None, None]:
-    library = Library()
-    yield library
-    library.close()
 
 
 @pytest.fixture
@@ -439,19 +425,6 @@ class TestStreamsThatAreNone:
         return refusing
 
 
-View = Callable[[Any], Any]
-_VIEWS: dict[str, View] = {
-    "whole": lambda x: x,
-    "transposed": lambda x: x.T,
-    "part": lambda x: x[1:3, ::2],
-    "backwards": lambda x: x[::-1, 1:4],
-    "row": lambda x: x[2],
-    "element": lambda x: x[1, 2, ...],
-    "new axis": lambda x: x[:, None, 1],
-    "nothing": lambda x: x[2:2],
-}
-
-
 class TestPut:
     """The other direction: an array of the other library becomes one of the device."""
 
@@ -506,14 +479,14 @@ class TestPut:
         library.gate.hold(LEGACY)
         assert (await (await device.put(theirs)).to_host()).tolist() == [7.0] * 10
 
-    @pytest.mark.parametrize("view", _VIEWS)
+    @pytest.mark.parametrize("view", VIEWS)
     async def test_layouts_and_another_devices_array(self, device: ta.Device, view: str) -> None:
         host = np.arange(20, dtype=np.int16).reshape(4, 5)
-        ref = _VIEWS[view](await device.put(host))
+        ref = VIEWS[view](await device.put(host))
         async with ref.lease() as array:
             copied = await device.put(array)
         assert copied.spec.block != ref.spec.block
-        np.testing.assert_array_equal(await copied.to_host(), _VIEWS[view](host))
+        np.testing.assert_array_equal(await copied.to_host(), VIEWS[view](host))
 
     async def test_what_is_refused(self, device: ta.Device, library: Library) -> None:
         theirs = library.array((4,))
@@ -533,138 +506,9 @@ class TestPut:
                 await device.put(library.array((4,)))
 
 
-# Type code and bits by dlpack.h.
-_TYPES = {
-    "float64": (2, 64),
-    "float32": (2, 32),
-    "float16": (2, 16),
-    "bfloat16": (4, 16),
-    "float8_e4m3fn": (10, 8),
-    "float8_e5m2": (12, 8),
-    "complex64": (5, 64),
-    "complex128": (5, 128),
-    "int8": (0, 8),
-    "int16": (0, 16),
-    "int32": (0, 32),
-    "int64": (0, 64),
-    "uint8": (1, 8),
-    "uint16": (1, 16),
-    "uint32": (1, 32),
-    "uint64": (1, 64),
-    "bool": (6, 8),
-}
-_NOT_NUMPYS = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
-
-
-class TestProtocols:
-    def test_all_types_are_here(self) -> None:
-        assert set(_TYPES) == {str(dtype) for dtype in ta.DType}
-
-    @pytest.mark.parametrize("name", _TYPES)
-    async def test_element_types(self, device: ta.Device, name: str) -> None:
-        dtype = ta.DType.of(name).dtype
-        ref = await device.put(np.arange(6).reshape(2, 3).astype(dtype))
-        async with ref.lease(write=True) as array:
-            tensor = Tensor.of(array)
-            assert Tensor.of(array, None) == attrs.evolve(tensor, is_read_only=None)
-            assert tensor.type == (*_TYPES[name], 1)
-            assert tensor.device == array.__dlpack_device__() == (2, 0)
-            assert (array.shape, array.strides, array.dtype) == (
-                (2, 3),
-                (3 * dtype.itemsize, dtype.itemsize),
-                dtype,
-            )
-            assert array.nbytes == 6 * dtype.itemsize
-            if name in _NOT_NUMPYS:
-                assert not hasattr(array, "__cuda_array_interface__")
-                with pytest.raises(AttributeError, match=f"no {name}; DLPack has"):
-                    array.__cuda_array_interface__  # noqa: B018
-            else:
-                assert array.__cuda_array_interface__ == {
-                    "shape": (2, 3),
-                    "strides": None,
-                    "typestr": np.dtype(name).str,
-                    "data": (tensor.address, False),
-                    "version": 3,
-                    "stream": None,
-                }
-
-    @pytest.mark.parametrize("view", _VIEWS)
-    async def test_views_lie_where_those_of_numpy_do(self, device: ta.Device, view: str) -> None:
-        host = np.arange(20, dtype=np.float32).reshape(4, 5)
-        base = await device.put(host)
-        ref, expected = _VIEWS[view](base), _VIEWS[view](host)
-        async with base.lease() as whole, ref.lease() as array:
-            assert array.shape == expected.shape
-            start = Tensor.of(whole).address
-            for address, strides in (
-                (Tensor.of(array).address, Tensor.of(array).strides),
-                (array.__cuda_array_interface__["data"][0], array.__cuda_array_interface__["strides"]),
-            ):
-                if not expected.size:
-                    continue
-                assert address - start == _offset(expected, host)
-                if strides is None:
-                    assert expected.flags.c_contiguous
-                else:
-                    assert strides == expected.strides
-
-    async def test_an_array_without_elements(self, device: ta.Device) -> None:
-        ref = await device.put(np.empty((0, 3), np.float32))
-        async with ref.lease(write=True) as array:
-            assert array.__cuda_array_interface__["data"] == (0, False)
-            assert Tensor.of(array).shape == (0, 3)
-
-    async def test_a_lease_for_reading_says_so_or_refuses(self, device: ta.Device) -> None:
-        ref = await ones(device)
-        async with ref.lease() as array:
-            assert array.is_read_only
-            assert array.__cuda_array_interface__["data"][1] is True
-            assert Tensor.of(array).is_read_only is True
-            for version in (None, (0, 8)):
-                with pytest.raises(BufferError, match="read-only, which DLPack can say"):
-                    array.__dlpack__(max_version=version)
-        async with ref.lease(write=True) as array:
-            assert Tensor.of(array).is_read_only is False
-
-    async def test_it_is_neither_copied_nor_moved(self, device: ta.Device) -> None:
-        ref = await ones(device)
-        async with ref.lease(write=True) as array:
-            with pytest.raises(BufferError, match="copy: a lease hands out the memory itself"):
-                array.__dlpack__(copy=True)
-            with pytest.raises(BufferError, match=r"dl_device: the array is on \(2, 0\), not on \(1, 0\)"):
-                array.__dlpack__(dl_device=(1, 0))
-            assert array.__dlpack__(copy=False, dl_device=(2, 0), stream=-1) is not None
-            with pytest.raises(TypeError, match="in the memory of a GPU"):
-                np.asarray(array)
-
-    async def test_capsules_that_outlive_the_lease_keep_nothing_open(self, device: ta.Device) -> None:
-        ref = await ones(device)
-        async with ref.lease() as array:
-            capsule = array.__dlpack__(max_version=(1, 0))
-        ref.release()
-        await device.synchronize()
-        assert (await device.statistics()).memory.blocks == 0
-        del capsule
-
-    async def test_nvidias_own_view_takes_it(self, device: ta.Device, library: Library) -> None:
-        from cuda.core.utils import StridedMemoryView
-
-        ref, stream = await device.put(np.arange(12.0).reshape(3, 4)), library.stream()
-        async with ref.T[1:3].lease(write=True, stream=stream) as array:
-            view = StridedMemoryView.from_any_interface(array, stream_ptr=stream)
-            assert (view.ptr, view.readonly) == (array.__cuda_array_interface__["data"][0], False)
-            assert (view.shape, view.strides, view.dtype) == ((2, 3), (1, 4), np.dtype(np.float64))
-
-
 async def test_in_a_worker_process_the_error_names_the_other_isolation(system: ta.System) -> None:
     async with system.open_device("cuda", options=ta.DeviceOptions(isolation="process")) as device:
         ref = await ones(device)
         with pytest.raises(NotSupportedError, match="isolation='inline'"):
             async with ref.lease():
                 pass
-
-
-def _offset(view: npt.NDArray[Any], base: npt.NDArray[Any]) -> int:
-    first = view.__array_interface__["data"][0]
-    return int(first) - int(base.__array_interface__["data"][0])
