@@ -445,19 +445,6 @@ async def test_a_library_asked_for_while_the_context_is_lost(
             np.testing.assert_array_equal(await ref.to_host(), expected)
 
 
-async def test_a_library_that_cannot_be_opened_is_the_askers_problem(
-    system: ta.System, manual: ta.Device, backend: ManualBackend
-) -> None:
-    x = await manual.put(np.ones(2))
-    backend.device.refuse_library = ta.NotSupportedError("no such library here", backend="manual")
-    with pytest.raises(ta.NotSupportedError, match="no such library here"):
-        await ta.linalg.nrm2(x)
-    backend.device.refuse_library = None
-    assert await (await ta.linalg.dot(x, x)).item() == 2.0
-    assert manual.generation == 1
-    assert node(system, "context").restarts == 0
-
-
 async def test_a_context_that_a_library_finds_lost_is_replaced(
     system: ta.System, manual: ta.Device, backend: ManualBackend, fates: Fates
 ) -> None:
@@ -475,35 +462,6 @@ async def test_a_context_that_a_library_finds_lost_is_replaced(
     assert node(system, "context").restarts == 1
     with pytest.raises(ta.StaleRefError, match="lost with generation 1"):
         await x.to_host()
-
-
-async def test_what_is_submitted_to_a_library_that_finds_the_context_lost(
-    manual: ta.Device, backend: ManualBackend
-) -> None:
-    backend.device.refuse_library = ta.ContextPoisonedError("an illegal address")
-    first = manual.submit(ta.linalg.Nrm2(np.ones(4)))
-    other = manual.submit(ta.fft.Fft(np.ones(4, complex)))
-    with pytest.raises(ta.ContextPoisonedError, match="its library to be opened; ask again") as caught:
-        await first.wait()
-    assert (caught.value.operation, caught.value.generation) == ("linalg.Nrm2", 1)
-    with pytest.raises(ta.ContextPoisonedError, match="submit it again"):
-        await other.wait()
-    assert await (await manual.ask(ta.linalg.Nrm2(np.ones(4)))).item() == 2.0
-
-
-async def test_a_library_that_cannot_be_opened_leaves_a_fault_for_the_next(
-    manual: ta.Device, backend: ManualBackend
-) -> None:
-    refusal = ta.LibraryError("no", library="blas", code=7)
-    fault = ta.testing.inject_fault(manual, ta.linalg.Nrm2, fail=refusal)
-    backend.device.refuse_library = ta.NotSupportedError("no such library here", backend="manual")
-    with pytest.raises(ta.NotSupportedError):
-        await manual.ask(ta.linalg.Nrm2(np.ones(4)))
-    assert (fault.hit, fault.remaining) == (0, 1)
-    backend.device.refuse_library = None
-    with pytest.raises(ta.LibraryError, match="no"):
-        await manual.ask(ta.linalg.Nrm2(np.ones(4)))
-    assert (fault.hit, fault.remaining) == (1, 0)
 
 
 async def test_too_many_losses_end_the_device_for_all_at_once(
