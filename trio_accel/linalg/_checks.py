@@ -9,10 +9,23 @@ import numpy as np
 
 from ..backends.base import DType
 from ..backends.base.checks import NATIVE
-from ..backends.base.ops import ArraySpec, StatusArray
+from ..backends.base.ops import ArraySpec, StatusArray, common_shape
 from ..devices import AccelRef, Operand, Planner
 
-__all__ = ["matrices", "same_dtype", "same_length", "sides", "status_of", "vector"]
+__all__ = [
+    "accumulated",
+    "column",
+    "factors",
+    "matrices",
+    "matrix",
+    "overwritten",
+    "same_dtype",
+    "same_length",
+    "sides",
+    "status_of",
+    "updated",
+    "vector",
+]
 
 
 def same_dtype(name: str, **arrays: ArraySpec) -> DType:
@@ -25,10 +38,71 @@ def same_dtype(name: str, **arrays: ArraySpec) -> DType:
     return first.dtype
 
 
-def vector(name: str, argument: str, array: ArraySpec) -> None:
-    """Require a single axis."""
+def vector(name: str, argument: str, array: ArraySpec, length: int | None = None) -> None:
+    """Require a single axis, and a length if it is known."""
     if array.ndim != 1:
         raise ValueError(f"{name}: {argument} must have one axis, got shape {array.shape}")
+    if length is not None and array.shape != (length,):
+        raise ValueError(f"{name}: {argument} must have shape ({length},), got {array.shape}")
+
+
+def matrix(planner: Planner, operand: Operand, argument: str = "a", *, is_square: bool = False) -> ArraySpec:
+    """Take an operand that is one matrix."""
+    array = planner.read(argument, operand)
+    if array.ndim != 2 or (is_square and array.shape[0] != array.shape[1]):
+        what = "be square" if is_square and array.ndim == 2 else "have two axes"
+        raise ValueError(f"{planner.name}: {argument} must {what}, got shape {array.shape}")
+    return array
+
+
+def updated(
+    planner: Planner, argument: str, ref: AccelRef, like: tuple[tuple[int, ...], DType], **others: ArraySpec
+) -> ArraySpec:
+    """Take an array of a shape and dtype that is changed in place, and shares no memory with the others."""
+    array = planner.update(argument, ref)
+    if (array.shape, array.dtype) != like:
+        raise ValueError(
+            f"{planner.name}: {argument} must have shape {like[0]} and dtype {like[1]}, "
+            f"got shape {array.shape} and dtype {array.dtype}"
+        )
+    planner.distinct(argument, array, **others)
+    return array
+
+
+def factors(planner: Planner, alpha: complex, beta: complex, dtype: DType) -> tuple[complex, complex]:
+    """Take the factors of a product and of what it is added to."""
+    return planner.factor("alpha", alpha, dtype), planner.factor("beta", beta, dtype)
+
+
+def accumulated(
+    planner: Planner,
+    argument: str,
+    ref: AccelRef | None,
+    beta: complex,
+    shape: tuple[int, ...],
+    **others: ArraySpec,
+) -> tuple[AccelRef, ArraySpec]:
+    """Take what a product is added to: the caller's array, or a new one without a beta."""
+    dtype = same_dtype(planner.name, **others)
+    if ref is not None:
+        return ref, updated(planner, argument, ref, (shape, dtype), **others)
+    if beta != 0:
+        raise ValueError(f"{planner.name}: beta must be 0 without {argument}, got {beta!r}")
+    ref = planner.output(shape, dtype)
+    return ref, ref.spec
+
+
+def overwritten(
+    planner: Planner, ref: AccelRef | None, source: ArraySpec, shape: tuple[int, ...], **others: ArraySpec
+) -> tuple[AccelRef, ArraySpec]:
+    """Take the result of an operation in place: a new array, or the caller's, which may be the source."""
+    dtype = same_dtype(planner.name, **others)
+    if ref is None:
+        ref = planner.output(shape, dtype)
+        return ref, ref.spec
+    if ref.spec == source:
+        others = {name: other for name, other in others.items() if other is not source}
+    return ref, updated(planner, "out", ref, (shape, dtype), **others)
 
 
 def same_length(name: str, x: ArraySpec, y: ArraySpec) -> None:
@@ -82,24 +156,17 @@ def sides(
     b = planner.read("b", operand)
     dtype = same_dtype(planner.name, **{factor: a}, b=b)
     rows, is_vector = a.shape[-1], len(b.shape) == 1
-    stack = _common(a.shape[:-2], b.shape[:-2])
+    stack = common_shape(a.shape[:-2], b.shape[:-2])
     if stack is None or b.shape[-1 if is_vector else -2 :][:1] != (rows,):
         raise ValueError(
             f"{planner.name}: b must have shape ({rows},) or (..., {rows}, k) with leading axes that "
             f"broadcast, got {factor} of shape {a.shape} and b of shape {b.shape}"
         )
     x = planner.output((*stack, *b.shape[-1 if is_vector else -2 :]), dtype)
-    return (_column(b), _column(x.spec), x) if is_vector else (b, x.spec, x)
+    return (column(b), column(x.spec), x) if is_vector else (b, x.spec, x)
 
 
-def _common(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...] | None:
-    try:
-        return np.broadcast_shapes(first, second)
-    except ValueError:
-        return None
-
-
-def _column(vectors: ArraySpec) -> ArraySpec:
+def column(vectors: ArraySpec) -> ArraySpec:
     """Vectors as matrices of one column."""
     step = vectors.dtype.itemsize
     return attrs.evolve(vectors, shape=(*vectors.shape, 1), strides=(*vectors.strides, step))

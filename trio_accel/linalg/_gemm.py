@@ -9,7 +9,7 @@ import attrs
 from ..backends.base.ops import ArraySpec, GemmSpec, Transpose
 from ..devices import AccelRef, Operand, Operation, Planned, Planner, device_of
 from ._actor import BlasActor
-from ._checks import same_dtype
+from ._checks import accumulated, factors
 
 __all__ = ["Gemm", "gemm"]
 
@@ -32,7 +32,6 @@ class Gemm(Operation[BlasActor, AccelRef]):
         name = planner.name
         a = planner.read("a", self.a)
         b = planner.read("b", self.b)
-        dtype = same_dtype(name, a=a, b=b)
         rows, inner_a = _shape(name, "a", a, self.trans_a)
         inner_b, columns = _shape(name, "b", b, self.trans_b)
         if inner_a != inner_b:
@@ -40,13 +39,9 @@ class Gemm(Operation[BlasActor, AccelRef]):
                 f"{name}: op(a) must have as many columns as op(b) rows, got {inner_a} and {inner_b} "
                 f"(a of shape {a.shape} {self.trans_a}, b of shape {b.shape} {self.trans_b})"
             )
-        alpha = planner.factor("alpha", self.alpha, dtype)
-        beta = planner.factor("beta", self.beta, dtype)
-        if self.c is None and beta != 0:
-            raise ValueError(f"{name}: beta must be 0 without c, got {self.beta!r}")
-        c = planner.output((rows, columns), dtype, self.c, argument="c")
-        planner.distinct("c", c.spec, a=a, b=b)
-        return Planned(GemmSpec(alpha, beta, self.trans_a, self.trans_b, a, b, c.spec), c)
+        ref, c = accumulated(planner, "c", self.c, self.beta, (rows, columns), a=a, b=b)
+        alpha, beta = factors(planner, self.alpha, self.beta, c.dtype)
+        return Planned(GemmSpec(alpha, beta, self.trans_a, self.trans_b, a, b, c), ref)
 
 
 async def gemm(

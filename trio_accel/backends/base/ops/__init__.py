@@ -3,7 +3,7 @@
 from ._array import ArraySpec, contiguous_strides
 from ._host_use import HostUse
 from ._roles import NumberRole, Role, StatusArray, exact, number, reads, scalar, status, updates, writes
-from ._shapes import product_shape, transformed_shape
+from ._shapes import common_shape, product_shape, transformed_shape
 from ._spec import (
     Descriptor,
     OperationSpec,
@@ -15,7 +15,23 @@ from ._spec import (
     value_key,
 )
 from .fft import SPECTRA, FftDirection, FftKind, FftNorm, FftSpec
-from .linalg import AxpySpec, DotSpec, GemmSpec, MatmulSpec, Nrm2Spec, ScalSpec, Transpose
+from .linalg import (
+    AsumSpec,
+    AxpySpec,
+    DotSpec,
+    GemmSpec,
+    IamaxSpec,
+    MatmulSpec,
+    Nrm2Spec,
+    RotSpec,
+    ScalSpec,
+    Side,
+    SwapSpec,
+    SymmSpec,
+    SyrkSpec,
+    Transpose,
+    TriangularSpec,
+)
 from .memory import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec
 from .random import PHILOX_ROW, PhiloxSpec
 from .solver import (
@@ -35,6 +51,7 @@ __all__ = [
     "PHILOX_ROW",
     "SPECTRA",
     "ArraySpec",
+    "AsumSpec",
     "AxpySpec",
     "CholeskySpec",
     "CopyFromHostSpec",
@@ -50,6 +67,7 @@ __all__ = [
     "FillSpec",
     "GemmSpec",
     "HostUse",
+    "IamaxSpec",
     "LuSolveSpec",
     "LuSpec",
     "MatmulSpec",
@@ -59,16 +77,23 @@ __all__ = [
     "PhiloxSpec",
     "QrSpec",
     "Role",
+    "RotSpec",
     "ScalSpec",
+    "Side",
     "SolveSpec",
     "SpecField",
     "SpmvCsrSpec",
     "StatusArray",
     "SvdSpec",
+    "SwapSpec",
+    "SymmSpec",
+    "SyrkSpec",
     "Transpose",
     "Triangle",
+    "TriangularSpec",
     "array_key",
     "arrays_of",
+    "common_shape",
     "contiguous_strides",
     "exact",
     "map_arrays",

@@ -5,10 +5,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NoReturn
 
+import numpy as np
+
 from ._array import ArraySpec
 from ._spec import OperationSpec
 
-__all__ = ["check_one_dtype", "product_shape", "refuse_shapes", "transformed_shape"]
+__all__ = ["check_one_dtype", "common_shape", "product_shape", "refuse_shapes", "transformed_shape"]
 
 
 def refuse_shapes(name: str, spec: OperationSpec, rule: str, **arrays: ArraySpec) -> NoReturn:
@@ -30,6 +32,14 @@ def check_one_dtype(name: str, spec: OperationSpec, **arrays: ArraySpec) -> None
     if len({array.dtype for array in arrays.values()}) > 1:
         given = ", ".join([f"{field} of {array.dtype}" for field, array in arrays.items()])
         raise TypeError(f"{name}: {type(spec).__name__}: the arrays must have one dtype, got {given}")
+
+
+def common_shape(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The shape that all broadcast to; None where there is none."""
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        return None
 
 
 @lru_cache

@@ -5,17 +5,39 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal
 
+from ..dtypes import DType
 from ._array import ArraySpec
 from ._roles import NumberRole, exact, number, reads, updates, writes
-from ._shapes import check_one_dtype, product_shape, refuse_shapes
+from ._shapes import check_one_dtype, common_shape, product_shape, refuse_shapes
 from ._spec import OperationSpec, specification
 
-__all__ = ["AxpySpec", "DotSpec", "GemmSpec", "MatmulSpec", "Nrm2Spec", "ScalSpec", "Transpose"]
+__all__ = [
+    "AsumSpec",
+    "AxpySpec",
+    "DotSpec",
+    "GemmSpec",
+    "IamaxSpec",
+    "MatmulSpec",
+    "Nrm2Spec",
+    "RotSpec",
+    "ScalSpec",
+    "Side",
+    "SwapSpec",
+    "SymmSpec",
+    "SyrkSpec",
+    "Transpose",
+    "TriangularSpec",
+]
 
 Transpose = Literal["N", "T", "C"]
 """As it is, transposed, or transposed and conjugated: the BLAS's letters."""
 
+Side = Literal["L", "R"]
+"""Whether a matrix is the left or the right factor."""
+
 _LETTERS = ("N", "T", "C")
+_SIDES = ("L", "R")
+_BOOL = (False, True)
 
 
 @specification
@@ -68,6 +90,100 @@ class GemmSpec(OperationSpec):
 
 
 @specification
+class SymmSpec(OperationSpec):
+    """``c = alpha * a @ b + beta * c``, with b before a where ``side`` is "R" (BLAS ``symm``, ``hemm``).
+
+    Only the lower triangle of the square matrix a is read, or the upper one. It counts as symmetric, or with
+    ``hermitian`` as Hermitian. Where beta is 0, c is not read. It overlaps neither a nor b.
+    """
+
+    side: Side = exact()
+    lower: bool = exact()
+    hermitian: bool = exact()
+    alpha: complex = number(NumberRole.FACTOR, "c")
+    beta: complex = number(NumberRole.FACTOR, "c")
+    a: ArraySpec = reads()
+    b: ArraySpec = reads()
+    c: ArraySpec = updates()
+
+    def check_shapes(self, name: str) -> None:
+        """See `OperationSpec.check_shapes`."""
+        _check_options(name, self, side=_SIDES, lower=_BOOL, hermitian=_BOOL)
+        a, b, c = self.a, self.b, self.c
+        n = b.shape[0 if self.side == "L" else -1] if b.ndim == 2 else -1
+        if a.shape != (n, n) or b.shape != c.shape:
+            rule = f"b and c must be matrices of one shape and a a square one that fits on side {self.side!r}"
+            refuse_shapes(name, self, rule, a=a, b=b, c=c)
+        check_one_dtype(name, self, a=a, b=b, c=c)
+
+
+@specification
+class SyrkSpec(OperationSpec):
+    """``c = alpha * op(a) @ op(a).T + beta * c`` in one triangle of c (BLAS ``syrk``, ``herk``).
+
+    With b, ``c = alpha * op(a) @ op(b).T + alpha * op(b) @ op(a).T + beta * c`` (``syr2k``, ``her2k``). With
+    ``hermitian``, transposes are conjugated, and so is the second alpha; factors of Hermitian matrices are
+    real, but for alpha of two. Where beta is 0, the triangle is not read. The other one stays as it is.
+    """
+
+    trans: Transpose = exact()
+    lower: bool = exact()
+    hermitian: bool = exact()
+    alpha: complex = number(NumberRole.FACTOR, "c")
+    beta: complex = number(NumberRole.FACTOR, "c")
+    a: ArraySpec = reads()
+    b: ArraySpec | None = reads(optional=True)
+    c: ArraySpec = updates()
+
+    def check_shapes(self, name: str) -> None:
+        """See `OperationSpec.check_shapes`."""
+        a, b, c = self.a, self.b or self.a, self.c
+        is_complex = c.dtype.kind == "complex"
+        letters = ("N", "C" if self.hermitian else "T") if is_complex else _LETTERS
+        _check_options(name, self, lower=_BOOL, hermitian=_BOOL, trans=letters)
+        n = a.shape[0 if self.trans == "N" else -1] if a.ndim == 2 else -1
+        if c.shape != (n, n) or a.shape != b.shape:
+            refuse_shapes(name, self, "c must be square, with the shape of op(a) @ op(b).T", a=a, b=b, c=c)
+        check_one_dtype(name, self, a=a, b=b, c=c)
+        if self.hermitian and (self.beta.imag or (self.b is None and self.alpha.imag)):
+            raise ValueError(
+                f"{name}: with hermitian, factors must be real, got alpha {self.alpha} and beta {self.beta}"
+            )
+
+
+@specification
+class TriangularSpec(OperationSpec):
+    """``out = alpha * op(a) @ b``, or with ``solve`` the solution of ``op(a) @ out = alpha * b``.
+
+    Where ``side`` is "R", a is on the right: ``b @ op(a)`` and ``out @ op(a) = alpha * b`` (BLAS ``trmm``,
+    ``trsm``). Only the lower triangle of the square matrix a is read, or the upper one; with
+    ``unit_diagonal``, not its diagonal either, which counts as ones. A zero on the diagonal makes infinities
+    and NaN. ``b`` may be ``out`` itself; ``a`` and ``b`` may be stacks that broadcast to that of ``out``.
+    """
+
+    solve: bool = exact()
+    side: Side = exact()
+    lower: bool = exact()
+    trans: Transpose = exact()
+    unit_diagonal: bool = exact()
+    alpha: complex = number(NumberRole.FACTOR, "out")
+    a: ArraySpec = reads()
+    b: ArraySpec = reads()
+    out: ArraySpec = writes()
+
+    def check_shapes(self, name: str) -> None:
+        """See `OperationSpec.check_shapes`."""
+        _check_options(name, self, solve=_BOOL, side=_SIDES, lower=_BOOL, trans=_LETTERS, unit_diagonal=_BOOL)
+        a, b, out = self.a, self.b, self.out
+        n = out.shape[-2 if self.side == "L" else -1] if out.ndim > 1 else -1
+        stack = common_shape(a.shape[:-2], b.shape[:-2])
+        if a.shape[-2:] != (n, n) or b.shape[-2:] != out.shape[-2:] or stack != out.shape[:-2]:
+            rule = f"out must be shaped as b, and a be square and fit on side {self.side!r}"
+            refuse_shapes(name, self, rule, a=a, b=b, out=out)
+        check_one_dtype(name, self, a=a, b=b, out=out)
+
+
+@specification
 class AxpySpec(OperationSpec):
     """``y = alpha * x + y`` for arrays of one shape and dtype (BLAS ``axpy``)."""
 
@@ -77,11 +193,7 @@ class AxpySpec(OperationSpec):
 
     def check_shapes(self, name: str) -> None:
         """See `OperationSpec.check_shapes`."""
-        x, y = self.x, self.y
-        if x.shape != y.shape:
-            refuse_shapes(name, self, "x and y must have one shape", x=x, y=y)
-        if x.dtype is not y.dtype:
-            check_one_dtype(name, self, x=x, y=y)
+        _check_pair(name, self)
 
 
 @specification
@@ -90,6 +202,34 @@ class ScalSpec(OperationSpec):
 
     alpha: complex = number(NumberRole.FACTOR, "x")
     x: ArraySpec = updates()
+
+
+@specification
+class SwapSpec(OperationSpec):
+    """``x, y = y, x`` for arrays of one shape and dtype that do not overlap (BLAS ``swap``)."""
+
+    x: ArraySpec = updates()
+    y: ArraySpec = updates()
+
+    def check_shapes(self, name: str) -> None:
+        """See `OperationSpec.check_shapes`."""
+        _check_pair(name, self)
+
+
+@specification
+class RotSpec(OperationSpec):
+    """``x, y = c * x + s * y, c * y - conj(s) * x`` with a real c (BLAS ``rot``); x and y do not overlap."""
+
+    c: float = number(NumberRole.FACTOR, "x")
+    s: complex = number(NumberRole.FACTOR, "x")
+    x: ArraySpec = updates()
+    y: ArraySpec = updates()
+
+    def check_shapes(self, name: str) -> None:
+        """See `OperationSpec.check_shapes`."""
+        _check_pair(name, self)
+        if self.c.imag:
+            raise TypeError(f"{name}: RotSpec.c must be real, got {self.c}")
 
 
 @specification
@@ -120,8 +260,61 @@ class Nrm2Spec(OperationSpec):
 
     def check_shapes(self, name: str) -> None:
         """See `OperationSpec.check_shapes`."""
-        if len(self.x.shape) != 1 or self.out.shape:
-            refuse_shapes(name, self, "x must be a vector, out without axes", x=self.x, out=self.out)
+        _check_vector(name, self)
+
+
+@specification
+class AsumSpec(OperationSpec):
+    """``out = sum(abs(x.real) + abs(x.imag))`` of a vector (BLAS ``asum``); ``out`` is real, without axes."""
+
+    x: ArraySpec = reads()
+    out: ArraySpec = writes()
+
+    def check_shapes(self, name: str) -> None:
+        """See `OperationSpec.check_shapes`."""
+        _check_vector(name, self)
+
+
+@specification
+class IamaxSpec(OperationSpec):
+    """``out = argmax(abs(x.real) + abs(x.imag))`` of a vector that is not empty (BLAS ``iamax``).
+
+    The first one of several, from 0; where there is a NaN, any index. ``out`` is int64, without axes.
+    """
+
+    x: ArraySpec = reads()
+    out: ArraySpec = writes()
+
+    def check_shapes(self, name: str) -> None:
+        """See `OperationSpec.check_shapes`."""
+        _check_vector(name, self)
+        if not self.x.size:
+            raise ValueError(f"{name}: x must not be empty")
+        if self.out.dtype is not DType.int64:
+            raise TypeError(f"{name}: IamaxSpec.out must have dtype int64, got {self.out.dtype}")
+
+
+def _check_pair(name: str, spec: AxpySpec | SwapSpec | RotSpec) -> None:
+    """Require one shape and dtype of both arrays."""
+    x, y = spec.x, spec.y
+    if x.shape != y.shape:
+        refuse_shapes(name, spec, "x and y must have one shape", x=x, y=y)
+    if x.dtype is not y.dtype:
+        check_one_dtype(name, spec, x=x, y=y)
+
+
+def _check_vector(name: str, spec: Nrm2Spec | AsumSpec | IamaxSpec) -> None:
+    """Require a vector, and a result without axes."""
+    if len(spec.x.shape) != 1 or spec.out.shape:
+        refuse_shapes(name, spec, "x must be a vector, out without axes", x=spec.x, out=spec.out)
+
+
+def _check_options(name: str, spec: OperationSpec, **allowed: tuple[object, ...]) -> None:
+    """Require values of fields that are letters or flags."""
+    for field, values in allowed.items():
+        given = getattr(spec, field)
+        if given not in values:
+            raise ValueError(f"{name}: {field} must be one of {values}, got {given!r}")
 
 
 @lru_cache

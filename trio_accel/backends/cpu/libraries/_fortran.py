@@ -6,94 +6,134 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
-from typing import TypeAlias, cast
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from typing import Any, cast
 
+import numpy as np
 import scipy.linalg.cython_blas
+import scipy.linalg.cython_lapack
 
-from ...base import DType
+from ...base import DType, NotSupportedError
+from ...base.blas import Factor, Matrix, Plan, Routine
+from ...base.checks import scalar_of
+from ...base.ops import ArraySpec, OperationSpec, TriangularSpec
 from ..runtime._memory import HostArray
+from ..runtime._stream import Work
 from ._routines import LETTERS, routine
+from ._routines import Routine as Address
 
-__all__ = ["AXPY", "GEMM", "LONGEST", "Axpy", "Gemm"]
+__all__ = ["LONGEST", "Blas", "find"]
 
-Axpy: TypeAlias = Callable[[HostArray, HostArray, HostArray], None]
-"""``y = alpha * x + y`` for vectors with positive strides and an alpha without axes."""
-
-Gemm: TypeAlias = Callable[[HostArray, HostArray, HostArray, HostArray, HostArray, str, str], None]
-"""``c = alpha * op(a) @ op(b) + beta * c`` for row-major matrices; alpha and beta without axes.
-
-Elements of a row lie side by side, and rows do not overlap.
-"""
-
-_EXPORTED = cast("dict[str, object]", scipy.linalg.cython_blas.__pyx_capi__)
+# LAPACK has what the BLAS lacks: products of complex symmetric matrices and vectors.
+_EXPORTED = cast(
+    "Mapping[str, Any]",
+    {**scipy.linalg.cython_lapack.__pyx_capi__, **scipy.linalg.cython_blas.__pyx_capi__},
+)
 
 LONGEST = 1 << 30
 """Sizes that the routines can count: they do in 32 bits."""
 
 
-def _axpy(dtype: DType) -> Axpy | None:
-    call = routine(_EXPORTED, LETTERS[dtype] + "axpy")
-    if call is None:
-        return None
+class Blas:
+    """Operations on matrices of one plan, by a routine.
 
-    def axpy(alpha: HostArray, x: HostArray, y: HostArray) -> None:
-        increments = [ctypes.c_int(array.strides[0] // array.itemsize) for array in (x, y)]
-        for start in range(0, len(x), LONGEST):
-            xs, ys = x[start : start + LONGEST], y[start : start + LONGEST]
-            call(
-                ctypes.byref(ctypes.c_int(len(xs))),
-                alpha.ctypes.data,
-                xs.ctypes.data,
-                ctypes.byref(increments[0]),
-                ys.ctypes.data,
-                ctypes.byref(increments[1]),
-            )
+    Args:
+        dtype: Type of the elements.
+        plan: How they are run.
 
-    return axpy
+    Raises:
+        NotSupportedError: A size that the routine cannot count, or this SciPy does not have it.
+    """
 
+    def __init__(self, dtype: DType, plan: Plan) -> None:
+        self._plan = plan
+        self._routine = None if plan.routine is None else _Call(dtype, plan.routine)
+        self._plain = None if plan.plain is None else _Call(dtype, plan.plain)
 
-def _gemm(dtype: DType) -> Gemm | None:
-    call = routine(_EXPORTED, LETTERS[dtype] + "gemm")
-    if call is None:
-        return None
+    def prepare(self, spec: OperationSpec, view: Callable[[ArraySpec], HostArray]) -> Work:
+        """Prepare an operation."""
+        routine = self._plain if self._plain is not None and getattr(spec, "alpha", 0) == 1 else self._routine
+        if routine is None:
+            return _nothing
+        arrays = {field: view(getattr(spec, field)) for field in self._plan.steps}
+        factors = routine.factors(spec)
+        source = view(spec.b) if isinstance(spec, TriangularSpec) and spec.b != spec.out else None
+        return partial(self._run, routine, arrays, factors, source)
 
-    def gemm(
-        alpha: HostArray, a: HostArray, b: HostArray, beta: HostArray, c: HostArray, op_a: str, op_b: str
+    def _run(
+        self,
+        routine: _Call,
+        arrays: dict[str, HostArray],
+        factors: dict[int, HostArray],
+        source: HostArray | None,
     ) -> None:
-        # Row-major c is the column-major transpose of c: that is op(b)' @ op(a)'.
-        rows, columns = c.shape
-        inner = a.shape[1] if op_a == "N" else a.shape[0]
-        sizes = [ctypes.c_int(size) for size in (columns, rows, inner)]
-        leading = [ctypes.c_int(_leading_dimension(matrix)) for matrix in (b, a, c)]
-        call(
-            ctypes.c_char_p(op_b.encode()),
-            ctypes.c_char_p(op_a.encode()),
-            *(ctypes.byref(size) for size in sizes),
-            alpha.ctypes.data,
-            b.ctypes.data,
-            ctypes.byref(leading[0]),
-            a.ctypes.data,
-            ctypes.byref(leading[1]),
-            beta.ctypes.data,
-            c.ctypes.data,
-            ctypes.byref(leading[2]),
-        )
-
-    return gemm
+        if source is not None:
+            np.copyto(arrays["out"], source)
+        copies = {
+            field: np.array(arrays[field] if order == "C" else arrays[field].swapaxes(-1, -2), order="C")
+            for field, order in self._plan.copies.items()
+        }
+        addresses = {field: array.ctypes.data for field, array in {**arrays, **copies}.items()}
+        for places in self._plan.calls(addresses):
+            routine(places, factors)
+        for field in copies.keys() & {"c", "out"}:
+            np.copyto(arrays[field], copies[field])
 
 
-def _leading_dimension(matrix: HostArray) -> int:
-    """Elements from one row to the next; at least one row's length, also where there is a single row."""
-    rows, columns = matrix.shape
-    step: int = matrix.strides[0] // matrix.itemsize if rows > 1 else 0
-    leading: int = max(step, columns, 1)
-    return leading
+class _Call:
+    """A call of a routine: all that it is told but factors and addresses of arrays."""
+
+    def __init__(self, dtype: DType, routine: Routine) -> None:
+        call = find(dtype, routine.name)
+        sizes = [value if isinstance(value, int) else 0 for value in routine.arguments]
+        if call is None or max(sizes) >= 2 * LONGEST:
+            raise NotSupportedError(
+                f"SciPy's {routine.name} with integers of 32 bits is needed, for sizes below 2**31",
+                backend="cpu",
+            )
+        self._call = call
+        self._dtype = dtype
+        self._sizes = np.array(sizes, np.int32)
+        self._matrices: dict[int, str] = {}
+        self._factors: dict[int, Factor] = {}
+        self._pointers: list[int | bytes] = []
+        first: int = self._sizes.ctypes.data
+        for place, value in enumerate(routine.arguments):
+            self._pointers.append(value.encode() if isinstance(value, str) else first + 4 * place)
+            if isinstance(value, Matrix):
+                self._matrices[place] = value.field
+            elif isinstance(value, Factor):
+                self._factors[place] = value
+
+    def factors(self, spec: OperationSpec) -> dict[int, HostArray]:
+        """Factors of an operation, by their places.
+
+        Raises:
+            LibraryError: One has an imaginary part, and the type has none.
+        """
+        dtype = self._dtype
+        return {
+            place: np.array(scalar_of("blas", factor.field, factor.of(spec), dtype), dtype.dtype)
+            for place, factor in self._factors.items()
+        }
+
+    def __call__(self, addresses: Mapping[str, int], factors: Mapping[int, HostArray]) -> None:
+        """Call the routine, without the interpreter's lock."""
+        pointers = self._pointers.copy()
+        for place, field in self._matrices.items():
+            pointers[place] = addresses[field]
+        for place, number in factors.items():
+            pointers[place] = number.ctypes.data
+        self._call(*pointers)
 
 
-GEMM = {dtype: _gemm(dtype) for dtype in LETTERS}
-"""BLAS gemm of each type that has one; None where it cannot be called."""
+def _nothing() -> None:
+    """The result is empty."""
 
-AXPY = {dtype: _axpy(dtype) for dtype in LETTERS}
-"""BLAS axpy of each type that has one; None where it cannot be called."""
+
+@cache
+def find(dtype: DType, name: str) -> Address | None:
+    """A routine for a type of element; None where there is none."""
+    name = LETTERS[dtype] + name if dtype in LETTERS else ""
+    return routine(_EXPORTED, name) if name in _EXPORTED else None

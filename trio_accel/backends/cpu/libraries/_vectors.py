@@ -8,16 +8,28 @@ from functools import partial
 import numpy as np
 
 from ...base import DType
-from ...base.checks import INEXACT, LOW_PRECISION, scalar_of
+from ...base.checks import INEXACT, LOW_PRECISION, NATIVE, scalar_of
 from ...base.kernels import kernel
-from ...base.ops import AxpySpec, DotSpec, Nrm2Spec, ScalSpec
+from ...base.ops import (
+    ArraySpec,
+    AsumSpec,
+    AxpySpec,
+    DotSpec,
+    IamaxSpec,
+    Nrm2Spec,
+    RotSpec,
+    ScalSpec,
+    SwapSpec,
+    real_of,
+)
 from ..kit._checks import check_dtype, check_same_dtype
 from ..kit._pieces import pieces
 from ..runtime._memory import CpuMemory, HostArray
 from ..runtime._stream import Work
-from ._fortran import AXPY
+from ._fortran import LONGEST, find
+from ._routines import Routine
 
-__all__ = ["axpy", "dot", "nrm2", "scal"]
+__all__ = ["asum", "axpy", "dot", "iamax", "nrm2", "rot", "scal", "swap"]
 
 # A sum of squares at least so large has lost nothing that matters to squares that underflowed.
 _SAFE = {DType.float32: 1e-20, DType.float64: 1e-280}
@@ -26,24 +38,22 @@ _SAFE = {DType.float32: 1e-20, DType.float64: 1e-280}
 @kernel(AxpySpec, backend="cpu")
 def axpy(spec: AxpySpec, memory: CpuMemory) -> Work:
     """Prepare ``y = alpha * x + y``."""
-    dtype = check_same_dtype("axpy", spec.x, spec.y)
-    check_dtype("axpy", dtype, INEXACT)
+    dtype = _dtype("axpy", INEXACT, spec.x, spec.y)
     alpha = np.array(scalar_of("blas", "alpha", spec.alpha, dtype), _compute_dtype(dtype))
     x, y = memory.view(spec.x), memory.view(spec.y)
-    routine = AXPY.get(dtype)
+    routine = find(dtype, "axpy")
     if spec.x.is_contiguous and spec.y.is_contiguous:
         x, y = x.reshape(-1), y.reshape(-1)
     # BLAS is three times as fast as two passes of NumPy, and needs no room for the product.
     if routine is not None and _has_blas_stride(x) and _has_blas_stride(y):
-        return partial(routine, alpha, x, y)
+        return partial(_axpy, routine, alpha, x, y)
     return partial(_axpy_pieces, alpha, x, y)
 
 
 @kernel(ScalSpec, backend="cpu")
 def scal(spec: ScalSpec, memory: CpuMemory) -> Work:
     """Prepare ``x = alpha * x``."""
-    dtype = spec.x.dtype
-    check_dtype("scal", dtype, INEXACT)
+    dtype = _dtype("scal", INEXACT, spec.x)
     alpha = np.array(scalar_of("blas", "alpha", spec.alpha, dtype), _compute_dtype(dtype))
     x = memory.view(spec.x)
     if dtype in LOW_PRECISION:
@@ -51,11 +61,27 @@ def scal(spec: ScalSpec, memory: CpuMemory) -> Work:
     return partial(np.multiply, x, alpha, out=x)
 
 
+@kernel(SwapSpec, backend="cpu")
+def swap(spec: SwapSpec, memory: CpuMemory) -> Work:
+    """Prepare ``x, y = y, x``."""
+    check_same_dtype("swap", spec.x, spec.y)
+    return partial(_swap_pieces, memory.view(spec.x), memory.view(spec.y))
+
+
+@kernel(RotSpec, backend="cpu")
+def rot(spec: RotSpec, memory: CpuMemory) -> Work:
+    """Prepare ``x, y = c * x + s * y, c * y - conj(s) * x``."""
+    dtype = _dtype("rot", NATIVE, spec.x, spec.y)
+    s = np.array(scalar_of("blas", "s", spec.s, dtype), dtype.dtype)
+    return partial(
+        _rot_pieces, np.array(spec.c.real, s.real.dtype), s, memory.view(spec.x), memory.view(spec.y)
+    )
+
+
 @kernel(DotSpec, backend="cpu")
 def dot(spec: DotSpec, memory: CpuMemory) -> Work:
     """Prepare ``out = sum(x * y)``."""
-    dtype = check_same_dtype("dot", spec.x, spec.y, spec.out)
-    check_dtype("dot", dtype, INEXACT)
+    dtype = _dtype("dot", INEXACT, spec.x, spec.y, spec.out)
     x, y, out = memory.view(spec.x), memory.view(spec.y), memory.view(spec.out)
     if dtype in LOW_PRECISION:
         return partial(_dot_pieces, x, y, out)
@@ -65,14 +91,34 @@ def dot(spec: DotSpec, memory: CpuMemory) -> Work:
 @kernel(Nrm2Spec, backend="cpu")
 def nrm2(spec: Nrm2Spec, memory: CpuMemory) -> Work:
     """Prepare ``out = sqrt(sum(abs(x)**2))``."""
-    dtype = spec.x.dtype
-    check_dtype("nrm2", dtype, INEXACT)
-    real = {DType.complex64: DType.float32, DType.complex128: DType.float64}.get(dtype, dtype)
-    check_dtype(f"nrm2 of {dtype} to", spec.out.dtype, (real,))
+    real = real_of(_dtype("nrm2", INEXACT, spec.x))
+    check_dtype(f"nrm2 of {spec.x.dtype} to", spec.out.dtype, (real,))
     x, out = memory.view(spec.x), memory.view(spec.out)
     if spec.x.is_contiguous:
         x = x.reshape(-1)
     return partial(_nrm2, x, out, _SAFE.get(real))
+
+
+@kernel(AsumSpec, backend="cpu")
+def asum(spec: AsumSpec, memory: CpuMemory) -> Work:
+    """Prepare ``out = sum(abs(x.real) + abs(x.imag))``."""
+    real = real_of(_dtype("asum", NATIVE, spec.x))
+    check_dtype(f"asum of {spec.x.dtype} to", spec.out.dtype, (real,))
+    return partial(_asum_pieces, memory.view(spec.x), memory.view(spec.out))
+
+
+@kernel(IamaxSpec, backend="cpu")
+def iamax(spec: IamaxSpec, memory: CpuMemory) -> Work:
+    """Prepare ``out = argmax(abs(x.real) + abs(x.imag))``."""
+    _dtype("iamax", NATIVE, spec.x)
+    return partial(_iamax_pieces, memory.view(spec.x), memory.view(spec.out))
+
+
+def _dtype(operation: str, allowed: tuple[DType, ...], *arrays: ArraySpec) -> DType:
+    """The one dtype of all arrays; refused where the operation does not have it."""
+    dtype = check_same_dtype(operation, *arrays)
+    check_dtype(operation, dtype, allowed)
+    return dtype
 
 
 def _compute_dtype(dtype: DType) -> np.dtype[np.generic]:
@@ -84,6 +130,15 @@ def _has_blas_stride(x: HostArray) -> bool:
     return x.ndim == 1 and x.strides[0] > 0 and x.strides[0] % x.itemsize == 0
 
 
+def _axpy(routine: Routine, alpha: HostArray, x: HostArray, y: HostArray) -> None:
+    steps = [array.strides[0] // array.itemsize for array in (x, y)]
+    for start in range(0, len(x), LONGEST):
+        xs, ys = x[start : start + LONGEST], y[start : start + LONGEST]
+        counts = np.array([len(xs), *steps], np.int32)
+        size, x_step, y_step = (counts[place:].ctypes.data for place in range(3))
+        routine(size, alpha.ctypes.data, xs.ctypes.data, x_step, ys.ctypes.data, y_step)
+
+
 def _axpy_pieces(alpha: HostArray, x: HostArray, y: HostArray) -> None:
     for xs, ys in pieces(x, y):
         product = np.multiply(xs, alpha, dtype=alpha.dtype)
@@ -93,6 +148,34 @@ def _axpy_pieces(alpha: HostArray, x: HostArray, y: HostArray) -> None:
 def _scal_pieces(alpha: HostArray, x: HostArray) -> None:
     for (xs,) in pieces(x):
         np.copyto(xs, np.multiply(xs, alpha, dtype=alpha.dtype), casting="unsafe")
+
+
+def _swap_pieces(x: HostArray, y: HostArray) -> None:
+    for xs, ys in pieces(x, y):
+        kept = xs.copy()
+        np.copyto(xs, ys)
+        np.copyto(ys, kept)
+
+
+def _rot_pieces(c: HostArray, s: HostArray, x: HostArray, y: HostArray) -> None:
+    for xs, ys in pieces(x, y):
+        turned = c * xs + s * ys
+        np.subtract(c * ys, s.conj() * xs, out=ys)
+        np.copyto(xs, turned)
+
+
+def _asum_pieces(x: HostArray, out: HostArray) -> None:
+    out[...] = sum(float(np.abs(_reals(part)).sum(dtype=np.float64)) for (part,) in pieces(x))
+
+
+def _iamax_pieces(x: HostArray, out: HostArray) -> None:
+    best, start = -1.0, 0
+    for (part,) in pieces(x):
+        sizes = np.abs(_reals(part)).reshape(len(part), -1).sum(1)
+        place = int(sizes.argmax())
+        if sizes[place] > best:
+            best, out[...] = float(sizes[place]), start + place
+        start += len(part)
 
 
 def _dot_pieces(x: HostArray, y: HostArray, out: HostArray) -> None:

@@ -7,17 +7,25 @@ from functools import partial
 import numpy as np
 
 from ...base import DType
-from ...base.checks import INEXACT, LOW_PRECISION, scalar_of
+from ...base.blas import plan_routine
+from ...base.checks import INEXACT, LOW_PRECISION, NATIVE, scalar_of
 from ...base.kernels import kernel
-from ...base.ops import GemmSpec, MatmulSpec, Transpose
+from ...base.ops import (
+    GemmSpec,
+    MatmulSpec,
+    SymmSpec,
+    SyrkSpec,
+    Transpose,
+    TriangularSpec,
+)
 from ..kit._checks import check_dtype, check_same_dtype
 from ..kit._pieces import convert, to_float32
 from ..runtime._memory import CpuMemory, HostArray
 from ..runtime._stream import Work
-from ._fortran import GEMM, LONGEST, Gemm
-from ._vectors import axpy, dot, nrm2, scal
+from ._fortran import LONGEST, Blas, find
+from ._vectors import asum, axpy, dot, iamax, nrm2, rot, scal, swap
 
-__all__ = ["axpy", "dot", "gemm", "matmul", "nrm2", "scal"]
+__all__ = ["asum", "axpy", "by_blas", "dot", "gemm", "iamax", "matmul", "nrm2", "rot", "scal", "swap"]
 
 _INTEGERS = tuple(dtype for dtype in DType if dtype.kind in ("int", "uint"))
 
@@ -43,51 +51,40 @@ def gemm(spec: GemmSpec, memory: CpuMemory) -> Work:
     """Prepare a product with factors, by BLAS where the type has one."""
     dtype = check_same_dtype("gemm", spec.a, spec.b, spec.c)
     check_dtype("gemm", dtype, INEXACT)
+    if find(dtype, "gemm") is not None and max(*spec.a.shape, *spec.b.shape, *spec.c.shape) < LONGEST:
+        return _planned(spec, dtype).prepare(spec, memory.view)
     # Low precision is computed, and its factors applied, in float32.
     number = np.dtype(np.float32) if dtype in LOW_PRECISION else dtype.dtype
     alpha = np.array(scalar_of("blas", "alpha", spec.alpha, dtype), number)
     beta = np.array(scalar_of("blas", "beta", spec.beta, dtype), number)
     a, b, c = memory.view(spec.a), memory.view(spec.b), memory.view(spec.c)
-    routine = GEMM.get(dtype)
-    if routine is not None and c.size and a.size and max(*a.shape, *b.shape, *c.shape) < LONGEST:
-        return partial(_gemm, routine, alpha, a, b, beta, c, spec.transpose_a, spec.transpose_b)
     return partial(_gemm_plain, alpha, a, b, beta, c, spec.transpose_a, spec.transpose_b)
 
 
-def _gemm(
-    routine: Gemm,
-    alpha: HostArray,
-    a: HostArray,
-    b: HostArray,
-    beta: HostArray,
-    c: HostArray,
-    op_a: Transpose,
-    op_b: Transpose,
-) -> None:
-    a, op_a = _rows_together(a, op_a)
-    b, op_b = _rows_together(b, op_b)
-    if _has_rows_together(c):
-        routine(alpha, a, b, beta, c, op_a, op_b)
-        return
-    packed: HostArray = np.array(c, order="C")
-    routine(alpha, a, b, beta, packed, op_a, op_b)
-    np.copyto(c, packed)
+@kernel(SymmSpec, backend="cpu")
+@kernel(SyrkSpec, backend="cpu")
+@kernel(TriangularSpec, backend="cpu")
+def by_blas(spec: SymmSpec | SyrkSpec | TriangularSpec, memory: CpuMemory) -> Work:
+    """Prepare an operation on matrices that only BLAS has."""
+    name = type(spec).__name__.removesuffix("Spec").lower()
+    dtype = check_same_dtype(name, *spec.inputs(), *spec.outputs())
+    check_dtype(name, dtype, NATIVE)
+    return _planned(spec, dtype).prepare(spec, memory.view)
 
 
-def _rows_together(matrix: HostArray, op: Transpose) -> tuple[HostArray, Transpose]:
-    """The matrix as BLAS takes it: seen from the other side, or copied, where its rows have gaps."""
-    if _has_rows_together(matrix):
-        return matrix, op
-    if op != "C" and _has_rows_together(matrix.T):
-        return matrix.T, "N" if op == "T" else "T"
-    return np.array(matrix, order="C"), op
+_PLANS: dict[tuple[object, ...], Blas] = {}
+_MOST_PLANS = 1024
 
 
-def _has_rows_together(matrix: HostArray) -> bool:
-    rows, columns = matrix.shape
-    step, within = matrix.strides
-    is_dense = columns <= 1 or within == matrix.itemsize
-    return is_dense and (rows <= 1 or (step >= columns * matrix.itemsize and step % matrix.itemsize == 0))
+def _planned(spec: GemmSpec | SymmSpec | SyrkSpec | TriangularSpec, dtype: DType) -> Blas:
+    """What operations of one plan key have in common."""
+    key = spec.descriptor().plan_key(spec)
+    found = _PLANS.get(key)
+    if found is None:
+        if len(_PLANS) >= _MOST_PLANS:
+            _PLANS.clear()
+        found = _PLANS[key] = Blas(dtype, plan_routine(spec))
+    return found
 
 
 def _gemm_plain(
