@@ -63,8 +63,8 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "Hold Loan PlacedBlock Placement Poison SharesCudaMemory Software as_bits checks ops scalar"
     ),
     "trio_accel.backends.base.ops": _names(
-        "Descriptor Role SpecField array_key arrays_of map_arrays value_key common_shape product_shape "
-        "real_of transformed_shape"
+        "Descriptor Role SpecField array_key arrays_of map_arrays value_key common_shape "
+        "product_shape real_of transformed_shape complex_of"
     ),
     "ActorContext": _names("served show show_process"),
     "AdaptiveCompletion": _names("open"),

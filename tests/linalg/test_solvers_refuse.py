@@ -16,7 +16,15 @@ from chosen import BACKEND, IS_STAND_IN, NAME
 import trio_accel as ta
 from trio_accel import linalg
 from trio_accel.backends.base import DType
-from trio_accel.backends.base.ops import ArraySpec, EighSpec, QrSpec, SvdSpec, contiguous_strides
+from trio_accel.backends.base.ops import (
+    ArraySpec,
+    EighSpec,
+    EigSpec,
+    QrSpec,
+    SolveSpec,
+    SvdSpec,
+    contiguous_strides,
+)
 from trio_accel.devices import Planned, Planner
 
 pytestmark = pytest.mark.skipif(IS_STAND_IN, reason="the stand-in has no cuSOLVER")
@@ -61,11 +69,35 @@ BAD: dict[str, tuple[Ask, np.ndarray, int | str, str]] = {
         5,
         r"lu: matrix \(3, 1\) of the stack is singular: its pivot 5 is zero",
     ),
+    "singular of inv": (
+        linalg.inv,
+        stack_with(0.0),
+        5,
+        r"inv: matrix \(3, 1\) of the stack is singular: its pivot 5 is zero",
+    ),
+    "NaN of svdvals": (linalg.svdvals, stack_with(np.nan), -1, f"svd: {NOT_FINITE}"),
     "NaN of svd": (linalg.svd, stack_with(np.nan, (0, 5)), -1, f"svd: {NOT_FINITE}"),
     "infinity of svd": (linalg.svd, stack_with(-np.inf), -1, f"svd: {NOT_FINITE}"),
     "NaN of eigh": (linalg.eigh, stack_with(np.nan), -1, f"eigh: {NOT_FINITE}"),
     "infinity of eigvalsh": (linalg.eigvalsh, stack_with(np.inf, (4, 2)), -1, f"eigvalsh: {NOT_FINITE}"),
 }
+if BACKEND == "cpu":
+    BAD |= {
+        "NaN of eig": (linalg.eig, stack_with(np.nan), -1, f"eig: {NOT_FINITE}"),
+        "infinity of eigvals": (linalg.eigvals, stack_with(np.inf, (0, 5)), -1, f"eigvals: {NOT_FINITE}"),
+        "b is indefinite": (
+            lambda b: linalg.eigh(stack_with(1.0), b=b),
+            stack_with(-1.0),
+            5,
+            r"eigh: b, matrix \(3, 1\) of the stack is not positive definite: its leading minor of order 5",
+        ),
+        "NaN of b": (
+            lambda b: linalg.eigvalsh(stack_with(1.0), b=b),
+            stack_with(np.nan, (4, 2)),
+            -1,
+            f"eigvalsh: {NOT_FINITE}",
+        ),
+    }
 
 
 @both
@@ -205,6 +237,19 @@ WRONG: dict[str, tuple[Callable[[Arrays], Awaitable[object]], type[Exception], s
         np.linalg.LinAlgError,
         "last 2 dimensions of lu must be square",
     ),
+    "inv not square": (lambda a: linalg.inv(a.tall), np.linalg.LinAlgError, "must be square"),
+    "det not square": (lambda a: linalg.det(a.tall), np.linalg.LinAlgError, "must be square"),
+    "slogdet of a vector": (lambda a: linalg.slogdet(a.vector), np.linalg.LinAlgError, "at least two-dim"),
+    "eig not square": (lambda a: linalg.eig(a.tall), np.linalg.LinAlgError, "must be square"),
+    "eigvals of whole numbers": (lambda a: linalg.eigvals(a.whole), TypeError, "a has dtype int64"),
+    "svdvals of a vector": (lambda a: linalg.svdvals(a.vector), np.linalg.LinAlgError, "at least two-dim"),
+    "b not square": (lambda a: linalg.eigh(a.matrix, b=a.tall), np.linalg.LinAlgError, "of b must be square"),
+    "b of another size": (
+        lambda a: linalg.eigvalsh(a.matrix, b=np.eye(2)),
+        ValueError,
+        r"a and b must have one shape, got \(3, 3\) and \(2, 2\)",
+    ),
+    "b of another dtype": (lambda a: linalg.eigh(a.matrix, b=a.single), TypeError, "a float64, b float32"),
     "whole numbers": (
         lambda a: linalg.qr(a.whole),
         TypeError,
@@ -306,12 +351,20 @@ SPECS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "complex eigenvalues": (
         lambda: EighSpec(
-            "L", _spec((3, 3), "complex64"), _spec((3,), "complex64"), None, np.zeros(1, np.int32)
+            "L", _spec((3, 3), "complex64"), _spec((3,), "complex64"), None, np.zeros(1, np.int32), None
         ),
         "EighSpec.w must have dtype float32, got complex64",
     ),
+    "an inverse of another size": (
+        lambda: SolveSpec(_spec((3, 3)), None, _spec((3, 2)), np.zeros(1, np.int32)),
+        r"SolveSpec.out must have shape \(3, 3\), got \(3, 2\)",
+    ),
+    "real values of eig": (
+        lambda: EigSpec(_spec((3, 3)), _spec((3,)), None, np.zeros(1, np.int32)),
+        "EigSpec.w must have dtype complex128, got float64",
+    ),
     "no triangle": (
-        lambda: EighSpec("l", _spec((3, 3)), _spec((3,)), None, np.zeros(1, np.int32)),  # type: ignore[arg-type]
+        lambda: EighSpec("l", _spec((3, 3)), _spec((3,)), None, np.zeros(1, np.int32), None),  # type: ignore[arg-type]
         "EighSpec.uplo must be 'L' or 'U'",
     ),
 }

@@ -1,29 +1,15 @@
 """Dense linear algebra on a device: messages, functions, and the actors that serve them."""
 
 from ._actor import BlasActor, SolverActor
+from ._determinants import Det, Slogdet, det, slogdet
 from ._factors import Cholesky, Lu, Qr, cholesky, lu, qr
 from ._gemm import Gemm, gemm
 from ._matmul import Matmul, matmul
 from ._matrices import Symm, Syr2k, Syrk, Trmm, Trsm, symm, syr2k, syrk, trmm, trsm
-from ._matrix_vector import (
-    Gemv,
-    Ger,
-    Symv,
-    Syr,
-    Syr2,
-    Trmv,
-    Trsv,
-    gemv,
-    ger,
-    symv,
-    syr,
-    syr2,
-    trmv,
-    trsv,
-)
-from ._results import EighResult, LUResult, QRResult, SVDResult
-from ._solve import LuSolve, Solve, lu_solve, solve
-from ._spectra import Eigh, Eigvalsh, Svd, eigh, eigvalsh, svd
+from ._matrix_vector import Gemv, Ger, Symv, Syr, Syr2, Trmv, Trsv, gemv, ger, symv, syr, syr2, trmv, trsv
+from ._results import EighResult, EigResult, LUResult, QRResult, SlogdetResult, SVDResult
+from ._solve import Inv, LuSolve, Solve, inv, lu_solve, solve
+from ._spectra import Eig, Eigh, Eigvals, Eigvalsh, Svd, eig, eigh, eigvals, eigvalsh, svd, svdvals
 from ._vectors import (
     Asum,
     Axpy,
@@ -48,14 +34,19 @@ __all__ = [
     "Axpy",
     "BlasActor",
     "Cholesky",
+    "Det",
     "Dot",
+    "Eig",
+    "EigResult",
     "Eigh",
     "EighResult",
+    "Eigvals",
     "Eigvalsh",
     "Gemm",
     "Gemv",
     "Ger",
     "Iamax",
+    "Inv",
     "LUResult",
     "Lu",
     "LuSolve",
@@ -66,6 +57,8 @@ __all__ = [
     "Rot",
     "SVDResult",
     "Scal",
+    "Slogdet",
+    "SlogdetResult",
     "Solve",
     "SolverActor",
     "Svd",
@@ -83,13 +76,17 @@ __all__ = [
     "asum",
     "axpy",
     "cholesky",
+    "det",
     "dot",
+    "eig",
     "eigh",
+    "eigvals",
     "eigvalsh",
     "gemm",
     "gemv",
     "ger",
     "iamax",
+    "inv",
     "lu",
     "lu_solve",
     "matmul",
@@ -97,8 +94,10 @@ __all__ = [
     "qr",
     "rot",
     "scal",
+    "slogdet",
     "solve",
     "svd",
+    "svdvals",
     "swap",
     "symm",
     "symv",

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ..devices import AccelRef
 
-__all__ = ["EighResult", "LUResult", "QRResult", "SVDResult"]
+__all__ = ["EigResult", "EighResult", "LUResult", "QRResult", "SVDResult", "SlogdetResult"]
 
 
 class LUResult(NamedTuple):
@@ -45,3 +45,21 @@ class EighResult(NamedTuple):
     """Real numbers, the smallest first."""
     eigenvectors: AccelRef
     """Vectors of length 1, as columns."""
+
+
+class EigResult(NamedTuple):
+    """Eigenvalues and eigenvectors of general matrices; see `eig`."""
+
+    eigenvalues: AccelRef
+    """Complex numbers, in no order."""
+    eigenvectors: AccelRef
+    """Complex vectors of length 1, as columns."""
+
+
+class SlogdetResult(NamedTuple):
+    """A determinant that may be too large for its dtype; see `slogdet`."""
+
+    sign: AccelRef
+    """0, or a number of absolute value 1."""
+    logabsdet: AccelRef
+    """The natural logarithm of the absolute value, a real number."""

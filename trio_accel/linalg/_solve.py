@@ -12,7 +12,7 @@ from ..devices import AccelRef, Operand, Operation, Planned, Planner, device_of
 from ._actor import SolverActor
 from ._checks import matrices, sides, status_of
 
-__all__ = ["LuSolve", "Solve", "lu_solve", "solve"]
+__all__ = ["Inv", "LuSolve", "Solve", "inv", "lu_solve", "solve"]
 
 _PATH = "trio_accel.linalg:SolverActor"
 _TRANSPOSES: tuple[Literal["N", "T", "C"], ...] = ("N", "T", "C")
@@ -31,6 +31,20 @@ class Solve(Operation[SolverActor, AccelRef]):
         a = matrices(planner, "a", self.a, is_square=True)
         b, out, x = sides(planner, a, self.b)
         return Planned(SolveSpec(a, b, out, status_of(planner, a)), x)
+
+
+@attrs.define(eq=False, on_setattr=None)
+class Inv(Operation[SolverActor, AccelRef]):
+    """The inverse of matrices; see `inv`."""
+
+    a: Operand
+    library: ClassVar[str] = _PATH
+
+    def plan(self, planner: Planner) -> Planned[AccelRef]:
+        """Check shape and dtype, and name the inverse."""
+        a = matrices(planner, "a", self.a, is_square=True)
+        out = planner.output(a.shape, a.dtype)
+        return Planned(SolveSpec(a, None, out.spec, status_of(planner, a)), out)
 
 
 @attrs.define(eq=False, on_setattr=None)
@@ -78,6 +92,25 @@ async def solve(a: Operand, b: Operand) -> AccelRef:
     See `Device.ask` for cancellation and the errors that any operation can end with.
     """
     return await device_of("solve", a, b).ask(Solve(a, b))
+
+
+async def inv(a: Operand) -> AccelRef:
+    """Inverse of matrices, as `numpy.linalg.inv` (LAPACK ``gesv``). `solve` is faster, and more accurate.
+
+    Args:
+        a: Array of shape (..., n, n), of float32, float64, complex64 or complex128.
+
+    Returns:
+        The inverse, of the shape and dtype of `a`.
+
+    Raises:
+        LinAlgError: A matrix is singular: a pivot is exactly zero. `LinAlgError.index` says which one.
+        numpy.linalg.LinAlgError: Not a stack of square matrices.
+        TypeError: It is not on a device, or of another dtype.
+
+    See `Device.ask` for cancellation and the errors that any operation can end with.
+    """
+    return await device_of("inv", a).ask(Inv(a))
 
 
 async def lu_solve(lu_and_piv: tuple[Operand, Operand], b: Operand, trans: Literal[0, 1, 2] = 0) -> AccelRef:

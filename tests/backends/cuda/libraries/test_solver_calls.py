@@ -125,7 +125,7 @@ def test_calls(bench: Bench, dtype: str, stack: tuple[int, ...]) -> None:
         "solve": SolveSpec(given, sides, x, info),
         "qr": QrSpec(given, out, v),
         "svd": SvdSpec(given, out, w, v, info),
-        "eigh": EighSpec("L", given, w, out, info),
+        "eigh": EighSpec("L", given, w, out, info, None),
     }
     t, code, of_real = LETTERS[dtype]
     told = {"T": code, "R": of_real, "t": t, "q": "un" if t in "cz" else "or"}

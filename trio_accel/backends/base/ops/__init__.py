@@ -36,13 +36,16 @@ from .memory import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec
 from .random import PHILOX_ROW, PhiloxSpec
 from .solver import (
     CholeskySpec,
+    DetSpec,
     EighSpec,
+    EigSpec,
     LuSolveSpec,
     LuSpec,
     QrSpec,
     SolveSpec,
     SvdSpec,
     Triangle,
+    complex_of,
     real_of,
 )
 from .sparse import SpmvCsrSpec
@@ -58,7 +61,9 @@ __all__ = [
     "CopySpec",
     "CopyToHostSpec",
     "Descriptor",
+    "DetSpec",
     "DotSpec",
+    "EigSpec",
     "EighSpec",
     "FftDirection",
     "FftKind",
@@ -94,6 +99,7 @@ __all__ = [
     "array_key",
     "arrays_of",
     "common_shape",
+    "complex_of",
     "contiguous_strides",
     "exact",
     "map_arrays",

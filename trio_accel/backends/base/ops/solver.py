@@ -2,7 +2,8 @@
 
 All take stacks of matrices: the leading axes of an array are its stack. Arrays that are written are
 C-contiguous and overlap no other. Elements are float32, float64, complex64 or complex128, of one dtype in
-all arrays, but for those that are real (``s``, ``w``) and the pivots, which are int32.
+all arrays, but for those that are real (``s``, ``w`` of `EighSpec`, ``logabsdet``) or complex (those that
+`EigSpec` makes), and the pivots, which are int32.
 
 ``info`` has one word for each matrix of the stack of the first array that is read, in C order: 0 where the
 operation succeeded. The backend writes all of them; before, they may hold anything. A word that is not 0
@@ -25,6 +26,8 @@ from ._spec import OperationSpec, specification
 
 __all__ = [
     "CholeskySpec",
+    "DetSpec",
+    "EigSpec",
     "EighSpec",
     "LuSolveSpec",
     "LuSpec",
@@ -32,6 +35,7 @@ __all__ = [
     "SolveSpec",
     "SvdSpec",
     "Triangle",
+    "complex_of",
     "real_of",
 ]
 
@@ -39,6 +43,7 @@ Triangle = Literal["L", "U"]
 """The lower or the upper triangle, with the diagonal."""
 
 _REAL = {DType.complex64: DType.float32, DType.complex128: DType.float64}
+_COMPLEX = {real: number for number, real in _REAL.items()}
 _NOT_FINITE = -1
 _SINGULAR = "is singular: its pivot {} is zero"
 
@@ -48,13 +53,18 @@ def real_of(dtype: DType) -> DType:
     return _REAL.get(dtype, dtype)
 
 
+def complex_of(dtype: DType) -> DType:
+    """The dtype of roots of polynomials."""
+    return _COMPLEX.get(dtype, dtype)
+
+
 class SolverSpec(OperationSpec):
     """Base of the specifications, which declare by tables what fits, and what a status word means.
 
     Attributes:
         shapes: By field the letters of its last extents, such as ``"m n"``; the first field has the matrices.
             They are square if it says ``"n n"``; ``k`` is the lesser of m and n, and ``c`` what the field b
-            says, whose stack broadcasts. ``"real: k"`` and ``"int32: k"`` tell another dtype.
+            says, whose stack broadcasts. ``"real: k"``, ``"complex: k"`` and ``"int32: k"`` tell the dtype.
         letters: By field the letters that it may hold.
         trouble: What it means that the status word of a matrix is not 0; the word takes the place of ``{}``.
     """
@@ -74,16 +84,17 @@ class SolverSpec(OperationSpec):
                 said = " or ".join(", ".join(map(repr, allowed)).rsplit(", ", 1))
                 raise ValueError(f"{where}.{field} must be {said}, got {getattr(self, field)!r}")
         stack, extents = matrices.shape[:-2], self.extents(where)
-        types = {"": matrices.dtype, "real": real_of(matrices.dtype), "int32": DType.int32}
+        own = matrices.dtype
+        types = {"": own, "real": real_of(own), "complex": complex_of(own), "int32": DType.int32}
         for field, letters in self.shapes.items():
             array: ArraySpec | None = getattr(self, field)
             if array is None:
                 continue
             kind, _, last = letters.rpartition(": ")
             here = stack
-            if field == "b":
+            if last == "n c" and "c" not in extents:
                 if array.ndim < 2:
-                    raise ValueError(f"{where}.b takes matrices, got shape {array.shape}")
+                    raise ValueError(f"{where}.{field} takes matrices, got shape {array.shape}")
                 here, extents["c"] = array.shape[:-2], array.shape[-1]
                 stack = np.broadcast_shapes(stack, here)
             shape = *here, *(extents[letter] for letter in last.split())
@@ -207,7 +218,7 @@ class LuSolveSpec(SolverSpec):
 
 @specification
 class SolveSpec(SolverSpec):
-    """``a @ out = b`` (LAPACK ``gesv``).
+    """``a @ out = b`` (LAPACK ``gesv``); without ``b``, ``out`` is the inverse of ``a``.
 
     ``a`` has shape (..., n, n), ``b`` (..., n, k); their stacks broadcast against each other, to that of
     ``out``. Each matrix of ``a`` is factored once.
@@ -216,12 +227,38 @@ class SolveSpec(SolverSpec):
     """
 
     a: ArraySpec = reads()
-    b: ArraySpec = reads()
+    b: ArraySpec | None = reads(optional=True)
     out: ArraySpec = writes()
     info: StatusArray = status()
 
     shapes: ClassVar[Mapping[str, str]] = {"a": "n n", "b": "n c", "out": "n c"}
     trouble: ClassVar[str] = _SINGULAR
+
+    def extents(self, where: str) -> dict[str, int]:
+        """See `SolverSpec.extents`."""
+        extents = super().extents(where)
+        return extents if self.b is not None else {**extents, "c": extents["n"]}
+
+    def function(self) -> str:
+        """See `SolverSpec.function`."""
+        return "solve" if self.b is not None else "inv"
+
+
+@specification
+class DetSpec(SolverSpec):
+    """Determinants of square matrices, by LU.
+
+    Any of the results may be wanted: ``det``; ``sign``, which is 0 or has the absolute value 1, with
+    ``logabsdet``, the logarithm of the absolute value. It cannot fail: of a singular matrix ``det`` and
+    ``sign`` are 0.
+    """
+
+    a: ArraySpec = reads()
+    det: ArraySpec | None = writes(optional=True)
+    sign: ArraySpec | None = writes(optional=True)
+    logabsdet: ArraySpec | None = writes(optional=True)
+
+    shapes: ClassVar[Mapping[str, str]] = {"a": "n n", "det": "", "sign": "", "logabsdet": "real: "}
 
 
 @specification
@@ -280,7 +317,11 @@ class EighSpec(SolverSpec):
     Of ``a`` only the triangle ``uplo`` is read, and its diagonal counts as real. ``w`` has n real numbers
     that do not decrease; column ``v[:, i]`` has length 1 and belongs to ``w[i]``.
 
-    ``info``: not 0 where that triangle holds a NaN or an infinity (-1), or the iteration did not converge.
+    With positive definite matrices ``b``, of which the same triangle is read, these are the values and
+    vectors of ``a @ v = b @ v * w`` (LAPACK ``sygvd``, ``hegvd``); then the vectors have ``v^H @ b @ v = 1``.
+
+    ``info``: not 0 where a triangle holds a NaN or an infinity (-1), or the iteration did not converge; above
+    n, where a leading minor of b is not positive: n and its order.
     """
 
     uplo: Triangle = exact()
@@ -288,10 +329,42 @@ class EighSpec(SolverSpec):
     w: ArraySpec = writes()
     v: ArraySpec | None = writes(optional=True)
     info: StatusArray = status()
+    b: ArraySpec | None = reads(optional=True)
 
-    shapes: ClassVar[Mapping[str, str]] = {"a": "n n", "v": "n n", "w": "real: n"}
+    shapes: ClassVar[Mapping[str, str]] = {"a": "n n", "v": "n n", "w": "real: n", "b": "n n"}
     letters: ClassVar[Mapping[str, tuple[str, ...]]] = {"uplo": ("L", "U")}
 
     def function(self) -> str:
         """See `SolverSpec.function`."""
         return "eigh" if self.v is not None else "eigvalsh"
+
+    def failure(self, where: str, code: int, index: tuple[int, ...]) -> LibraryError:
+        """See `SolverSpec.failure`."""
+        order = code - self.a.shape[-1]
+        if order <= 0:
+            return super().failure(where, code, index)
+        trouble = f"is not positive definite: its leading minor of order {order} is not positive"
+        return LinAlgError(
+            f"{self.function()}: b, {where} {trouble}", library="solver", code=order, index=index
+        )
+
+
+@specification
+class EigSpec(SolverSpec):
+    """Eigenvalues, and right eigenvectors if wanted, of square matrices (LAPACK ``geev``).
+
+    ``w`` and ``v`` are complex whatever ``a`` is. Column ``v[:, i]`` has length 1 and belongs to ``w[i]``.
+
+    ``info``: not 0 where the matrix holds a NaN or an infinity (-1), or the iteration did not converge.
+    """
+
+    a: ArraySpec = reads()
+    w: ArraySpec = writes()
+    v: ArraySpec | None = writes(optional=True)
+    info: StatusArray = status()
+
+    shapes: ClassVar[Mapping[str, str]] = {"a": "n n", "w": "complex: n", "v": "complex: n n"}
+
+    def function(self) -> str:
+        """See `SolverSpec.function`."""
+        return "eig" if self.v is not None else "eigvals"

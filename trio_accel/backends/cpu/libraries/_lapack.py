@@ -28,7 +28,7 @@ _LARGEST = 2**31 - 1
 _GROUP = 300_000
 _OVERHEAD = 2000
 # Steps for each product of rows, columns and the lesser of them.
-_STEPS = {"gesdd": 15, "syevd": 8, "heevd": 8}
+_STEPS = {"gesdd": 15, "geev": 25, **dict.fromkeys(("syevd", "heevd", "sygvd", "hegvd"), 8)}
 
 _Argument: TypeAlias = "bytes | int | HostArray | list[int] | None"
 

@@ -6,6 +6,7 @@ triangle, LQ for QR, and a singular value decomposition with U and V exchanged.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, TypeAlias
@@ -18,7 +19,9 @@ from ...base.kernels import kernel
 from ...base.ops import (
     ArraySpec,
     CholeskySpec,
+    DetSpec,
     EighSpec,
+    EigSpec,
     LuSolveSpec,
     LuSpec,
     OperationSpec,
@@ -32,7 +35,7 @@ from ..runtime._memory import CpuMemory, HostArray
 from ..runtime._stream import Work
 from ._lapack import Lapack, check_size, each
 
-__all__ = ["cholesky", "eigh", "lu", "lu_solve", "qr", "solve", "svd"]
+__all__ = ["cholesky", "det", "eig", "eigh", "lu", "lu_solve", "qr", "solve", "svd"]
 
 _Run: TypeAlias = Callable[..., None]
 _Prepare: TypeAlias = Callable[[Any, CpuMemory], Work]
@@ -100,11 +103,35 @@ def _factored(lapack: Lapack, a: HostArray, piv: HostArray, info: StatusArray) -
     return packed
 
 
+@_solver(DetSpec, "a", "det", "sign", "logabsdet")
+def det(spec: DetSpec, lapack: Lapack, a: HostArray, *wanted: HostArray | None) -> None:
+    """Determinants, of the diagonal of U and the number of row exchanges."""
+    n, info = a.shape[-1], np.zeros(math.prod(a.shape[:-2]), np.int32)
+    piv = np.empty(a.shape[:-1], np.int32)
+    diagonal: HostArray = np.empty(a.shape[:-1], a.dtype)
+    if a.size:
+        diagonal = np.diagonal(_factored(lapack, a, piv, info), axis1=-2, axis2=-1)
+    # What follows is in double precision.
+    diagonal = diagonal.astype(np.result_type(a.dtype, np.float64))
+    size, is_zero = np.abs(diagonal), (diagonal == 0).any(-1)
+    with np.errstate(all="ignore"):
+        units = diagonal / size if lapack.is_complex else np.where(diagonal < 0, -1.0, 1.0)
+        exchanges = (piv != np.arange(1, n + 1)).sum(-1)
+        sign = np.where(is_zero, 0, units.prod(-1) * (1 - 2 * (exchanges % 2)))
+        logs = np.where(is_zero, -np.inf, np.log(size).sum(-1))
+        results = sign * np.exp(logs), sign, logs
+        for result, out in zip(results, wanted, strict=True):
+            if out is not None:
+                np.copyto(out, result, casting="same_kind")
+
+
 @_solver(SolveSpec, "a", "b", "out")
-def solve(spec: SolveSpec, lapack: Lapack, a: HostArray, b: HostArray, out: HostArray) -> None:
+def solve(spec: SolveSpec, lapack: Lapack, a: HostArray, b: HostArray | None, out: HostArray) -> None:
     """Solutions; a matrix that serves several right-hand sides is factored once."""
     if not a.size:
         return
+    if b is None:
+        b = np.eye(a.shape[-1], dtype=a.dtype)
     piv = np.empty(a.shape[:-1], np.int32)
     if a.shape[:-2] != out.shape[:-2] or not out.size:
         packed = _factored(lapack, a, piv, spec.info)
@@ -198,24 +225,56 @@ def svd(
 _NONE = np.empty(1)
 
 
-@_solver(EighSpec, "a", "w", "v", workspace=lambda _, n: 2 * n * n + 64 * n)
-def eigh(spec: EighSpec, lapack: Lapack, a: HostArray, w: HostArray, v: HostArray | None) -> None:
+@_solver(EighSpec, "a", "w", "v", "b", workspace=lambda _, n: 2 * n * n + 64 * n)
+def eigh(
+    spec: EighSpec, lapack: Lapack, a: HostArray, w: HostArray, v: HostArray | None, b: HostArray | None
+) -> None:
     """Eigenvalues, and eigenvectors if wanted, of a copy."""
     n = a.shape[-1]
     triangle: HostArray = np.tri(n, dtype=np.bool_)
-    if not _is_finite(a, spec.info, triangle if spec.uplo == "L" else triangle.T) or not a.size:
+    looked_at = triangle if spec.uplo == "L" else triangle.T
+    if not all(_is_finite(one, spec.info, looked_at) for one in (a, b) if one is not None) or not a.size:
         return
     packed = _packed(a)
+    arrays: list[Any] = [each(packed), n]
     real_size, whole_size = (1 + 5 * n + 2 * n * n, 3 + 5 * n) if v is not None else (n, 1)
     whole = (np.empty(whole_size, np.int32), whole_size)
     real = (np.empty(real_size, lapack.real), real_size) * lapack.is_complex
-    name = "heevd" if lapack.is_complex else "syevd"
-    job, uplo = b"N" if v is None else b"V", spec.uplo.encode()
-    lapack.with_workspace(
-        name, job, uplo, n, each(packed), n, each(w, 1), each(spec.info, 0), more=(*real, *whole)
-    )
+    kind = "he" if lapack.is_complex else "sy"
+    letters: list[Any] = [b"N" if v is None else b"V", spec.uplo.encode(), n]
+    name = f"{kind}evd"
+    if b is not None:
+        other = _packed(b)
+        name, letters, arrays = f"{kind}gvd", [1, *letters], [*arrays, each(other), n]
+    lapack.with_workspace(name, *letters, *arrays, each(w, 1), each(spec.info, 0), more=(*real, *whole))
     if v is not None:
         np.copyto(v, packed.swapaxes(-1, -2))
+
+
+@_solver(EigSpec, "a", "w", "v", workspace=lambda _, n: 512 * n)
+def eig(spec: EigSpec, lapack: Lapack, a: HostArray, w: HostArray, v: HostArray | None) -> None:
+    """Eigenvalues, and right eigenvectors if wanted, of a copy; real matrices have pairs of them."""
+    n = a.shape[-1]
+    if not _is_finite(a, spec.info) or not a.size:
+        return
+    packed, vectors = _packed(a), np.empty(a.shape, a.dtype)
+    values = [np.empty(a.shape[:-1], a.dtype) for _ in range(1 if lapack.is_complex else 2)]
+    real = (np.empty(2 * n, lapack.real),) * lapack.is_complex
+    lapack.with_workspace(
+        "geev", b"N", b"N" if v is None else b"V", n, each(packed), n, *(each(part, 1) for part in values),
+        _NONE, 1, each(vectors), n, each(spec.info, 0), more=real,
+    )  # fmt: skip
+    np.copyto(w, values[0] if lapack.is_complex else values[0] + 1j * values[1])
+    if v is not None:
+        columns = vectors.swapaxes(-1, -2)
+        np.copyto(v, columns)
+        if not lapack.is_complex:
+            # Of a pair, the first column is the real part of both, and the second the imaginary part.
+            stack = np.nonzero(values[1] > 0)
+            first, second = stack, (*stack[:-1], stack[-1] + 1)
+            pair = vectors[first] + 1j * vectors[second]
+            rows = v.swapaxes(-1, -2)
+            rows[first], rows[second] = pair, pair.conj()
 
 
 def _clear(matrices: HostArray, *, is_lower: bool) -> None:

@@ -10,6 +10,7 @@ typedef long long i64;
 struct SolverArguments {
     char *a;
     char *b;
+    char *c;
     int *status;
     i64 count, step, rows, columns;
     int type, mode;
@@ -148,6 +149,54 @@ KERNEL(confirm_pivots, SolverArguments)
                && !is_zero(arguments, (matrix * arguments.rows + pivot) * arguments.columns + pivot))
             pivot++;
         *status = pivot < most ? (int)pivot + 1 : 0;
+    }
+}
+
+// LU factors with their pivots in c, from 1, of `mode` bytes: of each matrix the determinant, its sign and the
+// logarithm of its absolute value, as complex numbers of b. A status above 0 says that a pivot is zero.
+KERNEL(determinants, SolverArguments)
+{
+    EACH(matrix) {
+        const float *single = (const float *)arguments.a;
+        const double *full = (const double *)arguments.a;
+        double real = 1, imaginary = 0, size = 0;
+        for (i64 row = 0; row < arguments.rows; row++) {
+            const i64 index = (matrix * arguments.rows + row) * arguments.columns + row;
+            const i64 place = matrix * arguments.rows + row;
+            const i64 pivot = arguments.mode == 8 ? ((const i64 *)arguments.c)[place] : ((const int *)arguments.c)[place];
+            double x, y = 0, length;
+            switch (arguments.type) {
+            case FLOAT32: x = single[index]; break;
+            case FLOAT64: x = full[index]; break;
+            case COMPLEX64: x = single[2 * index]; y = single[2 * index + 1]; break;
+            default: x = full[2 * index]; y = full[2 * index + 1]; break;
+            }
+            if (arguments.type == FLOAT32 || arguments.type == FLOAT64) {
+                length = fabs(x);
+                x = x < 0 ? -1 : 1;
+            } else {
+                length = hypot(x, y);
+                x /= length;
+                y /= length;
+            }
+            if (pivot != row + 1)
+                x = -x, y = -y;
+            const double old = real;
+            real = old * x - imaginary * y;
+            imaginary = old * y + imaginary * x;
+            size += log(length);
+        }
+        if (arguments.status[matrix] > 0) {
+            real = imaginary = 0;
+            size = log(0.0);
+        }
+        double *out = (double *)arguments.b + 6 * matrix;
+        const double whole = exp(size);
+        out[0] = real * whole;
+        out[1] = imaginary * whole;
+        out[2] = real;
+        out[3] = imaginary;
+        out[4] = size;
     }
 }
 

@@ -16,11 +16,11 @@ POINTER = 8
 """Bytes of a device address, and of a pivot of the 64-bit API."""
 
 # As in solver.cu.
-_ARGUMENTS = struct.Struct("<QQQqqqqii")
+_ARGUMENTS = struct.Struct("<QQQQqqqqii")
 _TYPES = {dtype: code for code, dtype in enumerate(NATIVE)}
 _TRIANGLES = {"": 0, "L": 1, "U": 2}
 _OF_ELEMENTS = ("screen", "blank", "finish_triangle")
-_NAMES = (*_OF_ELEMENTS, "merge", "confirm_pivots", "move_pivots", "list_matrices")
+_NAMES = (*_OF_ELEMENTS, "merge", "confirm_pivots", "determinants", "move_pivots", "list_matrices")
 
 
 class SolverKernels:
@@ -48,6 +48,15 @@ class SolverKernels:
         """Take over what a routine says of those matrices that have no status yet."""
         self._launch(stream, "merge", count, b=said, status=status)
 
+    def determinants(
+        self, stream: int, factors: DeviceArray, pivots: DeviceArray, status: int, out: int
+    ) -> None:
+        """Write three complex128 of each matrix that LU has factored; see solver.cu."""
+        self._launch(
+            stream, "determinants", stacked(factors), a=factors.address, b=out, c=pivots.address,
+            status=status, shape=factors.shape[-2:], code=_TYPES[factors.dtype], mode=pivots.dtype.itemsize,
+        )  # fmt: skip
+
     def move_pivots(
         self, stream: int, source: DeviceArray, out: DeviceArray, step: int, status: int = 0
     ) -> None:
@@ -70,10 +79,10 @@ class SolverKernels:
         self._launch(stream, "list_matrices", count, a=first, b=out, step=nbytes)
 
     def _launch(
-        self, stream: int, name: str, count: int, *, a: int = 0, b: int = 0, status: int = 0, step: int = 0,
-        shape: tuple[int, ...] = (1, 1), code: int = 0, mode: int = 0,
+        self, stream: int, name: str, count: int, *, a: int = 0, b: int = 0, c: int = 0, status: int = 0,
+        step: int = 0, shape: tuple[int, ...] = (1, 1), code: int = 0, mode: int = 0,
     ) -> None:  # fmt: skip
         function = self._functions[name]
         with function as arguments:
-            _ARGUMENTS.pack_into(arguments, 0, a, b, status, count, step, *shape, code, mode)
+            _ARGUMENTS.pack_into(arguments, 0, a, b, c, status, count, step, *shape, code, mode)
             function.launch(stream, count)

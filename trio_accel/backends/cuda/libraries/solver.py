@@ -16,12 +16,13 @@ from typing import ClassVar
 import attrs
 from nvmath.bindings import cublas, cusolver
 
-from ...base import DType
+from ...base import DType, NotSupportedError
 from ...base.checks import NATIVE
 from ...base.kernels import kernel
 from ...base.ops import (
     ArraySpec,
     CholeskySpec,
+    DetSpec,
     EighSpec,
     LuSolveSpec,
     LuSpec,
@@ -121,12 +122,13 @@ class SolverLibrary(CudaLibrary):
         self._enqueue(call, call.plan[0], status, a=out)
         self._own.apply(call.handle, "finish_triangle", out, status, triangle)
 
-    def _plan_lu(self, spec: LuSpec | SolveSpec | LuSolveSpec) -> tuple[Routine, ...]:
+    def _plan_lu(self, spec: LuSpec | DetSpec | SolveSpec | LuSolveSpec) -> tuple[Routine, ...]:
         """LU, and substitution behind it where right-hand sides are given."""
         a = spec.lu if isinstance(spec, LuSolveSpec) else spec.a
         (m, n), dtype, count = a.shape[-2:], _dtype_of(a), stacked(a)
         trans = _TRANSPOSES[spec.trans if isinstance(spec, LuSolveSpec) else "N"]
-        columns, total = (0, 0) if isinstance(spec, LuSpec) else (spec.out.shape[-1], stacked(spec.out))
+        out = spec.out if isinstance(spec, (SolveSpec, LuSolveSpec)) else None
+        columns, total = (0, 0) if out is None else (out.shape[-1], stacked(out))
         if _is_empty(a):
             return ()
         if count > 1 and m == n <= _MOST_BATCHED:
@@ -137,7 +139,7 @@ class SolverLibrary(CudaLibrary):
             return factor, sides
         factor = Routine("xgetrf", dtype, {"m": m, "n": n})
         planned = self._ready(factor)
-        if isinstance(spec, LuSpec):
+        if out is None:
             return (planned,)
         sizes = {"n": n, "columns": columns * (total if count == 1 else 1) or 1}
         return planned, self._ready(Routine("xgetrs", dtype, sizes, {"trans": trans}), factor)
@@ -150,6 +152,25 @@ class SolverLibrary(CudaLibrary):
             pivots = self._factor(call, packed, status)
             call.convert(transposed(packed), call.array(spec.lu))
             self._own.move_pivots(call.handle, pivots, call.array(spec.piv), -1)
+
+    @kernel(DetSpec, backend="cuda", plan=_plan_lu)
+    def _det(self, spec: DetSpec, call: Call) -> None:
+        stack, is_complex = spec.a.shape[:-2], _is_complex(spec.a.dtype)
+        # Of each matrix in double precision: the determinant, its sign, and the logarithm of its size.
+        made = call.workspace_array(DType.complex128, (*stack, 3))
+        if call.plan:
+            status = call.workspace_array(DType.int32, (stacked(spec.a),))
+            call.fill(status, 0)
+            packed = call.copy_of(spec.a, "F")
+            pivots = self._factor(call, packed, status.address)
+            self._own.determinants(call.handle, packed, pivots, status.address, made.address)
+        else:
+            call.fill(made, 1)
+            call.fill(_part(made, 2, DType.complex128), 0)
+        for place, out in enumerate((spec.det, spec.sign, spec.logabsdet)):
+            if out is not None:
+                dtype = DType.complex128 if is_complex and place < 2 else DType.float64
+                call.convert(_part(made, place, dtype), call.array(out))
 
     @kernel(SolveSpec, backend="cuda", plan=_plan_lu)
     def _solve(self, spec: SolveSpec, call: Call) -> None:
@@ -177,14 +198,17 @@ class SolverLibrary(CudaLibrary):
         return pivots
 
     def _substitute(
-        self, call: Call, factors: DeviceArray, pivots: DeviceArray, b: ArraySpec, out: ArraySpec
+        self, call: Call, factors: DeviceArray, pivots: DeviceArray, b: ArraySpec | None, out: ArraySpec
     ) -> None:
-        """Solve with factors by columns, of which one may belong to many right-hand sides."""
+        """Solve with factors by columns, of which one may belong to many right-hand sides; or invert."""
         *stack, n, columns = out.shape
         x = call.workspace_array(out.dtype, (*stack, columns, n))
         if not x.size:
             return
-        call.convert(broadcast(transposed(call.array(b)), x.shape), x)
+        if b is None:
+            _fill_identity(call, x)
+        else:
+            call.convert(broadcast(transposed(call.array(b)), x.shape), x)
         if 1 != stacked(factors) != stacked(x):
             factors = _repeated(call, factors, (*stack, n, n))
             pivots = _repeated(call, pivots, (*stack, n))
@@ -271,6 +295,10 @@ class SolverLibrary(CudaLibrary):
 
     def _plan_eigh(self, spec: EighSpec) -> tuple[Routine, ...]:
         n, dtype = spec.a.shape[-1], _dtype_of(spec.a)
+        if spec.b is not None:
+            raise NotSupportedError(
+                "the CUDA backend has no eigenvalues of pairs of matrices", backend="cuda"
+            )
         if _is_empty(spec.a):
             return ()
         # To the routine, the triangle is the other one.
@@ -334,6 +362,12 @@ def _pivots(call: Call, shape: tuple[int, ...]) -> DeviceArray:
     return call.workspace_array(DType.int32 if is_batched else DType.int64, shape)
 
 
+def _part(array: DeviceArray, place: int, dtype: DType) -> DeviceArray:
+    """One of each row of complex numbers, or its real part."""
+    address = array.address + place * array.dtype.itemsize
+    return DeviceArray(address, dtype, array.shape[:-1], array.strides[:-1])
+
+
 def _repeated(call: Call, array: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
     """An array broadcast in full."""
     full = call.workspace_array(array.dtype, shape)
@@ -341,9 +375,9 @@ def _repeated(call: Call, array: DeviceArray, shape: tuple[int, ...]) -> DeviceA
     return full
 
 
-def _fill_identity(call: Call, matrices: ArraySpec | None) -> None:
+def _fill_identity(call: Call, matrices: ArraySpec | DeviceArray | None) -> None:
     """Make matrices the identity, where there are any."""
     if matrices is not None:
-        array = call.array(matrices)
+        array = call.array(matrices) if isinstance(matrices, ArraySpec) else matrices
         call.fill(array, 0)
         call.fill(diagonals(array), 1)
