@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 import scipy.fft
 import scipy.sparse
-from chosen import BACKEND
+from chosen import BACKEND, IS_STAND_IN
 from isolations import isolated
 
 import trio_accel as ta
@@ -149,6 +149,26 @@ async def test_sparse_products(device: ta.Device, rows: int, columns: int) -> No
         assert await sparse.spmv(a, await way(device, x), out=out) is out
         await close(out, expected, columns)
     await close(await sparse.spmv(a, x), expected, columns)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(5, 9), (0, 3), (300, 400)])
+async def test_sparse_matrices_and_dense_ones(device: ta.Device, rows: int, columns: int) -> None:
+    matrix = scipy.sparse.random_array(
+        (rows, columns), density=0.05, rng=np.random.default_rng(rows), format="csr"
+    )
+    a, dense = await sparse.csr(device, matrix), matrix.toarray()
+    await close(await sparse.to_dense(a), dense)
+    if IS_STAND_IN:
+        return
+    b, c = normal((columns, 3), 1), normal((rows, 3), 2)
+    for way in WAYS:
+        await close(await sparse.spmm(a, await way(device, b)), dense @ b, columns)
+        out = await device.put(c)
+        assert await sparse.spmm(a, await way(device, b), alpha=0.5, beta=-2.0, out=out) is out
+        await close(out, 0.5 * dense @ b - 2.0 * c, columns)
+        await close(await sparse.spmm(a, await way(device, c), transpose="T"), dense.T @ c, rows)
+        sampled = await sparse.sddmm(a, await way(device, c), await way(device, b.T))
+        await close(sampled, (c @ b.T)[matrix.nonzero()], 3)
 
 
 async def test_random_numbers(system: ta.System, device: ta.Device) -> None:

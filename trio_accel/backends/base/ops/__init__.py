@@ -48,7 +48,7 @@ from .solver import (
     complex_of,
     real_of,
 )
-from .sparse import SpmvCsrSpec
+from .sparse import CsrToDenseSpec, SddmmCsrSpec, SpmmCsrSpec, SpmvCsrSpec
 
 __all__ = [
     "PHILOX_ROW",
@@ -60,6 +60,7 @@ __all__ = [
     "CopyFromHostSpec",
     "CopySpec",
     "CopyToHostSpec",
+    "CsrToDenseSpec",
     "Descriptor",
     "DetSpec",
     "DotSpec",
@@ -84,9 +85,11 @@ __all__ = [
     "Role",
     "RotSpec",
     "ScalSpec",
+    "SddmmCsrSpec",
     "Side",
     "SolveSpec",
     "SpecField",
+    "SpmmCsrSpec",
     "SpmvCsrSpec",
     "StatusArray",
     "SvdSpec",

@@ -1,4 +1,4 @@
-// The product of a matrix whose structure nobody has checked yet: what it says of itself is not believed.
+// What is done with a matrix whose structure nobody has checked yet: what it says of itself is not believed.
 
 #ifndef STAND_IN
 #define KERNEL(name, Arguments) extern "C" __global__ void name(const Arguments arguments)
@@ -12,7 +12,7 @@ typedef long long i64;
 enum Type { FLOAT32, FLOAT64, COMPLEX64, COMPLEX128 };
 
 // In the order of the messages.
-enum Fault { ENDS = 1, ORDER, COLUMNS };
+enum Fault { ENDS = 1, ORDER, COLUMNS, STORED };
 
 struct ProductArguments {
     const char *indptr, *indices, *data, *x;
@@ -20,7 +20,22 @@ struct ProductArguments {
     // Two: the fault, and whether more is stored than is used.
     int *words;
     i64 rows, columns, stored;
-    int type, is_wide;
+    int type, is_wide, is_dense;
+};
+
+struct GuardArguments {
+    const char *indptr, *indices;
+    char *safe_indptr, *safe_indices;
+    int *words;
+    i64 rows, columns, stored;
+    int is_wide, phase;
+};
+
+struct ScaleArguments {
+    char *out;
+    i64 count;
+    double real, imaginary;
+    int type;
 };
 
 template <typename Number> struct Complex {
@@ -54,6 +69,28 @@ template <typename Number> __device__ Complex<Number> from_lane(Complex<Number> 
 }
 #endif
 
+template <typename Index> __device__ void check_ends(const ProductArguments &arguments)
+{
+    const Index *indptr = (const Index *)arguments.indptr;
+    const i64 last = indptr[arguments.rows];
+    if (indptr[0] != 0 || last < 0 || last > arguments.stored)
+        arguments.words[0] = ENDS;
+    else if (last < arguments.stored)
+        arguments.words[1] = 1;
+}
+
+// Whether the elements of a row are some of those that are stored.
+__device__ bool is_right(const ProductArguments &arguments, i64 begin, i64 end)
+{
+    if (begin < 0 || end > arguments.stored)
+        arguments.words[0] = ENDS;
+    else if (begin > end)
+        arguments.words[0] = ORDER;
+    else
+        return true;
+    return false;
+}
+
 // A row for a warp. Whatever is wrong is told, and not read.
 template <typename Index, typename Number> __device__ void multiply(const ProductArguments &arguments)
 {
@@ -62,21 +99,12 @@ template <typename Index, typename Number> __device__ void multiply(const Produc
     const i64 thread = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     const i64 warps = (i64)gridDim.x * blockDim.x / LANES;
     const int lane = (int)(thread % LANES);
-    if (thread == 0) {
-        const i64 last = indptr[arguments.rows];
-        if (indptr[0] != 0 || last < 0 || last > arguments.stored)
-            arguments.words[0] = ENDS;
-        else if (last < arguments.stored)
-            arguments.words[1] = 1;
-    }
+    if (thread == 0)
+        check_ends<Index>(arguments);
     for (i64 row = thread / LANES; row < arguments.rows; row += warps) {
         const i64 begin = indptr[row], end = indptr[row + 1];
         Number sum = zero_of(Number());
-        if (begin < 0 || end > arguments.stored)
-            arguments.words[0] = ENDS;
-        else if (begin > end)
-            arguments.words[0] = ORDER;
-        else
+        if (is_right(arguments, begin, end))
             for (i64 element = begin + lane; element < end; element += LANES) {
                 const i64 column = indices[element];
                 if (column < 0 || column >= arguments.columns)
@@ -93,20 +121,109 @@ template <typename Index, typename Number> __device__ void multiply(const Produc
     }
 }
 
-template <typename Index> __device__ void multiply_type(const ProductArguments &arguments)
+// A row for a thread: elements that are stored twice are added up. The matrix is all zeros before.
+template <typename Index, typename Number> __device__ void scatter(const ProductArguments &arguments)
+{
+    const Index *indptr = (const Index *)arguments.indptr, *indices = (const Index *)arguments.indices;
+    const i64 thread = (i64)blockIdx.x * blockDim.x + threadIdx.x, threads = (i64)gridDim.x * blockDim.x;
+    if (thread == 0)
+        check_ends<Index>(arguments);
+    for (i64 row = thread; row < arguments.rows; row += threads) {
+        const i64 begin = indptr[row], end = indptr[row + 1];
+        if (is_right(arguments, begin, end))
+            for (i64 element = begin; element < end; element++) {
+                const i64 column = indices[element];
+                if (column < 0 || column >= arguments.columns) {
+                    arguments.words[0] = COLUMNS;
+                } else {
+                    Number *place = (Number *)arguments.out + row * arguments.columns + column;
+                    *place = plus(*place, ((const Number *)arguments.data)[element]);
+                }
+            }
+    }
+}
+
+template <typename Index, typename Number> __device__ void run(const ProductArguments &arguments)
+{
+    if (arguments.is_dense)
+        scatter<Index, Number>(arguments);
+    else
+        multiply<Index, Number>(arguments);
+}
+
+template <typename Index> __device__ void run_type(const ProductArguments &arguments)
 {
     switch (arguments.type) {
-    case FLOAT32: multiply<Index, float>(arguments); break;
-    case FLOAT64: multiply<Index, double>(arguments); break;
-    case COMPLEX64: multiply<Index, Complex<float>>(arguments); break;
-    default: multiply<Index, Complex<double>>(arguments); break;
+    case FLOAT32: run<Index, float>(arguments); break;
+    case FLOAT64: run<Index, double>(arguments); break;
+    case COMPLEX64: run<Index, Complex<float>>(arguments); break;
+    default: run<Index, Complex<double>>(arguments); break;
     }
 }
 
 KERNEL(multiply_unchecked, ProductArguments)
 {
     if (arguments.is_wide)
-        multiply_type<i64>(arguments);
+        run_type<i64>(arguments);
     else
-        multiply_type<int>(arguments);
+        run_type<int>(arguments);
+}
+
+// A structure is checked in the first phase, and copied in the second: if it is wrong, as one that leads nowhere
+// outside.
+template <typename Index> __device__ void guard_type(const GuardArguments &arguments)
+{
+    const Index *indptr = (const Index *)arguments.indptr, *indices = (const Index *)arguments.indices;
+    const i64 rows = arguments.rows, stored = arguments.stored, step = (i64)gridDim.x * blockDim.x;
+    const bool is_wrong = arguments.phase && arguments.words[0];
+    for (i64 place = (i64)blockIdx.x * blockDim.x + threadIdx.x; place <= rows || place < stored; place += step) {
+        if (place <= rows) {
+            const i64 value = indptr[place];
+            if (arguments.phase)
+                ((Index *)arguments.safe_indptr)[place] = (Index)(!is_wrong ? value : place == rows ? stored : 0);
+            else if (value < 0 || value > stored || (place == 0 && value))
+                arguments.words[0] = ENDS;
+            else if (place && indptr[place - 1] > value)
+                arguments.words[0] = ORDER;
+            else if (place == rows && value < stored)
+                arguments.words[0] = STORED;
+        }
+        if (place < stored) {
+            const i64 column = indices[place];
+            if (arguments.phase)
+                ((Index *)arguments.safe_indices)[place] = (Index)(is_wrong ? 0 : column);
+            else if (column < 0 || column >= arguments.columns)
+                arguments.words[0] = COLUMNS;
+        }
+    }
+}
+
+KERNEL(guard, GuardArguments)
+{
+    if (arguments.is_wide)
+        guard_type<i64>(arguments);
+    else
+        guard_type<int>(arguments);
+}
+
+template <typename Number> __device__ void scale_type(const ScaleArguments &arguments, Number factor)
+{
+    const i64 step = (i64)gridDim.x * blockDim.x;
+    Number *out = (Number *)arguments.out;
+    const bool is_zero = arguments.real == 0 && arguments.imaginary == 0;
+    for (i64 place = (i64)blockIdx.x * blockDim.x + threadIdx.x; place < arguments.count; place += step)
+        out[place] = is_zero ? zero_of(factor) : times(out[place], factor);
+}
+
+// All elements by a factor; where it is 0, whatever they are.
+KERNEL(scale, ScaleArguments)
+{
+    switch (arguments.type) {
+    case FLOAT32: scale_type(arguments, (float)arguments.real); break;
+    case FLOAT64: scale_type(arguments, arguments.real); break;
+    case COMPLEX64:
+        scale_type(arguments, Complex<float>{(float)arguments.real, (float)arguments.imaginary});
+        break;
+    default: scale_type(arguments, Complex<double>{arguments.real, arguments.imaginary}); break;
+    }
 }

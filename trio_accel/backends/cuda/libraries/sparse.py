@@ -1,10 +1,10 @@
-"""Products with sparse matrices by cuSPARSE."""
+"""Operations with sparse matrices by cuSPARSE."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import ClassVar, TypeAlias
 
@@ -15,9 +15,9 @@ from nvmath.bindings import cusparse
 from ...base import DType, LibraryError
 from ...base.checks import NATIVE
 from ...base.kernels import kernel
-from ...base.ops import SpmvCsrSpec, StatusArray
+from ...base.ops import CsrToDenseSpec, SddmmCsrSpec, SpmmCsrSpec, SpmvCsrSpec, StatusArray
 from ..kit._call import Call
-from ..kit._checks import check_dtype, check_same_dtype
+from ..kit._checks import check_dtype, check_shapes
 from ..kit._device import LibraryDevice
 from ..kit._library import CudaLibrary, Errors
 from ..runtime._stream import CudaStream
@@ -26,6 +26,11 @@ __all__ = ["SparseLibrary"]
 
 _AS_IT_IS = cusparse.Operation.NON_TRANSPOSE
 _ALGORITHM = cusparse.SpMVAlg.DEFAULT
+_OPERATIONS = {
+    "N": _AS_IT_IS,
+    "T": cusparse.Operation.TRANSPOSE,
+    "C": cusparse.Operation.CONJUGATE_TRANSPOSE,
+}
 
 _INDICES = (DType.int32, DType.int64)
 _INDEX_TYPES = {DType.int32: cusparse.IndexType.INDEX_32I, DType.int64: cusparse.IndexType.INDEX_64I}
@@ -34,17 +39,21 @@ _VALUE_TYPES = {DType.float32: 0, DType.float64: 1, DType.complex64: 4, DType.co
 _FACTORS = {dtype: (np.ones(1, dtype.dtype), np.zeros(1, dtype.dtype)) for dtype in NATIVE}
 
 # As in sparse.cu.
-_ARGUMENTS = struct.Struct("<6Q3qii")
+_ARGUMENTS = struct.Struct("<6Q3qiii4x")
+_GUARD = struct.Struct("<5Q3qii")
+_SCALE = struct.Struct("<Qqddi4x")
 _TYPES = {dtype: code for code, dtype in enumerate(NATIVE)}
 _FAULTS = {
     1: "indptr: {rows} rows need {more} elements from 0 to at most {stored}",
     2: "indptr: its elements must not decrease",
     3: "indices: a matrix of {columns} columns has them from 0 on",
+    4: "indptr: it must end at the {stored} stored elements",
 }
 _LANES = 32
 _MOST_MATRICES = 256
 
 _Structure: TypeAlias = tuple[object, ...]
+_Csr: TypeAlias = SpmvCsrSpec | SpmmCsrSpec | SddmmCsrSpec | CsrToDenseSpec
 
 
 @attrs.frozen(eq=False)
@@ -90,7 +99,8 @@ class SparseLibrary(CudaLibrary):
     before the product is enqueued. So the first product with a structure is computed by a kernel that
     checks all that it reads, and when it has found nothing the next ones are cuSPARSE's. What tells a
     structure are the blocks of its arrays, as long as these are what they were. A program that changes the
-    arrays in place keeps them right, as `CsrMatrix` says.
+    arrays in place keeps them right, as `CsrMatrix` says. The first product with a dense matrix is cuSPARSE's
+    too, by a copy of the structure that a kernel has made: a harmless one if it has found something.
     """
 
     name: ClassVar[str] = "sparse"
@@ -102,6 +112,8 @@ class SparseLibrary(CudaLibrary):
     def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)
         self._unchecked = device.kernels.function("sparse", "multiply_unchecked", _ARGUMENTS.size)
+        self._guard = device.kernels.function("sparse", "guard", _GUARD.size)
+        self._scale = device.kernels.function("sparse", "scale", _SCALE.size)
         self._matrices: dict[_Structure, _Matrix] = {}
         self._products = 0
         self._stream: CudaStream | None = None
@@ -112,7 +124,7 @@ class SparseLibrary(CudaLibrary):
         structure = _structure(spec)
         matrix = self._matrices.get(structure)
         if matrix is None:
-            _check(spec)
+            _check(spec, "spmv")
         indptr, indices, data, x = map(call.packed, (spec.indptr, spec.indices, spec.data, spec.x))
         out = call.result(spec.out)
         if matrix is None:
@@ -126,10 +138,7 @@ class SparseLibrary(CudaLibrary):
             cusparse.csr_set_pointers(product.matrix, indptr, indices, data)
             cusparse.dn_vec_set_values(product.x, x)
             cusparse.dn_vec_set_values(product.out, out)
-        stream = call.stream
-        if stream is not self._stream:
-            cusparse.set_stream(self._handle, stream.handle)
-            self._stream = stream
+        self._go_to(call.stream)
         kind, one, zero = product.terms
         cusparse.sp_mv(
             *(self._handle, _AS_IT_IS, one, product.matrix, product.x, zero, product.out),
@@ -139,7 +148,7 @@ class SparseLibrary(CudaLibrary):
     def _describe(self, spec: SpmvCsrSpec, addresses: tuple[int, int, int, int, int]) -> _Product:
         """Make the descriptors of a product, and find what it needs."""
         dtype, index = spec.data.dtype, _INDEX_TYPES[spec.indptr.dtype]
-        kind, (one, zero) = _VALUE_TYPES[dtype], (factor.ctypes.data for factor in _FACTORS[dtype])
+        kind, (one, zero) = _VALUE_TYPES[dtype], _factors(dtype)
         with ExitStack() as undo:
             matrix = cusparse.create_csr(
                 *(spec.rows, spec.columns, _stored(spec), *addresses[:3], index, index),
@@ -155,26 +164,130 @@ class SparseLibrary(CudaLibrary):
             )
             return _Product(matrix, x, out, nbytes, (kind, one, zero), undo.pop_all().close)
 
+    def _go_to(self, stream: CudaStream) -> None:
+        if stream is not self._stream:
+            cusparse.set_stream(self._handle, stream.handle)
+            self._stream = stream
+
+    @kernel(SpmmCsrSpec, backend="cuda")
+    def _multiply_dense(self, spec: SpmmCsrSpec, call: Call) -> None:
+        _check(spec, "spmm")
+        addresses = (*self._harmless(spec, call), call.packed(spec.data))
+        b, out, dtype = call.packed(spec.b), call.array(spec.out), spec.data.dtype
+        result = out if out.is_contiguous else call.copy_of(out)
+        (inner, columns), (rows, _) = spec.b.shape, spec.out.shape
+        if not (_stored(spec) and spec.out.size and inner):
+            # There is no product, and cuSPARSE does not take it.
+            with self._scale as arguments:
+                beta = complex(spec.beta)
+                _SCALE.pack_into(
+                    arguments, 0, result.address, result.size, beta.real, beta.imag, _TYPES[dtype]
+                )
+                self._scale.launch(call.handle, max(result.size, 1))
+        else:
+            kind, factors = _VALUE_TYPES[dtype], np.array([spec.alpha, spec.beta], dtype.dtype)
+            alpha, beta_at = factors.ctypes.data, factors.ctypes.data + dtype.itemsize
+            with (
+                _csr(spec, addresses, kind) as matrix,
+                _dense(inner, columns, b, kind) as dense,
+                _dense(rows, columns, result.address, kind) as product,
+            ):
+                self._go_to(call.stream)
+                terms = (
+                    *(self._handle, _OPERATIONS[spec.transpose], _AS_IT_IS, alpha, matrix, dense),
+                    *(beta_at, product, kind, cusparse.SpMMAlg.DEFAULT),
+                )
+                cusparse.sp_mm(*terms, call.workspace(cusparse.sp_mm_buffer_size(*terms)))
+        if result is not out:
+            call.convert(result, out)
+
+    @kernel(SddmmCsrSpec, backend="cuda")
+    def _sample(self, spec: SddmmCsrSpec, call: Call) -> None:
+        _check(spec, "sddmm")
+        structure = self._harmless(spec, call)
+        a, b, out, inner = call.packed(spec.a), call.packed(spec.b), call.result(spec.out), spec.a.shape[1]
+        if not (_stored(spec) and inner and spec.rows and spec.columns):
+            call.fill(spec.out, 0)
+            return
+        kind, (one, zero) = _VALUE_TYPES[spec.out.dtype], _factors(spec.out.dtype)
+        with (
+            _dense(spec.rows, inner, a, kind) as left,
+            _dense(inner, spec.columns, b, kind) as right,
+            _csr(spec, (*structure, out), kind) as sampled,
+        ):
+            self._go_to(call.stream)
+            terms = (
+                *(self._handle, _AS_IT_IS, _AS_IT_IS, one, left, right),
+                *(zero, sampled, kind, cusparse.SDDMMAlg.DEFAULT),
+            )
+            cusparse.sddmm(*terms, call.workspace(cusparse.sddmm_buffer_size(*terms)))
+
+    @kernel(CsrToDenseSpec, backend="cuda")
+    def _to_dense(self, spec: CsrToDenseSpec, call: Call) -> None:
+        _check(spec, "to_dense")
+        out = call.array(spec.out)
+        result = out if out.is_contiguous else call.room(out)
+        call.fill(result, 0)
+        indptr, indices, data = map(call.packed, (spec.indptr, spec.indices, spec.data))
+        words = call.words(2, partial(_refuse_faulty, spec))
+        self._launch_unchecked(spec, call, (indptr, indices, data, 0, result.address), words)
+        if result is not out:
+            call.convert(result, out)
+
+    def _harmless(self, spec: SpmmCsrSpec | SddmmCsrSpec, call: Call) -> tuple[int, int]:
+        """Where row pointers and columns lie that lead nowhere outside.
+
+        Those of the matrix, if it was found right. Otherwise copies that a kernel makes: of what is there, or
+        of something harmless, and then the operation fails.
+        """
+        indptr, indices = call.packed(spec.indptr), call.packed(spec.indices)
+        structure = ("harmless", spec.rows, spec.columns, *_layout(spec))
+        matrix = self._matrices.get(structure)
+        if matrix is not None:
+            matrix.used = self._products = self._products + 1
+            return indptr, indices
+        self._forget_oldest()
+        words = call.words(1, partial(self._judge, spec, structure))
+        size = spec.indptr.dtype.itemsize
+        safe = call.workspace(spec.indptr.size * size), call.workspace(spec.indices.size * size)
+        sizes = spec.rows, spec.columns, _stored(spec)
+        for phase in range(2):
+            with self._guard as arguments:
+                _GUARD.pack_into(
+                    *(arguments, 0, indptr, indices, *safe, words, *sizes),
+                    *(spec.indptr.dtype is DType.int64, phase),
+                )
+                self._guard.launch(call.handle, max(spec.rows + 1, _stored(spec)))
+        return safe
+
+    def _forget_oldest(self) -> None:
+        # Not where one is added: a thread of the device must not destroy what is in use.
+        while len(self._matrices) > _MOST_MATRICES:
+            self._forget(min(tuple(self._matrices.items()), key=lambda item: item[1].used)[0])
+
     def _multiply_unchecked(
         self, spec: SpmvCsrSpec, structure: _Structure, call: Call, addresses: tuple[int, ...]
     ) -> None:
-        # Here, and not where one is added: a thread of the device must not destroy what is in use.
-        while len(self._matrices) > _MOST_MATRICES:
-            self._forget(min(tuple(self._matrices.items()), key=lambda item: item[1].used)[0])
+        self._forget_oldest()
         words = call.words(2, partial(self._judge, spec, structure))
+        self._launch_unchecked(spec, call, addresses, words)
+
+    def _launch_unchecked(
+        self, spec: SpmvCsrSpec | CsrToDenseSpec, call: Call, addresses: tuple[int, ...], words: int
+    ) -> None:
+        """Enqueue the kernel that checks all that it reads, by a warp for each row."""
         with self._unchecked as arguments:
             sizes = spec.rows, spec.columns, _stored(spec)
-            types = _TYPES[spec.data.dtype], spec.indptr.dtype is DType.int64
+            is_dense = isinstance(spec, CsrToDenseSpec)
+            types = _TYPES[spec.data.dtype], spec.indptr.dtype is DType.int64, is_dense
             _ARGUMENTS.pack_into(arguments, 0, *addresses, words, *sizes, *types)
             self._unchecked.launch(call.handle, max(spec.rows, 1) * _LANES)
 
-    def _judge(self, spec: SpmvCsrSpec, structure: _Structure, words: StatusArray) -> None:
-        """The product with a matrix that was not checked is done. May run in a thread of the device."""
-        fault, has_more = words.tolist()
-        if fault:
-            raise _refusal(_fault_text(fault, spec))
+    def _judge(self, spec: _Csr, structure: _Structure, words: StatusArray) -> None:
+        """An operation with a matrix that was not checked is done. May run in a thread of the device."""
+        _refuse_faulty(spec, words)
         # cuSPARSE can neither be told that more is stored than is used, nor that there is nothing.
-        if not has_more and spec.rows and _stored(spec):
+        if not words[1:].any() and spec.rows and _stored(spec):
             blocks = spec.indptr.block, spec.indices.block
             self._matrices.setdefault(structure, _Matrix(blocks, self._products))
             for block in blocks:
@@ -198,50 +311,75 @@ class SparseLibrary(CudaLibrary):
         cusparse.destroy(self._handle)
 
 
-def _stored(spec: SpmvCsrSpec) -> int:
-    return min(spec.indices.shape[0], spec.data.shape[0])
+@contextmanager
+def _csr(spec: SpmmCsrSpec | SddmmCsrSpec, addresses: tuple[int, int, int], kind: int) -> Iterator[int]:
+    """The descriptor of a sparse matrix, of which nothing is needed once an operation is enqueued."""
+    index = _INDEX_TYPES[spec.indptr.dtype]
+    matrix = cusparse.create_csr(
+        spec.rows, spec.columns, _stored(spec), *addresses, index, index, cusparse.IndexBase.ZERO, kind
+    )
+    try:
+        yield matrix
+    finally:
+        cusparse.destroy_sp_mat(matrix)
 
 
-def _structure(spec: SpmvCsrSpec) -> _Structure:
-    """What tells a matrix from others and is checked with it: all but where values and vectors lie."""
-    indptr, indices, data, x, out = spec.indptr, spec.indices, spec.data, spec.x, spec.out
+@contextmanager
+def _dense(rows: int, columns: int, address: int, kind: int) -> Iterator[int]:
+    """The descriptor of a dense matrix by rows."""
+    matrix = cusparse.create_dn_mat(rows, columns, columns, address, kind, cusparse.Order.ROW)
+    try:
+        yield matrix
+    finally:
+        cusparse.destroy_dn_mat(matrix)
+
+
+def _factors(dtype: DType) -> tuple[int, int]:
+    """Where one and zero lie."""
+    one, zero = _FACTORS[dtype]
+    return one.ctypes.data, zero.ctypes.data
+
+
+def _stored(spec: _Csr) -> int:
+    return spec.indices.shape[0]
+
+
+def _layout(spec: _Csr) -> tuple[object, ...]:
+    """What tells the structure of a matrix from others."""
+    indptr, indices = spec.indptr, spec.indices
     return (
-        *(spec.rows, spec.columns, data.shape, x.shape, out.shape),
-        # Types are compared by identity: cheaper than their hash, which is NumPy's.
-        *(id(data.dtype), id(x.dtype), id(out.dtype)),
         *(indptr.block, indptr.offset, indptr.shape, indptr.strides, id(indptr.dtype)),
         *(indices.block, indices.offset, indices.shape, indices.strides, id(indices.dtype)),
     )
 
 
-def _check(spec: SpmvCsrSpec) -> None:
+def _structure(spec: SpmvCsrSpec) -> _Structure:
+    """What tells a product from others and is checked with it: all but where values and vectors lie."""
+    data, x, out = spec.data, spec.x, spec.out
+    return (
+        *(spec.rows, spec.columns, data.shape, x.shape, out.shape),
+        # Types are compared by identity: cheaper than their hash, which is NumPy's.
+        *(id(data.dtype), id(x.dtype), id(out.dtype)),
+        *_layout(spec),
+    )
+
+
+def _check(spec: _Csr, operation: str) -> None:
     """Refuse what can be told to be wrong without the elements.
 
     Raises:
         NotSupportedError: A type that cuSPARSE has not.
         LibraryError: Arrays of other shapes than the matrix.
     """
-    check_dtype("spmv", check_same_dtype("spmv", spec.data, spec.x, spec.out), NATIVE)
-    check_dtype("spmv with indices", check_same_dtype("spmv", spec.indptr, spec.indices), _INDICES)
-    for name, array in (("indices", spec.indices), ("data", spec.data)):
-        if array.ndim != 1:
-            raise _refusal(f"{name}: must have one axis, got shape {array.shape}")
-    if spec.indptr.shape != (spec.rows + 1,):
-        raise _refusal(_fault_text(1, spec))
-    for name, array, length in (("x", spec.x, spec.columns), ("out", spec.out, spec.rows)):
-        if array.shape != (length,):
-            raise _refusal(
-                f"{name}: a matrix of {spec.rows} rows and {spec.columns} columns needs a vector of "
-                f"{length} elements, not of shape {array.shape}"
-            )
+    check_shapes("sparse", spec)
+    check_dtype(operation, spec.out.dtype, NATIVE)
+    check_dtype(f"{operation} with indices", spec.indptr.dtype, _INDICES)
 
 
-def _fault_text(fault: int, spec: SpmvCsrSpec) -> str:
-    """What is wrong with a structure, in words."""
-    return _FAULTS[fault].format(
-        rows=spec.rows, more=spec.rows + 1, columns=spec.columns, stored=_stored(spec)
-    )
-
-
-def _refusal(message: str) -> LibraryError:
-    return LibraryError(message, library="sparse", code="invalid_value")
+def _refuse_faulty(spec: _Csr, words: StatusArray) -> None:
+    """Raise what a kernel has found wrong with a structure, in words."""
+    if words[0]:
+        text = _FAULTS[int(words[0])].format(
+            rows=spec.rows, more=spec.rows + 1, columns=spec.columns, stored=_stored(spec)
+        )
+        raise LibraryError(text, library="sparse", code="invalid_value")
