@@ -27,6 +27,11 @@ SHAPES: list[tuple[int, ...]] = [
     (0, 0), (1, 1), (2, 2), (7, 7), (33, 33), (3, 5, 5), (2, 3, 2, 2), (0, 4, 4), (3, 0, 0),
 ]  # fmt: skip
 
+TRIANGULAR: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
+    ((5, 5), (5,)), ((1, 1), (1, 2)), ((33, 33), (33, 3)), ((3, 4, 4), (3, 4, 2)), ((2, 1, 3, 3), (4, 3, 1)),
+    ((0, 3, 3), (3,)), ((0, 0), (0, 2)), ((3, 3), (3, 0)),
+]  # fmt: skip
+
 dtypes = pytest.mark.parametrize("dtype", TOLERANCE)
 
 
@@ -107,6 +112,50 @@ async def test_svdvals(device: ta.Device, dtype: str) -> None:
         s = await host(await linalg.svdvals(await device.put(a)), (*shape[:-2], k), REAL.get(dtype, dtype))
         exact = a.astype(WIDE.get(dtype, dtype))
         check_same(s, np.linalg.svd(exact, compute_uv=False), dtype, max(shape[-2:]))
+
+
+@dtypes
+@pytest.mark.parametrize("lower", [False, True])
+@pytest.mark.parametrize("trans", [0, "T", 2])
+async def test_solve_triangular(device: ta.Device, dtype: str, lower: bool, trans: Any) -> None:
+    wide = WIDE.get(dtype, dtype)
+    for shape, sides in TRIANGULAR:
+        a, b = definite(shape, dtype), normal(sides, dtype)
+        keep, clear = (np.tril, np.triu) if lower else (np.triu, np.tril)
+        # The other triangle is not looked at, whatever it holds.
+        ref = await device.put(a + clear(np.full(shape, np.nan, dtype), 1 if lower else -1))
+        half = keep(a).astype(wide)
+        matrix = {0: half, "T": half.swapaxes(-1, -2), 2: adjoint(half)}[trans]
+        expected = np.linalg.solve(matrix, b.astype(wide))
+        x = await linalg.solve_triangular(ref, b, trans, lower)
+        check_same(await host(x, expected.shape, dtype), expected, dtype, shape[-1])
+    unit = matrix + np.eye(3) * (1 - np.diagonal(matrix))
+    x = await linalg.solve_triangular(ref, np.ones(3, dtype), trans, lower, unit_diagonal=True)
+    check_same(await host(x, (3,), dtype), np.linalg.solve(unit, np.ones(3)), dtype, 3)
+
+
+@pytest.mark.parametrize("isolation", ["inline", "process"])
+async def test_a_singular_triangle_is_named(device: ta.Device) -> None:
+    a = np.tile(np.eye(4), (3, 2, 1, 1))
+    a[2, 1, 3, 3] = 0
+    ref, b = await device.put(a), np.ones(4)
+    with pytest.raises(
+        ta.LinAlgError, match=r"matrix \(2, 1\) of the stack is singular: element 4 of"
+    ) as caught:
+        await linalg.solve_triangular(ref, b)
+    assert (caught.value.index, caught.value.code) == ((2, 1), 4)
+    x = await linalg.solve_triangular(ref[:2], b)
+    np.testing.assert_array_equal(await x.to_host(), np.ones((2, 2, 4)))
+    x = await linalg.solve_triangular(ref, b, unit_diagonal=True)
+    np.testing.assert_array_equal(await x.to_host(), np.ones((3, 2, 4)))
+    for wrong, message in [(3, "trans must be 0, 1, 2, 'N', 'T' or 'C', got 3"), ("H", "trans must be")]:
+        with pytest.raises(ValueError, match=message):
+            await linalg.solve_triangular(ref, b, wrong)  # type: ignore[arg-type]
+    with pytest.raises(np.linalg.LinAlgError, match="must be square"):
+        await linalg.solve_triangular(ref[..., :3], b)
+    del x, caught
+    await device.synchronize()
+    assert (await device.statistics()).memory.used == a.nbytes
 
 
 @only_cpu

@@ -8,7 +8,17 @@ from ._matmul import Matmul, matmul
 from ._matrices import Symm, Syr2k, Syrk, Trmm, Trsm, symm, syr2k, syrk, trmm, trsm
 from ._matrix_vector import Gemv, Ger, Symv, Syr, Syr2, Trmv, Trsv, gemv, ger, symv, syr, syr2, trmv, trsv
 from ._results import EighResult, EigResult, LUResult, QRResult, SlogdetResult, SVDResult
-from ._solve import Inv, LuSolve, Solve, inv, lu_solve, solve
+from ._solve import (
+    CheckDiagonal,
+    Inv,
+    LuSolve,
+    Solve,
+    SolveTriangular,
+    inv,
+    lu_solve,
+    solve,
+    solve_triangular,
+)
 from ._spectra import Eig, Eigh, Eigvals, Eigvalsh, Svd, eig, eigh, eigvals, eigvalsh, svd, svdvals
 from ._vectors import (
     Asum,
@@ -33,6 +43,7 @@ __all__ = [
     "Asum",
     "Axpy",
     "BlasActor",
+    "CheckDiagonal",
     "Cholesky",
     "Det",
     "Dot",
@@ -60,6 +71,7 @@ __all__ = [
     "Slogdet",
     "SlogdetResult",
     "Solve",
+    "SolveTriangular",
     "SolverActor",
     "Svd",
     "Swap",
@@ -96,6 +108,7 @@ __all__ = [
     "scal",
     "slogdet",
     "solve",
+    "solve_triangular",
     "svd",
     "svdvals",
     "swap",

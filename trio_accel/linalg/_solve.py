@@ -7,15 +7,25 @@ from typing import ClassVar, Literal
 import attrs
 
 from ..backends.base import DType
-from ..backends.base.ops import LuSolveSpec, SolveSpec
+from ..backends.base.ops import CheckDiagonalSpec, LuSolveSpec, SolveSpec, TriangularSpec
 from ..devices import AccelRef, Operand, Operation, Planned, Planner, device_of
-from ._actor import SolverActor
+from ._actor import BlasActor, SolverActor
 from ._checks import matrices, sides, status_of
 
-__all__ = ["Inv", "LuSolve", "Solve", "inv", "lu_solve", "solve"]
+__all__ = [
+    "CheckDiagonal",
+    "Inv",
+    "LuSolve",
+    "Solve",
+    "SolveTriangular",
+    "inv",
+    "lu_solve",
+    "solve",
+    "solve_triangular",
+]
 
 _PATH = "trio_accel.linalg:SolverActor"
-_TRANSPOSES: tuple[Literal["N", "T", "C"], ...] = ("N", "T", "C")
+_TRANSPOSES: dict[object, Literal["N", "T", "C"]] = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}
 
 
 @attrs.define(eq=False, on_setattr=None)
@@ -70,6 +80,40 @@ class LuSolve(Operation[SolverActor, AccelRef]):
             )
         b, out, x = sides(planner, lu, self.b, factor="lu")
         return Planned(LuSolveSpec(_TRANSPOSES[self.trans], lu, piv, b, out, status_of(planner, lu)), x)
+
+
+@attrs.define(eq=False, on_setattr=None)
+class SolveTriangular(Operation[BlasActor, AccelRef]):
+    """The solution of equations with triangular matrices, infinite if they are singular."""
+
+    a: Operand
+    b: Operand
+    trans: Literal[0, 1, 2, "N", "T", "C"] = 0
+    lower: bool = False
+    unit_diagonal: bool = False
+    library: ClassVar[str] = "trio_accel.linalg:BlasActor"
+
+    def plan(self, planner: Planner) -> Planned[AccelRef]:
+        """Check shapes, dtypes and letter, and name the solution."""
+        if self.trans not in _TRANSPOSES:
+            raise ValueError(f"{planner.name}: trans must be 0, 1, 2, 'N', 'T' or 'C', got {self.trans!r}")
+        a = matrices(planner, "a", self.a, is_square=True)
+        b, out, x = sides(planner, a, self.b)
+        lower, trans, unit = bool(self.lower), _TRANSPOSES[self.trans], bool(self.unit_diagonal)
+        return Planned(TriangularSpec(True, "L", lower, trans, unit, 1.0, a, b, out), x)
+
+
+@attrs.define(eq=False, on_setattr=None)
+class CheckDiagonal(Operation[SolverActor, None]):
+    """Fails with `LinAlgError` if a triangular matrix is singular; `solve_triangular` asks it too."""
+
+    a: Operand
+    library: ClassVar[str] = _PATH
+
+    def plan(self, planner: Planner) -> Planned[None]:
+        """Check shape and dtype."""
+        a = matrices(planner, "a", self.a, is_square=True)
+        return Planned(CheckDiagonalSpec(a, status_of(planner, a)))
 
 
 async def solve(a: Operand, b: Operand) -> AccelRef:
@@ -135,3 +179,39 @@ async def lu_solve(lu_and_piv: tuple[Operand, Operand], b: Operand, trans: Liter
     """
     lu, piv = lu_and_piv
     return await device_of("lu_solve", lu, piv, b).ask(LuSolve(lu, piv, b, trans))
+
+
+async def solve_triangular(
+    a: Operand,
+    b: Operand,
+    trans: Literal[0, 1, 2, "N", "T", "C"] = 0,
+    lower: bool = False,
+    unit_diagonal: bool = False,
+) -> AccelRef:
+    """Solution of ``op(a) @ x = b`` for triangular matrices, as `scipy.linalg.solve_triangular` (``trsm``).
+
+    A second operation looks at the diagonal at the same time.
+
+    Args:
+        a: Array of shape (..., n, n), of float32, float64, complex64 or complex128; one triangle is read.
+        b: Vector of shape (n,), or array of shape (..., n, k), of the same dtype. The stacks broadcast.
+        trans: 0 or ``"N"``: op(a) is a; 1 or ``"T"``: its transpose; 2 or ``"C"``: its conjugate transpose.
+        lower: Whether the lower triangle is read, instead of the upper one.
+        unit_diagonal: Whether the diagonal counts as ones, and is not read.
+
+    Returns:
+        The solution, of shape (..., n) if `b` is a vector, else (..., n, k).
+
+    Raises:
+        LinAlgError: A matrix is singular: its diagonal has a zero. `LinAlgError.index` says which one.
+        numpy.linalg.LinAlgError: `a` is no stack of square matrices.
+        ValueError: Shapes that do not fit, or another `trans`.
+        TypeError: Neither is on a device, or another dtype, or two of them.
+
+    See `Device.ask` for cancellation and the errors that any operation can end with.
+    """
+    device = device_of("solve_triangular", a, b)
+    solution = device.submit(SolveTriangular(a, b, trans, lower, unit_diagonal))
+    if not unit_diagonal:
+        await device.ask(CheckDiagonal(a))
+    return await solution.wait()

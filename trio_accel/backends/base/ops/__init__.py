@@ -35,6 +35,7 @@ from .linalg import (
 from .memory import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec
 from .random import PHILOX_ROW, PhiloxSpec
 from .solver import (
+    CheckDiagonalSpec,
     CholeskySpec,
     DetSpec,
     EighSpec,
@@ -56,6 +57,7 @@ __all__ = [
     "ArraySpec",
     "AsumSpec",
     "AxpySpec",
+    "CheckDiagonalSpec",
     "CholeskySpec",
     "CopyFromHostSpec",
     "CopySpec",

@@ -25,6 +25,7 @@ from ._roles import StatusArray, exact, reads, status, writes
 from ._spec import OperationSpec, specification
 
 __all__ = [
+    "CheckDiagonalSpec",
     "CholeskySpec",
     "DetSpec",
     "EigSpec",
@@ -259,6 +260,24 @@ class DetSpec(SolverSpec):
     logabsdet: ArraySpec | None = writes(optional=True)
 
     shapes: ClassVar[Mapping[str, str]] = {"a": "n n", "det": "", "sign": "", "logabsdet": "real: "}
+
+
+@specification
+class CheckDiagonalSpec(SolverSpec):
+    """Fails for triangular matrices that are singular, and does nothing else.
+
+    ``info``: the number, from 1, of the first element of the diagonal that is exactly zero.
+    """
+
+    a: ArraySpec = reads()
+    info: StatusArray = status()
+
+    shapes: ClassVar[Mapping[str, str]] = {"a": "n n"}
+    trouble: ClassVar[str] = "is singular: element {} of its diagonal is zero"
+
+    def function(self) -> str:
+        """See `SolverSpec.function`."""
+        return "solve_triangular"
 
 
 @specification

@@ -18,6 +18,7 @@ from ...base.checks import NATIVE
 from ...base.kernels import kernel
 from ...base.ops import (
     ArraySpec,
+    CheckDiagonalSpec,
     CholeskySpec,
     DetSpec,
     EighSpec,
@@ -35,7 +36,7 @@ from ..runtime._memory import CpuMemory, HostArray
 from ..runtime._stream import Work
 from ._lapack import Lapack, check_size, each
 
-__all__ = ["cholesky", "det", "eig", "eigh", "lu", "lu_solve", "qr", "solve", "svd"]
+__all__ = ["check_diagonal", "cholesky", "det", "eig", "eigh", "lu", "lu_solve", "qr", "solve", "svd"]
 
 _Run: TypeAlias = Callable[..., None]
 _Prepare: TypeAlias = Callable[[Any, CpuMemory], Work]
@@ -173,6 +174,14 @@ def _substitute(trans: bytes, packed: HostArray, piv: HostArray, b: HostArray, o
 def _packed(matrices: HostArray) -> HostArray:
     """A copy whose columns lie together, each behind the one before: its rows, to NumPy."""
     return np.array(matrices.swapaxes(-1, -2), order="C")
+
+
+@_solver(CheckDiagonalSpec, "a")
+def check_diagonal(spec: CheckDiagonalSpec, _: Lapack, a: HostArray) -> None:
+    """Where the diagonals have a zero."""
+    if a.size:
+        is_zero = (np.diagonal(a, axis1=-2, axis2=-1) == 0).reshape(len(spec.info), -1)
+        spec.info[:] = np.where(is_zero.any(1), is_zero.argmax(1) + 1, 0)
 
 
 @_solver(QrSpec, "a", "q", "r", workspace=lambda m, n: 64 * max(m, n))

@@ -21,6 +21,7 @@ from ...base.checks import NATIVE
 from ...base.kernels import kernel
 from ...base.ops import (
     ArraySpec,
+    CheckDiagonalSpec,
     CholeskySpec,
     DetSpec,
     EighSpec,
@@ -215,6 +216,15 @@ class SolverLibrary(CudaLibrary):
         said = call.workspace(_WORD * stacked(factors))
         self._enqueue(call, call.plan[1], said, a=factors, pivots=pivots, x=x)
         call.convert(transposed(x), call.array(out))
+
+    @kernel(CheckDiagonalSpec, backend="cuda")
+    def _check_diagonal(self, spec: CheckDiagonalSpec, call: Call) -> None:
+        status = call.status(spec.info)
+        if not _is_empty(spec.a):
+            # As if LU had named the first pivot of each.
+            call.fill(DeviceArray.packed(status, DType.int32, spec.info.shape), 1)
+            matrices = DeviceArray.packed(call.packed(spec.a), _dtype_of(spec.a), spec.a.shape)
+            self._own.apply(call.handle, "confirm_pivots", matrices, status)
 
     def _plan_qr(self, spec: QrSpec) -> tuple[Routine, ...]:
         (m, n), dtype = spec.a.shape[-2:], _dtype_of(spec.a)
