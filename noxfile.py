@@ -35,11 +35,15 @@ NO_DEVICE = (
 TWO_AT_A_TIME = ("-n", "2", "--dist", "worksteal")
 # Of a test function of devices and libraries, so many parameter sets are run; `tests_full` runs all.
 SAMPLE, SAMPLE_ON_STAND_IN = ("--sample", "4"), ("--sample", "2")
-# Machines that tests/machines can make of this one, and the tests of what tells of the machine.
+# Machines that tests/machines can make of this one, and the tests of what asks for processor, cores, memory.
 MACHINES = ("small", "large")
 OF_THE_MACHINE = (
-    "tests/cli",
     "tests/backends/cpu",
+    "tests/backends/test_fft.py",
+    "tests/cli/test_bench.py",
+    "tests/cli/test_info.py",
+    "tests/devices/test_host_pool.py",
+    "tests/interop/test_scipy_fft.py",
     "tests/test_benchmarks.py",
     "tests/test_benchmark_processors.py",
 )
@@ -153,9 +157,11 @@ def tests(session: nox.Session, backend: str) -> None:
 @nox.session(venv_backend="none", requires=["env"], default=False)
 @nox.parametrize("backend", ["cpu", "cuda"])
 def tests_full(session: nox.Session, backend: str) -> None:
-    """Run all tests on one backend, and all of `stand_in` with the CPU's: most of an hour on two cores."""
+    """Run all tests on one backend; with `cpu` all of `stand_in` too, and the command line on machines."""
     _test(session, backend)
     if backend == "cpu":
+        for machine in MACHINES:
+            _test_on_machine(session, machine, *TWO_AT_A_TIME, *OF_THE_MACHINE, "tests/cli")
         _test_on_stand_in(session)
 
 
@@ -179,9 +185,12 @@ def _test(session: nox.Session, backend: str, *sample: str) -> None:
 @nox.parametrize("machine", MACHINES)
 def machines(session: nox.Session, machine: str) -> None:
     """Run tests that could see the machine on another one, faked; what follows `--` goes to pytest."""
+    _test_on_machine(session, machine, *(session.posargs or (*SAMPLE, *TWO_AT_A_TIME, *OF_THE_MACHINE)))
+
+
+def _test_on_machine(session: nox.Session, machine: str, *arguments: str) -> None:
     env = {"TRIO_ACCEL_BACKEND": "cpu", "TRIO_ACCEL_TEST_MACHINE": machine}
-    chosen = session.posargs or [*TWO_AT_A_TIME, *OF_THE_MACHINE]
-    _python(session, "-m", "pytest", "-m", "not gpu and not alone", *chosen, env=env)
+    _python(session, "-m", "pytest", "-m", "not gpu and not alone", *arguments, env=env)
 
 
 @nox.session(venv_backend="none", requires=["env"])
@@ -218,9 +227,14 @@ def _in_parts(session: nox.Session, files: Sequence[str], *arguments: str) -> No
     parts = min(os.cpu_count() or 1, len(files))
     # By turns in order of size, so that all are at it equally long.
     by_size = sorted(files, key=lambda file: Path(file).stat().st_size)
-    running = [
-        subprocess.Popen((_Environment.python, *arguments, *by_size[part::parts])) for part in range(parts)
-    ]
+    _wait(session, *(_start(*arguments, *by_size[part::parts]) for part in range(parts)))
+
+
+def _start(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    return subprocess.Popen((_Environment.python, *arguments), env={**os.environ, **(env or {})})
+
+
+def _wait(session: nox.Session, *running: subprocess.Popen[bytes]) -> None:
     codes = [process.wait() for process in running]
     if any(codes):
         session.error(f"exit codes {codes}")
@@ -229,12 +243,12 @@ def _in_parts(session: nox.Session, files: Sequence[str], *arguments: str) -> No
 @nox.session(venv_backend="none", requires=["env"])
 def types(session: nox.Session) -> None:
     """Check types with mypy and pyright, both strict, and that every public name is typed."""
-    _python(session, "-m", "mypy")
     pyright = ("-m", "pyright", "--pythonpath", _Environment.python)
-    _python(session, *pyright)
     # It looks for py.typed on the path only, and not where an editable installation points to.
     path = {"PYTHONPATH": str(ROOT)}
-    _python(session, *pyright, "--verifytypes", "trio_accel", "--ignoreexternal", env=path)
+    session.log("mypy, pyright and pyright --verifytypes at once: each takes one core")
+    verify = _start(*pyright, "--verifytypes", "trio_accel", "--ignoreexternal", env=path)
+    _wait(session, verify, _start("-m", "mypy"), _start(*pyright))
 
 
 @nox.session(venv_backend="none", requires=["env"])
