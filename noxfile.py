@@ -47,6 +47,8 @@ OF_THE_MACHINE = (
     "tests/test_benchmarks.py",
     "tests/test_benchmark_processors.py",
 )
+OF_DOCS = ("tests/test_docs.py", "tests/test_docs_examples.py", "tests/test_reference.py")
+OF_EXAMPLES = ("tests/test_examples.py",)
 FOLDERS = ("trio_accel", "tests", "examples")
 # Calls that block on a device or on a vendor library's planning: in async code they hold up the Trio loop.
 # The left side is a pattern for the call as it is written; the right side must not contain a comma.
@@ -177,8 +179,10 @@ def _test(session: nox.Session, backend: str, *sample: str) -> None:
     if session.posargs or backend == "cuda":  # who debugs wants one process, and so does a device
         _python(session, *pytest, "not gpu", *session.posargs, env=env)
         return
-    _python(session, *pytest, "not gpu and not alone", *sample, *TWO_AT_A_TIME, env=env)
-    _python(session, *pytest, "not gpu and alone", *sample, env=env)
+    # What `docs` and `examples` run too is run once by the default sessions.
+    ignored = [f"--ignore={path}" for path in (*OF_DOCS, *OF_EXAMPLES)] if sample else []
+    _python(session, *pytest, "not gpu and not alone", *sample, *ignored, *TWO_AT_A_TIME, env=env)
+    _python(session, *pytest, "not gpu and alone", *sample, *ignored, env=env)
 
 
 @nox.session(venv_backend="none", requires=["env"])
@@ -255,17 +259,17 @@ def types(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Build the documentation with warnings as errors, and run every example in it and in the docstrings."""
     _python(session, "docs/make_reference.py", "--check")
-    _python(session, "-m", "sphinx", "-qW", "--keep-going", "-b", "html", "docs", "docs/_build/html")
+    session.log("Sphinx and the doctests of the package at once: each takes one core")
+    pages = _start("-m", "sphinx", "-qW", "--keep-going", "-b", "html", "docs", "docs/_build/html")
+    _wait(session, pages, _start("-m", "pytest", "--doctest-modules", "trio_accel"))
     session.log(f"the pages begin at {ROOT / 'docs' / '_build' / 'html' / 'index.html'}")
-    _python(session, "-m", "pytest", "--doctest-modules", "trio_accel")
-    tests = [f"tests/{name}.py" for name in ("test_docs", "test_docs_examples", "test_reference")]
-    _python(session, "-m", "pytest", *tests)
+    _python(session, "-m", "pytest", *TWO_AT_A_TIME, *OF_DOCS)
 
 
 @nox.session(venv_backend="none", requires=["env"])
 def examples(session: nox.Session) -> None:
     """Run every example program as its reader would."""
-    _python(session, "-m", "pytest", "tests/test_examples.py", *session.posargs)
+    _python(session, "-m", "pytest", *(session.posargs or TWO_AT_A_TIME), *OF_EXAMPLES)
 
 
 @nox.session(venv_backend="none", requires=["env"], default=False)

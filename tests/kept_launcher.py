@@ -23,8 +23,8 @@ from trio_accel.devices.worker.launcher._link import EndOfLink, LauncherLink, Re
 
 # Of each test: workers are told, and forks of a launcher cannot show it.
 _OF_A_TEST = ("PYTEST_CURRENT_TEST", "TRIO_ACCEL_TEST_MARK")
-# Modules of others may have another content in the next test.
-_OWN = "trio_accel."
+# Modules of other packages may be a test's own, with another content in the next one.
+_INSTALLED = frozenset({"trio_accel", "cuda", "nvmath"})
 _EMPTY = 2.0
 _LAST = -1
 
@@ -102,7 +102,8 @@ class KeptLink(LauncherLink):
         if kind == "start":
             assert isinstance(detail, dict)
             left.workers.add(number)
-            left.is_as_before &= all(name.startswith(_OWN) for name in detail.get("preload", ()))
+            packages = {name.partition(".")[0] for name in detail.get("preload", ())}
+            left.is_as_before &= packages <= _INSTALLED
         elif kind == "keep":
             left.chunks.add(number)
         elif kind == "forget":
