@@ -123,9 +123,6 @@ class OutcomePolicy:
             return self.closed()
         return error
 
-    def _may_collect(self, request: OperationRequest) -> bool:
-        return request.may_collect and not self.is_closing
-
     def sort(
         self, requests: Iterable[RemoteRequest], link: WorkerLink, cause: Exception, *, retry: int
     ) -> list[RemoteRequest]:
