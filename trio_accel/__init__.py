@@ -84,6 +84,7 @@ from .devices import (
     StreamPool,
     SyncCompletion,
     System,
+    ask_across,
     cancel_grace,
     open_system,
 )
@@ -161,6 +162,7 @@ __all__ = [
     "SystemOptions",
     "Terminated",
     "__version__",
+    "ask_across",
     "cancel_grace",
     "fft",
     "handles",

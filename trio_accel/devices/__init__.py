@@ -23,11 +23,13 @@ from .completion._strategies import (
 )
 from .engine._context import ContextActor
 from .engine._library import LibraryActor
+from .front._across import ask_across
 from .front._device_actor import DeviceActor
 from .front._memory import Copy, Empty, Fill, MemoryActor, Put, ToHost
 from .front._system import DeviceOpening, System, open_system
 from .operations._faults import Fault, FaultHow, FaultKind, FaultPlan, anew
 from .operations._hooks import EngineHook, Phase
+from .operations._multi_device import MultiDeviceOperation, PartPlanner, PlannedParts
 from .operations._operation import Launch, Operand, Operation, Planned, Planner, operation_name
 
 __all__ = [
@@ -53,13 +55,16 @@ __all__ = [
     "Launch",
     "LibraryActor",
     "MemoryActor",
+    "MultiDeviceOperation",
     "Operand",
     "Operation",
+    "PartPlanner",
     "Pending",
     "PerActorStreams",
     "PerLibraryStreams",
     "Phase",
     "Planned",
+    "PlannedParts",
     "Planner",
     "PolledCompletion",
     "Put",
@@ -72,6 +77,7 @@ __all__ = [
     "System",
     "ToHost",
     "anew",
+    "ask_across",
     "cancel_grace",
     "device_of",
     "in_range",

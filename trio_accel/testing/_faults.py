@@ -6,7 +6,16 @@ from typing import Any, cast
 
 import attrs
 
-from ..devices import Device, Fault, FaultHow, FaultKind, FaultPlan, Operation, operation_name
+from ..devices import (
+    Device,
+    Fault,
+    FaultHow,
+    FaultKind,
+    FaultPlan,
+    MultiDeviceOperation,
+    Operation,
+    operation_name,
+)
 from ..devices import anew as _anew
 from ..devices.front._device import opened
 
@@ -66,7 +75,7 @@ def poison(device: Device, reason: str = "poisoned by a test") -> None:
 
 def inject_fault(
     device: Device,
-    operation: type[Operation[Any, Any]],
+    operation: type[Operation[Any, Any] | MultiDeviceOperation[Any]],
     *,
     fail: Exception | None = None,
     delay: float | None = None,
@@ -86,7 +95,8 @@ def inject_fault(
 
     Args:
         device: Device whose operations are hit.
-        operation: Message class, such as `trio_accel.linalg.Matmul`.
+        operation: Message class, such as `trio_accel.linalg.Matmul`. Of an operation that spans devices, the
+            part of this device is hit.
         fail: The launch fails as if the backend had raised this; each launch raises a copy of its own.
             What happens then follows the error's class: one that the error table does not know makes
             the library suspect, so that its actor crashes and is restarted.
@@ -108,7 +118,7 @@ def inject_fault(
             the fault does not have.
         TypeError: An operation that is no message class, or an error that is none or cannot be copied.
     """
-    if not (isinstance(operation, type) and issubclass(operation, Operation)):
+    if not (isinstance(operation, type) and issubclass(operation, (Operation, MultiDeviceOperation))):
         raise TypeError(
             f"inject_fault: operation must be a message class such as linalg.Matmul, got {operation!r}"
         )

@@ -165,6 +165,7 @@ class ContextActor(LibraryOpener):
         )
         session = Session(engine.generation, engine, context, owner.variables)
         self._engine, self._libraries = engine, session.libraries
+        self._found = session.submissions.found
         cause: BaseException | None = None
         try:
             async with trio.open_nursery() as nursery:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from typing import TypeVar
 
 from ...actors import ActorStoppedError
 from ...backends.base import AccelDevice, Hold, KernelLibrary
@@ -15,10 +16,13 @@ from ..operations._operation import Launch
 from ._context_state import ContextState
 from ._in_flight import InFlight
 from ._lane import Lane
+from ._meeting import PartInFlight, PartLaunch
 from ._memory_in_use import MemoryInUse
 from ._watchdog import Watchdog
 
 __all__ = ["Enqueuer"]
+
+InFlightT = TypeVar("InFlightT", bound=InFlight)
 
 
 class Enqueuer:
@@ -111,13 +115,60 @@ class Enqueuer:
             self._abandon(launch, lane, error, has_staged=has_staged)
             self._context.locate(error, launch)
             raise
-        operation = self._record(lane, launch)
+        operation = self._record(lane, launch, InFlight)
         if launch.fault is not None:
             launch.fault.fault.after()
         for output in launch.outputs:
             if output.is_released:
                 # Before it was there: it goes when the operation is complete.
                 memory.release(output.id)
+        self.launched += 1
+        return operation
+
+    def enqueue_part(
+        self, launch: PartLaunch, library: KernelLibrary, lane: Lane, failure: Exception | None
+    ) -> Generator[None, None, PartInFlight]:
+        """Give a part of an operation that spans devices to the backend, in two steps.
+
+        What is thrown in between is what another part has failed with: then this one is not launched.
+
+        Yields:
+            When all but the kernel is enqueued.
+
+        Returns:
+            The part in flight.
+
+        Raises:
+            Exception: As for `enqueue`.
+        """
+        if self._context.is_lost:
+            raise ActorStoppedError(f"{launch.name} was not started: the context is lost", path=lane.owner)
+        has_staged = False
+        memory, stream, meeting = self._memory, lane.stream, launch.meeting
+        try:
+            self._begin(launch, lane, failure)
+            memory.exchange(self._blocks, launch.allocations)
+            memory.order(stream, launch.reads, launch.writes)
+            for copy in launch.staged:
+                has_staged = True
+                self._copies.enqueue(copy, stream)
+            yield
+            came = stream.record()
+            meeting.enter(stream)
+            library.enqueue(launch.spec, stream)
+            if launch.fault is not None:
+                launch.fault.fault.behind(self._device, stream, sorted(launch.writes), self._holds)
+            ran = stream.record()
+            meeting.leave(stream)
+        except Exception as error:
+            self._abandon(launch, lane, error, has_staged=has_staged)
+            self._context.locate(error, launch)
+            raise
+        operation = self._record(lane, launch, PartInFlight)
+        operation.join(meeting, came, ran)
+        if launch.fault is not None:
+            launch.fault.fault.after()
+        memory.release_all([output.id for output in launch.outputs if output.is_released])
         self.launched += 1
         return operation
 
@@ -144,11 +195,13 @@ class Enqueuer:
             hit.strike()
             hit.fault.before(self._device, lane.stream, self._alarms, self._holds)
 
-    def _record(self, lane: Lane, launch: Launch, *, is_whole: bool = True) -> InFlight:
+    def _record(
+        self, lane: Lane, launch: Launch, kind: type[InFlightT], *, is_whole: bool = True
+    ) -> InFlightT:
         """Hold what was enqueued until it is done: the whole operation, or copies for it alone."""
         stream = lane.stream
         event = stream.record_deferred() if self._may_defer(len(lane.operations)) else stream.record()
-        operation = InFlight(launch, event, self.launched)
+        operation = kind(launch, event, self.launched)
         operation.occupy(self._memory.uses, stream, is_whole=is_whole)
         lane.operations.append(operation)
         lane.load.outstanding += 1
@@ -168,7 +221,7 @@ class Enqueuer:
         notify(self._hooks, Phase.REPLY, launch)
         if has_staged:
             # The copies run all the same: what they use is held until they have.
-            self._port.watch(lane.stream, self._record(lane, launch, is_whole=False).event)
+            self._port.watch(lane.stream, self._record(lane, launch, InFlight, is_whole=False).event)
         else:
             notify(self._hooks, Phase.RELEASE, launch)
         made = {block for block, _ in launch.allocations}

@@ -105,6 +105,11 @@ class InFlight:
             else:
                 unpin(use)
 
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether it is held back on purpose, for streams of other devices."""
+        return False
+
     def touches(self, block: int, *, write: bool) -> bool:
         """Whether it must be over before the host reads a block, or writes it."""
         launch = self.launch
@@ -116,7 +121,8 @@ class InFlight:
             self._failure = self.event.error
             if self.after is not None:
                 self._failure = self._failure or self._failed_input(self.after)
-                self.after = None
+                # Not None: then nobody would ask again.
+                self.after = []
         return self._failure
 
     def _failed_input(self, producers: list[InFlight]) -> InputFailedError | None:

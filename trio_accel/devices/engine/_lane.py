@@ -79,6 +79,10 @@ class Lane:
             self._seen, self._seen_since = seen, now
         return now - self._seen_since > limit
 
+    def forget_seen(self) -> None:
+        """Begin anew to time how long it has got nowhere."""
+        self._seen = None
+
     async def wait_changed(self) -> None:
         """Wait for a change."""
         if self._changed is None:

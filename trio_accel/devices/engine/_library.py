@@ -18,6 +18,8 @@ from ..operations._operation import Launch
 from ._engine import Engine
 from ._in_flight import InFlight
 from ._lane import Lane
+from ._meeting import PartLaunch
+from ._part import Part, check_part
 
 __all__ = ["Asked", "LibraryActor"]
 
@@ -130,6 +132,30 @@ class LibraryActor(Actor):
             return self._launch(message, failure)
         except Exception as error:  # noqa: BLE001  # whose it is, is told there
             return self._refused(error)
+
+    @handles(PartLaunch, ki_protected=True)
+    async def launch_part(self, message: PartLaunch) -> DeferredReply[None]:
+        """Enqueue a part of an operation that spans devices, together with the other parts."""
+        gate, kernels, lane = self._gate, self._kernels, self._lane
+        part = Part(message, kernels, lane, self.context, gate, self._enqueuer, self._completer)
+        try:
+            check_part(message, kernels)
+            prepare = kernels.prepare(message.spec)
+            if prepare is not None:
+                part.failure = await gate.prepare(message, lane, prepare)
+            if not gate.may_launch(message, lane):
+                await gate.wait(message, lane)
+        except Exception as error:  # noqa: BLE001  # whose it is, is told there
+            return self._refused(error)
+        reply: DeferredReply[None] = self.context.defer()
+        part.reply = reply
+        try:
+            await message.meeting.come(message.part, part)
+        except Exception as error:
+            if classify(error) is FailureClass.SUSPECT:
+                raise
+            reply.fail(error)
+        return reply
 
     def _launch(self, launch: Launch, failure: Exception | None = None) -> DeferredReply[None]:
         """Enqueue an operation; its reply is given at completion.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import sys
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 
 import attrs
@@ -60,6 +60,8 @@ class LibraryOpener(Actor):
         # Both when the context is open.
         self._engine: Engine
         self._libraries: dict[str, Ref[LibraryActor]]
+        # Told of each library before anybody else can hand it anything.
+        self._found: Callable[[str, Ref[LibraryActor]], None] = _nobody
         # By import path: held while its actor is being started, or its library opened ahead.
         self._turns: dict[str, trio.Lock] = {}
         # Import paths of those whose library was opened ahead, whether they have taken it by now or not.
@@ -86,6 +88,7 @@ class LibraryOpener(Actor):
                 self._found_lost = error
                 raise
             self._libraries[message.library] = library
+            self._found(message.library, library)
             return library
 
     @handles(PrepareLibrary, group=_GROUP, limit=_LIMIT, ki_protected=True)
@@ -130,6 +133,10 @@ class LibraryOpener(Actor):
             )
         finally:
             self._starting.discard(name)
+
+
+def _nobody(path: str, library: Ref[LibraryActor]) -> None:
+    """Nobody waits for a library."""
 
 
 def _name_of(actor_class: type[LibraryActor], path: str, names: Container[str]) -> str:

@@ -98,8 +98,16 @@ class Submissions:
         self._engine.over(launch)
         return True
 
+    def found(self, path: str, library: Ref[LibraryActor]) -> None:
+        """A library is open: what waits for it goes before all that is handed to it from now on.
+
+        Others count on that order, and would wait for each other for ever: see `LaunchOrder`.
+        """
+        for submitted in self._opening.pop(path, ()):
+            self._post(library, submitted)
+
     def _opened(self, path: str, result: outcome.Outcome[Ref[LibraryActor]]) -> None:
-        waiting = self._opening.pop(path)
+        waiting = self._opening.pop(path, [])
         if self._engine.is_lost and isinstance(result, outcome.Value):
             # It was opened by the next context, which knows nothing of these.
             result = outcome.Error(ActorStoppedError(f"{path} was not opened in time", path=path))

@@ -111,6 +111,11 @@ class Watchdog:
         limit = self._stuck_after
         if limit is None:
             return
+        if any(lane.operations and lane.operations[0].waits_for_others for lane in self._lanes):
+            # For another device, which has its own limit; and others of this one may wait for it in turn.
+            for lane in self._lanes:
+                lane.forget_seen()
+            return
         # A stream runs in order, so only its first operation can be the one that is stuck; and of those of
         # several streams, which may wait for one another, the one that was launched first.
         firsts = [lane.operations[0] for lane in self._lanes if lane.is_stuck(now, limit)]

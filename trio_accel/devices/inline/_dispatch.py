@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import trio
 from trio.lowlevel import enable_ki_protection
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from .._options import DeviceOptions
     from ..arrays._blocks import BlockTable
     from ..engine._engine import Engine
+    from ..engine._meeting import PartLaunch
+    from ..engine._submissions import OnDone
     from ..operations._hooks import EngineHook
 
 __all__ = ["InlineDispatch"]
@@ -180,7 +182,7 @@ class InlineDispatch:
         await trio.lowlevel.checkpoint_if_cancelled()
         losses = 0
         while True:
-            session = self.session or await self._ready()
+            session = self.session or await self.ready()
             planner = Planner(self._device, operation)
             planned = operation.plan(planner)
             launch = planner.launch(planned)
@@ -287,10 +289,24 @@ class InlineDispatch:
         session.submissions.submit(context, launch, done)
         return pending
 
+    def submit_part(self, session: Session, launch: PartLaunch, on_done: OnDone) -> None:
+        """Hand a part of an operation that spans devices over to the current context, without waiting.
+
+        Args:
+            session: The current one.
+            launch: The part.
+            on_done: Called once, with what it failed with, or None.
+        """
+        assert self._context_ref is not None  # a session is a context's
+        travel = None if self._copies is None else self._copies.start(launch)
+        if travel is not None:
+            launch, on_done = cast("PartLaunch", travel.launch), travel.end_by(on_done)
+        session.submissions.submit(self._context_ref, launch, on_done, invalidates=False)
+
     @asynccontextmanager
     async def lease(self, ref: AccelRef, *, write: bool, stream: object) -> AsyncGenerator[Any, None]:
         """See `AccelRef.lease`."""
-        session = await self._ready()
+        session = await self.ready()
         ref.block.check("lease")
         lease = session.engine.leases.lease(ref.block, ref.spec, write=write, stream=stream)
         async with lease as array:
@@ -300,14 +316,14 @@ class InlineDispatch:
 
     async def synchronize(self) -> None:
         """See `Device.synchronize`."""
-        session = await self._ready()
+        session = await self.ready()
         await session.engine.synchronize()
         self._device.blocks.drain()
         await trio.lowlevel.checkpoint()
 
     async def statistics(self) -> DeviceStatistics:
         """See `Device.statistics`."""
-        session = await self._ready()
+        session = await self.ready()
         await trio.lowlevel.checkpoint()
         self._device.blocks.drain()
         engine = session.engine
@@ -330,7 +346,7 @@ class InlineDispatch:
             raise DeviceLostError("the device has no context now", device=self._device.name)
         return self.session.engine
 
-    async def _ready(self) -> Session:
+    async def ready(self) -> Session:
         """The current generation; waits while the context is being rebuilt."""
         availability = self._device.availability
         if self.session is None and not availability.is_ended:

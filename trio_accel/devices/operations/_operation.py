@@ -32,7 +32,16 @@ from ..base._refusals import what_to_do
 from ..base._views import overlaps
 from ._faults import FaultHit, Faults
 
-__all__ = ["Launch", "Operand", "Operation", "Planned", "Planner", "check_operation", "operation_name"]
+__all__ = [
+    "Launch",
+    "Operand",
+    "Operation",
+    "Planned",
+    "PlannedFor",
+    "Planner",
+    "check_operation",
+    "operation_name",
+]
 
 # The name of this package.
 _PACKAGE = __name__.partition(".")[0]
@@ -131,13 +140,13 @@ def _check_planned(name: str, planned: object) -> None:
         )
 
 
-def operation_name(cls: type[Operation[Any, Any]]) -> str:
+def operation_name(cls: type[object]) -> str:
     """Capability and class name of an operation."""
     return _name_of(cls)  # type: ignore[arg-type]  # mypy takes no class for hashable
 
 
 @cache
-def _name_of(cls: type[Operation[Any, Any]]) -> str:
+def _name_of(cls: type[object]) -> str:
     package = cls.__module__.split(".")
     if package[0] == _PACKAGE:
         # trio_accel.linalg._matmul -> linalg, trio_accel.devices.front._memory -> devices
@@ -249,7 +258,7 @@ class Launch(Request[Any, None]):
         return self.name
 
 
-class _PlannedFor(Protocol):
+class PlannedFor(Protocol):
     """The device that an operation is planned for."""
 
     path: str
@@ -273,7 +282,7 @@ class Planner:
         "name",
     )
 
-    def __init__(self, device: _PlannedFor, operation: Operation[Any, Any]) -> None:
+    def __init__(self, device: PlannedFor, operation: Operation[Any, Any]) -> None:
         self.name: str = _name_of(type(operation))  # type: ignore[arg-type]  # mypy takes no class for hashable
         self._device = device
         self._table = device.blocks

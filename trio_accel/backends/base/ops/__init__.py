@@ -2,7 +2,20 @@
 
 from ._array import ArraySpec, contiguous_strides
 from ._host_use import HostUse
-from ._roles import NumberRole, Role, StatusArray, exact, number, reads, scalar, status, updates, writes
+from ._peers import PeerArray, Peers
+from ._roles import (
+    NumberRole,
+    Role,
+    StatusArray,
+    exact,
+    number,
+    peers,
+    reads,
+    scalar,
+    status,
+    updates,
+    writes,
+)
 from ._shapes import common_shape, product_shape, transformed_shape
 from ._spec import (
     Descriptor,
@@ -82,6 +95,8 @@ __all__ = [
     "Nrm2Spec",
     "NumberRole",
     "OperationSpec",
+    "PeerArray",
+    "Peers",
     "PhiloxSpec",
     "QrSpec",
     "Role",
@@ -109,6 +124,7 @@ __all__ = [
     "exact",
     "map_arrays",
     "number",
+    "peers",
     "product_shape",
     "reads",
     "real_of",

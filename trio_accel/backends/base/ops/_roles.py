@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._array import ArraySpec
+from ._peers import Peers
 
 __all__ = [
     "Access",
@@ -19,6 +20,7 @@ __all__ = [
     "StatusArray",
     "exact",
     "number",
+    "peers",
     "reads",
     "role_of",
     "scalar",
@@ -53,14 +55,15 @@ class Role:
     """The role of one field.
 
     Attributes:
-        kind: ``"array"``, ``"exact"``, ``"scalar"``, ``"status"``; ``"other"`` for a field without a role.
+        kind: ``"array"``, ``"exact"``, ``"scalar"``, ``"status"``, ``"peers"``; ``"other"`` for a field
+            without a role.
         access: Of arrays: what is done with them.
         count: Of arrays: how many there are.
         number: Of a scalar: what it is to an array, where that was declared.
         of: Of such a scalar: the name of that field.
     """
 
-    kind: Literal["array", "exact", "scalar", "status", "other"]
+    kind: Literal["array", "exact", "scalar", "status", "peers", "other"]
     access: Access | None = None
     count: Count = "one"
     number: NumberRole | None = None
@@ -144,6 +147,17 @@ def status() -> StatusArray:
     then `OperationSpec.check_status` reads it, and the reply may be made from it.
     """
     field: StatusArray = attrs.field(metadata={_ROLE: Role("status")}, eq=False)
+    return field
+
+
+def peers() -> Peers:
+    """Declare a field of an `OperationSpec` as arrays of other devices, lent by the other parts.
+
+    Only a part of an operation that spans devices has such a field, and one at most; its planner makes the
+    value by `PartPlanner.peers`. The kernel gets the arrays by ``memory.peers(...)`` on the CPU and
+    ``call.peers(...)`` on CUDA.
+    """
+    field: Peers = attrs.field(metadata={_ROLE: Role("peers")}, eq=False)
     return field
 
 

@@ -15,12 +15,14 @@ import numpy as np
 
 from ..values import ALWAYS_HELD, element, factor
 from ._array import ArraySpec
+from ._peers import Peers
 from ._roles import (
     Access,
     NumberRole,
     Role,
     exact,
     number,
+    peers,
     reads,
     role_of,
     scalar,
@@ -84,6 +86,7 @@ class Descriptor:
         plan_key: Gets what a plan depends on: the class, layouts and alignment of its arrays, exact values.
             Scalars and addresses are handed over with each launch.
         has_status: Whether there are status words.
+        peers: Name of the field with arrays of other devices; empty where there is none.
         is_in_order: Tells of nearly all specifications that their fields are in order.
     """
 
@@ -94,6 +97,7 @@ class Descriptor:
     blocks: Callable[[Any], _Blocks]
     plan_key: Callable[[Any], tuple[object, ...]]
     has_status: bool
+    peers: str
     is_in_order: Callable[[Any], bool]
 
     def arrays(self, spec: Any, access: Access | None = None) -> tuple[ArraySpec, ...]:
@@ -133,7 +137,9 @@ class Descriptor:
         return self.cls(*values[:count], **dict(zip(self.keywords, values[count:], strict=True)))
 
 
-@dataclass_transform(field_specifiers=(attrs.field, exact, number, reads, scalar, status, updates, writes))
+@dataclass_transform(
+    field_specifiers=(attrs.field, exact, number, peers, reads, scalar, status, updates, writes)
+)
 def specification(cls: type[SpecT]) -> type[SpecT]:
     """Make a specification of a class whose fields have roles; it is a subclass of `OperationSpec`.
 
@@ -149,8 +155,9 @@ class OperationSpec:
     Nothing of one is changed once it is made.
 
     A specification holds no actor and no reference, so it means the same in another process.
-    The role of each field is declared: arrays by `reads`, `writes` and `updates`, values by `exact`, `scalar`
-    and `number`, status words by `status`. The `Descriptor` of the class is made from the roles.
+    The role of each field is declared: arrays by `reads`, `writes` and `updates`, those of other devices by
+    `peers`, values by `exact`, `scalar` and `number`, status words by `status`. The `Descriptor` of the class
+    is made from the roles.
     """
 
     __slots__ = ()
@@ -255,6 +262,7 @@ def _describe(cls: type[Any]) -> Descriptor:
         blocks=_generated(f"({_blocks(fields, 'read')}, {_blocks(fields, 'write')})"),
         plan_key=_plan_key(cls, fields),
         has_status="status" in kinds,
+        peers="".join(field.name for field in fields if field.role.kind == "peers"),
         is_in_order=_test(fields),
     )
 
@@ -314,12 +322,14 @@ def _test(fields: Iterable[SpecField]) -> Callable[[Any], bool]:
             tests.append(f"is_of({role.count!r}, {value})")
         elif role.kind == "status":
             tests.append(f"is_status({value})")
+        elif role.kind == "peers":
+            tests.append(f"is_peers({value})")
         elif role.number is not None:
             # Others are looked at more closely: large ones, complex ones, elements of whole-number arrays.
             tests.append(f"type({value}) in plain and -{ALWAYS_HELD} <= {value} <= {ALWAYS_HELD}")
             tests.append(f"spec.{role.of}.dtype.is_inexact")
     names = {"ArraySpec": ArraySpec, "plain": (int, float), "is_of": _is_of, "is_status": _is_status}
-    return _generated(" and ".join(tests) or "True", **names)
+    return _generated(" and ".join(tests) or "True", **names, is_peers=_is_peers)
 
 
 def _check_field(name: str, spec: Any, field: SpecField) -> None:
@@ -334,6 +344,8 @@ def _check_field(name: str, spec: Any, field: SpecField) -> None:
         )
     if role.kind == "status" and not _is_status(value):
         raise TypeError(f"{name}: {where} must be an array of planner.status(), got {_type_of(value)}")
+    if role.kind == "peers" and not _is_peers(value):
+        raise TypeError(f"{name}: {where} must be made by planner.peers(), got {_type_of(value)}")
     if role.number is not None:
         check = factor if role.number is NumberRole.FACTOR else element
         check(name, where, value, getattr(spec, role.of).dtype)
@@ -351,6 +363,10 @@ def _is_of(count: str, value: Any) -> bool:
 def _is_status(value: Any) -> bool:
     """Whether a field holds status words, which have a layout of their own."""
     return type(value) is np.ndarray and bool(value.dtype == np.int32 and value.flags.c_contiguous)
+
+
+def _is_peers(value: Any) -> bool:
+    return type(value) is Peers
 
 
 def _type_of(value: Any) -> str:

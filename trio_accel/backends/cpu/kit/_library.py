@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ...base import AccelError, AccelStream, NotSupportedError
-from ...base.ops import OperationSpec
+from ...base.ops import OperationSpec, Peers
 from ..runtime._memory import CpuMemory
 from ..runtime._stream import CpuStream, Work
 
@@ -71,11 +71,20 @@ class CpuLibrary:
         except AccelError as error:
             error.device = self._device
             raise
-        judged = spec if spec.descriptor().has_status else None
+        described = spec.descriptor()
+        if described.peers:
+            work = partial(_run_with_peers, getattr(spec, described.peers), work)
+        judged = spec if described.has_status else None
         stream.enqueue(partial(_run, work, self._memory, judged))
 
     def close(self) -> None:
         """Give handles back: there are none."""
+
+
+def _run_with_peers(peers: Peers, work: Work) -> None:
+    """Run a part of an operation that spans devices, unless another part has failed."""
+    if peers.failure is None:
+        work()
 
 
 def _run(work: Work, memory: CpuMemory, judged: OperationSpec | None) -> None:

@@ -1,0 +1,246 @@
+"""Operations that span devices, from outside: a sum over devices, a copy between two, and what goes wrong.
+
+It imports nothing of a backend but what its CUDA kernels call.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+
+import trio_accel as ta
+from trio_accel.backends.base import kernel, ops
+from trio_accel.devices import (
+    LibraryActor,
+    MultiDeviceOperation,
+    Operand,
+    Operation,
+    PartPlanner,
+    Planned,
+    PlannedParts,
+    Planner,
+)
+
+
+class CollectiveActor(LibraryActor):
+    library = __name__
+
+
+PATH = f"{__name__}:CollectiveActor"
+
+
+@ops.specification
+class SumPart(ops.OperationSpec):
+    """``out = sum of terms``: the terms of all parts, this one's among them."""
+
+    term: ops.ArraySpec = ops.reads()
+    out: ops.ArraySpec = ops.writes()
+    terms: ops.Peers = ops.peers()
+
+
+@attrs.frozen(eq=False)
+class AllReduce(MultiDeviceOperation[tuple[ta.AccelRef, ...]]):
+    """The sum of one array of each device, on every device, with the same rounding on all."""
+
+    arrays: Sequence[Operand]
+    on: Sequence[ta.Device] | None = None
+    out: Sequence[ta.AccelRef] | None = None
+    library: ClassVar[str] = PATH
+
+    @property
+    def devices(self) -> Sequence[ta.Device]:
+        return self.on or [array.device for array in self.arrays if isinstance(array, ta.AccelRef)]
+
+    def plan(self, planners: Sequence[PartPlanner]) -> PlannedParts[tuple[ta.AccelRef, ...]]:
+        terms = [planner.read("arrays", array) for planner, array in zip(planners, self.arrays, strict=True)]
+        if len({(term.shape, term.dtype) for term in terms}) != 1:
+            raise ValueError(f"{planners[0].name}: arrays must have one shape and dtype")
+        outs = [
+            planner.output(term.shape, term.dtype, out)
+            for planner, term, out in zip(planners, terms, self.out or [None] * len(terms), strict=True)
+        ]
+        for planner, term, out in zip(planners, terms, outs, strict=True):
+            planner.distinct("out", out.spec, arrays=term)
+        lent = [planner.lend(term) for planner, term in zip(planners, terms, strict=True)]
+        specs = [
+            SumPart(term, out.spec, planner.peers(*lent))
+            for planner, term, out in zip(planners, terms, outs, strict=True)
+        ]
+        return PlannedParts(specs, tuple(outs))
+
+
+@kernel(SumPart, backend="cpu")
+def sum_cpu(spec: SumPart, memory: Any) -> Callable[[], None]:
+    out, terms = memory.view(spec.out), memory.peers(spec.terms)
+
+    def work() -> None:
+        np.copyto(out, terms[0])
+        for term in terms[1:]:
+            np.add(out, term, out=out)
+
+    return work
+
+
+@ops.specification
+class SendPart(ops.OperationSpec):
+    """The array is lent; nothing is to be done."""
+
+    source: ops.ArraySpec = ops.reads()
+
+
+@ops.specification
+class ReceivePart(ops.OperationSpec):
+    """``out = source``, an array of another device."""
+
+    out: ops.ArraySpec = ops.writes()
+    source: ops.Peers = ops.peers()
+
+
+@attrs.frozen(eq=False)
+class PeerCopy(MultiDeviceOperation[ta.AccelRef]):
+    source: ta.AccelRef
+    target: ta.Device
+    out: ta.AccelRef | None = None
+    library: ClassVar[str] = PATH
+
+    @property
+    def devices(self) -> Sequence[ta.Device]:
+        return self.source.device, self.target
+
+    def plan(self, planners: Sequence[PartPlanner]) -> PlannedParts[ta.AccelRef]:
+        sender, receiver = planners
+        source = sender.read("source", self.source)
+        out = receiver.output(source.shape, source.dtype, self.out)
+        return PlannedParts(
+            [SendPart(source), ReceivePart(out.spec, receiver.peers(sender.lend(source)))], out
+        )
+
+
+@kernel(SendPart, backend="cpu")
+def send_cpu(spec: SendPart, memory: Any) -> Callable[[], None]:
+    return lambda: None
+
+
+@kernel(ReceivePart, backend="cpu")
+def receive_cpu(spec: ReceivePart, memory: Any) -> Callable[[], None]:
+    (source,), out = memory.peers(spec.source), memory.view(spec.out)
+    return lambda: np.copyto(out, source)
+
+
+@ops.specification
+class RoundPart(ops.OperationSpec):
+    """One part of a meeting of kernels: ``array += 1`` once all have met, unless something goes wrong.
+
+    `how` is what goes wrong in this part: ``"refuses"``, ``"raises"`` where it is enqueued, ``"fails"`` and
+    ``"crashes"`` where it runs; ``"meets"`` waits for the others in the kernel itself.
+    """
+
+    array: ops.ArraySpec = ops.updates()
+    how: str = ops.exact()
+    peers: ops.Peers = ops.peers()
+    met: ops.StatusArray = ops.status()
+
+
+@attrs.frozen(eq=False)
+class Round(MultiDeviceOperation[list[int]]):
+    """The reply: what each part has in its status words, the number of its arrays."""
+
+    arrays: Sequence[ta.AccelRef]
+    how: Sequence[str]
+    forget: int | None = None
+    finish: Callable[[], None] | None = None
+    library: ClassVar[str] = PATH
+
+    @property
+    def devices(self) -> Sequence[ta.Device]:
+        return [array.device for array in self.arrays]
+
+    def plan(self, planners: Sequence[PartPlanner]) -> PlannedParts[list[int]]:
+        arrays = [
+            planner.update("arrays", array) for planner, array in zip(planners, self.arrays, strict=True)
+        ]
+        lent = [planner.lend(array) for planner, array in zip(planners, arrays, strict=True)]
+        words = [planner.status(1) for planner in planners]
+        specs: list[ops.OperationSpec] = [
+            RoundPart(array, how, planner.peers(*lent), met)
+            for planner, array, how, met in zip(planners, arrays, self.how, words, strict=True)
+        ]
+        if self.forget is not None:
+            specs[self.forget] = BarePart(arrays[self.forget])
+
+        def finish() -> list[int]:
+            if self.finish is not None:
+                self.finish()
+            return [int(met[0]) for met in words]
+
+        return PlannedParts(specs, finish=finish)
+
+
+@ops.specification
+class BarePart(ops.OperationSpec):
+    """No library has a kernel for it."""
+
+    array: ops.ArraySpec = ops.updates()
+
+
+MEETINGS: dict[str, threading.Barrier] = {}
+"""By `RoundPart.how`: where kernels wait for each other."""
+
+
+@kernel(RoundPart, backend="cpu")
+def round_cpu(spec: RoundPart, memory: Any) -> Callable[[], None]:
+    array, how = memory.view(spec.array), spec.how
+    if how == "refuses":
+        raise ta.NotSupportedError("refused on purpose")
+    if how == "raises":
+        raise RuntimeError("raised on purpose")
+    barrier = MEETINGS.get(how)
+    if barrier is not None:
+        spec.peers.on_failure(barrier.abort)
+
+    def work() -> None:
+        if how == "fails":
+            raise ta.LibraryError("failed on purpose", library="collective", code="how")
+        if how == "crashes":
+            raise RuntimeError("crashed on purpose")
+        if barrier is not None:
+            barrier.wait()
+        array[...] += 1
+        spec.met[0] = len(spec.peers.arrays)
+
+    return work
+
+
+@ops.specification
+class DoubleSpec(ops.OperationSpec):
+    """``array *= 2``, on one device."""
+
+    array: ops.ArraySpec = ops.updates()
+
+
+@attrs.frozen(eq=False)
+class Double(Operation[CollectiveActor, None]):
+    array: ta.AccelRef
+    library: ClassVar[str] = PATH
+
+    def plan(self, planner: Planner) -> Planned[None]:
+        return Planned(DoubleSpec(planner.update("array", self.array)))
+
+
+@kernel(DoubleSpec, backend="cpu")
+def double_cpu(spec: DoubleSpec, memory: Any) -> Callable[[], None]:
+    array = memory.view(spec.array)
+    return lambda: np.multiply(array, 2, out=array)
+
+
+class OtherActor(CollectiveActor):
+    """The same kernels, on streams of their own."""
+
+
+@attrs.frozen(eq=False)
+class OtherAllReduce(AllReduce):
+    library: ClassVar[str] = f"{__name__}:OtherActor"

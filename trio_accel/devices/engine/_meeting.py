@@ -1,0 +1,292 @@
+"""The parts of one operation that spans devices: they are launched in one go, and wait for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import attrs
+import trio
+
+from ...backends.base import AccelEvent, AccelStream, Hold, InputFailedError, Waker
+from ...backends.base.ops import Peers
+from ..arrays._blocks import bare
+from ..base._bridge import LoopNotifier
+from ..base._errors import WithdrawnError
+from ..operations._operation import Launch
+from ._in_flight import InFlight
+from ._lane import Lane
+
+__all__ = ["Meeting", "PartFailedError", "PartInFlight", "PartLaunch"]
+
+
+class PartFailedError(InputFailedError):
+    """A part of an operation that spans devices is over because another one has failed."""
+
+
+@attrs.define(eq=False, on_setattr=None, kw_only=True)
+class PartLaunch(Launch):
+    """One part of an operation that spans devices, on its way to a library actor of its device.
+
+    Attributes:
+        meeting: Where it meets the other parts.
+        part: Its number among them.
+    """
+
+    meeting: Meeting
+    part: int
+
+
+class PartAtMeeting(Protocol):
+    """A part whose library actor may launch it, and waits for the others."""
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether the backend has it, or had it."""
+        ...
+
+    def begin(self) -> None:
+        """Allocate and do all else that goes before the kernel."""
+
+    def enqueue(self) -> tuple[PartInFlight, Lane]:
+        """Enqueue the kernel, and say where."""
+        ...
+
+    def abandon(self, error: Exception) -> None:
+        """Clean up after `begin`; nothing is launched."""
+
+    def watch(self) -> None:
+        """Have the end of what was enqueued seen."""
+
+
+class _Gate:
+    """Holds streams back until all have come, or until it is opened.
+
+    Args:
+        count: How many streams there are.
+        waker: Rung whenever one has come.
+    """
+
+    __slots__ = ("_come", "_count", "_holds", "_waker", "is_open")
+
+    def __init__(self, count: int, waker: Waker | None = None) -> None:
+        self._count = count
+        self._waker = waker
+        # An item for each stream that has come: threads of the backend append to it.
+        self._come: list[None] = []
+        self._holds: list[Hold] = []
+        self.is_open: bool = False
+
+    def hold(self, stream: AccelStream) -> None:
+        """Hold back what is enqueued on a stream from now on."""
+        hold = stream.hold(self)
+        self._holds.append(hold)
+        if self.is_open:
+            # It was opened before this hold was known.
+            hold.release()
+
+    def ring(self) -> None:
+        """A stream has come. Any thread."""
+        self._come.append(None)
+        if len(self._come) >= self._count:
+            self.open()
+        if self._waker is not None:
+            self._waker.ring()
+
+    def open(self) -> None:
+        """Let all go on. Any thread."""
+        self.is_open = True
+        for hold in tuple(self._holds):
+            hold.release()
+
+
+class Meeting:
+    """Where the parts of one operation meet.
+
+    In the loop: no part is launched before all may be, then all are, without a wait in between. So any two
+    operations come to all streams that they share in the same order. On the devices: no kernel begins before
+    the streams of all parts have come to it, and no stream goes on before all kernels are done.
+
+    Args:
+        name: Name of the operation.
+        count: How many parts.
+
+    Attributes:
+        failure: What the operation has failed with, if it has.
+        failed: The part in flight whose kernel has failed with that, if one has.
+        in_flight: Parts that were launched, with their lanes.
+    """
+
+    def __init__(self, name: str, count: int) -> None:
+        self.failure: BaseException | None = None
+        self.failed: PartInFlight | None = None
+        self.in_flight: list[tuple[PartInFlight, Lane]] = []
+        self._name = name
+        self._peers: list[Peers] = []
+        self._here: list[PartAtMeeting | None] = [None] * count
+        self._come = 0
+        self._is_decided = False
+        self._decided = trio.Event()
+        self._errors: list[Exception | None] = [None] * count
+        self._entrance = _Gate(count)
+        # A kernel that waits for its peers is to hear of one that has failed.
+        self._notifier = LoopNotifier(self._look)
+        self._exit = _Gate(count, self._notifier)
+
+    def holds_back(self, part: PartInFlight) -> bool:
+        """Whether the stream of a part has nothing to do until others have come."""
+        return (part.came.is_done and not self._entrance.is_open) or (
+            part.ran.is_done and not self._exit.is_open
+        )
+
+    def add_peers(self, peers: Peers) -> None:
+        """Tell a kernel of the failure of others by this."""
+        self._peers.append(peers)
+
+    def enter(self, stream: AccelStream) -> None:
+        """Hold a stream back until all have come to their kernels."""
+        self._entrance.hold(stream)
+
+    def leave(self, stream: AccelStream) -> None:
+        """Hold a stream back until all kernels are done."""
+        self._exit.hold(stream)
+
+    def failed_part(self, cause: BaseException | None) -> PartFailedError:
+        """Make the error of a part that is over because another one has failed."""
+        error = PartFailedError(f"another part of {self._name} has failed; its results were not made")
+        error.__cause__ = cause
+        return error
+
+    def fail(self, error: BaseException) -> None:
+        """A part has failed, or nobody waits any more: those that wait for it go on, and do not run."""
+        if self.failure is None:
+            # Without its frames, which would keep arrays alive.
+            self.failure = bare(error)
+            for peers in self._peers:
+                peers.fail(error)
+            self._entrance.open()
+            self._exit.open()
+            self._decide()
+
+    def end(self) -> None:
+        """All parts are over: hold nothing that they used."""
+        self._notifier.close()
+        self.failed = None
+        self.in_flight.clear()
+        self._here.clear()
+        self._errors.clear()
+        for peers in self._peers:
+            peers.end()
+
+    async def come(self, number: int, part: PartAtMeeting) -> None:
+        """Wait for the other parts; all are launched when this returns.
+
+        Args:
+            number: Number of the part.
+            part: Launches it. From now on nothing else keeps it from being launched.
+
+        Raises:
+            WithdrawnError: Another part will not come; nothing was launched.
+            Exception: What the launch of this part failed with.
+        """
+        self._here[number] = part
+        self._come += 1
+        if self._come == len(self._here) and not self._is_decided:
+            self._launch([one for one in self._here if one is not None])
+            self._decide()
+        try:
+            await self._decided.wait()
+        except trio.Cancelled:  # noqa: ASYNC103  # its actor ends: the next wait of that says so again
+            if not part.is_launched:
+                # Nothing will be launched any more.
+                self._decide()
+                raise
+        error = self._errors[number] if self._errors else None
+        if error is not None:
+            raise error
+        if not part.is_launched:
+            raise WithdrawnError
+
+    def _look(self) -> None:
+        """A kernel is done: see whether one has failed."""
+        for operation, _ in self.in_flight:
+            error = operation.ran.error if operation.ran.is_done else None
+            if error is not None and self.failure is None:
+                self.failed = operation
+                self.fail(error)
+
+    def _decide(self) -> None:
+        """From now on nothing is launched."""
+        self._is_decided = True
+        self._decided.set()
+
+    def _launch(self, parts: Sequence[PartAtMeeting]) -> None:
+        begun = launched = 0
+        try:
+            for part in parts:
+                part.begin()
+                begun += 1
+            for part in parts:
+                self.in_flight.append(part.enqueue())
+                launched += 1
+        except Exception as error:  # noqa: BLE001  # raised where the part is waited for
+            failed = launched if begun == len(parts) else begun
+            self._errors[failed] = error
+            # Kernels that are enqueued by now are skipped, where the backend can.
+            self.fail(error)
+            for number, part in enumerate(parts):
+                if number >= launched and number != failed:
+                    other = self._errors[number] = self.failed_part(error)
+                    if number < begun:
+                        part.abandon(other)
+        for part in parts[:launched]:
+            part.watch()
+
+
+class PartInFlight(InFlight):
+    """A part that the backend has. It is done when all parts are, and has failed if one of them has.
+
+    Attributes:
+        came: Done when its stream has come to the meeting.
+        ran: Done when its kernel is.
+    """
+
+    __slots__ = ("_meeting", "came", "ran")
+
+    _meeting: Meeting
+    came: AccelEvent
+    ran: AccelEvent
+
+    def join(self, meeting: Meeting, came: AccelEvent, ran: AccelEvent) -> None:
+        """Wait for the others; called once, when it is enqueued."""
+        self._meeting, self.came, self.ran = meeting, came, ran
+        # So that `failure` is asked.
+        self.after = self.after or []
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether its stream waits for those of the other devices, which may be held up for long."""
+        return self._meeting.holds_back(self)
+
+    def failure(self) -> Exception | None:
+        """What it failed with, by itself, with its inputs or with another part."""
+        if self._failure is None:
+            # What goes wrong in a kernel after another part has failed is mostly due to that.
+            self._failure = self._failure_before() or self.came.error or self.ran.error or super().failure()
+        if self._failure is None:
+            self._failure = self._failure_of_others()
+        return self._failure
+
+    def _failure_before(self) -> PartFailedError | None:
+        meeting = self._meeting
+        is_others = meeting.failure is not None and meeting.failed is not self
+        return meeting.failed_part(meeting.failure) if is_others else None
+
+    def _failure_of_others(self) -> PartFailedError | None:
+        meeting = self._meeting
+        # Their kernels are done, or this would not be.
+        for other, _ in meeting.in_flight:
+            error = other.ran.error if other is not self and other.ran.is_done else None
+            if error is not None:
+                return meeting.failed_part(error)
+        return None

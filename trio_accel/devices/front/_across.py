@@ -1,0 +1,286 @@
+"""Asking an operation that spans devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import attrs
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from ...backends.base import ContextPoisonedError, NotSupportedError
+from ..base._cancel_grace import grace_in
+from ..base._errors import WithdrawnError
+from ..completion._strategies import SyncCompletion
+from ..engine._host_use import leave_hosts
+from ..engine._meeting import Meeting, PartFailedError, PartLaunch
+from ..inline._dispatch import InlineDispatch
+from ..operations._multi_device import (
+    MultiDeviceOperation,
+    PartPlanner,
+    PlannedParts,
+    check_parts,
+    launch_of,
+    peers_of,
+)
+from ..operations._operation import Launch, operation_name
+from ._device import OpenDevice, opened
+
+if TYPE_CHECKING:
+    from ..engine._context import Session
+
+__all__ = ["ask_across"]
+
+ReplyT = TypeVar("ReplyT")
+
+# A host array is being copied: seconds between two looks at it.
+_COPYING = 0.001
+_FIELDS = tuple(field.name for field in attrs.fields(Launch) if field.init)
+
+
+@enable_ki_protection
+async def ask_across(operation: MultiDeviceOperation[ReplyT], /) -> ReplyT:
+    """Run an operation that spans devices; returns its reply when all parts are complete.
+
+    Each device runs one part, on the stream of the operation's library actor there. No kernel begins before
+    the streams of all parts have come to it, and no stream goes on behind its part before all kernels are
+    done. So a kernel may use the arrays that other parts lend. Operations that touch the same memory keep the
+    order in which they were asked for, on every device.
+
+    Everything is validated on all devices before anything is launched. If one part fails, the whole operation
+    has failed: what it was to write is not to be used, on any of the devices. The others stay healthy.
+
+    When cancelled, an operation that is not launched is taken back. One that runs is waited for as that of
+    one device is, for the longest `cancel_grace` of the devices.
+
+    Args:
+        operation: What to run. All its devices are of one backend and of one Trio run, and have
+            ``isolation="inline"``.
+
+    Raises:
+        TypeError, ValueError: A wrong argument, no device, or one device twice; nothing was launched.
+        StaleRefError: An array that must not be used; nothing was launched.
+        NotSupportedError: A device has no kernel for its part, has its context in a worker process, or waits
+            with `SyncCompletion`; nothing was launched.
+        ContextPoisonedError: The context of a device was lost meanwhile; the error names the device.
+        DeviceLostError: A device is closed, or was given up.
+        InputFailedError: An array was to be written by an operation that failed.
+        AccelError: What a part failed with.
+    """
+    if not isinstance(operation, MultiDeviceOperation):
+        raise TypeError(f"ask_across: {operation!r} is no operation that spans devices; ask its device")
+    name = operation_name(type(operation))
+    devices = _devices_of(name, operation)
+    await trio.lowlevel.checkpoint_if_cancelled()
+    losses = 0
+    while True:
+        sessions = await _ready(devices)
+        planned, launches = _plan(name, operation, devices, sessions)
+        parts = _Parts(devices, sessions, launches)
+        try:
+            await parts.run()
+        except ContextPoisonedError:
+            losses += 1
+            # As for operations of one device: with arrays of a context that is gone it cannot run again.
+            may_run_again = losses <= min(device.options.retry for device, _ in devices)
+            if not may_run_again or any(launch.uses for launch in launches):
+                raise
+        else:
+            return planned.result()
+        finally:
+            parts.end()
+
+
+_Device = tuple[OpenDevice, InlineDispatch]
+
+
+def _devices_of(name: str, operation: MultiDeviceOperation[Any]) -> list[_Device]:
+    """The devices that take part, in their order.
+
+    Raises:
+        TypeError, ValueError: None, no device, one twice, or devices of two backends.
+        NotSupportedError: One that cannot take part.
+        RuntimeError: One of another Trio run.
+    """
+    found: list[_Device] = []
+    for one in operation.devices:
+        device = opened(one)
+        device.state.check_run("ask_across")
+        dispatch = device.dispatch
+        if not isinstance(dispatch, InlineDispatch):
+            raise _refused(name, device, "has its context in a worker process", 'isolation="inline"')
+        if isinstance(device.options.completion, SyncCompletion):
+            # It would block the loop, which takes the parts on from a device that is lost.
+            raise _refused(name, device, "waits with SyncCompletion", "another completion strategy")
+        if any(device is other for other, _ in found):
+            raise ValueError(f"{name}: {device.path} takes part twice; each device has one part")
+        if found and found[0][0].info.backend != device.info.backend:
+            raise ValueError(
+                f"{name}: {found[0][0].path} and {device.path} are of two backends; copy the arrays "
+                "to devices of one: await array.copy_to(device)"
+            )
+        found.append((device, dispatch))
+    if not found:
+        raise ValueError(f"{name}: no device takes part")
+    return found
+
+
+def _refused(name: str, device: OpenDevice, why: str, instead: str) -> NotSupportedError:
+    return NotSupportedError(
+        f"{device.path} {why}, and takes no part in operations that span devices; open it with {instead}",
+        device=device.name,
+        operation=name,
+        backend=device.info.backend,
+    )
+
+
+async def _ready(devices: Sequence[_Device]) -> list[Session]:
+    """The current context of each device; waits while one is being rebuilt."""
+    while True:
+        sessions = [session for _, dispatch in devices if (session := dispatch.session) is not None]
+        if len(sessions) == len(devices):
+            return sessions
+        for _, dispatch in devices:
+            if dispatch.session is None:
+                await dispatch.ready()
+
+
+def _plan(
+    name: str,
+    operation: MultiDeviceOperation[ReplyT],
+    devices: Sequence[_Device],
+    sessions: Sequence[Session],
+) -> tuple[PlannedParts[ReplyT], list[PartLaunch]]:
+    """Validate the operation on all devices; nothing is left where that fails."""
+    planners = [
+        PartPlanner(device.state, session.engine.device, number, operation)
+        for number, ((device, _), session) in enumerate(zip(devices, sessions, strict=True))
+    ]
+    planned = operation.plan(planners)
+    check_parts(name, planned, len(planners))
+    meeting = Meeting(name, len(planners))
+    launches: list[PartLaunch] = []
+    try:
+        for planner, spec in zip(planners, planned.specs, strict=True):
+            launch = launch_of(planner, spec)
+            fields = {field: getattr(launch, field) for field in _FIELDS}
+            launches.append(PartLaunch(**fields, meeting=meeting, part=planner.part))
+            peers = peers_of(spec)
+            if peers is not None:
+                meeting.add_peers(peers)
+        for (device, _), launch in zip(devices, launches, strict=True):
+            device.state.validated(launch)
+    except BaseException:
+        for launch in launches:
+            launch.forget()
+        raise
+    return planned, launches
+
+
+class _Parts:
+    """The parts of one operation, from their launch until all are over."""
+
+    def __init__(
+        self, devices: Sequence[_Device], sessions: Sequence[Session], launches: Sequence[PartLaunch]
+    ) -> None:
+        self._devices = devices
+        self._sessions = sessions
+        self._launches = launches
+        self._meeting = launches[0].meeting
+        self._left = set(range(len(launches)))
+        self._over = trio.Event()
+        self._error: BaseException | None = None
+        # Whether its asker has gone.
+        self._is_left = False
+
+    async def run(self) -> None:
+        """Have all parts launched and wait for their ends.
+
+        Raises:
+            BaseException: What the operation failed with.
+        """
+        # In one go: any two operations come to the library actors that they share in the same order.
+        for number, (_, dispatch) in enumerate(self._devices):
+            self._submit(number, dispatch)
+        try:
+            await self._over.wait()
+        except trio.Cancelled:
+            if not await self._unwind():
+                raise
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                # It has this frame.
+                del error
+
+    def _submit(self, number: int, dispatch: InlineDispatch) -> None:
+        def done(error: BaseException | None) -> None:
+            self._end_part(number, error)
+
+        try:
+            dispatch.submit_part(self._sessions[number], self._launches[number], done)
+        except Exception as error:  # noqa: BLE001  # host memory ran out, say
+            self._end_part(number, error)
+
+    def _end_part(self, number: int, error: BaseException | None) -> None:
+        if number not in self._left:
+            return
+        self._left.discard(number)
+        if error is not None:
+            derived = isinstance(error, (PartFailedError, WithdrawnError))
+            if self._error is None or (not derived and isinstance(self._error, PartFailedError)):
+                self._error = error
+            self._fail(error)
+        self._look()
+
+    def _fail(self, error: BaseException) -> None:
+        """Take back what is not launched, and let go on what waits at the meeting."""
+        self._meeting.fail(error)
+        for number in tuple(self._left):
+            launch = self._launches[number]
+            if self._sessions[number].submissions.withdraw(launch):
+                # Its callback is not called.
+                self._left.discard(number)
+        self._look()
+
+    def _look(self) -> None:
+        """See whether all parts are over."""
+        if not self._left:
+            self._over.set()
+            if self._is_left:
+                self.end()
+
+    async def _unwind(self) -> bool:
+        """The asker is cancelled: returns whether the operation is complete all the same."""
+        if not self._meeting.in_flight:
+            self._fail(WithdrawnError())
+        context = trio.lowlevel.current_task().context
+        grace = max(grace_in(context, device.options.cancel_grace) for device, _ in self._devices)
+        with trio.CancelScope(deadline=trio.current_time() + grace, shield=True):
+            await self._over.wait()
+        if self._left:
+            await self._leave()
+            return False
+        return self._error is None
+
+    async def _leave(self) -> None:
+        """Let parts in flight go on without their asker; they keep their memory."""
+        for operation, lane in tuple(self._meeting.in_flight):
+            while leave_hosts(operation.launch) is False:
+                with trio.CancelScope(shield=True), suppress(trio.TooSlowError):
+                    await trio.sleep(_COPYING)
+            operation.is_given_up = True
+            lane.notify()
+        self._is_left = True
+
+    def end(self) -> None:
+        """Nobody waits any more: what is not in flight holds nothing."""
+        if self._left:
+            return
+        self._meeting.end()
+        for session, launch in zip(self._sessions, self._launches, strict=True):
+            session.engine.over(launch)
