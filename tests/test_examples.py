@@ -18,7 +18,7 @@ EXAMPLES = ROOT / "examples"
 # Programs that need worker processes, which only Linux has.
 ISOLATED = ("surviving_worker.py", "own_library.py", "blend.py")
 # Lines: one with kernels for two backends may have more.
-LONGEST = {"own_kernel.py": 120}
+LONGEST = {"own_kernel.py": 120, "own_collective.py": 80}
 
 # Program, arguments, and the whole output as a pattern.
 RUNS = [
@@ -89,6 +89,14 @@ refused: 1000 elements are NaN [(]device cpu:0, operation own_kernel.Blend, gene
 """,
     ),
     (
+        "all_reduce.py",
+        "--devices 3",
+        """
+3 devices, right by [0-9e+-]+, the same bits
+refused: own_collective.AllReduce: arrays must have one shape and dtype
+""",
+    ),
+    (
         "counter.py",
         "--count 4",
         """
@@ -144,7 +152,7 @@ def test_every_example_is_short_and_run_by_a_test() -> None:
         assert len(source.splitlines()) <= LONGEST.get(path.name, 80), path.name
         assert source.startswith('"""'), path.name
         assert "trio_accel.cli" not in source
-        # `blend.py` runs its module.
+        # `blend.py` and `all_reduce.py` run their modules.
         assert f'"{path.name}"' in tests, f"no test runs {path.name}"
 
 

@@ -85,6 +85,32 @@ def sum_cpu(spec: SumPart, memory: Any) -> Callable[[], None]:
     return work
 
 
+SOURCE = """
+extern "C" __global__ void add(double* out, const double* term, int first, long long n) {
+    long long i = blockIdx.x * 256ll + threadIdx.x;
+    if (i < n) out[i] = (first ? 0.0 : out[i]) + term[i];
+}
+"""
+
+
+def compiled(spec: SumPart, device: Any) -> Any:
+    from cuda.core import Device, Program, ProgramOptions
+
+    arch = f"sm_{Device(device.info.index).arch}"
+    return Program(SOURCE, "c++", ProgramOptions(arch=arch)).compile("cubin")
+
+
+@kernel(SumPart, backend="cuda", plan=compiled)
+def sum_cuda(spec: SumPart, call: Any) -> None:
+    """Arrays in float64 without gaps."""
+    from cuda.core import LaunchConfig, Stream, launch
+
+    n, stream = spec.out.size, Stream.from_handle(call.handle)
+    grid, add = LaunchConfig(grid=max(1, -(-n // 256)), block=256), call.plan.get_kernel("add")
+    for number, term in enumerate(call.peers(spec.terms)):
+        launch(stream, grid, add, call.at(spec.out), term.address, np.int32(not number), np.int64(n))
+
+
 @ops.specification
 class SendPart(ops.OperationSpec):
     """The array is lent; nothing is to be done."""
@@ -129,6 +155,24 @@ def send_cpu(spec: SendPart, memory: Any) -> Callable[[], None]:
 def receive_cpu(spec: ReceivePart, memory: Any) -> Callable[[], None]:
     (source,), out = memory.peers(spec.source), memory.view(spec.out)
     return lambda: np.copyto(out, source)
+
+
+@kernel(SendPart, backend="cuda")
+def send_cuda(spec: SendPart, call: Any) -> None:
+    """Nothing is to be done."""
+
+
+@kernel(ReceivePart, backend="cuda")
+def receive_cuda(spec: ReceivePart, call: Any) -> None:
+    (source,), out = call.peers(spec.source), call.array(spec.out)
+    if not source.is_contiguous:
+        call.convert(source, out)
+        return
+    from cuda.bindings import driver
+
+    call.device.context.check(
+        driver.cuMemcpyDtoDAsync(out.address, source.address, source.nbytes, call.handle)
+    )
 
 
 @ops.specification
@@ -187,6 +231,18 @@ class BarePart(ops.OperationSpec):
     array: ops.ArraySpec = ops.updates()
 
 
+@kernel(RoundPart, backend="cuda")
+def round_cuda(spec: RoundPart, call: Any) -> None:
+    if spec.how in ("refuses", "raises"):
+        raise ta.NotSupportedError("refused on purpose") if spec.how == "refuses" else RuntimeError(spec.how)
+    (*_, array) = call.peers(spec.peers)
+    call.fill(call.array(spec.array), float(len(array.shape)))
+    call.fill(
+        attrs.evolve(array, address=call.status(spec.met), dtype=ta.DType.int32, shape=(), strides=()),
+        len(spec.peers.arrays),
+    )
+
+
 MEETINGS: dict[str, threading.Barrier] = {}
 """By `RoundPart.how`: where kernels wait for each other."""
 
@@ -229,6 +285,12 @@ class Double(Operation[CollectiveActor, None]):
 
     def plan(self, planner: Planner) -> Planned[None]:
         return Planned(DoubleSpec(planner.update("array", self.array)))
+
+
+@kernel(DoubleSpec, backend="cuda")
+def double_cuda(spec: DoubleSpec, call: Any) -> None:
+    array = call.array(spec.array)
+    call.convert(array, array, scale=2.0)
 
 
 @kernel(DoubleSpec, backend="cpu")

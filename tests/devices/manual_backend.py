@@ -16,6 +16,7 @@ import trio
 
 import trio_accel as ta
 from trio_accel.backends.base import (
+    AccelDevice,
     AccelEvent,
     AccelStream,
     ChunkKeeper,
@@ -259,6 +260,9 @@ class ManualDevice:
 
     def poison(self, reason: str, how: str = "illegal_address", stream: object = None) -> None:
         self.failure = ta.ContextPoisonedError(reason)
+
+    def check_peer(self, other: AccelDevice) -> None:
+        """Nothing to refuse."""
 
     def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> HostLoan:
         return HostLoan(self.blocks.view(array), write=write, stream=stream)

@@ -376,6 +376,13 @@ class AccelDevice(Protocol):
         """
         ...
 
+    def check_peer(self, other: AccelDevice) -> None:
+        """Refuse another open device of the backend whose memory kernels of this one cannot reach.
+
+        Raises:
+            NotSupportedError: They cannot.
+        """
+
     def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> Loan:
         """Let the program have an array without a copy, with which nothing is left to be done.
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 
 from ..base import (
+    AccelDevice,
     AccelStream,
     ChunkKeeper,
     DeviceInfo,
@@ -126,6 +127,9 @@ class CpuDevice:
     def host_view(self, array: ArraySpec) -> HostArray:
         """A host array over a block."""
         return self._memory.view(array)
+
+    def check_peer(self, other: AccelDevice) -> None:
+        """Nothing to refuse: all memory is the processor's."""
 
     def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> HostLoan:
         """Let the program have a host array over a block; see `AccelDevice.lend`."""

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from cuda.bindings import driver
 
 from ..base import (
+    AccelDevice,
     AccelStream,
     ChunkKeeper,
     DeviceInfo,
@@ -191,6 +192,21 @@ class CudaDevice(LibraryDevice):
     def is_dead(self) -> bool:
         """Whether the driver has reported a sticky code; see `AccelDevice.is_dead`."""
         return self.context.is_dead
+
+    def check_peer(self, other: AccelDevice) -> None:
+        """Refuse a GPU whose memory this one cannot reach; see `AccelDevice.check_peer`."""
+        own, peer = self.info.index, other.info.index
+        if own == peer:
+            return
+        with self.context:
+            numbers = [self.context.check(driver.cuDeviceGet(index)) for index in (own, peer)]
+            if not self.context.check(driver.cuDeviceCanAccessPeer(*numbers)):
+                raise NotSupportedError(
+                    f"{self.info.name} cannot reach the memory of {other.info.name}; "
+                    "copy the array: await array.copy_to(device)",
+                    device=self.info.name,
+                    backend=self.info.backend,
+                )
 
     def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> CudaLoan:
         """Let other libraries of the process have an array; see `AccelDevice.lend`."""

@@ -159,7 +159,7 @@ def _plan(
         for number, ((device, _), session) in enumerate(zip(devices, sessions, strict=True))
     ]
     planned = operation.plan(planners)
-    check_parts(name, planned, len(planners))
+    check_parts(name, planned, [session.engine.device for session in sessions])
     meeting = Meeting(name, len(planners))
     launches: list[PartLaunch] = []
     try:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import attrs
 
-from ...backends.base import NotSupportedError
+from ...backends.base import AccelDevice, NotSupportedError
 from ...backends.base.ops import ArraySpec, OperationSpec, PeerArray, Peers
 from ..arrays._ref import Device
 from ._operation import Launch, Operation, Planned, PlannedFor, Planner
@@ -87,7 +87,7 @@ class PartPlanner(Planner):
     __slots__ = ("_owner", "part")
 
     def __init__(
-        self, device: PlannedFor, owner: object, part: int, operation: MultiDeviceOperation[Any]
+        self, device: PlannedFor, owner: AccelDevice, part: int, operation: MultiDeviceOperation[Any]
     ) -> None:
         super().__init__(device, cast("Operation[Any, Any]", operation))
         self._owner = owner
@@ -113,12 +113,19 @@ class PartPlanner(Planner):
         return Peers(arrays)
 
 
-def check_parts(name: str, planned: PlannedParts[Any], count: int) -> None:
+def check_parts(name: str, planned: PlannedParts[Any], owners: Sequence[AccelDevice]) -> None:
     """Refuse specifications that do not fit the devices, or each other.
+
+    Args:
+        name: Name of the operation.
+        planned: What `MultiDeviceOperation.plan` has returned.
+        owners: The open device of each part.
 
     Raises:
         TypeError, ValueError: They do not.
+        NotSupportedError: A device cannot reach the memory of another one.
     """
+    count = len(owners)
     if not isinstance(planned, PlannedParts):
         raise TypeError(f"{name}: plan() must return PlannedParts(specs), got {type(planned).__name__}")
     specs = planned.specs
@@ -129,9 +136,10 @@ def check_parts(name: str, planned: PlannedParts[Any], count: int) -> None:
     for spec in specs:
         if not isinstance(spec, OperationSpec):
             raise TypeError(f"{name}: plan() must return specifications, got {type(spec).__name__}")
-    for spec in specs:
+    for spec, owner in zip(specs, owners, strict=True):
         peers = peers_of(spec)
         for peer in () if peers is None else peers.arrays:
+            owner.check_peer(owners[peer.part])
             reads, writes = specs[peer.part].blocks()
             if peer.array.block not in reads | writes:
                 raise ValueError(

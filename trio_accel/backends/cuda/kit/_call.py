@@ -6,13 +6,13 @@ import ctypes
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 from cuda.bindings import driver
 
 from ...base import DType
-from ...base.ops import ArraySpec, OperationSpec, StatusArray
+from ...base.ops import ArraySpec, OperationSpec, Peers, StatusArray
 from ..runtime._device_array import DeviceArray
 from ..runtime._stream import CudaStream
 from ._arena import Lot
@@ -63,6 +63,10 @@ class Call:
     def array(self, array: ArraySpec) -> DeviceArray:
         """Where an array lies, and how."""
         return self.device.at(array)
+
+    def peers(self, peers: Peers) -> list[DeviceArray]:
+        """Where the arrays lie that the other parts of an operation lend, in the order of `Peers.arrays`."""
+        return [cast("LibraryDevice", one.owner).lent_to(self.device, one.array) for one in peers.arrays]
 
     def workspace(self, nbytes: int) -> int:
         """The address of so many bytes of device memory, aligned to 256; 0 for none.

@@ -90,6 +90,12 @@ class LibraryDevice:
         """
         return DeviceArray(self.address(array), array.dtype, array.shape, array.strides)
 
+    def lent_to(self, other: LibraryDevice, array: ArraySpec) -> DeviceArray:
+        """Where an array lies, for kernels of another device; raises as `at` and `CudaMemory.open_to` do."""
+        if int(other.context.number) != int(self.context.number):
+            self.addresses.open_to(array.block, int(other.context.number))
+        return self.at(array)
+
     def address(self, array: ArraySpec) -> int:
         """Where the first element of an array lies; raises as `at` does."""
         return self.address_within(array, self.span(array))
