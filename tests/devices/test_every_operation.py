@@ -25,6 +25,7 @@ from trio_accel import fft, linalg, random, sparse
 Array = npt.NDArray[Any]
 Way = Callable[[ta.Device, Array], Awaitable[ta.AccelRef | Array]]
 
+needs_blas = pytest.mark.skipif(IS_STAND_IN, reason="the stand-in has products of general matrices only")
 # Above 64 KiB a host array is copied by the application itself.
 SMALL, LARGE = (6, 8), (130, 140)
 
@@ -111,6 +112,54 @@ async def _check_vectors(device: ta.Device, n: int, way: Way) -> None:
     assert abs(await out.item() - np.sum(x * y)) <= 1e-12 * scale * max(n, 1) ** 0.5
     norm = await linalg.nrm2(await _as_view(device, x))
     assert await norm.item() == pytest.approx(float(np.linalg.norm(x)), rel=1e-12 * max(n, 1) ** 0.5)
+
+
+@needs_blas
+@pytest.mark.parametrize("n", [0, 1, 7, 70])
+async def test_vectors_and_triangles(device: ta.Device, n: int) -> None:
+    a, x, y = (normal(shape, seed, is_complex=True) for seed, shape in enumerate([(n, n), n, n]))
+    a += (n + 1) * np.eye(n)
+    lower, hermitian = np.tril(a), np.tril(a) + np.tril(a, -1).conj().T
+    hermitian -= 1j * np.diag(hermitian.diagonal().imag)
+    flags = {"lower": True, "hermitian": True}
+    first, second = await device.put(x), await device.put(y)
+    assert await linalg.swap(first, second) == (first, second)
+    await linalg.rot(first, second, 0.6, 0.8)
+    await close(first, 0.6 * y + 0.8 * x)
+    await close(second, 0.6 * x - 0.8 * y)
+    matrix = await device.put(a)
+    total = await linalg.asum(await device.put(x))
+    assert await total.item() == pytest.approx(np.abs(x.view(float)).sum(), rel=1e-12)
+    for way in WAYS[: 5 if n else 0]:
+        given = await way(device, a)
+        await close(await linalg.gemv(2.0, given, first), 2.0 * a @ (0.6 * y + 0.8 * x), n)
+        await close(await linalg.symv(1.0, matrix, await way(device, x), **flags), hermitian @ x, n)
+        await close(await linalg.symm(1.0, matrix, given, side="R", **flags), a @ hermitian, n * n)
+        await close(await linalg.trsv(matrix, await way(device, x), lower=True), np.linalg.solve(lower, x), n)
+        await close(await linalg.trmv(matrix, await way(device, x), "C", True), lower.conj().T @ x, n)
+        solved = await linalg.trsm(0.5j, matrix, given, lower=True)
+        await close(await linalg.trmm(-2j, matrix, solved, lower=True, out=solved), a, n)
+        for update, product in (
+            (lambda c, w: linalg.syr(1.0, w, c, **flags), np.outer(x, x.conj())),
+            (lambda c, w: linalg.syr2(1.0, w, y, c, **flags), np.outer(x, y.conj()) + np.outer(y, x.conj())),
+            (lambda c, w: linalg.ger(1.0, w, y, c, conjugate=True), np.outer(x, y.conj())),
+        ):
+            out = await device.zeros((n, n), complex)
+            assert await update(out, await way(device, x)) is out
+            await close(await _lower(device, out), np.tril(product))
+        for trans, left in (("N", a), ("C", a.conj().T)):
+            out = await device.zeros((n, n), complex)
+            assert await linalg.syrk(1.0, given, 0.0, out, trans, **flags) is out
+            await close(out, np.tril(left @ left.conj().T), n * n)
+            await linalg.syr2k(1.0, given, matrix, -1.0, out, trans, **flags)
+            await close(out, np.tril(left @ left.conj().T), n * n)
+        index = await device.ask(linalg.Iamax(await way(device, x)))
+        assert await index.item() == np.abs(x.view(float)).reshape(n, 2).sum(1).argmax()
+
+
+async def _lower(device: ta.Device, ref: ta.AccelRef) -> ta.AccelRef:
+    """The lower triangle, without what lies above it."""
+    return await device.put(np.tril(await ref.to_host()))
 
 
 ONE_AXIS = ["fft", "ifft", "rfft", "irfft", "hfft", "ihfft"]

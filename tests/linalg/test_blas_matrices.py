@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from chosen import IS_STAND_IN
+from chosen import BACKEND, INLINE, IS_STAND_IN
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import trio_accel as ta
 from trio_accel import linalg
@@ -226,3 +228,76 @@ def _unread(a: Array, half: Array, *, lower: bool, unit: bool, trans: str) -> Ar
     if unit:
         is_read &= rows != columns
     return np.where(is_read, stored, np.nan).astype(a.dtype)
+
+
+@STAND_IN
+@pytest.mark.parametrize("solve", FLAGS)
+@pytest.mark.parametrize(
+    ("stack_a", "stack_b", "order"),
+    [((3,), (3,), "C"), ((), (2, 3), "C"), ((2, 1), (3,), "C"), ((3,), (), "F"), ((2,), (2,), "F")],
+    ids=str,
+)
+async def test_stacks_of_triangular_matrices(
+    device: ta.Device, solve: bool, stack_a: tuple[int, ...], stack_b: tuple[int, ...], order: Any
+) -> None:
+    n, k = 4, 3
+    a = made((*stack_a, n, n), "float64", 1) / 4 + 2 * np.eye(n)
+    b = np.asarray(made((*stack_b, n, k), "float64", 2), order=order)
+    half = triangle(a, lower=True)
+    expected = np.linalg.solve(half, np.broadcast_to(b, (*stack_b, n, k))) if solve else half @ b
+    multiply = linalg.trsm if solve else linalg.trmm
+    whole_a = await device.put(a)
+    result = await multiply(2.0, whole_a, b, lower=True)
+    await check(result, 2.0 * expected, 4 * n, "float64")
+    out = await put(device, np.zeros(expected.shape), "gaps")
+    assert await multiply(1.0, whole_a, b, lower=True, out=out) is out
+    await check(out, expected, 4 * n, "float64")
+
+
+@STAND_IN
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    sizes=st.tuples(st.integers(0, 40), st.integers(0, 40)),
+    flags=st.tuples(*[st.booleans()] * 3),
+    letters=st.tuples(st.sampled_from("LR"), st.sampled_from("NTC")),
+    dtype=st.sampled_from(sorted(TOLERANCE)),
+    lies=st.tuples(*[st.sampled_from(LAYOUTS)] * 2),
+)
+async def test_any_size(sizes: Any, flags: Any, letters: Any, dtype: str, lies: Any) -> None:
+    (m, n), (lower, unit, hermitian), (side, trans) = sizes, flags, letters
+    size = m if side == "L" else n
+    a, b = made((size, size), dtype, 1) / max(size, 1) + 2 * np.eye(size, dtype=dtype), made((m, n), dtype, 2)
+    half = op(triangle(a, lower=lower, unit=unit), trans)
+    matrix = whole(a, lower=lower, hermitian=hermitian)
+    async with ta.open_system("any") as system, system.open_device(BACKEND, options=INLINE) as device:
+        ref_a, ref_b = await put(device, a, lies[0]), await put(device, b, lies[1])
+        solved = await linalg.trsm(1.0, ref_a, ref_b, side, trans, lower, unit)  # type: ignore[arg-type]
+        back = half @ wide(await solved.to_host()) if side == "L" else wide(await solved.to_host()) @ half
+        np.testing.assert_allclose(back, wide(b), rtol=0, atol=TOLERANCE[dtype] * 40)
+        product = await linalg.symm(1.0, ref_a, ref_b, side=side, lower=lower, hermitian=hermitian)
+        await check(product, matrix @ wide(b) if side == "L" else wide(b) @ matrix, size, dtype)
+        c = await device.zeros((size, size), dtype)
+        of_a = "C" if hermitian and dtype.startswith("complex") else "T"
+        await linalg.syrk(1.0, ref_a, 0.0, c, lower=lower, hermitian=hermitian)
+        expected = wide(a) @ op(wide(a), of_a)
+        await check(c, np.tril(expected) if lower else np.triu(expected), size, dtype)
+
+
+@STAND_IN
+async def test_a_sum_of_nothing_keeps_the_factor_of_what_is_there(device: ta.Device) -> None:
+    a = await device.zeros((3, 0))
+    c = await device.put(np.ones((3, 3)))
+    await linalg.syrk(1.0, a, 0.5, c)
+    np.testing.assert_array_equal(await c.to_host(), np.where(np.tri(3, k=-1), 1.0, 0.5))
+    await linalg.syr2k(1.0, a, np.empty((3, 0)), 0.0, c)
+    np.testing.assert_array_equal(await c.to_host(), np.tri(3, k=-1))
+    y = await device.put(np.ones(3))
+    await linalg.gemv(1.0, a, np.empty(0), 0.5, y)
+    assert (await y.to_host()).tolist() == [0.5] * 3
+
+
+@STAND_IN
+async def test_a_singular_triangle_makes_infinities(device: ta.Device) -> None:
+    a = await device.put(np.array([[1.0, 2.0], [0.0, 0.0]]))
+    result = await (await linalg.trsv(a, np.ones(2))).to_host()
+    assert np.isinf(result).tolist() == [True, True]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import trio
-from chosen import BACKEND, INLINE
+from chosen import BACKEND, INLINE, IS_STAND_IN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -168,3 +168,62 @@ def test_random_vectors(n: int, dtype: str, alpha: float, seed: int) -> None:
             assert np.all(np.abs(result - (alpha * wide(x) + wide(y))) <= TOLERANCE[dtype] * scale + 2 * tiny)
 
     trio.run(main)
+
+
+NATIVE = ["float32", "float64", "complex64", "complex128"]
+
+
+def one_norms(x: Array) -> Array:
+    return np.abs(wide(x).real) + np.abs(np.imag(wide(x)))
+
+
+@pytest.mark.skipif(IS_STAND_IN, reason="the stand-in has neither")
+@pytest.mark.parametrize("dtype", NATIVE)
+@pytest.mark.parametrize("n", [0, 1, 5, 1000, 600_000])
+async def test_asum_and_iamax(device: ta.Device, dtype: str, n: int) -> None:
+    base = normal((3 * n,), dtype, n)
+    whole = await device.put(base)
+    for step in (1, 3, -2):
+        x, part = base[::step], whole[::step]
+        total = await linalg.asum(part)
+        assert (total.shape, total.dtype) == ((), ta.DType.of(x.real.dtype))
+        assert float(await total.item()) == pytest.approx(float(one_norms(x).sum()), rel=TOLERANCE[dtype])
+        if n:
+            index = await linalg.iamax(part)
+            assert (index.shape, index.dtype) == ((), ta.DType.int64)
+            assert await index.item() == one_norms(x).argmax()
+
+
+@pytest.mark.skipif(IS_STAND_IN, reason="the stand-in does not have it")
+async def test_iamax_takes_the_first_of_several_and_any_of_what_is_no_number(device: ta.Device) -> None:
+    out = await device.zeros((), "int64")
+    assert await linalg.iamax(np.array([1.0, -3.0, 3.0, 2.0]), out=out) is out
+    assert await out.item() == 1
+    assert await (await linalg.iamax(await device.put(np.array([1.0, math.inf, 2.0])))).item() == 1
+    for values in ([math.nan] * 3, [1.0, math.nan, 5.0], [math.nan, 1.0, 5.0]):
+        assert await (await linalg.iamax(await device.put(np.array(values)))).item() in range(3)
+
+
+@pytest.mark.parametrize("dtype", [*NATIVE, "bfloat16", "int8", "bool"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+async def test_swap(device: ta.Device, dtype: str, shape: tuple[int, ...]) -> None:
+    x, y = (normal(shape, "float64", seed).astype(ta.DType.of(dtype).dtype) for seed in (1, 2))
+    rx, ry = await device.put(x), await device.put(np.array(y.T, order="C"))
+    assert await linalg.swap(rx, ry.T if shape else ry) is not None
+    np.testing.assert_array_equal(await rx.to_host(), y)
+    np.testing.assert_array_equal(await ry.to_host(), x.T)
+
+
+@pytest.mark.skipif(IS_STAND_IN, reason="the stand-in does not have it")
+@pytest.mark.parametrize("dtype", NATIVE)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+async def test_rot(device: ta.Device, dtype: str, shape: tuple[int, ...]) -> None:
+    x, y = normal(shape, dtype, 1), normal(shape, dtype, 2)
+    c, s = 0.6, 0.8 - 0.25j if dtype.startswith("complex") else 0.8
+    rx, ry = await device.put(x), (await device.put(np.array(y.T, order="C"))).T
+    assert await linalg.rot(rx, ry, c, s) == (rx, ry)
+    for ref, expected in (
+        (rx, c * wide(x) + s * wide(y)),
+        (ry, c * wide(y) - np.conj(s) * wide(x)),
+    ):
+        np.testing.assert_allclose(await ref.to_host(), expected, rtol=0, atol=8 * TOLERANCE[dtype])

@@ -100,9 +100,10 @@ def overwritten(
     if ref is None:
         ref = planner.output(shape, dtype)
         return ref, ref.spec
-    if ref.spec == source:
-        others = {name: other for name, other in others.items() if other is not source}
-    return ref, updated(planner, "out", ref, (shape, dtype), **others)
+    array = updated(planner, "out", ref, (shape, dtype))
+    apart = {name: other for name, other in others.items() if other is not source or other != array}
+    planner.distinct("out", array, **apart)
+    return ref, array
 
 
 def same_length(name: str, x: ArraySpec, y: ArraySpec) -> None:

@@ -131,6 +131,10 @@ class Plan:
     steps: dict[str, tuple[int, ...]] = attrs.field(factory=dict)
     _shapes: dict[str, tuple[int, ...]] = attrs.field(factory=dict)
 
+    def routine_for(self, spec: OperationSpec) -> Routine | None:
+        """What is called for an operation."""
+        return self.plain if self.plain is not None and getattr(spec, "alpha", 0) == 1 else self.routine
+
     def calls(self, addresses: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
         """Addresses for each call, given those of the arrays."""
         if not self.stack:

@@ -48,22 +48,23 @@ class Blas:
 
     def __init__(self, dtype: DType, plan: Plan) -> None:
         self._plan = plan
-        self._routine = None if plan.routine is None else _Call(dtype, plan.routine)
-        self._plain = None if plan.plain is None else _Call(dtype, plan.plain)
+        routines = [routine for routine in (plan.routine, plan.plain) if routine is not None]
+        self._calls = {routine.name: _Call(dtype, routine) for routine in routines}
 
     def prepare(self, spec: OperationSpec, view: Callable[[ArraySpec], HostArray]) -> Work:
         """Prepare an operation."""
-        routine = self._plain if self._plain is not None and getattr(spec, "alpha", 0) == 1 else self._routine
+        routine = self._plan.routine_for(spec)
         if routine is None:
             return _nothing
+        call = self._calls[routine.name]
         arrays = {field: view(getattr(spec, field)) for field in self._plan.steps}
-        factors = routine.factors(spec)
+        factors = call.factors(spec)
         source = view(spec.b) if isinstance(spec, TriangularSpec) and spec.b != spec.out else None
-        return partial(self._run, routine, arrays, factors, source)
+        return partial(self._run, call, arrays, factors, source)
 
     def _run(
         self,
-        routine: _Call,
+        call: _Call,
         arrays: dict[str, HostArray],
         factors: dict[int, HostArray],
         source: HostArray | None,
@@ -76,7 +77,7 @@ class Blas:
         }
         addresses = {field: array.ctypes.data for field, array in {**arrays, **copies}.items()}
         for places in self._plan.calls(addresses):
-            routine(places, factors)
+            call(places, factors)
         for field in copies.keys() & {"c", "out"}:
             np.copyto(arrays[field], copies[field])
 

@@ -1,4 +1,5 @@
-// The norm of a vector, once more where cuBLAS's is so small that it may be wrong: denormal numbers are zeros to it.
+// What vectors' routines of cuBLAS leave to do: the index of the largest element, which they count from 1; and
+// the norm of a vector, once more where cuBLAS's is so small that it may be wrong: denormal numbers are zeros to it.
 
 #ifndef STAND_IN
 #define THREADS 1024
@@ -94,4 +95,19 @@ KERNEL(norm_again, NormArguments)
     case COMPLEX64: compute<float, 2>(arguments); break;
     default: compute<double, 2>(arguments); break;
     }
+}
+
+struct IndexArguments {
+    const i64 *found;
+    i64 *out;
+    i64 count;
+};
+
+// Of a vector with NaNs, what was found may be no index.
+KERNEL(index_from_zero, IndexArguments)
+{
+    if (blockIdx.x || threadIdx.x)
+        return;
+    const i64 index = *arguments.found - 1;
+    *arguments.out = index < 0 ? 0 : index < arguments.count ? index : arguments.count - 1;
 }

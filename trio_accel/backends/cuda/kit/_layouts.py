@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import attrs
 
+from ...base.blas import leading
 from ...base.ops import Transpose, contiguous_strides
 
 __all__ = [
@@ -111,10 +112,10 @@ def plan_gemm(
     ]
     first, second = reversed(operands) if is_swapped else operands
     m, n = (columns, rows) if is_swapped else (rows, columns)
-    leading = columns if side is None else side.leading
+    of_c = columns if side is None else side.leading
     return Product(
         is_swapped=is_swapped,
-        call=(first.operation, second.operation, m, n, inner, first.leading, second.leading, leading),
+        call=(first.operation, second.operation, m, n, inner, first.leading, second.leading, of_c),
         packing_a=operands[0].packing,
         packing_b=operands[1].packing,
         is_c_packed=side is None,
@@ -211,20 +212,11 @@ def _operand(
 
 def _side(shape: Sequence[int], strides: _Strides, itemsize: int) -> _Side | None:
     rows, columns = shape
-    leading = _leading(rows, columns, strides[0], strides[1], itemsize)
-    if leading is not None:
-        return _Side(True, leading)
-    leading = _leading(columns, rows, strides[1], strides[0], itemsize)
-    return None if leading is None else _Side(False, leading)
-
-
-def _leading(count: int, length: int, step: int, within: int, itemsize: int) -> int | None:
-    """Elements from one line of `length` to the next; None where its elements or the lines lie otherwise."""
-    if length > 1 and within != itemsize:
-        return None
-    if count <= 1:
-        return max(length, 1)
-    return step // itemsize if step >= length * itemsize and step % itemsize == 0 else None
+    found = leading(rows, columns, strides[0], strides[1], itemsize)
+    if found is not None:
+        return _Side(True, found)
+    found = leading(columns, rows, strides[1], strides[0], itemsize)
+    return None if found is None else _Side(False, found)
 
 
 def _is_addressable(shape: tuple[int, ...], strides: _Strides, itemsize: int) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import attrs
 from cuda.bindings import driver
@@ -29,6 +31,9 @@ _MATH = int(cublas.Math.DEFAULT_MATH) | int(cublas.Math.DISALLOW_REDUCED_PRECISI
 _SINGLE, _DOUBLE = int(cublas.ComputeType.COMPUTE_32F), int(cublas.ComputeType.COMPUTE_64F)
 _FOUR_SINGLES, _FOUR_DOUBLES = struct.Struct("=ff8xff"), struct.Struct("=4d")
 
+# Of sides, triangles, transposes and diagonals: no letter means two things.
+_CODES = {"L": 0, "R": 1, "U": 1, "N": 0, "T": 1, "C": 2}
+
 
 @attrs.frozen
 class Kind:
@@ -40,6 +45,7 @@ class Kind:
         compute: In what products are summed up; no shorter type stands in for float32.
         real: The type of its absolute values.
         is_double: Whether factors are doubles.
+        letter: What names of routines for this type begin with; empty where it has none.
     """
 
     code: int
@@ -47,15 +53,16 @@ class Kind:
     compute: int
     real: DType
     is_double: bool
+    letter: str = ""
 
 
 KINDS = {
     DType.float16: Kind(2, 0, _SINGLE, DType.float16, False),
     DType.bfloat16: Kind(14, 0, _SINGLE, DType.bfloat16, False),
-    DType.float32: Kind(0, 0, _SINGLE, DType.float32, False),
-    DType.float64: Kind(1, 1, _DOUBLE, DType.float64, True),
-    DType.complex64: Kind(4, 4, _SINGLE, DType.float32, False),
-    DType.complex128: Kind(5, 5, _DOUBLE, DType.float64, True),
+    DType.float32: Kind(0, 0, _SINGLE, DType.float32, False, "s"),
+    DType.float64: Kind(1, 1, _DOUBLE, DType.float64, True, "d"),
+    DType.complex64: Kind(4, 4, _SINGLE, DType.float32, False, "c"),
+    DType.complex128: Kind(5, 5, _DOUBLE, DType.float64, True, "z"),
 }
 
 
@@ -130,6 +137,10 @@ class Cublas:
         if stream is not self._stream:
             self._move(stream, stream.handle)
             self._stream = stream
+        self.set_mode(mode)
+
+    def set_mode(self, mode: int) -> None:
+        """Have results and factors in the memory of host or device."""
         if mode != self._mode:
             cublas.set_pointer_mode(self.handle, mode)
             self._mode = mode
@@ -140,9 +151,7 @@ class Cublas:
         With the other's workspace, where what is captured will run. Factors are in the memory of the host.
         """
         self._move(stream, handle)
-        if self._mode != HOST:
-            cublas.set_pointer_mode(self.handle, HOST)
-            self._mode = HOST
+        self.set_mode(HOST)
 
     def _move(self, stream: CudaStream, handle: int) -> None:
         place = self._workspace.reserve(stream, _WORKSPACE)
@@ -180,19 +189,10 @@ class Cublas:
         self._try(KINDS[DType.float32], has_vectors=True)
 
     def _try(self, kind: Kind, *, has_vectors: bool = False) -> None:
-        check = self._context.check
-        stream = int(check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
-        self._stream = None
-        try:
-            size = 64 * 64 * 16
-            place = int(check(driver.cuMemAllocAsync(_WORKSPACE + 2 * size, stream)))
-            check(driver.cuMemsetD8Async(place + _WORKSPACE, 0, 2 * size, stream))
-            cublas.set_stream(self.handle, stream)
-            cublas.set_workspace(self.handle, place, _WORKSPACE)
-            source, out = place + _WORKSPACE, place + _WORKSPACE + size
+        size = 64 * 64 * 16
+        with self.scratch(2 * size) as (stream, source):
+            out = source + size
             code, plain, factor = kind.code, self.plain[kind.is_double], kind.factor
-            cublas.set_pointer_mode(self.handle, HOST)
-            self._mode = HOST
 
             def multiply(_: object = None) -> None:
                 cublas.gemm_ex_64(
@@ -202,15 +202,51 @@ class Cublas:
 
             multiply()
             if has_vectors:
-                self._device.graphs.warm(int(stream), multiply)
+                self._device.graphs.warm(stream, multiply)
                 cublas.scal_ex_64(self.handle, 1, plain.alpha, factor, source, code, 1, factor)
                 cublas.axpy_ex_64(self.handle, 1, plain.alpha, factor, source, code, 1, out, code, 1, factor)
-                cublas.set_pointer_mode(self.handle, DEVICE)
-                self._mode = DEVICE
+                self.set_mode(DEVICE)
                 cublas.dot_ex_64(self.handle, 1, source, code, 1, source, code, 1, out, code, factor)
                 cublas.nrm2ex_64(self.handle, 1, source, code, 1, out, code, factor)
+        self._warm.add(kind.code)
+
+    @contextmanager
+    def scratch(self, nbytes: int) -> Generator[tuple[int, int]]:
+        """A stream of the handle, and the address of zeros, to try something out; waits for it at the end."""
+        check = self._context.check
+        stream = int(check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
+        self._stream = None
+        try:
+            place = int(check(driver.cuMemAllocAsync(_WORKSPACE + nbytes, stream)))
+            check(driver.cuMemsetD8Async(place + _WORKSPACE, 0, nbytes, stream))
+            cublas.set_stream(self.handle, stream)
+            cublas.set_workspace(self.handle, place, _WORKSPACE)
+            cublas.set_pointer_mode(self.handle, HOST)
+            self._mode = HOST
+            yield stream, place + _WORKSPACE
             check(driver.cuMemFreeAsync(place, stream))
             check(driver.cuStreamSynchronize(stream))
         finally:
             driver.cuStreamDestroy(stream)
-        self._warm.add(kind.code)
+
+    def invoke(self, kind: Kind, name: str, *arguments: str | complex) -> None:
+        """Call the routine of a type, on the stream that is selected.
+
+        Args:
+            kind: The type.
+            name: Its name without the letter of the type, which is before it or where ``{}`` stands.
+            arguments: Letters, sizes and addresses (of type int), and up to two factors (of other types).
+        """
+        factors = [value for value in arguments if not isinstance(value, (str, int))]
+        if factors:
+            self.factors.put(kind, *factors)
+        places = iter((self.factors.alpha, self.factors.beta))
+        values = [
+            _CODES[value] if isinstance(value, str) else value if isinstance(value, int) else next(places)
+            for value in arguments
+        ]
+        letter = kind.letter
+        if name == "asum":
+            letter = {"c": "sc", "z": "dz"}.get(letter, letter)
+        name = name.format(letter) if "{}" in name else letter + name
+        getattr(cublas, f"{name}_64")(self.handle, *values)

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection
 from typing import TypeAlias
 
 from nvmath.bindings import cublas
 
 from ...base import DType
-from ...base.checks import INEXACT
+from ...base.checks import INEXACT, NATIVE
 from ...base.kernels import kernel
-from ...base.ops import ArraySpec, AxpySpec, DotSpec, Nrm2Spec, ScalSpec
+from ...base.ops import (
+    ArraySpec,
+    AsumSpec,
+    AxpySpec,
+    DotSpec,
+    IamaxSpec,
+    Nrm2Spec,
+    OperationSpec,
+    RotSpec,
+    ScalSpec,
+    SwapSpec,
+)
 from ..kit._call import Call
 from ..kit._checks import check_dtype, check_same_dtype, factor_of
 from ..kit._device import LibraryDevice
@@ -32,6 +44,7 @@ _NORM_TYPES = {
     DType.complex128: 4,
 }
 _NORM_THREADS = 1024
+_INDEX = struct.Struct("<QQq")
 # Of each array as a vector: bytes to its first element, and elements from one to the next.
 _Vectors: TypeAlias = list[tuple[int, int]]
 _PACKED: _Vectors = [(0, 1), (0, 1)]
@@ -45,14 +58,19 @@ class VectorLibrary(CudaLibrary):
 
     def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)
+        self._index_from_zero = device.kernels.function("norms", "index_from_zero", _INDEX.size)
         self._norm_again = device.kernels.function("norms", "norm_again", _NORM.size)
         self._blas = Cublas(device)
 
-    def _plan_two(self, spec: AxpySpec | DotSpec) -> tuple[_Vectors | None]:
+    def _plan_two(self, spec: AxpySpec | DotSpec | RotSpec) -> tuple[_Vectors | None]:
         """See both operands as vectors."""
         return (_vectors(spec.x, spec.y),)
 
-    def _plan_one(self, spec: ScalSpec | Nrm2Spec) -> tuple[_Vectors | None]:
+    def _plan_index(self, spec: IamaxSpec) -> tuple[_Vectors | None]:
+        """See the operand as a vector in its own order, from which the index counts."""
+        return (_vectors(spec.x) if spec.x.strides[0] > 0 else None,)
+
+    def _plan_one(self, spec: ScalSpec | Nrm2Spec | AsumSpec) -> tuple[_Vectors | None]:
         """See the operand as a vector."""
         return (_vectors(spec.x),)
 
@@ -146,6 +164,67 @@ class VectorLibrary(CudaLibrary):
                 _NORM.pack_into(arguments, 0, x.address + offset, out.address, x.size, step, number)
                 self._norm_again.launch(call.handle, _NORM_THREADS, threads=_NORM_THREADS)
 
+    @kernel(AsumSpec, backend="cuda", plan=_plan_one, is_quick=True)
+    def _asum(self, spec: AsumSpec, call: Call) -> None:
+        kind = _kind_of("asum", spec.x.dtype, NATIVE)
+        check_dtype(f"asum of {spec.x.dtype} to", spec.out.dtype, (kind.real,))
+        out = call.at(spec.out)
+        if spec.x.size:
+            self._reduce(call, kind, "asum", spec.x, out)
+        else:
+            call.fill(spec.out, 0)
+
+    @kernel(IamaxSpec, backend="cuda", plan=_plan_index, is_quick=True)
+    def _iamax(self, spec: IamaxSpec, call: Call) -> None:
+        found = call.workspace(8)
+        self._reduce(call, _kind_of("iamax", spec.x.dtype, NATIVE), "i{}amax", spec.x, found)
+        with self._index_from_zero as arguments:
+            _INDEX.pack_into(arguments, 0, found, call.at(spec.out), spec.x.size)
+            self._index_from_zero.launch(call.handle, 1)
+
+    def _reduce(self, call: Call, kind: Kind, name: str, x: ArraySpec, out: int) -> None:
+        """Enqueue what makes a number in device memory of a vector."""
+        array, (found,) = call.array(x), call.plan
+        if found is None:
+            array, found = call.copy_of(array), _PACKED
+        offset, step = found[0]
+        self._blas.select(call.stream, DEVICE)
+        self._blas.invoke(kind, name, array.size, array.address + offset, step, out)
+
+    @kernel(SwapSpec, backend="cuda")
+    def _swap(self, spec: SwapSpec, call: Call) -> None:
+        check_same_dtype("swap", spec.x, spec.y)
+        x, y = call.array(spec.x), call.array(spec.y)
+        kept = call.copy_of(x)
+        call.convert(y, x)
+        call.convert(kept, y)
+
+    @kernel(RotSpec, backend="cuda", plan=_plan_two, is_quick=True)
+    def _rot(self, spec: RotSpec, call: Call) -> None:
+        dtype = check_same_dtype("rot", spec.x, spec.y)
+        kind, sine = _kind_of("rot", dtype, NATIVE), factor_of("blas", "s", spec.s, dtype)
+        arrays, (found,) = (call.array(spec.x), call.array(spec.y)), call.plan
+        if not spec.x.size:
+            return
+        x, y = arrays if found is not None else [call.copy_of(array) for array in arrays]
+        (x_offset, x_step), (y_offset, y_step) = found or _PACKED
+        places = x.address + x_offset, x_step, y.address + y_offset, y_step
+        self._blas.select(call.stream, HOST)
+        self._blas.invoke(kind, "rot", x.size, *places, complex(spec.c), sine)
+        for source, array in zip((x, y), arrays, strict=True):
+            if source is not array:
+                call.convert(source, array)
+
+    def try_vectors(self, kind: Kind, spec: type[OperationSpec], place: int) -> None:
+        """Call what an operation on vectors needs, on the stream of a trial, for zeros there."""
+        blas, out, count = self._blas, place, 1000
+        if spec is RotSpec:
+            blas.invoke(kind, "rot", count, place, 1, place + 16 * count, 1, 1 + 0j, 0j)
+            return
+        blas.set_mode(DEVICE)
+        name = "asum" if spec is AsumSpec else "i{}amax"
+        blas.invoke(kind, name, count, place + 256, 1, out)
+
     def _add(
         self, call: Call, kind: Kind, alpha: complex, x: DeviceArray, y: DeviceArray, found: _Vectors
     ) -> None:
@@ -169,9 +248,6 @@ def _vectors(first: ArraySpec | DeviceArray, *others: ArraySpec | DeviceArray) -
     return vectors(first.shape, first.dtype.itemsize, *strides)
 
 
-def _kind_of(operation: str, dtype: DType) -> Kind:
-    kind = KINDS.get(dtype)
-    if kind is None:
-        check_dtype(operation, dtype, INEXACT)
-    assert kind is not None
-    return kind
+def _kind_of(operation: str, dtype: DType, allowed: Collection[DType] = INEXACT) -> Kind:
+    check_dtype(operation, dtype, allowed)
+    return KINDS[dtype]

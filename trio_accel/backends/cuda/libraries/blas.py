@@ -24,7 +24,7 @@ from ..runtime._graphs import Key
 from ..runtime._stream import CudaStream
 from ._cublas import DEFAULT, HOST, KINDS, Factors, Kind
 from ._integers import IntegerProducts
-from ._vectors import VectorLibrary
+from ._routines import RoutineLibrary
 
 __all__ = ["BlasLibrary"]
 
@@ -54,7 +54,7 @@ class _Multiply:
     spans: tuple[_Span, _Span, _Span] = ((0, 0), (0, 0), (0, 0))
 
 
-class BlasLibrary(VectorLibrary):
+class BlasLibrary(RoutineLibrary):
     """cuBLAS, by its routines for mixed types; what it does not have by kernels of the backend's own."""
 
     name: ClassVar[str] = "blas"
@@ -72,7 +72,7 @@ class BlasLibrary(VectorLibrary):
     def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
         """Load what products of a type need, or compile it, once; see `KernelLibrary.prepare`."""
         if type(spec) is not MatmulSpec and type(spec) is not GemmSpec:
-            return None
+            return super().prepare(spec)
         dtype = spec.a.dtype
         if id(dtype) in self._prepared:
             return None

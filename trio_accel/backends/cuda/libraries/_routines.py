@@ -1,0 +1,124 @@
+"""BLAS 2 and 3, but for products of general matrices: routines of cuBLAS for one type each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeAlias
+
+import attrs
+
+from ...base.blas import Factor, Matrix, Plan, Routine, plan_routine
+from ...base.checks import NATIVE
+from ...base.kernels import kernel
+from ...base.ops import (
+    ArraySpec,
+    AsumSpec,
+    IamaxSpec,
+    OperationSpec,
+    RotSpec,
+    SymmSpec,
+    SyrkSpec,
+    TriangularSpec,
+    contiguous_strides,
+)
+from ..kit._call import Call
+from ..kit._checks import check_dtype, check_same_dtype, factor_of
+from ..kit._device import LibraryDevice
+from ..kit._matrices import broadcast
+from ._cublas import HOST, KINDS, Kind
+from ._vectors import VectorLibrary
+
+__all__ = ["RoutineLibrary"]
+
+_Matrices: TypeAlias = SymmSpec | SyrkSpec | TriangularSpec
+# Larger arrays need no more kernels than those of this size.
+_LARGE = 512
+
+
+class RoutineLibrary(VectorLibrary):
+    """Operations on symmetric, Hermitian and triangular matrices."""
+
+    def __init__(self, device: LibraryDevice) -> None:
+        super().__init__(device)
+        self._tried: set[tuple[object, ...]] = set()
+
+    def _plan_matrices(self, spec: _Matrices) -> Plan:
+        name = type(spec).__name__.removesuffix("Spec").lower()
+        check_dtype(name, check_same_dtype(name, *spec.inputs(), *spec.outputs()), NATIVE)
+        return plan_routine(spec)
+
+    @kernel(SymmSpec, backend="cuda", plan=_plan_matrices, is_quick=True)
+    @kernel(SyrkSpec, backend="cuda", plan=_plan_matrices, is_quick=True)
+    @kernel(TriangularSpec, backend="cuda", plan=_plan_matrices, is_quick=True)
+    def _matrices(self, spec: _Matrices, call: Call) -> None:
+        plan: Plan = call.plan
+        routine = plan.routine_for(spec)
+        if routine is None:
+            return
+        if isinstance(spec, TriangularSpec) and spec.b != spec.out:
+            call.convert(broadcast(call.array(spec.b), spec.out.shape), call.array(spec.out))
+        arrays = {field: call.array(getattr(spec, field)) for field in plan.steps}
+        copies = {field: call.copy_of(arrays[field], order) for field, order in plan.copies.items()}
+        addresses = {field: array.address for field, array in {**arrays, **copies}.items()}
+        self._blas.select(call.stream, HOST)
+        kind = KINDS[spec.a.dtype]
+        for places in plan.calls(addresses):
+            self._invoke(kind, routine, spec, places)
+        for field in copies.keys() & {"c", "out"}:
+            call.convert(copies[field], arrays[field])
+
+    def _invoke(self, kind: Kind, routine: Routine, spec: _Matrices, addresses: Mapping[str, int]) -> None:
+        arguments: list[str | complex] = []
+        for value in routine.arguments:
+            if isinstance(value, Factor):
+                arguments.append(factor_of("blas", value.field, value.of(spec), spec.a.dtype))
+            else:
+                arguments.append(addresses[value.field] if isinstance(value, Matrix) else value)
+        # This one writes to an array of its own, which may be the operand.
+        result = arguments[-2:] if routine.name == "trmm" else ()
+        self._blas.invoke(kind, routine.name, *arguments, *result)
+
+    def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
+        """Try a routine out before it is enqueued for the first time: it waits for the device then."""
+        if not isinstance(spec, (AsumSpec, IamaxSpec, RotSpec, SymmSpec, SyrkSpec, TriangularSpec)):
+            return None
+        dtype = spec.inputs()[0].dtype
+        if self._find_plan(spec) is not None or dtype not in NATIVE:
+            return None
+        key: tuple[object, ...] = type(spec), dtype
+        if isinstance(spec, (SymmSpec, SyrkSpec, TriangularSpec)):
+            spec = _small(spec)
+            key = spec.descriptor().plan_key(spec)
+        return None if key in self._tried else partial(self._in_context, self._try_out, spec, key)
+
+    def _try_out(self, spec: OperationSpec, key: tuple[object, ...]) -> None:
+        arrays = {
+            field.name: getattr(spec, field.name) for field in spec.descriptor().fields if field.is_array
+        }
+        kind, room = KINDS[spec.inputs()[0].dtype], 16 * _LARGE**2
+        with self._blas.scratch(len(arrays) * room) as (_, place):
+            addresses = {field: place + number * room for number, field in enumerate(arrays)}
+            if isinstance(spec, (SymmSpec, SyrkSpec, TriangularSpec)):
+                plan = plan_routine(spec)
+                for routine in (plan.routine, plan.plain):
+                    if routine is not None:
+                        self._invoke(kind, routine, spec, addresses)
+            else:
+                self.try_vectors(kind, type(spec), place)
+        self._context.settle()
+        self._tried.add(key)
+
+
+def _small(spec: Any) -> Any:
+    """An operation of one matrix that needs the same kernels: sizes with as many bits are one size."""
+    names = [field.name for field in spec.descriptor().fields if field.is_array]
+    arrays = {name: getattr(spec, name) for name in names}
+    return attrs.evolve(spec, **{name: _small_array(array) for name, array in arrays.items() if array})
+
+
+def _small_array(array: ArraySpec) -> ArraySpec:
+    rows, columns = (min(1 << max(extent - 1, 0).bit_length(), _LARGE) for extent in array.shape[-2:])
+    size, is_by_rows = array.dtype.itemsize, array.strides[-2] >= array.strides[-1]
+    strides = contiguous_strides((rows, columns), size) if is_by_rows else (size, rows * size)
+    return ArraySpec(0, 0, array.dtype, (rows, columns), strides)
