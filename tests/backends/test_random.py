@@ -16,12 +16,19 @@ KINDS = [
     ("uniform", "float64"),
     ("normal", "float32"),
     ("normal", "float64"),
+    ("exponential", "float32"),
+    ("exponential", "float64"),
+    ("lognormal", "float32"),
+    ("lognormal", "float64"),
+    ("integers", "int64"),
 ]
 
 
-def draw(rig, kind, size, *, row=0, skip=0, low=0.0, width=1.0, seed=7):
+def draw(rig, kind, size, *, row=0, skip=0, low=0.0, width=None, seed=7):
     """Numbers in an array that begins so many elements into its block, and nothing around it is touched."""
     distribution, dtype = kind
+    if width is None:
+        width = 2.0**32 if distribution == "integers" else 1.0
     whole = rig.put(np.full(size + 2 * skip + 8, 77, DType(dtype).dtype))
     step = DType(dtype).itemsize
     out = attrs.evolve(whole, offset=whole.offset + skip * step, shape=(size,))
@@ -48,7 +55,7 @@ def test_an_array_may_begin_anywhere(rig, kind, skip):
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
 def test_a_row_begins_where_the_one_before_ends(rig, kind):
     long = draw(rig, kind, 2 * BLOCK)
-    rows = 2 if kind[1] == "float64" else 1
+    rows = 2 if kind[1].endswith("64") else 1
     for row in (0, 2**40):
         later = draw(rig, kind, BLOCK, row=row + rows)
         assert (later == long[BLOCK:]).all() == (row == 0)
@@ -56,11 +63,27 @@ def test_a_row_begins_where_the_one_before_ends(rig, kind):
     assert not (draw(rig, kind, 100, seed=2**63 + 7) == draw(rig, kind, 100)).any()
 
 
-@pytest.mark.parametrize("kind", KINDS[1:], ids="-".join)
+@pytest.mark.parametrize("kind", KINDS[1:7], ids="-".join)
 @pytest.mark.parametrize("size", [1000, 1001])
 def test_bounds_and_moments(rig, assert_close, kind, size):
     moved = draw(rig, kind, size, low=-3.5, width=0.25)
     assert_close(moved, -3.5 + 0.25 * draw(rig, kind, size).astype(float))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_numbers_that_are_made_of_others(rig, assert_close, dtype):
+    uniform, normal = (draw(rig, (name, dtype), 5000).astype(float) for name in ("uniform", "normal"))
+    assert_close(draw(rig, ("exponential", dtype), 5000, width=0.5), -0.5 * np.log(uniform))
+    assert_close(draw(rig, ("lognormal", dtype), 5000, low=-1.0, width=0.5), np.exp(-1.0 + 0.5 * normal))
+
+
+@pytest.mark.parametrize(("low", "width"), [(0, 1), (-3, 6), (5, 1 << 32), (-(1 << 53), (1 << 32) - 1)])
+def test_whole_numbers_are_the_upper_halves_of_products(rig, low, width):
+    words = [draw(rig, KINDS[0], 400, row=row).astype(object) for row in (0, 1)]
+    pairs = [(word[1::2] << 32 | word[0::2]).reshape(-1, 2) for word in words]
+    expected = low + (np.concatenate(pairs, axis=1).reshape(-1) * width >> 64)
+    drawn = draw(rig, ("integers", "int64"), 399, low=float(low), width=float(width))
+    np.testing.assert_array_equal(drawn, expected[:399].astype(np.int64))
 
 
 def test_nothing_is_drawn_into_an_empty_array(rig):

@@ -230,6 +230,9 @@ async def test_random_numbers(system: ta.System, device: ta.Device) -> None:
                     ("uniform", ("float32",)),
                     ("uniform", ("float64",)),
                     ("normal", ("float64",)),
+                    ("exponential", ("float64",)),
+                    ("lognormal", ("float64",)),
+                    ("integers", (-7, 1 << 30)),
                 ]
             )
             for name, arguments in draws:

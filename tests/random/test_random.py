@@ -89,6 +89,42 @@ async def test_distributions(device: ta.Device, dtype: str) -> None:
     assert scipy.stats.kstest(uniform, "uniform").pvalue > 0.001
     normal = await (await generator.normal((400, 500), dtype)).to_host()
     assert scipy.stats.kstest(normal.reshape(-1), "norm").pvalue > 0.001
+    exponential = await (await generator.exponential(200_000, dtype, scale=2.5)).to_host()
+    assert exponential.min() >= 0
+    assert scipy.stats.kstest(exponential, "expon", (0, 2.5)).pvalue > 0.001
+    lognormal = await (await generator.lognormal(200_000, dtype, mean=-1.0, sigma=0.5)).to_host()
+    assert scipy.stats.kstest(lognormal, "lognorm", (0.5, 0, np.exp(-1.0))).pvalue > 0.001
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (-5, 12), (1 << 40, (1 << 40) + 1000)])
+async def test_whole_numbers(device: ta.Device, low: int, high: int) -> None:
+    out = await device.zeros((400, 500), "int64")
+    assert await ta.random.Generator(device, seed=8).integers((400, 500), low, high, out=out) is out
+    drawn = await out.to_host()
+    assert (drawn.min(), drawn.max()) == (low, high - 1)
+    counts = np.bincount(drawn.reshape(-1) - low, minlength=high - low)
+    assert scipy.stats.chisquare(counts).pvalue > 0.001 or high - low == 1
+
+
+async def test_whole_numbers_of_the_widest_range(device: ta.Device) -> None:
+    drawn = await (await ta.random.Generator(device, seed=8).integers(200_000, -(1 << 31), 1 << 31)).to_host()
+    assert scipy.stats.kstest(drawn / 2.0**32 + 0.5, "uniform").pvalue > 0.001
+
+
+async def test_wrong_parameters_of_the_others(device: ta.Device) -> None:
+    generator = ta.random.Generator(device, seed=1)
+    for low, high in ((3, 3), (4, 3), (0, (1 << 32) + 1), (-(1 << 60), 0), (0, 1 << 60)):
+        with pytest.raises(ValueError, match=rf"Integers: high must be above low.* got {low} and {high}"):
+            await generator.integers(3, low, high)
+    with pytest.raises(TypeError):
+        await generator.integers(3, 0, 2.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="Exponential: scale must be at least 0, and finite, got scale -1"):
+        await generator.exponential(3, scale=-1)
+    with pytest.raises(ValueError, match="Lognormal: sigma must be at least 0, and finite, got mean nan"):
+        await generator.lognormal(3, mean=float("nan"))
+    with pytest.raises(ta.NotSupportedError, match="Lognormal makes float32 or float64, not float16"):
+        await generator.lognormal(3, "float16")
+    assert (await device.statistics()).launched == 0
 
 
 async def test_bounds_mean_and_deviation(device: ta.Device) -> None:

@@ -1,7 +1,8 @@
 """Random numbers on a device: a generator, its messages, and the actor that serves them."""
 
-from ._actor import RngActor
 from ._generator import Generator
-from ._messages import Bits, Normal, Uniform
+from ._messages import Bits, Exponential, Integers, Lognormal, Normal, RngActor, Uniform
 
-__all__ = ["Bits", "Generator", "Normal", "RngActor", "Uniform"]
+__all__ = [
+    "Bits", "Exponential", "Generator", "Integers", "Lognormal", "Normal", "RngActor", "Uniform",
+]  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..backends.base import DType, DTypeLike, NotSupportedError
 from ..devices import AccelRef, Device, DeviceOpening
-from ._messages import Bits, Normal, Uniform, rows_of
+from ._messages import Bits, Exponential, Integers, Lognormal, Normal, Uniform, rows_of
 
 __all__ = ["Generator"]
 
@@ -146,6 +146,76 @@ class Generator:
         extents, row = self._take(shape)
         message = Normal(self._seed, row, extents, DType.of(dtype), loc, scale, out)
         return await self._device.ask(message)
+
+    async def exponential(
+        self,
+        shape: int | Sequence[int],
+        dtype: DTypeLike = "float32",
+        *,
+        scale: float = 1.0,
+        out: AccelRef | None = None,
+    ) -> AccelRef:
+        """Draw exponentially distributed numbers: minus the logarithms of uniform ones.
+
+        Args:
+            shape: Shape of the result.
+            dtype: float32 or float64.
+            scale: Mean.
+            out: Array of this shape and dtype to write to; by default a new one.
+
+        Raises, and see also: as `normal`.
+        """
+        extents, row = self._take(shape)
+        return await self._device.ask(Exponential(self._seed, row, extents, DType.of(dtype), scale, out))
+
+    async def lognormal(
+        self,
+        shape: int | Sequence[int],
+        dtype: DTypeLike = "float32",
+        *,
+        mean: float = 0.0,
+        sigma: float = 1.0,
+        out: AccelRef | None = None,
+    ) -> AccelRef:
+        """Draw numbers whose logarithms are normally distributed (cuRAND ``curandGenerateLogNormal``).
+
+        Args:
+            shape: Shape of the result.
+            dtype: float32 or float64.
+            mean: Mean of the logarithms.
+            sigma: Standard deviation of the logarithms.
+            out: Array of this shape and dtype to write to; by default a new one.
+
+        Raises, and see also: as `normal`.
+        """
+        extents, row = self._take(shape)
+        return await self._device.ask(Lognormal(self._seed, row, extents, DType.of(dtype), mean, sigma, out))
+
+    async def integers(
+        self, shape: int | Sequence[int], low: int, high: int, *, out: AccelRef | None = None
+    ) -> AccelRef:
+        """Draw whole numbers that are uniform from `low` on, below `high`.
+
+        Each is made of 64 bits without rejection, so that of a range of n numbers none is drawn more often
+        than another by more than n in 2**64.
+
+        Args:
+            shape: Shape of the result.
+            low: The least number.
+            high: The number above the greatest; by at most 2**32 above `low`.
+            out: int64 array of this shape to write to; by default a new one.
+
+        Returns:
+            An array of int64.
+
+        Raises:
+            ValueError: A negative size, an empty range or too large a one, or a wrong `out`.
+            TypeError: A bound that is no whole number.
+
+        See `Device.ask` for cancellation and the errors that any operation can end with.
+        """
+        extents, row = self._take(shape)
+        return await self._device.ask(Integers(self._seed, row, extents, low, high, out))
 
     def _take(self, shape: int | Sequence[int]) -> tuple[tuple[int, ...], int]:
         """Read a shape, and take the rows for it out of the sequence."""

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+import operator
+from typing import ClassVar
 
 import attrs
 
 from ..backends.base import DType, NotSupportedError
-from ..backends.base.ops import PHILOX_ROW, PhiloxSpec
-from ..devices import AccelRef, Operation, Planned, Planner
-from ._actor import RngActor
+from ..backends.base.ops import PHILOX_ROW, Distribution, PhiloxSpec
+from ..devices import AccelRef, LibraryActor, Operation, Planned, Planner
 
-__all__ = ["Bits", "Normal", "Uniform", "rows_of"]
+__all__ = ["Bits", "Exponential", "Integers", "Lognormal", "Normal", "RngActor", "Uniform", "rows_of"]
 
-_PATH = "trio_accel.random:RngActor"
+# Whole numbers from here on are not all floats.
+_EXACT = 1 << 53
 
 
 def rows_of(size: int) -> int:
@@ -22,39 +23,79 @@ def rows_of(size: int) -> int:
     return 2 * -(-size // (4 * PHILOX_ROW))
 
 
+class RngActor(LibraryActor):
+    """Serves random numbers, on a stream of its own.
+
+    It has no state that a restart could lose or repeat: every message says which part of which
+    sequence it draws. CPU backend: NumPy. CUDA: a kernel of the
+    backend's own.
+    """
+
+    library = "random"
+
+
 @attrs.define(eq=False, on_setattr=None)
-class Bits(Operation[RngActor, AccelRef]):
-    """Words of a Philox sequence as they are; see `Generator.bits`."""
+class _Draw(Operation[RngActor, AccelRef]):
+    """What all messages share: the seed, and from which row on how much is drawn."""
 
     seed: int
     row: int
     shape: tuple[int, ...]
+    library: ClassVar[str] = "trio_accel.random:RngActor"
+    distribution: ClassVar[Distribution]
+
+    def _planned(
+        self, planner: Planner, dtype: DType, low: float, width: float, out: AccelRef | None
+    ) -> Planned[AccelRef]:
+        result = planner.output(self.shape, dtype, out)
+        return Planned(PhiloxSpec(self.distribution, self.seed, self.row, low, width, result.spec), result)
+
+
+@attrs.define(eq=False, on_setattr=None)
+class Bits(_Draw):
+    """Words of a Philox sequence as they are; see `Generator.bits`."""
+
     out: AccelRef | None = None
-    library: ClassVar[str] = _PATH
+    distribution: ClassVar[Distribution] = "bits"
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Name the array of words."""
-        return _plan(planner, self, "bits", DType.uint32, 0.0, 1.0)
+        return self._planned(planner, DType.uint32, 0.0, 1.0, self.out)
 
 
 @attrs.define(eq=False, on_setattr=None)
-class Uniform(Operation[RngActor, AccelRef]):
+class Integers(_Draw):
+    """Whole numbers of a range; see `Generator.integers`."""
+
+    low: int
+    high: int
+    out: AccelRef | None = None
+    distribution: ClassVar[Distribution] = "integers"
+
+    def plan(self, planner: Planner) -> Planned[AccelRef]:
+        """Check the bounds, and name the array."""
+        low, high = operator.index(self.low), operator.index(self.high)
+        if not (-_EXACT <= low < high <= _EXACT and high - low <= 1 << 32):
+            raise ValueError(
+                f"{planner.name}: high must be above low, by at most 2**32, and both from -2**53 to 2**53, "
+                f"got {low} and {high}"
+            )
+        return self._planned(planner, DType.int64, float(low), float(high - low), self.out)
+
+
+@attrs.define(eq=False, on_setattr=None)
+class Uniform(_Draw):
     """Uniform numbers of a Philox sequence; see `Generator.uniform`."""
 
-    seed: int
-    row: int
-    shape: tuple[int, ...]
     dtype: DType = DType.float32
     low: float = 0.0
     high: float = 1.0
     out: AccelRef | None = None
-    library: ClassVar[str] = _PATH
+    distribution: ClassVar[Distribution] = "uniform"
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Check the bounds and the dtype, and name the array."""
-        _check_dtype(planner, self.dtype)
-        low = _real(planner, "low", self.low, self.dtype)
-        high = _real(planner, "high", self.high, self.dtype)
+        low, high = _reals(planner, self.dtype, low=self.low, high=self.high)
         if not (math.isfinite(low) and math.isfinite(high) and low <= high):
             raise ValueError(
                 f"{planner.name}: low must not be above high, and both finite, got {self.low} and {self.high}"
@@ -62,54 +103,68 @@ class Uniform(Operation[RngActor, AccelRef]):
         width = high - low
         if math.isinf(width):
             raise ValueError(f"{planner.name}: high - low is outside the range of {self.dtype}")
-        return _plan(
-            planner, self, "uniform", self.dtype, low, _real(planner, "high - low", width, self.dtype)
-        )
+        _reals(planner, self.dtype, **{"high - low": width})
+        return self._planned(planner, self.dtype, low, width, self.out)
 
 
 @attrs.define(eq=False, on_setattr=None)
-class Normal(Operation[RngActor, AccelRef]):
+class Normal(_Draw):
     """Normal numbers of a Philox sequence; see `Generator.normal`."""
 
-    seed: int
-    row: int
-    shape: tuple[int, ...]
     dtype: DType = DType.float32
     loc: float = 0.0
     scale: float = 1.0
     out: AccelRef | None = None
-    library: ClassVar[str] = _PATH
+    distribution: ClassVar[Distribution] = "normal"
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Check the parameters and the dtype, and name the array."""
-        _check_dtype(planner, self.dtype)
-        loc = _real(planner, "loc", self.loc, self.dtype)
-        scale = _real(planner, "scale", self.scale, self.dtype)
-        if not (math.isfinite(loc) and math.isfinite(scale) and scale >= 0):
-            raise ValueError(
-                f"{planner.name}: scale must be at least 0, and both finite, got loc {self.loc} and "
-                f"scale {self.scale}"
-            )
-        return _plan(planner, self, "normal", self.dtype, loc, scale)
+        loc, scale = _deviation(planner, self.dtype, loc=self.loc, scale=self.scale)
+        return self._planned(planner, self.dtype, loc, scale, self.out)
 
 
-def _plan(
-    planner: Planner,
-    message: Bits | Uniform | Normal,
-    distribution: Literal["bits", "uniform", "normal"],
-    dtype: DType,
-    low: float,
-    width: float,
-) -> Planned[AccelRef]:
-    out = planner.output(message.shape, dtype, message.out)
-    return Planned(PhiloxSpec(distribution, message.seed, message.row, low, width, out.spec), out)
+@attrs.define(eq=False, on_setattr=None)
+class Lognormal(_Draw):
+    """Numbers whose logarithms are normal; see `Generator.lognormal`."""
+
+    dtype: DType = DType.float32
+    mean: float = 0.0
+    sigma: float = 1.0
+    out: AccelRef | None = None
+    distribution: ClassVar[Distribution] = "lognormal"
+
+    def plan(self, planner: Planner) -> Planned[AccelRef]:
+        """Check the parameters and the dtype, and name the array."""
+        mean, sigma = _deviation(planner, self.dtype, mean=self.mean, sigma=self.sigma)
+        return self._planned(planner, self.dtype, mean, sigma, self.out)
 
 
-def _check_dtype(planner: Planner, dtype: DType) -> None:
+@attrs.define(eq=False, on_setattr=None)
+class Exponential(_Draw):
+    """Exponentially distributed numbers; see `Generator.exponential`."""
+
+    dtype: DType = DType.float32
+    scale: float = 1.0
+    out: AccelRef | None = None
+    distribution: ClassVar[Distribution] = "exponential"
+
+    def plan(self, planner: Planner) -> Planned[AccelRef]:
+        """Check the scale and the dtype, and name the array."""
+        (scale,) = _deviation(planner, self.dtype, scale=self.scale)
+        return self._planned(planner, self.dtype, 0.0, scale, self.out)
+
+
+def _reals(planner: Planner, dtype: DType, **arguments: float) -> list[float]:
+    """Numbers that the dtype can hold; complex ones are refused, because the dtype is real."""
     if dtype not in (DType.float32, DType.float64):
         raise NotSupportedError(f"{planner.name} makes float32 or float64, not {dtype}; use cast()")
+    return [planner.factor(name, value, dtype).real for name, value in arguments.items()]
 
 
-def _real(planner: Planner, argument: str, value: float, dtype: DType) -> float:
-    """A number that the dtype can hold; a complex one is refused, because the dtype is real."""
-    return planner.factor(argument, value, dtype).real
+def _deviation(planner: Planner, dtype: DType, **arguments: float) -> list[float]:
+    """Finite parameters, of which the last is a deviation."""
+    numbers = _reals(planner, dtype, **arguments)
+    if not all(map(math.isfinite, numbers)) or numbers[-1] < 0:
+        given = " and ".join(f"{name} {value}" for name, value in arguments.items())
+        raise ValueError(f"{planner.name}: {[*arguments][-1]} must be at least 0, and finite, got {given}")
+    return numbers

@@ -46,7 +46,7 @@ from .linalg import (
     TriangularSpec,
 )
 from .memory import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec
-from .random import PHILOX_ROW, PhiloxSpec
+from .random import PHILOX_ROW, Distribution, PhiloxSpec
 from .solver import (
     CheckDiagonalSpec,
     CholeskySpec,
@@ -78,6 +78,7 @@ __all__ = [
     "CsrToDenseSpec",
     "Descriptor",
     "DetSpec",
+    "Distribution",
     "DotSpec",
     "EigSpec",
     "EighSpec",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from ._array import ArraySpec
 from ._roles import exact, scalar, writes
 from ._spec import OperationSpec, specification
 
-__all__ = ["PHILOX_ROW", "PhiloxSpec"]
+__all__ = ["PHILOX_ROW", "Distribution", "PhiloxSpec"]
+
+Distribution: TypeAlias = Literal["bits", "uniform", "normal", "exponential", "lognormal", "integers"]
 
 PHILOX_ROW = 1 << 16
 """Subsequences of the Philox sequence: so many counters make a row."""
@@ -20,19 +22,21 @@ class PhiloxSpec(OperationSpec):
 
     Four 32-bit words come from one counter. Counter ``c`` of the sequence has its first half at
     ``row + c // 65536`` and its second half at ``c % 65536``; the key is the seed. Of every four
-    float64 values, the first two come from one counter and the others from that of the next row.
+    float64 or int64 values, the first two come from one counter and the others from that of the next row.
 
     Attributes:
         distribution: ``"bits"`` (uint32 words), ``"uniform"`` (over ``low`` to ``low + width``,
-            from numbers above 0 up to 1) or ``"normal"`` (mean ``low``, standard deviation ``width``,
-            by Box and Muller).
+            from numbers above 0 up to 1), ``"normal"`` (mean ``low``, standard deviation ``width``,
+            by Box and Muller), ``"exponential"`` (mean ``width``: minus the logarithms of uniform numbers),
+            ``"lognormal"`` (of normal numbers the exponentials) or ``"integers"`` (int64 from ``low`` on,
+            below ``low + width``, of at most 2**32: the upper half of the product with two words).
         seed: 64-bit key.
         row: First row, even.
         low: Lower bound, or mean.
         width: Width, or standard deviation.
     """
 
-    distribution: Literal["bits", "uniform", "normal"] = exact()
+    distribution: Distribution = exact()
     seed: int = exact()
     row: int = exact()
     low: float = scalar()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,10 @@ from ..runtime._stream import Work
 __all__ = ["philox", "philox4x32"]
 
 _Words = npt.NDArray[np.uint64]
+
+_Draw: TypeAlias = Callable[[PhiloxSpec, int, int], HostArray]
+_Transform: TypeAlias = Callable[[PhiloxSpec, HostArray], HostArray]
+_Unit: TypeAlias = Callable[[HostArray], HostArray]
 
 _LOW = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
@@ -57,7 +61,16 @@ def philox(spec: PhiloxSpec, memory: CpuMemory) -> Work:
             f"random {spec.distribution} makes contiguous arrays of {allowed}, not {spec.out.dtype}",
             backend="cpu",
         )
-    return partial(fill, spec, memory.view(spec.out).reshape(-1))
+    return partial(_in_pieces, spec, memory.view(spec.out).reshape(-1), *fill)
+
+
+def _in_pieces(spec: PhiloxSpec, out: HostArray, draw: _Draw, transform: _Transform) -> None:
+    """Fill an array four numbers a counter, whatever they are made of."""
+    counters = -(-out.size // 4)
+    for first in range(0, counters, _PIECE):
+        count = min(_PIECE, counters - first)
+        piece = out[4 * first : 4 * (first + count)]
+        piece[...] = transform(spec, draw(spec, first, count))[: piece.size]
 
 
 def _words(seed: int, row: int, first: int, count: int, step: int) -> HostArray:
@@ -67,50 +80,6 @@ def _words(seed: int, row: int, first: int, count: int, step: int) -> HostArray:
     counter = (half & _LOW, half >> _SHIFT, number % np.uint64(PHILOX_ROW), np.zeros_like(number))
     words: HostArray = np.stack(philox4x32(counter, (seed & 0xFFFFFFFF, seed >> 32)), axis=-1)
     return words
-
-
-def _bits(spec: PhiloxSpec, out: HostArray) -> None:
-    _in_pieces(spec, out, _single_words, lambda words: words)
-
-
-def _uniform32(spec: PhiloxSpec, out: HostArray) -> None:
-    _in_pieces(spec, out, _single_words, lambda words: _scaled(spec, _unit32(words)))
-
-
-def _normal32(spec: PhiloxSpec, out: HostArray) -> None:
-    def transform(words: HostArray) -> HostArray:
-        # As cuRAND: the angle is rounded to single precision before the factor of the circle.
-        circle = np.float32(2.0**-32) * np.float32(2.0 * np.pi)
-        angle = words[1::2].astype(np.float32) * circle + circle / np.float32(2)
-        return _scaled(spec, _box_muller(_unit32(words[0::2]), angle))
-
-    _in_pieces(spec, out, _single_words, transform)
-
-
-def _uniform64(spec: PhiloxSpec, out: HostArray) -> None:
-    _in_pieces(spec, out, _double_words, lambda words: _scaled(spec, _unit64(words)))
-
-
-def _normal64(spec: PhiloxSpec, out: HostArray) -> None:
-    def transform(words: HostArray) -> HostArray:
-        unit = _unit64(words)
-        return _scaled(spec, _box_muller(unit[0::2], unit[1::2] * (2.0 * np.pi)))
-
-    _in_pieces(spec, out, _double_words, transform)
-
-
-def _in_pieces(
-    spec: PhiloxSpec,
-    out: HostArray,
-    draw: Callable[[PhiloxSpec, int, int], HostArray],
-    transform: Callable[[HostArray], HostArray],
-) -> None:
-    """Fill an array four numbers a counter, whatever they are made of."""
-    counters = -(-out.size // 4)
-    for first in range(0, counters, _PIECE):
-        count = min(_PIECE, counters - first)
-        piece = out[4 * first : 4 * (first + count)]
-        piece[...] = transform(draw(spec, first, count))[: piece.size]
 
 
 def _single_words(spec: PhiloxSpec, first: int, count: int) -> HostArray:
@@ -151,10 +120,50 @@ def _scaled(spec: PhiloxSpec, numbers: HostArray) -> HostArray:
     return numbers
 
 
-_FILLS: dict[tuple[str, str], Callable[[PhiloxSpec, Any], None]] = {
-    ("bits", "uint32"): _bits,
-    ("uniform", "float32"): _uniform32,
-    ("uniform", "float64"): _uniform64,
-    ("normal", "float32"): _normal32,
-    ("normal", "float64"): _normal64,
+def _bits(spec: PhiloxSpec, words: HostArray) -> HostArray:
+    return words
+
+
+def _uniform(unit: _Unit) -> _Transform:
+    return lambda spec, words: _scaled(spec, unit(words))
+
+
+def _exponential(unit: _Unit) -> _Transform:
+    return lambda spec, words: _scaled(spec, -np.log(unit(words)))
+
+
+def _lognormal(normal: _Transform) -> _Transform:
+    return lambda spec, words: np.exp(normal(spec, words))
+
+
+def _normal32(spec: PhiloxSpec, words: HostArray) -> HostArray:
+    # As cuRAND: the angle is rounded to single precision before the factor of the circle.
+    circle = np.float32(2.0**-32) * np.float32(2.0 * np.pi)
+    angle = words[1::2].astype(np.float32) * circle + circle / np.float32(2)
+    return _scaled(spec, _box_muller(_unit32(words[0::2]), angle))
+
+
+def _normal64(spec: PhiloxSpec, words: HostArray) -> HostArray:
+    unit = _unit64(words)
+    return _scaled(spec, _box_muller(unit[0::2], unit[1::2] * (2.0 * np.pi)))
+
+
+def _integers(spec: PhiloxSpec, words: HostArray) -> HostArray:
+    width = np.uint64(spec.width)
+    above = (words[1::2] * width + (words[0::2] * width >> _SHIFT)) >> _SHIFT
+    numbers: HostArray = above.astype(np.int64) + np.int64(spec.low)
+    return numbers
+
+
+_FILLS: dict[tuple[str, str], tuple[_Draw, _Transform]] = {
+    ("bits", "uint32"): (_single_words, _bits),
+    ("uniform", "float32"): (_single_words, _uniform(_unit32)),
+    ("uniform", "float64"): (_double_words, _uniform(_unit64)),
+    ("normal", "float32"): (_single_words, _normal32),
+    ("normal", "float64"): (_double_words, _normal64),
+    ("exponential", "float32"): (_single_words, _exponential(_unit32)),
+    ("exponential", "float64"): (_double_words, _exponential(_unit64)),
+    ("lognormal", "float32"): (_single_words, _lognormal(_normal32)),
+    ("lognormal", "float64"): (_double_words, _lognormal(_normal64)),
+    ("integers", "int64"): (_double_words, _integers),
 }

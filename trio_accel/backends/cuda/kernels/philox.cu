@@ -8,7 +8,11 @@
 typedef long long i64;
 typedef unsigned long long u64;
 
-enum Kind { BITS, UNIFORM, UNIFORM_DOUBLE, NORMAL, NORMAL_DOUBLE };
+// Between BITS and INTEGERS, odd ones are of single precision and even ones of double.
+enum Kind {
+    BITS, UNIFORM, UNIFORM_DOUBLE, NORMAL, NORMAL_DOUBLE,
+    EXPONENTIAL, EXPONENTIAL_DOUBLE, LOGNORMAL, LOGNORMAL_DOUBLE, INTEGERS
+};
 
 struct PhiloxArguments {
     char *out;
@@ -103,32 +107,66 @@ __device__ void draw(const PhiloxArguments &arguments, i64 counter)
         return;
     }
     Four<float> four;
-    if (arguments.kind == UNIFORM) {
+    if (arguments.kind == UNIFORM || arguments.kind == EXPONENTIAL) {
         for (int place = 0; place < 4; place++)
             four.number[place] = unit(words.word[place]);
     } else {
         normal(words.word[0], words.word[1], four.number);
         normal(words.word[2], words.word[3], four.number + 2);
     }
+    if (arguments.kind == EXPONENTIAL)
+        for (int place = 0; place < 4; place++)
+            four.number[place] = -logf(four.number[place]);
     move(arguments, four);
+    if (arguments.kind == LOGNORMAL)
+        for (int place = 0; place < 4; place++)
+            four.number[place] = expf(four.number[place]);
     store(arguments, counter, four);
 }
 
-// A counter is two doubles: of four, two come from each of two rows.
+// Of two words, the upper half of the product with a range of at most 2**32.
+__device__ i64 integer(const PhiloxArguments &arguments, unsigned low, unsigned high)
+{
+    const u64 width = (u64)arguments.width;
+    return (i64)arguments.low + (i64)((high * width + (low * width >> 32)) >> 32);
+}
+
+__device__ Words words_of(const PhiloxArguments &arguments, i64 counter, int half)
+{
+    return philox(arguments.seed, arguments.row + 2 * (u64)(counter >> 16) + half, (unsigned)counter & 0xffff);
+}
+
+// A counter is two numbers of 64 bits: of four, two come from each of two rows.
+__device__ void draw_integers(const PhiloxArguments &arguments, i64 counter)
+{
+    Four<i64> four;
+    for (int half = 0; half < 2; half++) {
+        const Words words = words_of(arguments, counter, half);
+        four.number[2 * half] = integer(arguments, words.word[0], words.word[1]);
+        four.number[2 * half + 1] = integer(arguments, words.word[2], words.word[3]);
+    }
+    store(arguments, counter, four);
+}
+
 __device__ void draw_doubles(const PhiloxArguments &arguments, i64 counter)
 {
     Four<double> four;
     for (int half = 0; half < 2; half++) {
-        const u64 row = arguments.row + 2 * (u64)(counter >> 16) + half;
-        const Words words = philox(arguments.seed, row, (unsigned)counter & 0xffff);
-        if (arguments.kind == UNIFORM_DOUBLE) {
+        const Words words = words_of(arguments, counter, half);
+        if (arguments.kind == UNIFORM_DOUBLE || arguments.kind == EXPONENTIAL_DOUBLE) {
             four.number[2 * half] = unit_double(words.word[0], words.word[1]);
             four.number[2 * half + 1] = unit_double(words.word[2], words.word[3]);
         } else {
             normal_double(words, four.number + 2 * half);
         }
     }
+    if (arguments.kind == EXPONENTIAL_DOUBLE)
+        for (int place = 0; place < 4; place++)
+            four.number[place] = -log(four.number[place]);
     move(arguments, four);
+    if (arguments.kind == LOGNORMAL_DOUBLE)
+        for (int place = 0; place < 4; place++)
+            four.number[place] = exp(four.number[place]);
     store(arguments, counter, four);
 }
 
@@ -136,9 +174,11 @@ __device__ void draw_doubles(const PhiloxArguments &arguments, i64 counter)
 KERNEL(philox_fill, PhiloxArguments)
 {
     const i64 step = (i64)gridDim.x * blockDim.x, counters = (arguments.count + 3) / 4;
-    const bool has_doubles = arguments.kind == UNIFORM_DOUBLE || arguments.kind == NORMAL_DOUBLE;
+    const bool has_doubles = arguments.kind != BITS && arguments.kind % 2 == 0;
     for (i64 counter = (i64)blockIdx.x * blockDim.x + threadIdx.x; counter < counters; counter += step)
-        if (has_doubles)
+        if (arguments.kind == INTEGERS)
+            draw_integers(arguments, counter);
+        else if (has_doubles)
             draw_doubles(arguments, counter);
         else
             draw(arguments, counter);

@@ -26,6 +26,11 @@ _KINDS = {
     ("uniform", DType.float64): 2,
     ("normal", DType.float32): 3,
     ("normal", DType.float64): 4,
+    ("exponential", DType.float32): 5,
+    ("exponential", DType.float64): 6,
+    ("lognormal", DType.float32): 7,
+    ("lognormal", DType.float64): 8,
+    ("integers", DType.int64): 9,
 }
 # Four numbers come from a counter, or from one in each of two rows; they are stored 16 bytes at a time.
 _FOUR = 4
