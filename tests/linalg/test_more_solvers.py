@@ -31,6 +31,7 @@ TRIANGULAR: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
     ((5, 5), (5,)), ((1, 1), (1, 2)), ((33, 33), (33, 3)), ((3, 4, 4), (3, 4, 2)), ((2, 1, 3, 3), (4, 3, 1)),
     ((0, 3, 3), (3,)), ((0, 0), (0, 2)), ((3, 3), (3, 0)),
 ]  # fmt: skip
+LEAST_SQUARES = [(7, 3, 2), (3, 7, 1), (5, 5, 0), (40, 6, 3), (4, 0, 2), (0, 4, 2), (0, 0, 0), (1, 1, 1)]
 
 dtypes = pytest.mark.parametrize("dtype", TOLERANCE)
 
@@ -154,6 +155,54 @@ async def test_a_singular_triangle_is_named(device: ta.Device) -> None:
     with pytest.raises(np.linalg.LinAlgError, match="must be square"):
         await linalg.solve_triangular(ref[..., :3], b)
     del x, caught
+    await device.synchronize()
+    assert (await device.statistics()).memory.used == a.nbytes
+
+
+@dtypes
+async def test_lstsq(device: ta.Device, dtype: str) -> None:
+    wide = WIDE.get(dtype, dtype)
+    for m, n, columns in [
+        (7, 3, 2),
+        (3, 7, 1),
+        (5, 5, 0),
+        (40, 6, 3),
+        (4, 0, 2),
+        (0, 4, 2),
+        (0, 0, 0),
+        (1, 1, 1),
+    ]:
+        a, b = normal((m, n), dtype), normal((m, columns), dtype, 1)
+        result = await linalg.lstsq(await device.put(a), b)
+        assert isinstance(result, linalg.LstsqResult)
+        x, residuals, rank, s = np.linalg.lstsq(a.astype(wide), b.astype(wide))
+        check_same(await host(result.x, (n, columns), dtype), x, dtype, m + n)
+        real = REAL.get(dtype, dtype)
+        check_same(await host(result.residuals, residuals.shape, real), residuals, dtype, m + n)
+        check_same(await host(result.s, s.shape, real), s, dtype, m + n)
+        assert (result.rank, type(result.rank)) == (rank, int)
+
+
+async def test_lstsq_without_full_rank(device: ta.Device) -> None:
+    a, b = normal((9, 4), "float64"), normal((9,), "float64", 1)
+    a[:, 3] = a[:, 0] + a[:, 1]
+    ref = await device.put(a)
+    for rcond, rank in ((None, 3), (1e-20, 4), (0.9, 1), (1e-9, 3)):
+        x, residuals, found, _ = await linalg.lstsq(ref, b, rcond)
+        assert (x.shape, found, residuals.shape) == ((4,), rank, (1,) if rank == 4 else (0,))
+        if rank < 4:
+            np.testing.assert_allclose(
+                await x.to_host(), np.linalg.lstsq(a, b, rcond or 1e-15)[0], atol=1e-12
+            )
+    del x, residuals, _
+    for wrong, error, message in [
+        (np.ones(8), np.linalg.LinAlgError, r"lstsq: Incompatible dimensions: .* got a of shape \(9, 4\)"),
+        (np.ones(9, np.float32), TypeError, "one dtype, got a float64, b float32"),
+    ]:
+        with pytest.raises(error, match=message):
+            await linalg.lstsq(ref, wrong)
+    with pytest.raises(np.linalg.LinAlgError, match="a must have shape"):
+        await linalg.lstsq(ref[None], b)
     await device.synchronize()
     assert (await device.statistics()).memory.used == a.nbytes
 

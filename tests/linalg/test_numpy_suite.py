@@ -28,6 +28,7 @@ CLASSES = [
     "TestSolve",
     "TestInv",
     "TestDet",
+    "TestLstsq",
     *(WITH_EIG if BACKEND == "cpu" else ()),
     "TestSVD",
     "TestSVDHermitian",
@@ -49,6 +50,8 @@ REFUSED = {
     "TestEigvals.test_0_size": f"{INTEGERS}; {SUBCLASSES}",
     "TestEigvals.test_types": "eigenvalues of type float: no dtype follows from values, so all are complex",
     "TestEig.test_types": "calls NumPy itself",
+    "TestLstsq.test_empty_a_b": INTEGERS,
+    "TestLstsq.test_rcond": INTEGERS,
     "TestDet.test_zero": "lists: operands are arrays",
     "TestEigvalsh.test_0_size": f"{INTEGERS}; {SUBCLASSES}",
     "TestEigh.test_0_size": f"{INTEGERS}; {SUBCLASSES}",
@@ -59,6 +62,8 @@ REFUSED = {
 }
 
 
+# Which classes get no arrays of single precision.
+ONLY_DOUBLE = {"TestLstsq": "to six places: NumPy computes with twice as many"}
 REFUSED_CASES = {
     "nonarray": "lists: operands are arrays",
     "hnonarray": "lists: operands are arrays",
@@ -82,7 +87,8 @@ class OnDevice:
             refs = [await self._put(value) for value in arguments]
             reply = await function(*refs, **options)
             if isinstance(reply, tuple):
-                return type(reply)(*[await part.to_host() for part in reply])
+                parts = [part if isinstance(part, int) else await part.to_host() for part in reply]
+                return type(reply)(*parts)
             return await reply.to_host()
 
         def run(*arguments: Any, hermitian: bool = False, **options: Any) -> Any:
@@ -133,7 +139,10 @@ async def test_of_numpy(
     tests = getattr(suite, cls)()
     # To put a strided array on a device makes it contiguous: test_solvers.py has views of device arrays.
     tests.TEST_CASES = [
-        case for case in suite.CASES if case.name not in REFUSED_CASES and "strided" not in case.tags
+        case
+        for case in suite.CASES
+        if case.name not in REFUSED_CASES and "strided" not in case.tags
+        if cls not in ONLY_DOUBLE or "single" not in case.name
     ]
     await trio.to_thread.run_sync(lambda: getattr(tests, test)(**parameters))
 

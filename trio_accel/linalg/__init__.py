@@ -4,10 +4,11 @@ from ._actor import BlasActor, SolverActor
 from ._determinants import Det, Slogdet, det, slogdet
 from ._factors import Cholesky, Lu, Qr, cholesky, lu, qr
 from ._gemm import Gemm, gemm
+from ._least_squares import lstsq
 from ._matmul import Matmul, matmul
 from ._matrices import Symm, Syr2k, Syrk, Trmm, Trsm, symm, syr2k, syrk, trmm, trsm
 from ._matrix_vector import Gemv, Ger, Symv, Syr, Syr2, Trmv, Trsv, gemv, ger, symv, syr, syr2, trmv, trsv
-from ._results import EighResult, EigResult, LUResult, QRResult, SlogdetResult, SVDResult
+from ._results import EighResult, EigResult, LstsqResult, LUResult, QRResult, SlogdetResult, SVDResult
 from ._solve import (
     CheckDiagonal,
     Inv,
@@ -59,6 +60,7 @@ __all__ = [
     "Iamax",
     "Inv",
     "LUResult",
+    "LstsqResult",
     "Lu",
     "LuSolve",
     "Matmul",
@@ -99,6 +101,7 @@ __all__ = [
     "ger",
     "iamax",
     "inv",
+    "lstsq",
     "lu",
     "lu_solve",
     "matmul",

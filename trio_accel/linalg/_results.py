@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ..devices import AccelRef
 
-__all__ = ["EigResult", "EighResult", "LUResult", "QRResult", "SVDResult", "SlogdetResult"]
+__all__ = ["EigResult", "EighResult", "LUResult", "LstsqResult", "QRResult", "SVDResult", "SlogdetResult"]
 
 
 class LUResult(NamedTuple):
@@ -63,3 +63,16 @@ class SlogdetResult(NamedTuple):
     """0, or a number of absolute value 1."""
     logabsdet: AccelRef
     """The natural logarithm of the absolute value, a real number."""
+
+
+class LstsqResult(NamedTuple):
+    """A solution by least squares; see `lstsq`."""
+
+    x: AccelRef
+    """The solution."""
+    residuals: AccelRef
+    """Sums of squares, where the solution is the only one and not exact."""
+    rank: int
+    """How many singular values count."""
+    s: AccelRef
+    """The singular values, the largest first."""
