@@ -90,10 +90,15 @@ extern "C" __global__ void add(double* out, const double* term, int first, long 
     long long i = blockIdx.x * 256ll + threadIdx.x;
     if (i < n) out[i] = (first ? 0.0 : out[i]) + term[i];
 }
+extern "C" __global__ void increment(double* array, int* met, int count, long long n) {
+    long long i = blockIdx.x * 256ll + threadIdx.x;
+    if (i < n) array[i] += 1.0;
+    if (!i) *met = count;
+}
 """
 
 
-def compiled(spec: SumPart, device: Any) -> Any:
+def compiled(spec: ops.OperationSpec, device: Any) -> Any:
     from cuda.core import Device, Program, ProgramOptions
 
     arch = f"sm_{Device(device.info.index).arch}"
@@ -180,7 +185,7 @@ class RoundPart(ops.OperationSpec):
     """One part of a meeting of kernels: ``array += 1`` once all have met, unless something goes wrong.
 
     `how` is what goes wrong in this part: ``"refuses"``, ``"raises"`` where it is enqueued, ``"fails"`` and
-    ``"crashes"`` where it runs; ``"meets"`` waits for the others in the kernel itself.
+    ``"crashes"`` where it runs. With one that `MEETINGS` has, the kernel waits there before it fails or ends.
     """
 
     array: ops.ArraySpec = ops.updates()
@@ -231,16 +236,16 @@ class BarePart(ops.OperationSpec):
     array: ops.ArraySpec = ops.updates()
 
 
-@kernel(RoundPart, backend="cuda")
+@kernel(RoundPart, backend="cuda", plan=compiled)
 def round_cuda(spec: RoundPart, call: Any) -> None:
     if spec.how in ("refuses", "raises"):
         raise ta.NotSupportedError("refused on purpose") if spec.how == "refuses" else RuntimeError(spec.how)
-    (*_, array) = call.peers(spec.peers)
-    call.fill(call.array(spec.array), float(len(array.shape)))
-    call.fill(
-        attrs.evolve(array, address=call.status(spec.met), dtype=ta.DType.int32, shape=(), strides=()),
-        len(spec.peers.arrays),
-    )
+    from cuda.core import LaunchConfig, Stream, launch
+
+    n, stream = spec.array.size, Stream.from_handle(call.handle)
+    grid, increment = LaunchConfig(grid=max(1, -(-n // 256)), block=256), call.plan.get_kernel("increment")
+    count = np.int32(len(call.peers(spec.peers)))
+    launch(stream, grid, increment, call.at(spec.array), call.status(spec.met), count, np.int64(n))
 
 
 MEETINGS: dict[str, threading.Barrier] = {}
@@ -259,12 +264,12 @@ def round_cpu(spec: RoundPart, memory: Any) -> Callable[[], None]:
         spec.peers.on_failure(barrier.abort)
 
     def work() -> None:
-        if how == "fails":
+        if barrier is not None:
+            barrier.wait()
+        if how.startswith("fails"):
             raise ta.LibraryError("failed on purpose", library="collective", code="how")
         if how == "crashes":
             raise RuntimeError("crashed on purpose")
-        if barrier is not None:
-            barrier.wait()
         array[...] += 1
         spec.met[0] = len(spec.peers.arrays)
 
@@ -301,6 +306,16 @@ def double_cpu(spec: DoubleSpec, memory: Any) -> Callable[[], None]:
 
 class OtherActor(CollectiveActor):
     """The same kernels, on streams of their own."""
+
+
+@attrs.frozen(eq=False)
+class OtherRound(Round):
+    library: ClassVar[str] = f"{__name__}:OtherActor"
+
+
+@attrs.frozen(eq=False)
+class OtherDouble(Double):
+    library: ClassVar[str] = f"{__name__}:OtherActor"
 
 
 @attrs.frozen(eq=False)

@@ -10,13 +10,14 @@ import collective_library as collective
 import numpy as np
 import pytest
 import trio
-from collective_library import AllReduce, Double, PeerCopy, Round
+from collective_library import AllReduce, Double, OtherRound, PeerCopy, Round
 from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.backends.base import ops
 from trio_accel.devices import MultiDeviceOperation, PartPlanner, Phase, PlannedParts
 from trio_accel.devices.front._device import opened
+from trio_accel.devices.inline._dispatch import InlineDispatch
 
 pytestmark = pytest.mark.filterwarnings("ignore:open_device:RuntimeWarning")
 
@@ -206,6 +207,33 @@ async def test_what_follows_a_failed_part_on_a_healthy_device_fails_too(pair: Pa
             await pair.devices[0].submit(Double(first)).wait()
     assert hold.hit == 1
     await pair.check_usable()
+
+
+async def test_a_failure_goes_on_to_all_that_follow_in_whatever_order_they_are_seen(pair: Pair) -> None:
+    array, device = pair.arrays[0], pair.devices[0]
+    barrier = collective.MEETINGS["fails late"] = collective.threading.Barrier(2)
+    state = opened(device).dispatch
+    assert isinstance(state, InlineDispatch)
+    assert state.session is not None
+    async with trio.open_nursery() as nursery:
+
+        async def failing() -> None:
+            with pytest.raises(ta.LibraryError):
+                await ta.ask_across(OtherRound([array], ["fails late"]))
+
+        nursery.start_soon(failing)
+        await wait_all_tasks_blocked()
+        doubled, copied = device.submit(Double(array)), device.submit(ta.devices.Copy(array, array.dtype))
+        await wait_all_tasks_blocked()
+        in_flight = [one for lane in state.session.engine.lanes.all for one in lane.operations]
+        assert len(in_flight) == 3
+        barrier.wait()
+        while not all(one.event.is_done for one in in_flight):
+            # Without the loop: all ends are seen at once, that of the copy first.
+            pass
+        for following in (doubled, copied):
+            with pytest.raises(ta.InputFailedError):
+                await following.wait()
 
 
 @pytest.mark.parametrize("part", [0, 1])

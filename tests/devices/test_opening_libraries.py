@@ -12,6 +12,7 @@ import pytest
 import trio
 import trio.testing
 from chosen import BACKEND, for_ever
+from collective_library import Double, OtherDouble
 from isolations import inline
 from manual_backend import ManualBackend
 from noted_libraries import NotedLibraries
@@ -253,3 +254,24 @@ async def until_opened(noted: NotedLibraries, context: int, names: list[str]) ->
     with trio.fail_after(10):
         while not is_opened():  # noqa: ASYNC110  # a thread opens them and tells nobody
             await trio.sleep(0.001)
+
+
+@inline
+async def test_what_is_submitted_while_a_library_opens_goes_before_what_is_asked_later(
+    system: ta.System, isolation: ta.Isolation
+) -> None:
+    # Which of two tasks goes on first is up to chance.
+    for _ in range(10):
+        async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation)) as device:
+            x = await device.put(np.ones(4))
+            with trio.fail_after(20):
+                async with trio.open_nursery() as nursery:
+                    # Has the library opened, and is handed to it when it is open.
+                    nursery.start_soon(device.ask, Double(x))
+                    await trio.lowlevel.checkpoint()
+                    first = device.submit(Double(x))
+                    # Of another library: from now on all that touch the array have turns.
+                    second = device.submit(OtherDouble(x))
+                await first.wait()
+                await second.wait()
+            np.testing.assert_array_equal(await x.to_host(), np.full(4, 8.0))
