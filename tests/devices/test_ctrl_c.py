@@ -53,7 +53,7 @@ async def _give_up(device: ta.Device) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60, method="thread")  # who hangs in a lock hears of no other
+@pytest.mark.timeout(180, method="thread")  # who hangs in a lock hears of no other
 @pytest.mark.skipif(BACKEND != "cpu", reason="no driver is to be met in the middle")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_at_any_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -76,7 +76,7 @@ async def program_by_mailbox() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60, method="thread")  # who hangs in a lock hears of no other
+@pytest.mark.timeout(180, method="thread")  # who hangs in a lock hears of no other
 @pytest.mark.skipif(BACKEND != "cpu", reason="no driver is to be met in the middle")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_at_every_line_of_a_launch(caplog: pytest.LogCaptureFixture) -> None:

@@ -22,6 +22,8 @@ import scipy
 HERE = Path(__file__).parent
 MODULES = ("test_basic", "test_multithreading")
 DEADLINE = 240
+# The first test waits for all of them.
+pytestmark = pytest.mark.timeout(DEADLINE + 30)
 
 
 @attrs.frozen
