@@ -9,13 +9,14 @@ from typing import ClassVar, SupportsIndex, TypeAlias
 import attrs
 
 from ..backends.base import DType
+from ..backends.base.checks import NATIVE
 from ..backends.base.ops import (
-    SPECTRA,
     ArraySpec,
     FftDirection,
     FftKind,
     FftNorm,
     FftSpec,
+    complex_of,
     real_of,
     transformed_shape,
 )
@@ -27,8 +28,6 @@ __all__ = [
 ]  # fmt: skip
 
 _Transform: TypeAlias = tuple[FftKind, FftDirection]
-
-_COMPLEX = {**SPECTRA, **{dtype: dtype for dtype in SPECTRA.values()}}
 
 
 class FftActor(LibraryActor):
@@ -165,9 +164,9 @@ def _planned(
     result = planner.output(shape, _result_dtype(name, transform, source.dtype), out)
     if out is not None:
         planner.distinct("out", result.spec, a=source)
-    if kind != "r2c" and source.dtype in SPECTRA:
+    if kind != "r2c" and source.dtype.kind == "float":
         # Libraries have these transforms for complex input alone.
-        source = planner.convert(source, SPECTRA[source.dtype])
+        source = planner.convert(source, complex_of(source.dtype))
     return Planned(FftSpec(kind, direction, lengths, axes, norm or "backward", source, result.spec), result)
 
 
@@ -176,11 +175,10 @@ def _result_dtype(name: str, transform: _Transform, dtype: DType) -> DType:
     if kind == "r2c" and dtype.kind == "complex":
         instead = "fft" if direction == "forward" else "ifft"
         raise TypeError(f"{name}: a must be real, got {dtype}; use {instead}")
-    spectrum = _COMPLEX.get(dtype)
-    if spectrum is None:
+    if dtype not in NATIVE:
         allowed = "float32 or float64" if kind == "r2c" else "float32, float64, complex64 or complex128"
         raise TypeError(f"{name}: a must be {allowed}, got {dtype}; use cast()")
-    return real_of(spectrum) if kind == "c2r" else spectrum
+    return real_of(dtype) if kind == "c2r" else complex_of(dtype)
 
 
 def _axes(

@@ -11,14 +11,13 @@ import numpy.typing as npt
 import trio
 
 from ..backends.base import DType
+from ..backends.base.checks import NATIVE
 from ..devices import AccelRef, Device, DeviceOpening
 
 if TYPE_CHECKING:
     import scipy.sparse
 
 __all__ = ["CsrMatrix", "csr"]
-
-_DTYPES = (DType.float32, DType.float64, DType.complex64, DType.complex128)
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -101,8 +100,8 @@ def _arrays(matrix: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArra
         )
     if matrix.ndim != 2:
         raise ValueError(f"csr: matrix must have two axes, got shape {matrix.shape}")
-    if matrix.dtype not in _DTYPES:
-        allowed = ", ".join(str(dtype) for dtype in _DTYPES)
+    if matrix.dtype not in NATIVE:
+        allowed = ", ".join(str(dtype) for dtype in NATIVE)
         raise TypeError(f"csr: matrix has dtype {matrix.dtype}; allowed: {allowed} (use matrix.astype)")
     try:
         if matrix.format in ("csr", "csc", "bsr"):

@@ -27,7 +27,7 @@ from ._spec import (
     specification,
     value_key,
 )
-from .fft import SPECTRA, FftDirection, FftKind, FftNorm, FftSpec
+from .fft import FftDirection, FftKind, FftNorm, FftSpec
 from .linalg import (
     AsumSpec,
     AxpySpec,
@@ -66,7 +66,6 @@ from .sparse import CsrToDenseSpec, SddmmCsrSpec, SpmmCsrSpec, SpmvCsrSpec
 
 __all__ = [
     "PHILOX_ROW",
-    "SPECTRA",
     "ArraySpec",
     "AsumSpec",
     "AxpySpec",

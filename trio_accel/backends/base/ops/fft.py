@@ -10,20 +10,18 @@ from ._roles import exact, reads, writes
 from ._shapes import refuse_shapes, transformed_shape
 from ._spec import OperationSpec, specification
 
-__all__ = ["SPECTRA", "FftDirection", "FftKind", "FftNorm", "FftSpec"]
+__all__ = ["FftDirection", "FftKind", "FftNorm", "FftSpec"]
 
 FftKind: TypeAlias = Literal["c2c", "r2c", "c2r"]
 FftDirection: TypeAlias = Literal["forward", "inverse"]
 FftNorm: TypeAlias = Literal["backward", "ortho", "forward"]
 
-SPECTRA = {DType.float32: DType.complex64, DType.float64: DType.complex128}
-"""By the dtype of a real array, that of its spectrum."""
-
+_PAIRS = ((DType.float32, DType.complex64), (DType.float64, DType.complex128))
 # By the kind: dtypes of source and out.
 _DTYPES: dict[str, set[tuple[DType, DType]]] = {
-    "c2c": {(spectrum, spectrum) for spectrum in SPECTRA.values()},
-    "r2c": set(SPECTRA.items()),
-    "c2r": {(spectrum, real) for real, spectrum in SPECTRA.items()},
+    "c2c": {(spectrum, spectrum) for _, spectrum in _PAIRS},
+    "r2c": set(_PAIRS),
+    "c2r": {(spectrum, real) for real, spectrum in _PAIRS},
 }
 
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import attrs
 
 from ...base import DType
-from ...base.ops import SPECTRA, ArraySpec, FftSpec
+from ...base.ops import ArraySpec, FftSpec, complex_of
 from ._fft_layout import MOST_AXES, OUT, SOURCE, Fit, View, fit
 
 __all__ = ["TEMPORARIES", "Convert", "Transform", "TransformPlan", "Zero"]
@@ -227,7 +227,7 @@ def _groups(axes: list[int], most: int) -> Iterator[tuple[int, ...]]:
 
 
 def _view(buffer: int, array: ArraySpec) -> View:
-    size = SPECTRA.get(array.dtype, array.dtype).itemsize
+    size = complex_of(array.dtype).itemsize
     return View(buffer, array.dtype, array.shape, array.strides, array.offset % size == 0)
 
 
