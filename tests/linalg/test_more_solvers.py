@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import math
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import scipy.linalg
+import trio
 from chosen import BACKEND, IS_STAND_IN
 
 import trio_accel as ta
@@ -205,6 +208,33 @@ async def test_lstsq_without_full_rank(device: ta.Device) -> None:
         await linalg.lstsq(ref[None], b)
     await device.synchronize()
     assert (await device.statistics()).memory.used == a.nbytes
+
+
+@pytest.mark.parametrize("steps", range(5))
+async def test_cancelled_chains_leave_nothing(device: ta.Device, steps: int) -> None:
+    a, b = definite((40, 40), "float64"), normal((40,), "float64")
+    ref = await device.put(a)
+
+    async def give_up(ask: Callable[[], Awaitable[object]]) -> None:
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+
+                async def run() -> None:
+                    await ask()
+                    nursery.cancel_scope.cancel()
+
+                nursery.start_soon(run)
+                for _ in range(steps):
+                    await trio.lowlevel.checkpoint()
+                scope.cancel()
+
+    await give_up(lambda: linalg.lstsq(ref, b))
+    await give_up(lambda: linalg.solve_triangular(ref, b))
+    await device.synchronize()
+    gc.collect()
+    assert (await device.statistics()).memory.used == a.nbytes
+    x = await linalg.solve_triangular(ref, b)
+    np.testing.assert_allclose(np.triu(a) @ await x.to_host(), b, atol=1e-12)
 
 
 @only_cpu

@@ -13,10 +13,12 @@ import numpy.typing as npt
 import pytest
 from chosen import BACKEND, IS_STAND_IN
 
-from trio_accel.backends.base import DType
+from trio_accel.backends.base import DType, LinAlgError
 from trio_accel.backends.base.ops import (
     ArraySpec,
+    CheckDiagonalSpec,
     CholeskySpec,
+    DetSpec,
     EighSpec,
     LuSolveSpec,
     LuSpec,
@@ -51,7 +53,6 @@ class Bench:
             self.bindings.calls.clear()
             self.library.enqueue(spec, self.rig.stream)
             self.rig.finish(self.rig.stream)
-            spec.check_status()
         return [" ".join(map(str, call)) for call in self.bindings.calls if call[0] != "set_stream"]
 
     def empty(self, *shape: int, dtype: Any) -> ArraySpec:
@@ -94,6 +95,8 @@ ONE = {
     "cholesky": ["xpotrf 1 2 1 5 {T} @ 5 {T} @ 1024 @ 512 @"],
     "lu": ["xgetrf 1 2 5 5 {T} @ 5 @ {T} @ 1024 @ 512 @"],
     "solve": ["xgetrf 1 2 5 5 {T} @ 5 @ {T} @ 1024 @ 512 @", "xgetrs 1 2 0 5 2 {T} @ 5 @ {T} @ 5 @"],
+    "inv": ["xgetrf 1 2 5 5 {T} @ 5 @ {T} @ 1024 @ 512 @", "xgetrs 1 2 0 5 5 {T} @ 5 @ {T} @ 5 @"],
+    "det": ["xgetrf 1 2 5 5 {T} @ 5 @ {T} @ 1024 @ 512 @"],
     "lu_solve": ["xgetrs 1 2 1 5 2 {T} @ 5 @ {T} @ 5 @"],
     "qr": ["xgeqrf 1 2 5 5 {T} @ 5 {T} @ {T} @ 1024 @ 512 @", "{t}{q}gqr 1 5 5 5 @ 5 @ @ 64 @"],
     "svd": ["xgesvd 1 2 83 83 5 5 {T} @ 5 {R} @ {T} @ 5 {T} @ 5 {T} @ 1024 @ 512 @"],
@@ -103,6 +106,8 @@ STACK = {
     "cholesky": ["{t}potrf_batched 1 1 5 @ 5 @ 3"],
     "lu": ["{t}getrf_batched 3 5 @ 5 @ @ 3"],
     "solve": ["{t}getrf_batched 3 5 @ 5 @ @ 3", "{t}getrs_batched 3 0 5 2 @ 5 @ @ 5 @ 3"],
+    "inv": ["{t}getrf_batched 3 5 @ 5 @ @ 3", "{t}getrs_batched 3 0 5 5 @ 5 @ @ 5 @ 3"],
+    "det": ["{t}getrf_batched 3 5 @ 5 @ @ 3"],
     "lu_solve": ["{t}getrs_batched 3 1 5 2 @ 5 @ @ 5 @ 3"],
     "qr": 3 * ONE["qr"][:1] + 3 * ONE["qr"][1:],
     "svd": ["{t}gesvdj_batched 1 1 5 5 @ 5 @ @ 5 @ 5 @ 64 @ 4 3"],
@@ -118,11 +123,14 @@ def test_calls(bench: Bench, dtype: str, stack: tuple[int, ...]) -> None:
     given, sides, info = rig.put(a), rig.put(b), np.zeros(len(a) if stack else 1, np.int32)
     out, x = bench.empty(*stack, 5, 5, dtype=kind), bench.empty(*stack, 5, 2, dtype=kind)
     v, w = bench.empty(*stack, 5, 5, dtype=kind), bench.empty(*stack, 5, dtype=real)
-    piv = bench.empty(*stack, 5, dtype=DType.int32)
+    piv, inverse = bench.empty(*stack, 5, dtype=DType.int32), bench.empty(*stack, 5, 5, dtype=kind)
+    det, sign, logs = (bench.empty(*stack, dtype=each) for each in (kind, kind, real))
     specs = {
         "cholesky": CholeskySpec(False, given, out, info),
         "lu": LuSpec(given, out, piv, info),
         "solve": SolveSpec(given, sides, x, info),
+        "inv": SolveSpec(given, None, inverse, info),
+        "det": DetSpec(given, det, sign, logs),
         "qr": QrSpec(given, out, v),
         "svd": SvdSpec(given, out, w, v, info),
         "eigh": EighSpec("L", given, w, out, info, None),
@@ -134,7 +142,26 @@ def test_calls(bench: Bench, dtype: str, stack: tuple[int, ...]) -> None:
         assert (name, bench.calls(spec)) == (name, expected)
     np.testing.assert_allclose(np.abs(a @ rig.get(x) - b), 0, atol=1e-3)
     np.testing.assert_allclose(rig.get(w), np.linalg.eigvalsh(a), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(a @ rig.get(inverse), np.broadcast_to(np.eye(5), a.shape), atol=1e-3)
+    np.testing.assert_allclose(rig.get(det), np.linalg.det(a), rtol=1e-3)
+    np.testing.assert_allclose(rig.get(sign) * np.exp(rig.get(logs)), np.linalg.det(a), rtol=1e-3)
+    assert bench.calls(CheckDiagonalSpec(given, info)) == []
     bench.calls(specs["lu"])
     expected = [call.format(**told) for call in (STACK if stack else ONE)["lu_solve"]]
     assert bench.calls(LuSolveSpec("T", out, piv, sides, x, info)) == expected
     np.testing.assert_allclose(np.abs(a.swapaxes(-1, -2) @ rig.get(x) - b), 0, atol=1e-3)
+
+
+def test_bad_diagonals(bench: Bench) -> None:
+    rig, a = bench.rig, np.tile(np.eye(4), (3, 1, 1)) * 2
+    a[1, 2, 2], a[2, 3, 3], a[2, 0, 0] = 0, np.nan, -2
+    given, info = rig.put(a), np.zeros(3, np.int32)
+    results = [bench.empty(3, dtype=DType.float64) for _ in range(3)]
+    bench.calls(DetSpec(given, *results))
+    det, sign, logs = map(rig.get, results)
+    np.testing.assert_allclose(det, [16, 0, np.nan])
+    np.testing.assert_array_equal(sign, [1, 0, -1])
+    np.testing.assert_allclose(logs, [4 * np.log(2), -np.inf, np.nan])
+    with pytest.raises(LinAlgError, match="matrix 1 of the stack is singular: element 3 of its"):
+        bench.calls(CheckDiagonalSpec(given, info))
+    assert info.tolist() == [0, 3, 0]
