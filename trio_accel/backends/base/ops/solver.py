@@ -13,8 +13,9 @@ fails the operation as a whole, with the matrix named in the error.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import ClassVar, Literal, NoReturn
 
 import numpy as np
 
@@ -78,33 +79,32 @@ class SolverSpec(OperationSpec):
 
     def check_shapes(self, name: str) -> None:
         """See `OperationSpec.check_shapes`."""
-        where, matrices = f"{name}: {type(self).__name__}", self._matrices
-        self._check_matrices(where)
+        first, is_square, fields = _rules(type(self))  # type: ignore[arg-type]  # mypy takes no class for hashable
+        matrices: ArraySpec = getattr(self, first)
+        self._check_matrices(name, matrices, is_square=is_square)
         for field, allowed in self.letters.items():
             if getattr(self, field) not in allowed:
                 said = " or ".join(", ".join(map(repr, allowed)).rsplit(", ", 1))
-                raise ValueError(f"{where}.{field} must be {said}, got {getattr(self, field)!r}")
-        stack, extents = matrices.shape[:-2], self.extents(where)
-        own = matrices.dtype
-        types = {"": own, "real": real_of(own), "complex": complex_of(own), "int32": DType.int32}
-        for field, letters in self.shapes.items():
+                self._refuse(name, f".{field} must be {said}, got {getattr(self, field)!r}")
+        stack, extents = matrices.shape[:-2], self.extents(name)
+        for field, kind, letters in fields:
             array: ArraySpec | None = getattr(self, field)
             if array is None:
                 continue
-            kind, _, last = letters.rpartition(": ")
             here = stack
-            if last == "n c" and "c" not in extents:
+            if letters == _SIDES and "c" not in extents:
                 if array.ndim < 2:
-                    raise ValueError(f"{where}.{field} takes matrices, got shape {array.shape}")
+                    self._refuse(name, f".{field} takes matrices, got shape {array.shape}")
                 here, extents["c"] = array.shape[:-2], array.shape[-1]
-                stack = np.broadcast_shapes(stack, here)
-            shape = *here, *(extents[letter] for letter in last.split())
+                stack = np.broadcast_shapes(stack, here) if here != stack else stack
+            shape = (*here, *[extents[letter] for letter in letters])
             if array.shape != shape:
-                raise ValueError(f"{where}.{field} must have shape {shape}, got {array.shape}")
-            if array.dtype is not types[kind]:
-                raise TypeError(f"{where}.{field} must have dtype {types[kind]}, got {array.dtype}")
+                self._refuse(name, f".{field} must have shape {shape}, got {array.shape}")
+            dtype = _KINDS[kind](matrices.dtype) if kind else matrices.dtype
+            if array.dtype is not dtype:
+                self._refuse(name, f".{field} must have dtype {dtype}, got {array.dtype}", TypeError)
 
-    def extents(self, where: str) -> dict[str, int]:
+    def extents(self, name: str) -> dict[str, int]:
         """What the letters of `shapes` stand for, but for ``c``; a class may add some, or refuse."""
         m, n = self._matrices.shape[-2:]
         return {"m": m, "n": n, "k": min(m, n)}
@@ -132,19 +132,36 @@ class SolverSpec(OperationSpec):
     @property
     def _matrices(self) -> ArraySpec:
         """The array whose matrices have the status words."""
-        first: Any = getattr(self, next(iter(self.shapes)))
-        array: ArraySpec = first
+        array: ArraySpec = getattr(self, next(iter(self.shapes)))
         return array
 
-    def _check_matrices(self, where: str) -> None:
-        shape, is_square = self._matrices.shape, next(iter(self.shapes.values())) == "n n"
+    def _check_matrices(self, name: str, matrices: ArraySpec, *, is_square: bool) -> None:
+        shape = matrices.shape
         if len(shape) < 2 or (is_square and shape[-1] != shape[-2]):
-            raise ValueError(
-                f"{where} takes {'square matrices' if is_square else 'matrices'}, got shape {shape}"
-            )
+            self._refuse(name, f" takes {'square matrices' if is_square else 'matrices'}, got shape {shape}")
         info: StatusArray | None = getattr(self, "info", None)
         if info is not None and info.shape != (math.prod(shape[:-2]),):
-            raise ValueError(f"{where}.info must have one word for each matrix of {shape}, got {info.shape}")
+            self._refuse(name, f".info must have one word for each matrix of {shape}, got {info.shape}")
+
+    def _refuse(self, name: str, trouble: str, error: type[Exception] = ValueError) -> NoReturn:
+        raise error(f"{name}: {type(self).__name__}{trouble}")
+
+
+_SIDES = ("n", "c")
+_KINDS: Mapping[str, Callable[[DType], DType]] = {
+    "real": real_of,
+    "complex": complex_of,
+    "int32": lambda _: DType.int32,
+}
+
+
+@cache
+def _rules(cls: type[SolverSpec]) -> tuple[str, bool, tuple[tuple[str, str, tuple[str, ...]], ...]]:
+    """The first field, whether its matrices are square, and the kind and letters of the other fields."""
+    first, *others = cls.shapes
+    parts = [(field, *cls.shapes[field].rpartition(": ")[::2]) for field in others]
+    fields = tuple((field, kind, tuple(letters.split())) for field, kind, letters in parts)
+    return first, cls.shapes[first] == "n n", fields
 
 
 @specification
@@ -235,9 +252,9 @@ class SolveSpec(SolverSpec):
     shapes: ClassVar[Mapping[str, str]] = {"a": "n n", "b": "n c", "out": "n c"}
     trouble: ClassVar[str] = _SINGULAR
 
-    def extents(self, where: str) -> dict[str, int]:
+    def extents(self, name: str) -> dict[str, int]:
         """See `SolverSpec.extents`."""
-        extents = super().extents(where)
+        extents = super().extents(name)
         return extents if self.b is not None else {**extents, "c": extents["n"]}
 
     def function(self) -> str:
@@ -294,9 +311,9 @@ class QrSpec(SolverSpec):
 
     shapes: ClassVar[Mapping[str, str]] = {"a": "m n", "q": "m q", "r": "q n"}
 
-    def extents(self, where: str) -> dict[str, int]:
+    def extents(self, name: str) -> dict[str, int]:
         """See `SolverSpec.extents`."""
-        extents = super().extents(where)
+        extents = super().extents(name)
         is_complete = self.q is not None and self.q.shape[-1:] == (extents["m"],)
         return {**extents, "q": extents["m" if is_complete else "k"]}
 
@@ -319,11 +336,11 @@ class SvdSpec(SolverSpec):
 
     shapes: ClassVar[Mapping[str, str]] = {"a": "m n", "u": "m p", "vh": "q n", "s": "real: k"}
 
-    def extents(self, where: str) -> dict[str, int]:
+    def extents(self, name: str) -> dict[str, int]:
         """See `SolverSpec.extents`."""
-        u, vh, extents = self.u, self.vh, super().extents(where)
+        u, vh, extents = self.u, self.vh, super().extents(name)
         if (u is None) is not (vh is None):
-            raise ValueError(f"{where} takes both u and vh, or none")
+            self._refuse(name, " takes both u and vh, or none")
         m, n, k = extents.values()
         is_full = u is not None and vh is not None and (u.shape[-1:], vh.shape[-2:-1]) == ((m,), (n,))
         return {**extents, "p": m if is_full else k, "q": n if is_full else k}
