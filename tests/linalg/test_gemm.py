@@ -138,3 +138,11 @@ async def test_c_must_fit_and_be_apart(device: ta.Device) -> None:
         await ta.linalg.gemm(1.0, a, a, 1.0, a)
     with pytest.raises(ValueError, match=r"c must have shape \(2, 2\) and dtype float64, got shape \(3, 2\)"):
         await ta.linalg.gemm(1.0, a, a, 1.0, await device.zeros((3, 2)))
+
+
+async def test_c_may_be_a_view_with_gaps(device: ta.Device) -> None:
+    whole = await device.put(np.ones((4, 6)))
+    await ta.linalg.gemm(2.0, await device.put(np.eye(2)), np.ones((2, 3)), 1.0, whole[::2, ::2])
+    expected = np.ones((4, 6))
+    expected[::2, ::2] = 3.0
+    np.testing.assert_array_equal(await whole.to_host(), expected)

@@ -173,7 +173,8 @@ def _iamax_pieces(x: HostArray, out: HostArray) -> None:
     for (part,) in pieces(x):
         sizes = np.abs(_reals(part)).reshape(len(part), -1).sum(1)
         place = int(sizes.argmax())
-        if sizes[place] > best:
+        # A NaN is not below anything either.
+        if not sizes[place] <= best:
             best, out[...] = float(sizes[place]), start + place
         start += len(part)
 
