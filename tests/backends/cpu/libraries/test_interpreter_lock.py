@@ -16,6 +16,7 @@ import pytest
 from trio_accel.backends import resolve
 from trio_accel.backends.base import DType
 from trio_accel.backends.base.ops import (
+    AsumSpec,
     AxpySpec,
     CopyFromHostSpec,
     CopySpec,
@@ -24,11 +25,17 @@ from trio_accel.backends.base.ops import (
     FftSpec,
     FillSpec,
     GemmSpec,
+    IamaxSpec,
     MatmulSpec,
     Nrm2Spec,
     PhiloxSpec,
+    RotSpec,
     ScalSpec,
     SpmvCsrSpec,
+    SwapSpec,
+    SymmSpec,
+    SyrkSpec,
+    TriangularSpec,
 )
 from trio_accel.backends.cpu.runtime._stream import CpuStream
 
@@ -147,6 +154,19 @@ def _gappy_axpy(rig):
     return "blas", AxpySpec(0.5, x, y)
 
 
+def _by_blas(make_spec, n=900):
+    """An operation on square matrices, the second of which it changes."""
+    return lambda rig: ("blas", make_spec(_matrix(rig, n, "float64"), _matrix(rig, n, "float64")))
+
+
+def _on_vectors(make_spec, out=None, count=6 * MILLION):
+    def make(rig):
+        x = _vector(rig, count, "complex64")
+        return "blas", make_spec(x, _vector(rig, count, "complex64") if out is None else rig.empty((), out))
+
+    return make
+
+
 def _fft(kind, direction, source, out, n=2048, batch=1500):
     def make(rig):
         half = n // 2 + 1
@@ -233,6 +253,13 @@ def _fill(count, dtype):
 
 
 OPERATIONS = {
+    "symm": _by_blas(lambda a, c: SymmSpec("L", True, False, 1.0, 0.0, a, a, c)),
+    "syrk": _by_blas(lambda a, c: SyrkSpec("N", True, False, 1.0, 0.0, a, None, c)),
+    "trmm": _by_blas(lambda a, c: TriangularSpec(False, "L", True, "N", True, 1.0, a, c, c)),
+    "asum": _on_vectors(AsumSpec, "float32"),
+    "iamax": _on_vectors(IamaxSpec, "int64"),
+    "swap": _on_vectors(SwapSpec),
+    "rot": _on_vectors(lambda x, y: RotSpec(0.6, 0.8, x, y)),
     "matmul float64": _matmul(1400, "float64"),
     "matmul float32": _matmul(1800, "float32"),
     "matmul float16": _matmul(1200, "float16"),
