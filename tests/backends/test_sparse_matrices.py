@@ -97,6 +97,18 @@ def test_sampled_products(rig, random_array, exact, assert_close, dtype, index, 
         assert_close(rig.get(out), full[place], max(inner, 1))
 
 
+@needs_cusparse
+@pytest.mark.parametrize("inner", [0, 3])
+def test_sampled_products_into_an_array_with_gaps(rig, random_array, assert_close, inner):
+    a, b = random_array((2, inner), "float64"), random_array((inner, 2), "float64")
+    structure = (2, 2, *(rig.put(np.array(values, np.int32)) for values in ([0, 1, 2], [1, 0])))
+    whole = rig.put(np.full(4, 9.0))
+    out = attrs.evolve(whole, shape=(2,), strides=(16,))
+    rig.apply("sparse", SddmmCsrSpec(*structure, rig.put(a), rig.put(b), out))
+    assert_close(rig.get(out), (a @ b)[[0, 1], [1, 0]], 3)
+    np.testing.assert_array_equal(rig.get(whole)[1::2], 9)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("index", ["int32", "int64"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -174,3 +186,10 @@ def test_what_is_not_supported_is_said(rig, backend, name):
         assert caught.value.backend == backend.name
     with pytest.raises(LibraryError, match=r"a matrix of rows=2 and columns=3 takes"):
         rig.enqueue("sparse", attrs.evolve(spec, columns=3))
+
+
+def test_a_complex_factor_of_real_matrices_is_refused(rig):
+    spec = spec_of(rig, "spmm", ([0, 1, 2], [0, 1]))
+    for name in ("alpha", "beta"):
+        with pytest.raises(LibraryError, match=f"{name}: .* has an imaginary part, float64 has none"):
+            rig.enqueue("sparse", attrs.evolve(spec, **{name: 1 + 2j}))

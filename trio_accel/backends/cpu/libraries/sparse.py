@@ -14,7 +14,7 @@ import numpy as np
 from scipy.sparse import _sparsetools
 
 from ...base import DType, LibraryError
-from ...base.checks import NATIVE
+from ...base.checks import NATIVE, scalar_of
 from ...base.kernels import kernel
 from ...base.ops import CsrToDenseSpec, SddmmCsrSpec, SpmmCsrSpec, SpmvCsrSpec
 from ..kit._checks import check_dtype, check_shapes
@@ -51,7 +51,9 @@ def spmv_csr(spec: SpmvCsrSpec, memory: CpuMemory) -> Work:
 def spmm_csr(spec: SpmmCsrSpec, memory: CpuMemory) -> Work:
     """Prepare a product of a matrix and a dense one."""
     _check(spec, "spmm")
-    alpha, beta, old = spec.alpha, spec.beta, memory.view(spec.out)
+    alpha = scalar_of("sparse", "alpha", spec.alpha, spec.out.dtype)
+    beta = scalar_of("sparse", "beta", spec.beta, spec.out.dtype)
+    old = memory.view(spec.out)
 
     def multiply(
         indptr: HostArray, indices: HostArray, data: HostArray, b: HostArray, out: HostArray

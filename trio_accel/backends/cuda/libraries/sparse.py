@@ -13,7 +13,7 @@ import numpy as np
 from nvmath.bindings import cusparse
 
 from ...base import DType, LibraryError
-from ...base.checks import NATIVE
+from ...base.checks import NATIVE, scalar_of
 from ...base.kernels import kernel
 from ...base.ops import CsrToDenseSpec, SddmmCsrSpec, SpmmCsrSpec, SpmvCsrSpec, StatusArray
 from ..kit._call import Call
@@ -174,19 +174,20 @@ class SparseLibrary(CudaLibrary):
         _check(spec, "spmm")
         addresses = (*self._harmless(spec, call), call.packed(spec.data))
         b, out, dtype = call.packed(spec.b), call.array(spec.out), spec.data.dtype
+        factors = [scalar_of("sparse", name, getattr(spec, name), dtype) for name in ("alpha", "beta")]
         result = out if out.is_contiguous else call.copy_of(out)
         (inner, columns), (rows, _) = spec.b.shape, spec.out.shape
         if not (_stored(spec) and spec.out.size and inner):
             # There is no product, and cuSPARSE does not take it.
             with self._scale as arguments:
-                beta = complex(spec.beta)
+                beta = complex(factors[1])
                 _SCALE.pack_into(
                     arguments, 0, result.address, result.size, beta.real, beta.imag, _TYPES[dtype]
                 )
                 self._scale.launch(call.handle, max(result.size, 1))
         else:
-            kind, factors = _VALUE_TYPES[dtype], np.array([spec.alpha, spec.beta], dtype.dtype)
-            alpha, beta_at = factors.ctypes.data, factors.ctypes.data + dtype.itemsize
+            kind, terms_at = _VALUE_TYPES[dtype], np.array(factors, dtype.dtype)
+            alpha, beta_at = terms_at.ctypes.data, terms_at.ctypes.data + dtype.itemsize
             with (
                 _csr(spec, addresses, kind) as matrix,
                 _dense(inner, columns, b, kind) as dense,
@@ -205,10 +206,11 @@ class SparseLibrary(CudaLibrary):
     def _sample(self, spec: SddmmCsrSpec, call: Call) -> None:
         _check(spec, "sddmm")
         structure = self._harmless(spec, call)
-        a, b, out, inner = call.packed(spec.a), call.packed(spec.b), call.result(spec.out), spec.a.shape[1]
+        inner = spec.a.shape[1]
         if not (_stored(spec) and inner and spec.rows and spec.columns):
             call.fill(spec.out, 0)
             return
+        a, b, out = call.packed(spec.a), call.packed(spec.b), call.result(spec.out)
         kind, (one, zero) = _VALUE_TYPES[spec.out.dtype], _factors(spec.out.dtype)
         with (
             _dense(spec.rows, inner, a, kind) as left,
