@@ -10,7 +10,7 @@ import collective_library as collective
 import numpy as np
 import pytest
 import trio
-from collective_library import AllReduce, Double, OtherRound, PeerCopy, Round
+from collective_library import AllReduce, Double, OtherDouble, OtherRound, PeerCopy, Round
 from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
@@ -193,6 +193,7 @@ async def test_a_kernel_that_fails(pair: Pair, part: int, how: str) -> None:
 
 async def test_what_follows_a_failed_part_on_a_healthy_device_fails_too(pair: Pair) -> None:
     first, _ = pair.arrays
+    await pair.check_usable()
     hold = ta.testing.inject_fault(pair.devices[1], Round, delay=0.05)
     async with trio.open_nursery() as nursery:
 
@@ -211,6 +212,9 @@ async def test_what_follows_a_failed_part_on_a_healthy_device_fails_too(pair: Pa
 
 async def test_a_failure_goes_on_to_all_that_follow_in_whatever_order_they_are_seen(pair: Pair) -> None:
     array, device = pair.arrays[0], pair.devices[0]
+    # The libraries are open.
+    await device.ask(OtherDouble(array))
+    await device.ask(Double(array))
     barrier = collective.MEETINGS["fails late"] = collective.threading.Barrier(2)
     state = opened(device).dispatch
     assert isinstance(state, InlineDispatch)
@@ -252,8 +256,9 @@ async def test_a_device_that_is_lost_while_its_part_runs(pair: Pair, part: int) 
 
 
 async def test_a_device_that_is_lost_while_the_other_waits_at_the_gate(pair: Pair) -> None:
-    ta.testing.inject_fault(pair.devices[1], Double, hang=True)
     first, second = pair.arrays
+    await pair.check_usable()
+    ta.testing.inject_fault(pair.devices[1], Double, hang=True)
 
     async def spoiled() -> None:
         with pytest.raises(ta.ContextPoisonedError) as seen:
@@ -334,12 +339,36 @@ async def test_retry_runs_it_again_where_it_has_no_arrays_of_the_lost_context(sy
 async def test_cancelled_before_it_is_launched(pair: Pair) -> None:
     # A lease holds the part of one device back, and so the other.
     first, second = pair.arrays
+    await pair.check_usable()
     async with second.lease(write=True), trio.open_nursery() as nursery:
         nursery.start_soon(ta.ask_across, Round(pair.arrays, ["", ""]))
         await wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     assert await contents(pair.arrays) == [1.0, 2.0]
     await first.device.ask(Double(first))
+    await pair.check_usable()
+
+
+async def test_cancelled_while_all_its_parts_are_queued(pair: Pair) -> None:
+    await pair.check_usable()
+    outcomes: list[str] = []
+
+    async def ask() -> None:
+        try:
+            await ta.ask_across(Round(pair.arrays, ["", ""]))
+        except trio.Cancelled:
+            outcomes.append("cancelled")
+            raise
+        outcomes.append("done")
+
+    async with pair.arrays[1].lease(write=True), trio.open_nursery() as nursery:
+        # The library actors wait with the parts of the first.
+        for _ in range(2):
+            nursery.start_soon(ask)
+            await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert outcomes == ["cancelled"] * 2
+    assert await contents(pair.arrays) == [1.0, 2.0]
     await pair.check_usable()
 
 

@@ -130,7 +130,7 @@ class Meeting:
         self._errors: list[Exception | None] = [None] * count
         self._entrance = _Gate(count)
         # A kernel that waits for its peers is to hear of one that has failed.
-        self._notifier = LoopNotifier(self._look)
+        self._notifier = LoopNotifier(self.look)
         self._exit = _Gate(count, self._notifier)
 
     def holds_back(self, part: PartInFlight) -> bool:
@@ -207,10 +207,10 @@ class Meeting:
         if not part.is_launched:
             raise WithdrawnError
 
-    def _look(self) -> None:
-        """A kernel is done: see whether one has failed."""
+    def look(self) -> None:
+        """See whether a kernel that is done has failed; the first that has is to blame."""
         for operation, _ in self.in_flight:
-            error = operation.ran.error if operation.ran.is_done else None
+            error = operation.own_failure() if operation.ran.is_done else None
             if error is not None and self.failure is None:
                 self.failed = operation
                 self.fail(error)
@@ -271,22 +271,15 @@ class PartInFlight(InFlight):
     def failure(self) -> Exception | None:
         """What it failed with, by itself, with its inputs or with another part."""
         if self._failure is None:
-            # What goes wrong in a kernel after another part has failed is mostly due to that.
-            self._failure = self._failure_before() or self.came.error or self.ran.error or super().failure()
-        if self._failure is None:
-            self._failure = self._failure_of_others()
+            meeting = self._meeting
+            meeting.look()
+            if meeting.failure is not None and meeting.failed is not self:
+                # What goes wrong in a kernel after another part has failed is mostly due to that.
+                self._failure = meeting.failed_part(meeting.failure)
+            else:
+                self._failure = self.own_failure()
         return self._failure
 
-    def _failure_before(self) -> PartFailedError | None:
-        meeting = self._meeting
-        is_others = meeting.failure is not None and meeting.failed is not self
-        return meeting.failed_part(meeting.failure) if is_others else None
-
-    def _failure_of_others(self) -> PartFailedError | None:
-        meeting = self._meeting
-        # Their kernels are done, or this would not be.
-        for other, _ in meeting.in_flight:
-            error = other.ran.error if other is not self and other.ran.is_done else None
-            if error is not None:
-                return meeting.failed_part(error)
-        return None
+    def own_failure(self) -> Exception | None:
+        """What it failed with, by itself or with its inputs; may be asked once its kernel is done."""
+        return self.came.error or self.ran.error or super().failure()

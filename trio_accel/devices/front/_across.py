@@ -37,6 +37,8 @@ ReplyT = TypeVar("ReplyT")
 
 # A host array is being copied: seconds between two looks at it.
 _COPYING = 0.001
+# What a part ends with because of another one, or of the asker.
+_DERIVED = (PartFailedError, WithdrawnError)
 _FIELDS = tuple(field.name for field in attrs.fields(Launch) if field.init)
 
 
@@ -231,14 +233,13 @@ class _Parts:
             return
         self._left.discard(number)
         if error is not None:
-            derived = isinstance(error, (PartFailedError, WithdrawnError))
-            if self._error is None or (not derived and isinstance(self._error, PartFailedError)):
-                self._error = error
             self._fail(error)
         self._look()
 
     def _fail(self, error: BaseException) -> None:
         """Take back what is not launched, and let go on what waits at the meeting."""
+        if self._error is None or (isinstance(self._error, _DERIVED) and not isinstance(error, _DERIVED)):
+            self._error = error
         self._meeting.fail(error)
         for number in tuple(self._left):
             launch = self._launches[number]
