@@ -128,12 +128,13 @@ class Enqueuer:
     def enqueue_part(
         self, launch: PartLaunch, library: KernelLibrary, lane: Lane, failure: Exception | None
     ) -> Generator[None, None, PartInFlight]:
-        """Give a part of an operation that spans devices to the backend, in two steps.
+        """Give a part of an operation that spans devices to the backend, in the steps of a `Meeting`.
 
-        What is thrown in between is what another part has failed with: then this one is not launched.
+        All parts take one step before any takes the next. What is thrown in between is what another part has
+        failed with: then this one is not launched.
 
         Yields:
-            When all but the kernel is enqueued.
+            When it has its memory and its operands; when its stream is held; and when its kernel is enqueued.
 
         Returns:
             The part in flight.
@@ -155,9 +156,11 @@ class Enqueuer:
             yield
             came = stream.record()
             meeting.enter(stream)
+            yield
             library.enqueue(launch.spec, stream)
             if launch.fault is not None:
                 launch.fault.fault.behind(self._device, stream, sorted(launch.writes), self._holds)
+            yield
             ran = stream.record()
             meeting.leave(stream)
         except Exception as error:

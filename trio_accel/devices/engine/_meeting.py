@@ -46,14 +46,20 @@ class PartAtMeeting(Protocol):
         ...
 
     def begin(self) -> None:
-        """Allocate and do all else that goes before the kernel."""
+        """Allocate, have operands copied, and have the stream wait for what goes before."""
 
-    def enqueue(self) -> tuple[PartInFlight, Lane]:
-        """Enqueue the kernel, and say where."""
+    def enter(self) -> None:
+        """Hold the stream back until all have come."""
+
+    def enqueue(self) -> None:
+        """Enqueue the kernel."""
+
+    def leave(self) -> tuple[PartInFlight, Lane]:
+        """Hold the stream back until all kernels are done; returns what was enqueued, and where."""
         ...
 
     def abandon(self, error: Exception) -> None:
-        """Clean up after `begin`; nothing is launched."""
+        """Clean up: it is not launched, for this reason. Does nothing before `begin`."""
 
     def watch(self) -> None:
         """Have the end of what was enqueued seen."""
@@ -221,26 +227,39 @@ class Meeting:
         self._decided.set()
 
     def _launch(self, parts: Sequence[PartAtMeeting]) -> None:
-        begun = launched = 0
+        """Launch all parts, step by step.
+
+        A driver that loads a kernel may wait for all streams of the device. So all are held before the first
+        kernel is enqueued, as that hold ends by itself; and behind their kernels only after the last one.
+        """
+        at = launched = 0
         try:
-            for part in parts:
+            for at, part in enumerate(parts):  # noqa: B007  # the part that a step fails of
                 part.begin()
-                begun += 1
-            for part in parts:
-                self.in_flight.append(part.enqueue())
+            for at, part in enumerate(parts):  # noqa: B007
+                part.enter()
+            for at, part in enumerate(parts):  # noqa: B007
+                part.enqueue()
                 launched += 1
         except Exception as error:  # noqa: BLE001  # raised where the part is waited for
-            failed = launched if begun == len(parts) else begun
-            self._errors[failed] = error
             # Kernels that are enqueued by now are skipped, where the backend can.
-            self.fail(error)
-            for number, part in enumerate(parts):
-                if number >= launched and number != failed:
-                    other = self._errors[number] = self.failed_part(error)
-                    if number < begun:
-                        part.abandon(other)
+            self._refuse(at, error)
+            for other, part in enumerate(parts[launched:], launched):
+                if other != at:
+                    derived = self._errors[other] = self.failed_part(error)
+                    part.abandon(derived)
+        for number, part in enumerate(parts[:launched]):
+            try:
+                self.in_flight.append(part.leave())
+            except Exception as error:  # noqa: BLE001  # raised where the part is waited for
+                self._refuse(number, error)
         for part in parts[:launched]:
             part.watch()
+
+    def _refuse(self, number: int, error: Exception) -> None:
+        """The launch of a part has failed."""
+        self._errors[number] = error
+        self.fail(error)
 
 
 class PartInFlight(InFlight):

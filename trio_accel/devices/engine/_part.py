@@ -70,30 +70,40 @@ class Part:
         self._steps = self._enqueuer.enqueue_part(self._launch, self._kernels, self._lane, self.failure)
         next(self._steps)
 
-    def enqueue(self) -> tuple[PartInFlight, Lane]:
-        """Enqueue the kernel between what it waits for and what waits for it."""
+    def enter(self) -> None:
+        """Hold the stream back until all have come."""
+        assert self._steps is not None  # it has begun
+        next(self._steps)
+
+    def enqueue(self) -> None:
+        """Enqueue the kernel."""
+        assert self._steps is not None  # it has begun
+        next(self._steps)
+
+    def leave(self) -> tuple[PartInFlight, Lane]:
+        """Hold the stream back until all kernels are done; returns what was enqueued, and where."""
         assert self._steps is not None  # it has begun
         try:
             next(self._steps)
         except StopIteration as end:
             operation: PartInFlight = end.value
         else:
-            raise AssertionError("the launch of a part has two steps")
+            raise AssertionError("the launch of a part has four steps")
         self._gate.leave(self._launch)
         operation.crash, operation.reply = self._context.crash, self.reply
         self._in_flight = operation
         return operation, self._lane
 
     def abandon(self, error: Exception) -> None:
-        """Clean up after `begin`: it is not launched, for this reason."""
-        assert self._steps is not None  # it has begun
-        with suppress(type(error)):
-            self._steps.throw(error)
+        """Clean up: it is not launched, for this reason. Does nothing before `begin`."""
+        if self._steps is not None:
+            with suppress(type(error)):
+                self._steps.throw(error)
 
     def watch(self) -> None:
-        """Have the end of it seen."""
-        assert self._in_flight is not None  # it was enqueued
-        self._completer.port.watch(self._lane.stream, self._in_flight.event)
+        """Have the end of what was enqueued seen."""
+        if self._in_flight is not None:
+            self._completer.port.watch(self._lane.stream, self._in_flight.event)
 
 
 def check_part(launch: PartLaunch, kernels: KernelLibrary) -> None:
