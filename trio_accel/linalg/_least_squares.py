@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import numpy as np
+import numpy.typing as npt
 
 from ..backends.base import DType
 from ..devices import AccelRef, Operand, device_of
 from ._gemm import gemm
 from ._matmul import matmul
-from ._results import LstsqResult
+from ._results import LstsqResult, SVDResult
 from ._spectra import Svd
 from ._vectors import axpy
 
@@ -41,8 +44,8 @@ async def lstsq(a: Operand, b: Operand, rcond: float | None = None) -> LstsqResu
     device = device_of("lstsq", a, b)
     _check(a, b)
     m, n = a.shape
-    u, s, vh = await device.ask(Svd(a, full_matrices=False))
-    values = await s.to_host()
+    u, s, vh = cast(SVDResult, await device.ask(Svd(a, full_matrices=False)))
+    values: npt.NDArray[Any] = await s.to_host()
     epsilon = float(np.finfo(values.dtype).eps)
     least = epsilon * max(m, n) if rcond is None else rcond if 0 < rcond < 1 else epsilon
     kept = values[values > least * values.max(initial=0)]

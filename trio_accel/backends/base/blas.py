@@ -78,12 +78,13 @@ class Matrix:
     @property
     def turned(self) -> Matrix:
         """The transpose."""
-        return Matrix(self.field, self.shape[::-1], self.strides[::-1], self.itemsize, not self.is_turned)
+        (rows, columns), (down, across) = self.shape, self.strides
+        return Matrix(self.field, (columns, rows), (across, down), self.itemsize, not self.is_turned)
 
     @property
     def is_by_columns(self) -> bool:
         """Whether a BLAS can take it as it is."""
-        return 0 in self.shape or leading(*self.shape[::-1], *self.strides[::-1], self.itemsize) is not None
+        return 0 in self.shape or self._leading() is not None
 
     @property
     def is_across(self) -> bool:
@@ -93,8 +94,11 @@ class Matrix:
     @property
     def lead(self) -> int:
         """Elements from one column to the next, of a matrix by columns."""
-        found = leading(*self.shape[::-1], *self.strides[::-1], self.itemsize)
-        return max(found or 0, self.shape[0], 1)
+        return max(self._leading() or 0, self.shape[0], 1)
+
+    def _leading(self) -> int | None:
+        (rows, columns), (down, across) = self.shape, self.strides
+        return leading(columns, rows, across, down, self.itemsize)
 
 
 @attrs.frozen
@@ -127,9 +131,9 @@ class Plan:
     stack: tuple[int, ...] = ()
     routine: Routine | None = None
     plain: Routine | None = None
-    copies: dict[str, Literal["C", "F"]] = attrs.field(factory=dict)
-    steps: dict[str, tuple[int, ...]] = attrs.field(factory=dict)
-    _shapes: dict[str, tuple[int, ...]] = attrs.field(factory=dict)
+    copies: dict[str, Literal["C", "F"]] = attrs.field(factory=dict[str, Literal["C", "F"]])
+    steps: dict[str, tuple[int, ...]] = attrs.field(factory=dict[str, tuple[int, ...]])
+    _shapes: dict[str, tuple[int, ...]] = attrs.field(factory=dict[str, tuple[int, ...]])
 
     def routine_for(self, spec: OperationSpec) -> Routine | None:
         """What is called for an operation."""

@@ -208,8 +208,8 @@ class _Parts:
             self._submit(number, dispatch)
         try:
             await self._over.wait()
-        except trio.Cancelled:
-            if not await self._unwind():
+        except trio.Cancelled:  # noqa: ASYNC103  # the parts may be over by now: then it has not happened
+            if not await self._unwind():  # noqa: ASYNC102  # it shields itself, for the grace
                 raise
         error, self._error = self._error, None
         if error is not None:

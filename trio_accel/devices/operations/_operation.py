@@ -113,10 +113,11 @@ def check_operation(operation: object, verb: str) -> None:
     """
     if _is_operation(type(operation)):  # type: ignore[arg-type]  # mypy takes no class for hashable
         return
-    if not isinstance(operation, Operation):
+    cls = type(operation)
+    if not issubclass(cls, Operation):
         raise TypeError(f"{verb}: {operation!r} is no operation of a device")
     raise TypeError(
-        f"{verb}: {type(operation).__name__} does not say which library actor serves it; "
+        f"{verb}: {cls.__name__} does not say which library actor serves it; "
         "give the class an attribute library = 'package.module:Class'"
     )
 

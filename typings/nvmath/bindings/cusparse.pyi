@@ -77,7 +77,8 @@ def sddmm_buffer_size(
     mat_c: int,
     compute_type: int,
     alg: int,
-) -> int: ...
+    buffer_size: int,
+) -> None: ...
 def set_stream(handle: int, stream_id: int) -> None: ...
 def sp_mm(
     handle: int,

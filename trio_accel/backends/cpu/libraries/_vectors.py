@@ -72,10 +72,9 @@ def swap(spec: SwapSpec, memory: CpuMemory) -> Work:
 def rot(spec: RotSpec, memory: CpuMemory) -> Work:
     """Prepare ``x, y = c * x + s * y, c * y - conj(s) * x``."""
     dtype = _dtype("rot", NATIVE, spec.x, spec.y)
+    c = np.array(spec.c.real, real_of(dtype).dtype)
     s = np.array(scalar_of("blas", "s", spec.s, dtype), dtype.dtype)
-    return partial(
-        _rot_pieces, np.array(spec.c.real, s.real.dtype), s, memory.view(spec.x), memory.view(spec.y)
-    )
+    return partial(_rot_pieces, c, s, memory.view(spec.x), memory.view(spec.y))
 
 
 @kernel(DotSpec, backend="cpu")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import ClassVar, TypeAlias
@@ -194,8 +194,10 @@ class SparseLibrary(CudaLibrary):
                 _dense(rows, columns, result.address, kind) as product,
             ):
                 self._go_to(call.stream)
+                # cuSPARSE conjugates complex matrices alone.
+                turned = "T" if spec.transpose == "C" and dtype.dtype.kind != "c" else spec.transpose
                 terms = (
-                    *(self._handle, _OPERATIONS[spec.transpose], _AS_IT_IS, alpha, matrix, dense),
+                    *(self._handle, _OPERATIONS[turned], _AS_IT_IS, alpha, matrix, dense),
                     *(beta_at, product, kind, cusparse.SpMMAlg.DEFAULT),
                 )
                 cusparse.sp_mm(*terms, call.workspace(cusparse.sp_mm_buffer_size(*terms)))
@@ -222,7 +224,9 @@ class SparseLibrary(CudaLibrary):
                 *(self._handle, _AS_IT_IS, _AS_IT_IS, one, left, right),
                 *(zero, sampled, kind, cusparse.SDDMMAlg.DEFAULT),
             )
-            cusparse.sddmm(*terms, call.workspace(cusparse.sddmm_buffer_size(*terms)))
+            nbytes = np.zeros(1, np.uint64)
+            cusparse.sddmm_buffer_size(*terms, nbytes.ctypes.data)
+            cusparse.sddmm(*terms, call.workspace(int(nbytes[0])))
 
     @kernel(CsrToDenseSpec, backend="cuda")
     def _to_dense(self, spec: CsrToDenseSpec, call: Call) -> None:
@@ -314,7 +318,7 @@ class SparseLibrary(CudaLibrary):
 
 
 @contextmanager
-def _csr(spec: SpmmCsrSpec | SddmmCsrSpec, addresses: tuple[int, int, int], kind: int) -> Iterator[int]:
+def _csr(spec: SpmmCsrSpec | SddmmCsrSpec, addresses: tuple[int, int, int], kind: int) -> Generator[int]:
     """The descriptor of a sparse matrix, of which nothing is needed once an operation is enqueued."""
     index = _INDEX_TYPES[spec.indptr.dtype]
     matrix = cusparse.create_csr(
@@ -327,7 +331,7 @@ def _csr(spec: SpmmCsrSpec | SddmmCsrSpec, addresses: tuple[int, int, int], kind
 
 
 @contextmanager
-def _dense(rows: int, columns: int, address: int, kind: int) -> Iterator[int]:
+def _dense(rows: int, columns: int, address: int, kind: int) -> Generator[int]:
     """The descriptor of a dense matrix by rows."""
     matrix = cusparse.create_dn_mat(rows, columns, columns, address, kind, cusparse.Order.ROW)
     try:
