@@ -117,7 +117,7 @@ def det(spec: DetSpec, lapack: Lapack, a: HostArray, *wanted: HostArray | None) 
     size, is_zero = np.abs(diagonal), (diagonal == 0).any(-1)
     with np.errstate(all="ignore"):
         units = diagonal / size if lapack.is_complex else np.where(diagonal < 0, -1.0, 1.0)
-        rows: HostArray = np.arange(1, n + 1)
+        rows = np.arange(1, n + 1, dtype=np.int32)
         exchanges: HostArray = np.not_equal(piv, rows).sum(-1)
         sign = np.where(is_zero, 0, units.prod(-1) * (1 - 2 * (exchanges % 2)))
         logs = np.where(is_zero, -np.inf, np.log(size).sum(-1))
