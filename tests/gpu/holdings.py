@@ -24,7 +24,7 @@ class Holdings:
         descriptors: That are open.
         threads: That live, but for those that Trio keeps in reserve for ten seconds.
         mappings: Of memory.
-        resident: Bytes in physical memory.
+        resident: Bytes in physical memory, by process: a worker that took another's place is another.
         processes: The application, the launcher and the workers.
         blocks: Of device memory.
         used: Bytes of them.
@@ -35,7 +35,7 @@ class Holdings:
     descriptors: int
     threads: int
     mappings: int
-    resident: int
+    resident: dict[int, int]
     processes: int
     blocks: int
     used: int
@@ -53,7 +53,7 @@ class Holdings:
             descriptors=sum(len(processes.descriptors(pid)) for pid in pids),
             threads=sum(_threads(pid) for pid in pids),
             mappings=sum(_lines(pid) for pid in pids),
-            resident=sum(_resident(pid) for pid in pids),
+            resident={pid: _resident(pid) for pid in pids},
             processes=len(pids),
             blocks=memory.blocks,
             used=memory.used,
