@@ -275,6 +275,7 @@ class PartInFlight(InFlight):
     _meeting: Meeting
     came: AccelEvent
     ran: AccelEvent
+    after: list[InFlight] | None
 
     def join(self, meeting: Meeting, came: AccelEvent, ran: AccelEvent) -> None:
         """Wait for the others; called once, when it is enqueued."""
