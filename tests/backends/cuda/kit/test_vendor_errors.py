@@ -52,3 +52,11 @@ def test_each_code_is_read_by_the_vendor_that_has_it(rig: Any) -> None:
 def test_what_no_vendor_has_told_of_is_left_as_it_is(rig: Any) -> None:
     with pytest.raises(ZeroDivisionError):
         library(rig, ZeroDivisionError()).enqueue(ScalSpec(1.0, rig.put([1.0])), rig.stream)
+
+
+def test_a_function_that_the_installed_library_has_not(rig: Any) -> None:
+    from nvmath.bindings._internal.utils import FunctionNotFoundError
+
+    lacking = library(rig, FunctionNotFoundError("function cublasNew is not found"))
+    with pytest.raises(ta.NotSupportedError, match=r"two: function cublasNew is not found; .* too old"):
+        lacking.enqueue(ScalSpec(1.0, rig.put([1.0])), rig.stream)

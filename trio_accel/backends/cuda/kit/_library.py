@@ -21,6 +21,8 @@ from ._plans import PlanTable
 __all__ = ["CudaLibrary", "Errors", "ModuleLibrary"]
 
 BACKEND = "cuda"
+# What nvmath's bindings raise where a vendor's library has no such function; they do not export the class.
+_NOT_FOUND = "FunctionNotFoundError"
 
 Errors: TypeAlias = Mapping[type[Exception], type[enum.IntEnum]]
 """By the exception classes of a vendor's bindings, their enumerations of codes."""
@@ -185,6 +187,12 @@ class CudaLibrary:
             return error
         if isinstance(error, CudaMemoryError):
             return self._exhausted()
+        if type(error).__name__ == _NOT_FOUND:
+            return NotSupportedError(
+                f"{self.name}: {error}; the vendor's library that is installed is too old for it",
+                backend=BACKEND,
+                device=self._device.info.name,
+            )
         if not isinstance(error, tuple(self.errors)):
             return error
         return self._error_of(error)
