@@ -52,7 +52,7 @@ def _names(text: str) -> frozenset[str]:
 # What the layers above use and a program does not: names of a module, or of members of a class.
 INTERNAL: Mapping[str, frozenset[str]] = {
     "trio_accel.actors": _names(
-        "DirectReply NOT_NOW Posted WOKEN actor_path_of at_rest check_name describe message_target "
+        "DirectReply NOT_NOW Posted WOKEN actor_path_of idle_actor check_name describe message_target "
         "named_options quick"
     ),
     "trio_accel.devices": _names(

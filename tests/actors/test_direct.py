@@ -12,7 +12,7 @@ from trio_accel.actors import (
     DirectReply,
     Ref,
     System,
-    at_rest,
+    idle_actor,
 )
 
 wait = trio.testing.wait_all_tasks_blocked
@@ -32,39 +32,39 @@ class Told(DirectReply):
 
 
 def resting(ref: Ref[Puppet]) -> Puppet:
-    actor = at_rest(ref)
+    actor = idle_actor(ref)
     assert actor is not None
     return actor
 
 
 async def test_an_actor_that_serves_is_not_at_rest(puppet: Ref[Puppet]) -> None:
     await wait()
-    assert isinstance(at_rest(puppet), Puppet)
+    assert isinstance(idle_actor(puppet), Puppet)
     gate = Gate()
     async with trio.open_nursery() as nursery:
         await started(nursery, puppet, Do(gate))
-        assert at_rest(puppet) is None
+        assert idle_actor(puppet) is None
         gate.open.set()
     await wait()
-    assert at_rest(puppet) is not None
+    assert idle_actor(puppet) is not None
 
 
 async def test_nor_is_one_that_is_observed(puppet: Ref[Puppet], system: System) -> None:
     await wait()
     with system.subscribe(Events().append):
-        assert at_rest(puppet) is None
-    assert at_rest(puppet) is not None
+        assert idle_actor(puppet) is None
+    assert idle_actor(puppet) is not None
 
 
 async def test_nor_is_one_that_has_a_message_or_is_to_crash(puppet: Ref[Puppet]) -> None:
     await wait()
     outcomes: list[object] = []
     puppet.post(Echo("first"), outcomes.append)
-    assert at_rest(puppet) is None
+    assert idle_actor(puppet) is None
     await wait()
     assert outcomes
     resting(puppet).context.crash(BoomError())
-    assert at_rest(puppet) is None
+    assert idle_actor(puppet) is None
     await wait()
     # The next incarnation.
     assert await puppet.ask(Number()) == 1
@@ -73,7 +73,7 @@ async def test_nor_is_one_that_has_a_message_or_is_to_crash(puppet: Ref[Puppet])
 async def test_nor_is_one_that_has_ended(puppet: Ref[Puppet]) -> None:
     await wait()
     await puppet.stop()
-    assert at_rest(puppet) is None
+    assert idle_actor(puppet) is None
 
 
 async def test_what_was_served_counts_and_its_reply_is_the_actors(

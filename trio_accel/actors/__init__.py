@@ -3,7 +3,7 @@
 from ._actor import Actor
 from ._cell import Terminated
 from ._context import ActorContext, RestartInfo
-from ._direct import DirectReply, at_rest
+from ._direct import DirectReply, idle_actor
 from ._errors import (
     ActorError,
     ActorFailedError,
@@ -96,10 +96,10 @@ __all__ = [
     "SystemOptions",
     "Terminated",
     "actor_path_of",
-    "at_rest",
     "check_name",
     "describe",
     "handles",
+    "idle_actor",
     "message_target",
     "named_options",
     "open_system",

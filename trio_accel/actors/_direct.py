@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ._outcomes import Outcomes
     from ._ref import Ref
 
-__all__ = ["DirectReply", "at_rest"]
+__all__ = ["DirectReply", "idle_actor"]
 
 ActorT = TypeVar("ActorT")
 
@@ -41,13 +41,13 @@ class DirectReply:
         self.is_done: bool = False
 
     def served(self, context: ActorContext, error: Exception | None = None) -> None:
-        """Count the message as served, in place of an actor that was `at_rest`.
+        """Count the message as served, in place of an actor that was idle.
 
         Args:
             context: The actor's, to which this belongs from now on, as a reply that is deferred does.
             error: What the actor crashes with over it; the asker is told so.
         """
-        cell = context._cell  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # as in `at_rest`
+        cell = context._cell  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # as in `idle_actor`
         outcomes = self.outcomes = cell.outcomes
         if error is not None:
             outcomes.failed += 1
@@ -89,15 +89,15 @@ class DirectReply:
         """Let a cancelled asker go; returns whether that is news."""
         raise NotImplementedError
 
-    def attend(
-        self, attend: Callable[[], Awaitable[None]], herald: Callable[[Callable[[], None]], None]
+    def spin_wait(
+        self, wait: Callable[[], Awaitable[None]], complete_early: Callable[[Callable[[], None]], None]
     ) -> bool:
         """Have the asker itself wait for the end of what was launched.
 
         Args:
-            attend: Waits, and gives the reply.
-            herald: If the asker does not: takes what is to be called as soon as the end is seen and all went
-                well, before anything else is done about it.
+            wait: Waits, and gives the reply.
+            complete_early: If the asker does not: takes what is to be called as soon as the end is seen and
+                all went well, before anything else is done about it.
 
         Returns:
             Whether it will.
@@ -109,7 +109,7 @@ class DirectReply:
         return False
 
 
-def at_rest(ref: Ref[ActorT]) -> ActorT | None:
+def idle_actor(ref: Ref[ActorT]) -> ActorT | None:
     """The actor itself while it waits for a message, and nobody observes messages; else None.
 
     Then its owner may call it as its own task would, on the Trio thread and without waiting, and counts that

@@ -78,7 +78,7 @@ class Completer:
         elif not (
             isinstance(reply, DirectReply)
             and port.may_spin(lane.stream)
-            and reply.attend(
+            and reply.spin_wait(
                 partial(self._spin, lane, operation, reply), partial(port.notify_early, operation.event)
             )
         ):

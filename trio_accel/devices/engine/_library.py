@@ -86,7 +86,7 @@ class LibraryActor(Actor):
             return self._refused(error)
 
     def launch_here(self, launch: Launch, reply: DirectReply) -> InFlight | bool:
-        """Enqueue an operation in place of the actor, which is `at_rest`, unless it would have to wait.
+        """Enqueue an operation in place of the actor, which is idle, unless it would have to wait.
 
         Args:
             launch: Was not handed over before: nothing else may wait to be launched.
@@ -284,11 +284,11 @@ class Asked(DirectReply):
         trio.lowlevel.reschedule(task, outcome.capture(self._raise_cancel))
         return True
 
-    def attend(
-        self, attend: Callable[[], Awaitable[None]], herald: Callable[[Callable[[], None]], None]
+    def spin_wait(
+        self, wait: Callable[[], Awaitable[None]], complete_early: Callable[[Callable[[], None]], None]
     ) -> bool:
         """Wait by that, before the task is parked if need be."""
-        self._spin = attend
+        self._spin = wait
         return True
 
     def look_last(self, look: Callable[[], None]) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...actors import ActorContext, ActorFailedError, ActorStoppedError, Ref, at_rest
+from ...actors import ActorContext, ActorFailedError, ActorStoppedError, Ref, idle_actor
 from ...backends.base import AccelDevice, ContextPoisonedError, DeviceLostError, QueueFullError
 from ..arrays._pending import Pending
 from ..arrays._ref import AccelRef
@@ -397,7 +397,7 @@ class InlineDispatch:
 
 def _serving(launch: Launch, library: Ref[LibraryActor], engine: Engine) -> Awaitable[object]:
     """Have an operation launched, without the mailbox if its actor has nothing to do; await it at once."""
-    actor = at_rest(library)
+    actor = idle_actor(library)
     if actor is not None:
         asked = Asked(launch)
         operation = actor.launch_here(launch, asked)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy.typing as npt
 
-from ....actors import DirectReply, Ref, at_rest
+from ....actors import DirectReply, Ref, idle_actor
 from ....backends.base.fast_paths import current_fast_paths
 from ...arrays._blocks import BlockTable
 from ...base._errors import WithdrawnError
@@ -146,7 +146,7 @@ class WorkerRequests:
         launch, session = serving.launch, serving.session
         self.serving[launch.number] = serving
         library = session.libraries.get(launch.library)
-        actor = None if library is None else at_rest(library)
+        actor = None if library is None else idle_actor(library)
         served = actor is not None and actor.launch_here(launch, serving)
         if served is False:
             done = partial(self.done, serving)
@@ -289,11 +289,11 @@ class _Serving(DirectReply):
         self._encode()
         return False
 
-    def attend(self, attend: Callable[[], Awaitable[None]], herald: _CompleteEarly) -> bool:
+    def spin_wait(self, wait: Callable[[], Awaitable[None]], complete_early: _CompleteEarly) -> bool:
         """Encode the answer while the device works; the task of the strategy looks for its end."""
         self._encode()
         if self.payload is not None and self.launch.fault is None and self.requests.shows_ends:
-            self.requests.announce(self, herald)
+            self.requests.announce(self, complete_early)
         return False
 
     def _encode(self) -> None:
