@@ -102,7 +102,7 @@ async def test_a_structure_that_was_put_together_by_hand_and_is_wrong(device: ta
     indptr, data = await device.put(np.array([0, 1, 2])), await device.put(np.ones(2))
     outside = await device.put(np.array([0, 2]))
     wrong = sparse.CsrMatrix((2, 2), indptr, outside, data)
-    asks = [lambda: sparse.to_dense(wrong)]
+    asks = [lambda: sparse.spmv(wrong, np.ones(2)), lambda: sparse.to_dense(wrong)]
     if not IS_STAND_IN:
         asks += [lambda: sparse.spmm(wrong, np.eye(2)), lambda: sparse.sddmm(wrong, np.eye(2), np.eye(2))]
     for ask in asks:

@@ -39,7 +39,7 @@ def spmv_csr(spec: SpmvCsrSpec, memory: CpuMemory) -> Work:
     def multiply(
         indptr: HostArray, indices: HostArray, data: HostArray, x: HostArray, out: HostArray
     ) -> None:
-        _check_ends(spec, indptr, len(indices))
+        _check_structure(spec, indptr, indices)
         out.fill(0)
         _tools.csr_matvec(spec.rows, spec.columns, indptr, indices, data, x, out)
 
@@ -124,19 +124,16 @@ def _check(spec: _Csr, operation: str) -> None:
 
 def _check_structure(spec: _Csr, indptr: HostArray, indices: HostArray) -> None:
     """Refuse a structure that leads outside of the arrays."""
-    _check_ends(spec, indptr, len(indices))
-    if not isinstance(spec, CsrToDenseSpec) and indptr[-1] != len(indices):
-        raise _refusal(f"indptr: it must end at the {len(indices)} stored elements")
+    stored = len(indices)
+    if indptr[0] != 0 or not 0 <= indptr[-1] <= stored:
+        raise _refusal(f"indptr: {spec.rows} rows need {spec.rows + 1} elements from 0 to at most {stored}")
+    if isinstance(spec, (SpmmCsrSpec, SddmmCsrSpec)) and indptr[-1] != stored:
+        raise _refusal(f"indptr: it must end at the {stored} stored elements")
     if np.any(indptr[1:] < indptr[:-1]):
         raise _refusal("indptr: its elements must not decrease")
     used = indices[: int(indptr[-1])]
     if used.size and not 0 <= used.min() <= used.max() < spec.columns:
         raise _refusal(f"indices: a matrix of {spec.columns} columns has them from 0 on")
-
-
-def _check_ends(spec: _Csr, indptr: HostArray, stored: int) -> None:
-    if indptr[0] != 0 or not 0 <= indptr[-1] <= stored:
-        raise _refusal(f"indptr: {spec.rows} rows need {spec.rows + 1} elements from 0 to at most {stored}")
 
 
 def _refusal(message: str) -> LibraryError:
