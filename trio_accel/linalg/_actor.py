@@ -1,10 +1,14 @@
-"""The actors that serve dense linear algebra."""
+"""The actors that serve dense linear algebra, and what the messages to each have in common."""
 
 from __future__ import annotations
 
-from ..devices import LibraryActor
+from typing import ClassVar, TypeVar
 
-__all__ = ["BlasActor", "SolverActor"]
+from ..devices import LibraryActor, Operation
+
+__all__ = ["BlasActor", "BlasOperation", "SolverActor", "SolverOperation"]
+
+ReplyT = TypeVar("ReplyT")
 
 
 class BlasActor(LibraryActor):
@@ -23,3 +27,17 @@ class SolverActor(LibraryActor):
     """
 
     library = "solver"
+
+
+class BlasOperation(Operation[BlasActor, ReplyT]):
+    """A message to `BlasActor`."""
+
+    __slots__ = ()
+    library: ClassVar[str] = "trio_accel.linalg:BlasActor"
+
+
+class SolverOperation(Operation[SolverActor, ReplyT]):
+    """A message to `SolverActor`."""
+
+    __slots__ = ()
+    library: ClassVar[str] = "trio_accel.linalg:SolverActor"

@@ -13,19 +13,9 @@ from ..backends.base.ops import ArraySpec, StatusArray, common_shape
 from ..devices import AccelRef, Operand, Planner
 
 __all__ = [
-    "accumulated",
-    "column",
-    "factors",
-    "matrices",
-    "matrix",
-    "overwritten",
-    "same_dtype",
-    "same_length",
-    "sides",
-    "status_of",
-    "updated",
-    "vector",
-]
+    "accumulated", "column", "factors", "matrices", "matrix", "overwritten", "same_dtype", "same_length",
+    "sides", "status_of", "updated", "vector",
+]  # fmt: skip
 
 
 def same_dtype(name: str, **arrays: ArraySpec) -> DType:

@@ -1,30 +1,27 @@
-"""Triangular and orthogonal factors of matrices."""
+"""Triangular and orthogonal factors of matrices, and determinants, which come of them."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, overload
+from typing import Literal, overload
 
 import attrs
 
 from ..backends.base import DType
-from ..backends.base.ops import CholeskySpec, LuSpec, QrSpec
-from ..devices import AccelRef, Operand, Operation, Planned, Planner, device_of
-from ._actor import SolverActor
+from ..backends.base.ops import CholeskySpec, DetSpec, LuSpec, QrSpec, real_of
+from ..devices import AccelRef, Operand, Planned, Planner, device_of
+from ._actor import SolverOperation
 from ._checks import matrices, status_of
-from ._results import LUResult, QRResult
+from ._results import LUResult, QRResult, SlogdetResult
 
-__all__ = ["Cholesky", "Lu", "Qr", "cholesky", "lu", "qr"]
-
-_PATH = "trio_accel.linalg:SolverActor"
+__all__ = ["Cholesky", "Det", "Lu", "Qr", "Slogdet", "cholesky", "det", "lu", "qr", "slogdet"]
 
 
 @attrs.define(eq=False, on_setattr=None)
-class Cholesky(Operation[SolverActor, AccelRef]):
+class Cholesky(SolverOperation[AccelRef]):
     """The triangular factor of positive definite matrices; see `cholesky`."""
 
     a: Operand
     upper: bool = False
-    library: ClassVar[str] = _PATH
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Check shape and dtype, and name the factor."""
@@ -34,11 +31,10 @@ class Cholesky(Operation[SolverActor, AccelRef]):
 
 
 @attrs.define(eq=False, on_setattr=None)
-class Lu(Operation[SolverActor, LUResult]):
+class Lu(SolverOperation[LUResult]):
     """Both triangular factors of matrices, and their row exchanges; see `lu`."""
 
     a: Operand
-    library: ClassVar[str] = _PATH
 
     def plan(self, planner: Planner) -> Planned[LUResult]:
         """Check shape and dtype, and name the factors."""
@@ -49,12 +45,11 @@ class Lu(Operation[SolverActor, LUResult]):
 
 
 @attrs.define(eq=False, on_setattr=None)
-class Qr(Operation[SolverActor, "QRResult | AccelRef"]):
+class Qr(SolverOperation["QRResult | AccelRef"]):
     """Orthogonal and triangular factors of matrices; see `qr`."""
 
     a: Operand
     mode: Literal["reduced", "complete", "r"] = "reduced"
-    library: ClassVar[str] = _PATH
 
     def plan(self, planner: Planner) -> Planned[QRResult | AccelRef]:
         """Check shape, dtype and mode, and name the factors."""
@@ -67,6 +62,33 @@ class Qr(Operation[SolverActor, "QRResult | AccelRef"]):
         r = planner.output((*stack, k, n), a.dtype)
         spec = QrSpec(a, None if q is None else q.spec, r.spec)
         return Planned(spec, r if q is None else QRResult(q, r))
+
+
+@attrs.define(eq=False, on_setattr=None)
+class Det(SolverOperation[AccelRef]):
+    """The determinant of matrices; see `det`."""
+
+    a: Operand
+
+    def plan(self, planner: Planner) -> Planned[AccelRef]:
+        """Check shape and dtype, and name the determinant."""
+        a = matrices(planner, "a", self.a, is_square=True)
+        out = planner.output(a.shape[:-2], a.dtype)
+        return Planned(DetSpec(a, out.spec, None, None), out)
+
+
+@attrs.define(eq=False, on_setattr=None)
+class Slogdet(SolverOperation[SlogdetResult]):
+    """The sign and the logarithm of the determinant of matrices; see `slogdet`."""
+
+    a: Operand
+
+    def plan(self, planner: Planner) -> Planned[SlogdetResult]:
+        """Check shape and dtype, and name the results."""
+        a = matrices(planner, "a", self.a, is_square=True)
+        sign = planner.output(a.shape[:-2], a.dtype)
+        logabsdet = planner.output(a.shape[:-2], real_of(a.dtype))
+        return Planned(DetSpec(a, None, sign.spec, logabsdet.spec), SlogdetResult(sign, logabsdet))
 
 
 async def cholesky(a: Operand, *, upper: bool = False) -> AccelRef:
@@ -84,10 +106,6 @@ async def cholesky(a: Operand, *, upper: bool = False) -> AccelRef:
     Raises:
         LinAlgError: A matrix is not positive definite, or holds a NaN or an infinity; `LinAlgError.index`
             says which one. It has `code` for the order of the leading minor that is not positive.
-        numpy.linalg.LinAlgError: Not a stack of square matrices.
-        TypeError: It is not on a device, or of another dtype.
-
-    See `Device.ask` for cancellation and the errors that any operation can end with.
     """
     return await device_of("cholesky", a).ask(Cholesky(a, upper))
 
@@ -105,10 +123,6 @@ async def lu(a: Operand) -> LUResult:
 
     Raises:
         LinAlgError: A matrix is singular: a pivot is exactly zero. SciPy only warns.
-        numpy.linalg.LinAlgError: Fewer than two axes.
-        TypeError: It is not on a device, or of another dtype.
-
-    See `Device.ask` for cancellation and the errors that any operation can end with.
     """
     return await device_of("lu", a).ask(Lu(a))
 
@@ -127,12 +141,32 @@ async def qr(a: Operand, mode: Literal["reduced", "complete", "r"] = "reduced") 
 
     Returns:
         Q with orthonormal columns and R with zeros below its diagonal, such that ``a = Q @ R``; or R.
-
-    Raises:
-        numpy.linalg.LinAlgError: Fewer than two axes.
-        ValueError: Another mode.
-        TypeError: It is not on a device, or of another dtype.
-
-    See `Device.ask` for cancellation and the errors that any operation can end with.
     """
     return await device_of("qr", a).ask(Qr(a, mode))
+
+
+async def det(a: Operand) -> AccelRef:
+    """Determinant of matrices, as `numpy.linalg.det` (LAPACK ``getrf``).
+
+    Args:
+        a: Array of shape (..., n, n), of float32, float64, complex64 or complex128.
+
+    Returns:
+        The determinants, of shape (...) and the dtype of `a`: 0 of singular matrices, 1 of empty ones.
+    """
+    return await device_of("det", a).ask(Det(a))
+
+
+async def slogdet(a: Operand) -> SlogdetResult:
+    """Sign and logarithm of the determinant, as `numpy.linalg.slogdet` (LAPACK ``getrf``).
+
+    Of large matrices the determinant itself is often too large or too small for its dtype.
+
+    Args:
+        a: Array of shape (..., n, n), of float32, float64, complex64 or complex128.
+
+    Returns:
+        The sign, of shape (...) and the dtype of `a`, and the logarithm of the absolute value, of the real
+        dtype: the determinant is ``sign * exp(logabsdet)``. Of a singular matrix 0, and minus infinity.
+    """
+    return await device_of("slogdet", a).ask(Slogdet(a))

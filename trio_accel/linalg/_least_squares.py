@@ -9,8 +9,7 @@ import numpy.typing as npt
 
 from ..backends.base import DType
 from ..devices import AccelRef, Operand, device_of
-from ._gemm import gemm
-from ._matmul import matmul
+from ._products import gemm, matmul
 from ._results import LstsqResult, SVDResult
 from ._spectra import Svd
 from ._vectors import axpy

@@ -7,17 +7,15 @@ from typing import ClassVar
 import attrs
 
 from ..backends.base.ops import Side, SymmSpec, SyrkSpec, Transpose, TriangularSpec, common_shape
-from ..devices import AccelRef, Operand, Operation, Planned, Planner, device_of
-from ._actor import BlasActor
+from ..devices import AccelRef, Operand, Planned, Planner, device_of
+from ._actor import BlasOperation
 from ._checks import accumulated, factors, matrix, overwritten, same_dtype, updated
 
 __all__ = ["Symm", "Syr2k", "Syrk", "Trmm", "Trsm", "symm", "syr2k", "syrk", "trmm", "trsm"]
 
-_PATH = "trio_accel.linalg:BlasActor"
-
 
 @attrs.define(eq=False, on_setattr=None)
-class Symm(Operation[BlasActor, AccelRef]):
+class Symm(BlasOperation[AccelRef]):
     """The product of a symmetric or Hermitian matrix and another one; see `symm`."""
 
     alpha: complex
@@ -28,7 +26,6 @@ class Symm(Operation[BlasActor, AccelRef]):
     side: Side = "L"
     lower: bool = False
     hermitian: bool = False
-    library: ClassVar[str] = _PATH
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Check operands, and name the result."""
@@ -39,7 +36,7 @@ class Symm(Operation[BlasActor, AccelRef]):
 
 
 @attrs.define(eq=False, on_setattr=None)
-class Syrk(Operation[BlasActor, AccelRef]):
+class Syrk(BlasOperation[AccelRef]):
     """The product of a matrix and its transpose; see `syrk`."""
 
     alpha: complex
@@ -49,7 +46,6 @@ class Syrk(Operation[BlasActor, AccelRef]):
     trans: Transpose = "N"
     lower: bool = False
     hermitian: bool = False
-    library: ClassVar[str] = _PATH
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Check operands."""
@@ -61,7 +57,7 @@ class Syrk(Operation[BlasActor, AccelRef]):
 
 
 @attrs.define(eq=False, on_setattr=None)
-class Syr2k(Operation[BlasActor, AccelRef]):
+class Syr2k(BlasOperation[AccelRef]):
     """The products of two matrices and each other's transpose; see `syr2k`."""
 
     alpha: complex
@@ -72,7 +68,6 @@ class Syr2k(Operation[BlasActor, AccelRef]):
     trans: Transpose = "N"
     lower: bool = False
     hermitian: bool = False
-    library: ClassVar[str] = _PATH
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Check operands."""
@@ -85,7 +80,7 @@ class Syr2k(Operation[BlasActor, AccelRef]):
 
 
 @attrs.define(eq=False, on_setattr=None)
-class Trmm(Operation[BlasActor, AccelRef]):
+class Trmm(BlasOperation[AccelRef]):
     """The product of triangular matrices and others; see `trmm`."""
 
     alpha: complex
@@ -96,7 +91,6 @@ class Trmm(Operation[BlasActor, AccelRef]):
     lower: bool = False
     unit_diagonal: bool = False
     out: AccelRef | None = None
-    library: ClassVar[str] = _PATH
     solve: ClassVar[bool] = False
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
@@ -133,19 +127,13 @@ async def symm(
         a: Square matrix of float32, float64, complex64 or complex128, of which one triangle is read.
         b: Matrix of shape (m, n), of the same dtype.
         beta: Factor of `c`; where it is 0, `c` is only written.
-        c: Matrix of shape (m, n), which is changed; by default a new one.
+        c: Matrix of shape (m, n), which is changed; by default a new one, with a `beta` of 0.
         side: ``"L"``: `a` is on the left; ``"R"``: on the right, ``alpha * b @ a + beta * c``.
         lower: Whether the lower triangle is read, instead of the upper one.
         hermitian: Whether `a` is Hermitian; then its diagonal counts as real.
 
     Returns:
         The reference `c`, or a new one.
-
-    Raises:
-        ValueError: Shapes that do not fit, an unknown side, a beta without `c`, or shared memory.
-        TypeError: Dtypes that differ, or a factor that they cannot hold.
-
-    See `Device.ask` for cancellation and the errors that any operation can end with.
     """
     return await device_of("symm", a, b, c).ask(Symm(alpha, a, b, beta, c, side, lower, hermitian))
 
@@ -173,14 +161,6 @@ async def syrk(
 
     Returns:
         The reference `c`.
-
-    Raises:
-        ValueError: Shapes that do not fit, another letter, a complex factor of Hermitian matrices, or
-            shared memory.
-        TypeError: Dtypes that differ, or a factor that they cannot hold.
-
-    See `Device.ask` for cancellation and the errors that any operation can end with. If the
-    operation fails on the device, `c` is damaged and its use refused.
     """
     return await device_of("syrk", c, a).ask(Syrk(alpha, a, beta, c, trans, lower, hermitian))
 
@@ -197,25 +177,8 @@ async def syr2k(
 ) -> AccelRef:
     """``c = alpha * a @ b.T + alpha * b @ a.T + beta * c`` in one triangle (BLAS ``syr2k``, ``her2k``).
 
-    Args:
-        alpha: Factor of the products; with `hermitian`, the second one has its conjugate.
-        a: Matrix of shape (n, k), of float32, float64, complex64 or complex128.
-        b: Matrix of the same shape and dtype.
-        beta: Factor of `c`, real with `hermitian`; where it is 0, the triangle is only written.
-        c: Matrix of shape (n, n), of which one triangle is changed.
-        trans: ``"T"`` or ``"C"``: the first factors are transposed, as for `syrk`.
-        lower: Whether it is the lower triangle, instead of the upper one.
-        hermitian: Whether transposes are conjugated; then the diagonal of `c` becomes real.
-
-    Returns:
-        The reference `c`.
-
-    Raises:
-        ValueError: What `syrk` refuses.
-        TypeError: Dtypes that differ, or a factor that they cannot hold.
-
-    See `Device.ask` for cancellation and the errors that any operation can end with. If the
-    operation fails on the device, `c` is damaged and its use refused.
+    Arguments and result are those of `syrk`, but `b` has the shape and dtype of `a`. With `hermitian`, the
+    second product has the conjugate of `alpha`, which may be complex.
     """
     message = Syr2k(alpha, a, b, beta, c, trans, lower, hermitian)
     return await device_of("syr2k", c, a, b).ask(message)
@@ -247,12 +210,6 @@ async def trmm(
 
     Returns:
         The reference `out`, or a new one.
-
-    Raises:
-        ValueError: Shapes that do not fit, an unknown letter, or memory shared otherwise.
-        TypeError: Dtypes that differ, or a factor that they cannot hold.
-
-    See `Device.ask` for cancellation and the errors that any operation can end with.
     """
     message = Trmm(alpha, a, b, side, trans, lower, unit_diagonal, out)
     return await device_of("trmm", a, b, out).ask(message)
@@ -271,26 +228,8 @@ async def trsm(
 ) -> AccelRef:
     """The solution x of ``op(a) @ x = alpha * b`` for a triangular ``a`` (BLAS ``trsm``).
 
-    A zero on the diagonal makes infinities and NaN; it is no error.
-
-    Args:
-        alpha: Factor; real unless the matrices are complex.
-        a: As for `trmm`.
-        b: As for `trmm`.
-        side: ``"L"``: op(a) is on the left; ``"R"``: on the right, ``x @ op(a) = alpha * b``.
-        trans: As for `trmm`.
-        lower: Whether the lower triangle is read, instead of the upper one.
-        unit_diagonal: Whether the diagonal of `a` counts as ones, and is not read.
-        out: Array to write to, which may be `b` itself; by default a new one.
-
-    Returns:
-        The reference `out`, or a new one.
-
-    Raises:
-        ValueError: Shapes that do not fit, an unknown letter, or memory shared otherwise.
-        TypeError: Dtypes that differ, or a factor that they cannot hold.
-
-    See `Device.ask` for cancellation and the errors that any operation can end with.
+    Arguments and result are those of `trmm`; with `side` ``"R"``, it is ``x @ op(a) = alpha * b``. A zero on
+    the diagonal makes infinities and NaN; it is no error.
     """
     message = Trsm(alpha, a, b, side, trans, lower, unit_diagonal, out)
     return await device_of("trsm", a, b, out).ask(message)

@@ -11,32 +11,18 @@ from typing import ClassVar
 import attrs
 
 from ..backends.base.ops import GemmSpec, SymmSpec, SyrkSpec, Transpose, TriangularSpec
-from ..devices import AccelRef, Operand, Operation, Planned, Planner, device_of
-from ._actor import BlasActor
+from ..devices import AccelRef, Operand, Planned, Planner, device_of
+from ._actor import BlasOperation
 from ._checks import accumulated, column, factors, matrix, overwritten, same_dtype, updated, vector
 
 __all__ = [
-    "Gemv",
-    "Ger",
-    "Symv",
-    "Syr",
-    "Syr2",
-    "Trmv",
-    "Trsv",
-    "gemv",
-    "ger",
-    "symv",
-    "syr",
-    "syr2",
-    "trmv",
+    "Gemv", "Ger", "Symv", "Syr", "Syr2", "Trmv", "Trsv", "gemv", "ger", "symv", "syr", "syr2", "trmv",
     "trsv",
-]
-
-_PATH = "trio_accel.linalg:BlasActor"
+]  # fmt: skip
 
 
 @attrs.define(eq=False, on_setattr=None)
-class Gemv(Operation[BlasActor, AccelRef]):
+class Gemv(BlasOperation[AccelRef]):
     """The product of a matrix and a vector; see `gemv`."""
 
     alpha: complex
@@ -45,7 +31,6 @@ class Gemv(Operation[BlasActor, AccelRef]):
     beta: complex = 0.0
     y: AccelRef | None = None
     trans: Transpose = "N"
-    library: ClassVar[str] = _PATH
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Check operands, and name the result."""
@@ -58,7 +43,7 @@ class Gemv(Operation[BlasActor, AccelRef]):
 
 
 @attrs.define(eq=False, on_setattr=None)
-class Symv(Operation[BlasActor, AccelRef]):
+class Symv(BlasOperation[AccelRef]):
     """The product of a symmetric or Hermitian matrix and a vector; see `symv`."""
 
     alpha: complex
@@ -68,7 +53,6 @@ class Symv(Operation[BlasActor, AccelRef]):
     y: AccelRef | None = None
     lower: bool = False
     hermitian: bool = False
-    library: ClassVar[str] = _PATH
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Check operands, and name the result."""
@@ -81,7 +65,7 @@ class Symv(Operation[BlasActor, AccelRef]):
 
 
 @attrs.define(eq=False, on_setattr=None)
-class Ger(Operation[BlasActor, AccelRef]):
+class Ger(BlasOperation[AccelRef]):
     """A matrix with the product of a column and a row added to it; see `ger`."""
 
     alpha: complex
@@ -89,7 +73,6 @@ class Ger(Operation[BlasActor, AccelRef]):
     y: Operand
     a: AccelRef
     conjugate: bool = False
-    library: ClassVar[str] = _PATH
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Check operands."""
@@ -104,7 +87,7 @@ class Ger(Operation[BlasActor, AccelRef]):
 
 
 @attrs.define(eq=False, on_setattr=None)
-class Syr(Operation[BlasActor, AccelRef]):
+class Syr(BlasOperation[AccelRef]):
     """A triangle with the product of a vector and itself added to it; see `syr`."""
 
     alpha: complex
@@ -112,7 +95,6 @@ class Syr(Operation[BlasActor, AccelRef]):
     a: AccelRef
     lower: bool = False
     hermitian: bool = False
-    library: ClassVar[str] = _PATH
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Check operands."""
@@ -125,7 +107,7 @@ class Syr(Operation[BlasActor, AccelRef]):
 
 
 @attrs.define(eq=False, on_setattr=None)
-class Syr2(Operation[BlasActor, AccelRef]):
+class Syr2(BlasOperation[AccelRef]):
     """A triangle with the products of two vectors added to it; see `syr2`."""
 
     alpha: complex
@@ -134,7 +116,6 @@ class Syr2(Operation[BlasActor, AccelRef]):
     a: AccelRef
     lower: bool = False
     hermitian: bool = False
-    library: ClassVar[str] = _PATH
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Check operands."""
@@ -149,7 +130,7 @@ class Syr2(Operation[BlasActor, AccelRef]):
 
 
 @attrs.define(eq=False, on_setattr=None)
-class Trmv(Operation[BlasActor, AccelRef]):
+class Trmv(BlasOperation[AccelRef]):
     """The product of a triangular matrix and a vector; see `trmv`."""
 
     a: Operand
@@ -158,7 +139,6 @@ class Trmv(Operation[BlasActor, AccelRef]):
     lower: bool = False
     unit_diagonal: bool = False
     out: AccelRef | None = None
-    library: ClassVar[str] = _PATH
     solve: ClassVar[bool] = False
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
@@ -192,17 +172,11 @@ async def gemv(
         a: Matrix with op(a) of shape (m, n), of a floating or complex dtype.
         x: Vector of shape (n,), of the same dtype.
         beta: Factor of `y`; where it is 0, `y` is only written.
-        y: Vector of shape (m,), which is changed; by default a new one.
+        y: Vector of shape (m,), which is changed; by default a new one, with a `beta` of 0.
         trans: ``"N"``: op(a) is `a`; ``"T"``: its transpose; ``"C"``: its conjugate transpose.
 
     Returns:
         The reference `y`, or a new one.
-
-    Raises:
-        ValueError: Shapes that do not fit, an unknown letter, a beta without `y`, or shared memory.
-        TypeError: Dtypes that differ, or a factor that they cannot hold.
-
-    See `Device.ask` for cancellation and the errors that any operation can end with.
     """
     return await device_of("gemv", a, x, y).ask(Gemv(alpha, a, x, beta, y, trans))
 
@@ -218,23 +192,7 @@ async def symv(
 ) -> AccelRef:
     """``alpha * a @ x + beta * y`` for a symmetric or Hermitian ``a`` (BLAS ``symv``, ``hemv``).
 
-    Args:
-        alpha: Factor of the product; real unless the arrays are complex.
-        a: Square matrix of float32, float64, complex64 or complex128, of which one triangle is read.
-        x: Vector of shape (n,), of the same dtype.
-        beta: Factor of `y`; where it is 0, `y` is only written.
-        y: Vector of shape (n,), which is changed; by default a new one.
-        lower: Whether the lower triangle is read, instead of the upper one.
-        hermitian: Whether `a` is Hermitian; then its diagonal counts as real.
-
-    Returns:
-        The reference `y`, or a new one.
-
-    Raises:
-        ValueError: Shapes that do not fit, a beta without `y`, or shared memory.
-        TypeError: Dtypes that differ, or a factor that they cannot hold.
-
-    See `Device.ask` for cancellation and the errors that any operation can end with.
+    Arguments and result are those of `symm`, but `x` and `y` are vectors of shape (n,).
     """
     return await device_of("symv", a, x, y).ask(Symv(alpha, a, x, beta, y, lower, hermitian))
 
@@ -251,13 +209,6 @@ async def ger(alpha: complex, x: Operand, y: Operand, a: AccelRef, conjugate: bo
 
     Returns:
         The reference `a`.
-
-    Raises:
-        ValueError: Shapes that do not fit, or shared memory.
-        TypeError: Dtypes that differ, or a factor that they cannot hold.
-
-    See `Device.ask` for cancellation and the errors that any operation can end with. If the
-    operation fails on the device, `a` is damaged and its use refused.
     """
     return await device_of("ger", a, x, y).ask(Ger(alpha, x, y, a, conjugate))
 
@@ -276,13 +227,6 @@ async def syr(
 
     Returns:
         The reference `a`.
-
-    Raises:
-        ValueError: Shapes that do not fit, a complex factor of a Hermitian matrix, or shared memory.
-        TypeError: Dtypes that differ, or a factor that they cannot hold.
-
-    See `Device.ask` for cancellation and the errors that any operation can end with. If the
-    operation fails on the device, `a` is damaged and its use refused.
     """
     return await device_of("syr", a, x).ask(Syr(alpha, x, a, lower, hermitian))
 
@@ -292,23 +236,8 @@ async def syr2(
 ) -> AccelRef:
     """``a = alpha * outer(x, y) + alpha * outer(y, x) + a`` in one triangle (BLAS ``syr2``, ``her2``).
 
-    Args:
-        alpha: Factor; with `hermitian`, the second product has its conjugate.
-        x: Vector of shape (n,), of float32, float64, complex64 or complex128.
-        y: Vector of the same shape and dtype.
-        a: Matrix of shape (n, n), of which one triangle is changed.
-        lower: Whether it is the lower triangle, instead of the upper one.
-        hermitian: Whether second vectors are conjugated; then the diagonal of `a` becomes real.
-
-    Returns:
-        The reference `a`.
-
-    Raises:
-        ValueError: Shapes that do not fit, or shared memory.
-        TypeError: Dtypes that differ, or a factor that they cannot hold.
-
-    See `Device.ask` for cancellation and the errors that any operation can end with. If the
-    operation fails on the device, `a` is damaged and its use refused.
+    Arguments and result are those of `syr`, but `y` has the shape and dtype of `x`. With `hermitian`, the
+    second product has the conjugate of `alpha`, which may be complex.
     """
     return await device_of("syr2", a, x, y).ask(Syr2(alpha, x, y, a, lower, hermitian))
 
@@ -324,22 +253,7 @@ async def trmv(
 ) -> AccelRef:
     """``op(a) @ x`` for a triangular ``a`` (BLAS ``trmv``).
 
-    Args:
-        a: Square matrix of float32, float64, complex64 or complex128, of which one triangle is read.
-        x: Vector of shape (n,), of the same dtype.
-        trans: ``"N"``: op(a) is `a`; ``"T"``: its transpose; ``"C"``: its conjugate transpose.
-        lower: Whether the lower triangle is read, instead of the upper one.
-        unit_diagonal: Whether the diagonal counts as ones, and is not read.
-        out: Vector to write to, which may be `x` itself; by default a new one.
-
-    Returns:
-        The reference `out`, or a new one.
-
-    Raises:
-        ValueError: Shapes that do not fit, an unknown letter, or memory shared otherwise.
-        TypeError: Dtypes that differ.
-
-    See `Device.ask` for cancellation and the errors that any operation can end with.
+    Arguments and result are those of `trmm`, but `a` is one matrix, and `x` a vector of shape (n,).
     """
     return await device_of("trmv", a, x, out).ask(Trmv(a, x, trans, lower, unit_diagonal, out))
 
@@ -355,23 +269,6 @@ async def trsv(
 ) -> AccelRef:
     """The solution of ``op(a) @ result = x`` for a triangular ``a`` (BLAS ``trsv``).
 
-    A zero on the diagonal makes infinities and NaN; it is no error.
-
-    Args:
-        a: As for `trmv`.
-        x: The right-hand side, of shape (n,) and the same dtype.
-        trans: As for `trmv`.
-        lower: Whether the lower triangle is read, instead of the upper one.
-        unit_diagonal: Whether the diagonal counts as ones, and is not read.
-        out: Vector to write to, which may be `x` itself; by default a new one.
-
-    Returns:
-        The reference `out`, or a new one.
-
-    Raises:
-        ValueError: Shapes that do not fit, an unknown letter, or memory shared otherwise.
-        TypeError: Dtypes that differ.
-
-    See `Device.ask` for cancellation and the errors that any operation can end with.
+    Arguments are those of `trmv`. A zero on the diagonal makes infinities and NaN; it is no error.
     """
     return await device_of("trsv", a, x, out).ask(Trsv(a, x, trans, lower, unit_diagonal, out))

@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import attrs
 
 from ..backends.base import DType
 from ..backends.base.ops import CheckDiagonalSpec, LuSolveSpec, SolveSpec, TriangularSpec
-from ..devices import AccelRef, Operand, Operation, Planned, Planner, device_of
-from ._actor import BlasActor, SolverActor
+from ..devices import AccelRef, Operand, Planned, Planner, device_of
+from ._actor import BlasOperation, SolverOperation
 from ._checks import matrices, sides, status_of
 
 __all__ = [
-    "CheckDiagonal",
-    "Inv",
-    "LuSolve",
-    "Solve",
-    "SolveTriangular",
-    "inv",
-    "lu_solve",
-    "solve",
+    "CheckDiagonal", "Inv", "LuSolve", "Solve", "SolveTriangular", "inv", "lu_solve", "solve",
     "solve_triangular",
-]
+]  # fmt: skip
 
-_PATH = "trio_accel.linalg:SolverActor"
 _TRANSPOSES: dict[object, Literal["N", "T", "C"]] = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}
 
 
 @attrs.define(eq=False, on_setattr=None)
-class Solve(Operation[SolverActor, AccelRef]):
+class Solve(SolverOperation[AccelRef]):
     """The solution of linear equations; see `solve`."""
 
     a: Operand
     b: Operand
-    library: ClassVar[str] = _PATH
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Check shapes and dtypes, and name the solution."""
@@ -44,11 +35,10 @@ class Solve(Operation[SolverActor, AccelRef]):
 
 
 @attrs.define(eq=False, on_setattr=None)
-class Inv(Operation[SolverActor, AccelRef]):
+class Inv(SolverOperation[AccelRef]):
     """The inverse of matrices; see `inv`."""
 
     a: Operand
-    library: ClassVar[str] = _PATH
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Check shape and dtype, and name the inverse."""
@@ -58,14 +48,13 @@ class Inv(Operation[SolverActor, AccelRef]):
 
 
 @attrs.define(eq=False, on_setattr=None)
-class LuSolve(Operation[SolverActor, AccelRef]):
+class LuSolve(SolverOperation[AccelRef]):
     """The solution of linear equations by factors that are there; see `lu_solve`."""
 
     lu: Operand
     piv: Operand
     b: Operand
     trans: Literal[0, 1, 2] = 0
-    library: ClassVar[str] = _PATH
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Check shapes and dtypes, and name the solution."""
@@ -83,7 +72,7 @@ class LuSolve(Operation[SolverActor, AccelRef]):
 
 
 @attrs.define(eq=False, on_setattr=None)
-class SolveTriangular(Operation[BlasActor, AccelRef]):
+class SolveTriangular(BlasOperation[AccelRef]):
     """The solution of equations with triangular matrices, infinite if they are singular."""
 
     a: Operand
@@ -91,7 +80,6 @@ class SolveTriangular(Operation[BlasActor, AccelRef]):
     trans: Literal[0, 1, 2, "N", "T", "C"] = 0
     lower: bool = False
     unit_diagonal: bool = False
-    library: ClassVar[str] = "trio_accel.linalg:BlasActor"
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Check shapes, dtypes and letter, and name the solution."""
@@ -104,11 +92,10 @@ class SolveTriangular(Operation[BlasActor, AccelRef]):
 
 
 @attrs.define(eq=False, on_setattr=None)
-class CheckDiagonal(Operation[SolverActor, None]):
+class CheckDiagonal(SolverOperation[None]):
     """Fails with `LinAlgError` if a triangular matrix is singular; `solve_triangular` asks it too."""
 
     a: Operand
-    library: ClassVar[str] = _PATH
 
     def plan(self, planner: Planner) -> Planned[None]:
         """Check shape and dtype."""
@@ -129,11 +116,6 @@ async def solve(a: Operand, b: Operand) -> AccelRef:
 
     Raises:
         LinAlgError: A matrix is singular: a pivot is exactly zero. `LinAlgError.index` says which one.
-        numpy.linalg.LinAlgError: `a` is no stack of square matrices.
-        ValueError: Shapes that do not fit.
-        TypeError: Neither is on a device, or another dtype, or two of them.
-
-    See `Device.ask` for cancellation and the errors that any operation can end with.
     """
     return await device_of("solve", a, b).ask(Solve(a, b))
 
@@ -149,10 +131,6 @@ async def inv(a: Operand) -> AccelRef:
 
     Raises:
         LinAlgError: A matrix is singular: a pivot is exactly zero. `LinAlgError.index` says which one.
-        numpy.linalg.LinAlgError: Not a stack of square matrices.
-        TypeError: It is not on a device, or of another dtype.
-
-    See `Device.ask` for cancellation and the errors that any operation can end with.
     """
     return await device_of("inv", a).ask(Inv(a))
 
@@ -171,11 +149,6 @@ async def lu_solve(lu_and_piv: tuple[Operand, Operand], b: Operand, trans: Liter
 
     Raises:
         LibraryError: A pivot is no row.
-        numpy.linalg.LinAlgError: The factors are no stack of square matrices.
-        ValueError: Shapes that do not fit, or another `trans`.
-        TypeError: None of them is on a device, or dtypes that differ.
-
-    See `Device.ask` for cancellation and the errors that any operation can end with.
     """
     lu, piv = lu_and_piv
     return await device_of("lu_solve", lu, piv, b).ask(LuSolve(lu, piv, b, trans))
@@ -204,11 +177,6 @@ async def solve_triangular(
 
     Raises:
         LinAlgError: A matrix is singular: its diagonal has a zero. `LinAlgError.index` says which one.
-        numpy.linalg.LinAlgError: `a` is no stack of square matrices.
-        ValueError: Shapes that do not fit, or another `trans`.
-        TypeError: Neither is on a device, or another dtype, or two of them.
-
-    See `Device.ask` for cancellation and the errors that any operation can end with.
     """
     device = device_of("solve_triangular", a, b)
     solution = device.submit(SolveTriangular(a, b, trans, lower, unit_diagonal))

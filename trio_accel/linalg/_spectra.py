@@ -2,41 +2,28 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, overload
+from typing import Literal, overload
 
 import attrs
 
 from ..backends.base.ops import ArraySpec, EighSpec, EigSpec, SvdSpec, Triangle, complex_of, real_of
-from ..devices import AccelRef, Operand, Operation, Planned, Planner, device_of
-from ._actor import SolverActor
+from ..devices import AccelRef, Operand, Planned, Planner, device_of
+from ._actor import SolverOperation
 from ._checks import matrices, same_dtype, status_of
 from ._results import EighResult, EigResult, SVDResult
 
 __all__ = [
-    "Eig",
-    "Eigh",
-    "Eigvals",
-    "Eigvalsh",
-    "Svd",
-    "eig",
-    "eigh",
-    "eigvals",
-    "eigvalsh",
-    "svd",
-    "svdvals",
-]
-
-_PATH = "trio_accel.linalg:SolverActor"
+    "Eig", "Eigh", "Eigvals", "Eigvalsh", "Svd", "eig", "eigh", "eigvals", "eigvalsh", "svd", "svdvals",
+]  # fmt: skip
 
 
 @attrs.define(eq=False, on_setattr=None)
-class Svd(Operation[SolverActor, "SVDResult | AccelRef"]):
+class Svd(SolverOperation["SVDResult | AccelRef"]):
     """Singular values of matrices, with vectors or without; see `svd`."""
 
     a: Operand
     full_matrices: bool = True
     compute_uv: bool = True
-    library: ClassVar[str] = _PATH
 
     def plan(self, planner: Planner) -> Planned[SVDResult | AccelRef]:
         """Check shape and dtype, and name the results."""
@@ -53,13 +40,12 @@ class Svd(Operation[SolverActor, "SVDResult | AccelRef"]):
 
 
 @attrs.define(eq=False, on_setattr=None)
-class Eigh(Operation[SolverActor, EighResult]):
+class Eigh(SolverOperation[EighResult]):
     """Eigenvalues and eigenvectors of Hermitian matrices, or of pairs of them; see `eigh`."""
 
     a: Operand
     UPLO: Triangle = "L"
     b: Operand | None = None
-    library: ClassVar[str] = _PATH
 
     def plan(self, planner: Planner) -> Planned[EighResult]:
         """Check shapes, dtypes and letter, and name the results."""
@@ -69,13 +55,12 @@ class Eigh(Operation[SolverActor, EighResult]):
 
 
 @attrs.define(eq=False, on_setattr=None)
-class Eigvalsh(Operation[SolverActor, AccelRef]):
+class Eigvalsh(SolverOperation[AccelRef]):
     """Eigenvalues of Hermitian matrices, or of pairs of them; see `eigvalsh`."""
 
     a: Operand
     UPLO: Triangle = "L"
     b: Operand | None = None
-    library: ClassVar[str] = _PATH
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Check shapes, dtypes and letter, and name the eigenvalues."""
@@ -84,11 +69,10 @@ class Eigvalsh(Operation[SolverActor, AccelRef]):
 
 
 @attrs.define(eq=False, on_setattr=None)
-class Eig(Operation[SolverActor, EigResult]):
+class Eig(SolverOperation[EigResult]):
     """Eigenvalues and eigenvectors of square matrices; see `eig`."""
 
     a: Operand
-    library: ClassVar[str] = _PATH
 
     def plan(self, planner: Planner) -> Planned[EigResult]:
         """Check shape and dtype, and name the results."""
@@ -99,11 +83,10 @@ class Eig(Operation[SolverActor, EigResult]):
 
 
 @attrs.define(eq=False, on_setattr=None)
-class Eigvals(Operation[SolverActor, AccelRef]):
+class Eigvals(SolverOperation[AccelRef]):
     """Eigenvalues of square matrices; see `eigvals`."""
 
     a: Operand
-    library: ClassVar[str] = _PATH
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Check shape and dtype, and name the eigenvalues."""
@@ -154,10 +137,6 @@ async def svd(a: Operand, full_matrices: bool = True, compute_uv: bool = True) -
     Raises:
         LinAlgError: A matrix holds a NaN or an infinity, or its iteration did not converge;
             `LinAlgError.index` says which one.
-        numpy.linalg.LinAlgError: Fewer than two axes.
-        TypeError: It is not on a device, or of another dtype.
-
-    See `Device.ask` for cancellation and the errors that any operation can end with.
     """
     return await device_of("svd", a).ask(Svd(a, full_matrices, compute_uv))
 
@@ -170,8 +149,6 @@ async def svdvals(x: Operand, /) -> AccelRef:
 
     Returns:
         The singular values, of shape (..., min(m, n)) and the real dtype, the largest first.
-
-    See `Device.ask` for cancellation and the errors that any operation can end with.
     """
     return await svd(x, compute_uv=False)
 
@@ -197,12 +174,7 @@ async def eigh(
     Raises:
         LinAlgError: That triangle of a matrix holds a NaN or an infinity, a matrix of `b` is not positive
             definite, or an iteration did not converge; `LinAlgError.index` says which one.
-        numpy.linalg.LinAlgError: Not a stack of square matrices.
-        ValueError: Another letter, or shapes that differ.
-        TypeError: It is not on a device, or of another dtype, or two of them.
         NotSupportedError: The CUDA backend does not take `b`.
-
-    See `Device.ask` for cancellation and the errors that any operation can end with.
     """
     return await device_of("eigh", a, b).ask(Eigh(a, UPLO, b))
 
@@ -224,8 +196,6 @@ async def eigvalsh(
 
     Returns:
         The eigenvalues, of shape (..., n) and the real dtype, the smallest first.
-
-    See `Device.ask` for cancellation and the errors that any operation can end with.
     """
     return await device_of("eigvalsh", a, b).ask(Eigvalsh(a, UPLO, b))
 
@@ -244,11 +214,7 @@ async def eig(a: Operand) -> EigResult:
     Raises:
         LinAlgError: A matrix holds a NaN or an infinity, or its iteration did not converge;
             `LinAlgError.index` says which one.
-        numpy.linalg.LinAlgError: Not a stack of square matrices.
-        TypeError: It is not on a device, or of another dtype.
         NotSupportedError: The CUDA backend has no such operation.
-
-    See `Device.ask` for cancellation and the errors that any operation can end with.
     """
     return await device_of("eig", a).ask(Eig(a))
 
@@ -263,7 +229,5 @@ async def eigvals(a: Operand) -> AccelRef:
 
     Returns:
         The eigenvalues, complex numbers of shape (..., n), in no order.
-
-    See `Device.ask` for cancellation and the errors that any operation can end with.
     """
     return await device_of("eigvals", a).ask(Eigvals(a))

@@ -1,21 +1,38 @@
-"""Matrix products with factors and transposes."""
+"""Products of matrices."""
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import attrs
 
-from ..backends.base.ops import ArraySpec, GemmSpec, Transpose
-from ..devices import AccelRef, Operand, Operation, Planned, Planner, device_of
-from ._actor import BlasActor
-from ._checks import accumulated, factors
+from ..backends.base.ops import ArraySpec, GemmSpec, MatmulSpec, Transpose, product_shape
+from ..devices import AccelRef, Operand, Planned, Planner, device_of
+from ._actor import BlasOperation
+from ._checks import accumulated, factors, same_dtype
 
-__all__ = ["Gemm", "gemm"]
+__all__ = ["Gemm", "Matmul", "gemm", "matmul"]
 
 
 @attrs.define(eq=False, on_setattr=None)
-class Gemm(Operation[BlasActor, AccelRef]):
+class Matmul(BlasOperation[AccelRef]):
+    """The product of two arrays by the rules of `numpy.matmul`; see `matmul`."""
+
+    a: Operand
+    b: Operand
+    out: AccelRef | None = None
+
+    def plan(self, planner: Planner) -> Planned[AccelRef]:
+        """Check shapes and dtypes, and name the product."""
+        a = planner.read("a", self.a)
+        b = planner.read("b", self.b)
+        dtype = a.dtype if a.dtype is b.dtype else same_dtype(planner.name, a=a, b=b)
+        out = planner.output(product_shape(planner.name, a.shape, b.shape), dtype, self.out)
+        if self.out is not None:
+            planner.distinct("out", out.spec, a=a, b=b)
+        return Planned(MatmulSpec(a, b, out.spec), out)
+
+
+@attrs.define(eq=False, on_setattr=None)
+class Gemm(BlasOperation[AccelRef]):
     """``alpha * op(a) @ op(b) + beta * c``; see `gemm`."""
 
     alpha: complex
@@ -25,7 +42,6 @@ class Gemm(Operation[BlasActor, AccelRef]):
     c: AccelRef | None = None
     trans_a: Transpose = "N"
     trans_b: Transpose = "N"
-    library: ClassVar[str] = "trio_accel.linalg:BlasActor"
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Check shapes, dtypes and letters, and name the result."""
@@ -42,6 +58,23 @@ class Gemm(Operation[BlasActor, AccelRef]):
         ref, c = accumulated(planner, "c", self.c, self.beta, (rows, columns), a=a, b=b)
         alpha, beta = factors(planner, self.alpha, self.beta, c.dtype)
         return Planned(GemmSpec(alpha, beta, self.trans_a, self.trans_b, a, b, c), ref)
+
+
+async def matmul(a: Operand, b: Operand, *, out: AccelRef | None = None) -> AccelRef:
+    """Matrix product of two arrays on a device, as `numpy.matmul` (cuBLAS ``gemm``).
+
+    Operands of more than two axes are stacks of matrices and broadcast against each other; one
+    with a single axis is a row (`a`) or column (`b`), whose axis is dropped from the result.
+
+    Args:
+        a: Array of shape (..., m, k) or (k,).
+        b: Array of shape (..., k, n) or (k,), of the same dtype.
+        out: Array of the result's shape and dtype to write to; by default a new one.
+
+    Returns:
+        The product, of shape (..., m, n) and the dtype of the operands.
+    """
+    return await device_of("matmul", a, b, out).ask(Matmul(a, b, out))
 
 
 async def gemm(
@@ -62,20 +95,12 @@ async def gemm(
         a: Matrix with op(a) of shape (m, k), of a floating or complex dtype.
         b: Matrix with op(b) of shape (k, n), of the same dtype.
         beta: Factor of `c`; where it is 0, `c` is only written, whatever it holds.
-        c: Matrix of shape (m, n) and the same dtype, which is changed; by default a new one.
+        c: Matrix of shape (m, n), which is changed; by default a new one, with a `beta` of 0.
         trans_a: ``"N"``: op(a) is `a`; ``"T"``: its transpose; ``"C"``: its conjugate transpose.
         trans_b: The same for `b`.
 
     Returns:
         The reference `c`, or a new one.
-
-    Raises:
-        ValueError: Shapes that do not fit, not two axes, an unknown letter, a beta without `c`, or a
-            `c` that shares memory with an operand.
-        TypeError: Dtypes that differ, or a factor that they cannot hold.
-
-    See `Device.ask` for cancellation and the errors that any operation can end with. If the
-    operation fails on the device, `c` is damaged and its use refused.
     """
     return await device_of("gemm", a, b, c).ask(Gemm(alpha, a, b, beta, c, trans_a, trans_b))
 
