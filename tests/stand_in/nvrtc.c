@@ -168,7 +168,8 @@ static void add_hash(uint64_t hash[2], const char *text) {
 /* An option of NVRTC that the compiler takes as it is; others (architectures, fast math) mean nothing here.
  */
 static bool is_passed_on(const char *option) {
-    return !strncmp(option, "-D", 2) || !strncmp(option, "-I", 2) || !strncmp(option, "-U", 2);
+    return !strncmp(option, "-D", 2) || !strncmp(option, "-I", 2) || !strncmp(option, "-U", 2) ||
+           !strncmp(option, "--define-macro=", 15) || !strncmp(option, "--include-path=", 15);
 }
 
 static int spawn_compiler(const char **arguments, const char *log) {
@@ -197,7 +198,7 @@ static int spawn_compiler(const char **arguments, const char *log) {
 
 /* Compiles a source file. Returns the compiler's status, or -1 where it could not be run. */
 static int compile(struct program *program, const char *folder, int count, const char **options) {
-    const char *arguments[MAXIMUM_OPTIONS + 24] = {"g++",
+    const char *arguments[2 * MAXIMUM_OPTIONS + 24] = {"g++",
                                                    "-x",
                                                    "c++",
                                                    "-std=c++17",
@@ -217,8 +218,12 @@ static int compile(struct program *program, const char *folder, int count, const
     snprintf(log, sizeof log, "%s/log", folder);
     snprintf(include, sizeof include, "-I%s", folder);
     for (int i = 0; i < count; i++)
-        if (is_passed_on(options[i]))
+        if (!strncmp(options[i], "--include-path=", 15)) {
+            arguments[used++] = "-I";
+            arguments[used++] = options[i] + 15;
+        } else if (is_passed_on(options[i])) {
             arguments[used++] = options[i];
+        }
     arguments[used++] = include;
     arguments[used++] = source;
     arguments[used++] = "-o";

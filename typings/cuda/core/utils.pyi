@@ -6,9 +6,6 @@ import numpy as np
 
 from . import Buffer
 
-class FileStreamProgramCache:
-    def __init__(self) -> None: ...
-
 class StridedMemoryView:
     @classmethod
     def from_buffer(

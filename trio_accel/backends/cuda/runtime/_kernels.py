@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
+from ._compiler import compiled
 from ._context import CudaContext
 
 __all__ = ["Function", "Kernels"]
@@ -57,8 +58,7 @@ class Function:
 class Kernels:
     """The compiled sources of one device.
 
-    What is compiled stays in a folder of the user's cache (cuda.core's program cache), so that the next
-    process has it in less than a millisecond.
+    What is compiled stays in the disk cache, so that the next process has it in less than a millisecond.
     """
 
     def __init__(self, context: CudaContext, architecture: str, multiprocessors: int) -> None:
@@ -101,18 +101,7 @@ class Kernels:
             return self._modules[source]
 
     def _compile(self, text: str) -> bytes:
-        from cuda.core import Program, ProgramOptions
-        from cuda.core.utils import FileStreamProgramCache
+        from cuda.core import ProgramOptions
 
-        cache: FileStreamProgramCache | None = None
-        with suppress(OSError):
-            # A home that cannot be written to is no reason to fail.
-            cache = FileStreamProgramCache()
         # Products and sums are rounded one by one, as NumPy does.
-        options = ProgramOptions(arch=f"sm_{self._architecture}", fma=False)
-        program = Program(text, "c++", options)
-        try:
-            compiled = program.compile("cubin", cache=cache)
-            return bytes(compiled.code)
-        finally:
-            program.close()
+        return compiled(text, ProgramOptions(arch=f"sm_{self._architecture}", fma=False)).code

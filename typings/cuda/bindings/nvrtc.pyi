@@ -1,0 +1,3 @@
+# What the CUDA backend uses of NVRTC's bindings.
+
+def nvrtcVersion() -> tuple[int, int, int]: ...
