@@ -8,21 +8,7 @@ from typing import Any, ParamSpec, TypeAlias, cast
 
 from ..backends.base.ops import FftNorm
 from ..devices import AccelRef, Operand, Operation, device_of
-from ._messages import (
-    Fft,
-    FftActor,
-    Fftn,
-    Hfft,
-    Hfftn,
-    Ifft,
-    Ifftn,
-    Ihfft,
-    Ihfftn,
-    Irfft,
-    Irfftn,
-    Rfft,
-    Rfftn,
-)
+from . import _messages as messages
 
 __all__ = [
     "fft", "fft2", "fftn", "hfft", "hfft2", "hfftn", "ifft", "ifft2", "ifftn",
@@ -31,7 +17,7 @@ __all__ = [
 
 ParametersP = ParamSpec("ParametersP")
 _Ask: TypeAlias = Callable[ParametersP, Coroutine[Any, Any, AccelRef]]
-_Message: TypeAlias = Callable[..., Operation[FftActor, AccelRef]]
+_Message: TypeAlias = Callable[..., Operation[messages.FftActor, AccelRef]]
 
 # Of these each copy has its own.
 NAME: str = ""
@@ -102,7 +88,7 @@ async def two_axes(
     return await device_of(NAME, a, out).ask(MESSAGE(a, s, axes, norm, out))
 
 
-@asks(one_axis, Fft)
+@asks(one_axis, messages.Fft)
 def fft() -> None:
     """Discrete Fourier transform along one axis, as `numpy.fft.fft` (cuFFT ``C2C``, ``Z2Z``).
 
@@ -125,7 +111,7 @@ def fft() -> None:
     """
 
 
-@asks(one_axis, Ifft)
+@asks(one_axis, messages.Ifft)
 def ifft() -> None:
     """Inverse discrete Fourier transform along one axis, as `numpy.fft.ifft`.
 
@@ -133,7 +119,7 @@ def ifft() -> None:
     """
 
 
-@asks(one_axis, Rfft)
+@asks(one_axis, messages.Rfft)
 def rfft() -> None:
     """Fourier transform of a real array along one axis, as `numpy.fft.rfft` (cuFFT ``R2C``, ``D2Z``).
 
@@ -144,7 +130,7 @@ def rfft() -> None:
     """
 
 
-@asks(one_axis, Irfft)
+@asks(one_axis, messages.Irfft)
 def irfft() -> None:
     """Inverse of `rfft`, as `numpy.fft.irfft` (cuFFT ``C2R``, ``Z2D``).
 
@@ -156,7 +142,7 @@ def irfft() -> None:
     """
 
 
-@asks(one_axis, Hfft)
+@asks(one_axis, messages.Hfft)
 def hfft() -> None:
     """Fourier transform of a signal with Hermitian symmetry, as `numpy.fft.hfft`: its spectrum is real.
 
@@ -168,7 +154,7 @@ def hfft() -> None:
     """
 
 
-@asks(one_axis, Ihfft)
+@asks(one_axis, messages.Ihfft)
 def ihfft() -> None:
     """Inverse of `hfft`, as `numpy.fft.ihfft`.
 
@@ -179,38 +165,34 @@ def ihfft() -> None:
     """
 
 
-@asks(several_axes, Fftn)
+@asks(several_axes, messages.Fftn)
 def fftn() -> None:
     """Discrete Fourier transform along several axes, as `numpy.fft.fftn` (cuFFT ``C2C``, ``Z2Z``).
 
     Args:
-        a: Array of float32, float64, complex64 or complex128; real input is taken as complex.
+        a: As for `fft`.
         s: Length of the transform along each of `axes`, which are cut or padded with zeros to it; -1
             is the length that `a` has there. By default the shape of `a`. Without `axes` it is for the
             last axes.
         axes: Axes to transform, distinct; the others are a batch. By default all, or the last ``len(s)``.
-        norm: ``"backward"`` (default), ``"ortho"`` or ``"forward"``, as in NumPy; it scales by the
-            product of the lengths.
-        out: Array of the result's shape and dtype to write to; by default a new one.
+        norm: As for `fft`; it scales by the product of the lengths.
+        out: As for `fft`.
 
     Returns:
         The spectrum: the shape of `a` with `s` along `axes`, in the complex dtype of the same precision.
 
     Raises:
-        ValueError: A length below 1, an axis that is not there or is named twice, no axis, not one
-            length for each axis, an unknown norm, a wrong `out`.
-        TypeError: Not on a device, or a dtype without a transform.
-
-    See `Device.ask` for cancellation and the errors that any operation can end with.
+        ValueError: What `fft` refuses; an axis that is named twice, no axis, not one length for each axis.
+        TypeError: As for `fft`.
     """
 
 
-@asks(two_axes, Fftn)
+@asks(two_axes, messages.Fftn)
 def fft2() -> None:
     """`fftn` along the last two axes, as `numpy.fft.fft2`."""
 
 
-@asks(several_axes, Ifftn)
+@asks(several_axes, messages.Ifftn)
 def ifftn() -> None:
     """Inverse discrete Fourier transform along several axes, as `numpy.fft.ifftn`.
 
@@ -218,12 +200,12 @@ def ifftn() -> None:
     """
 
 
-@asks(two_axes, Ifftn)
+@asks(two_axes, messages.Ifftn)
 def ifft2() -> None:
     """`ifftn` along the last two axes, as `numpy.fft.ifft2`."""
 
 
-@asks(several_axes, Rfftn)
+@asks(several_axes, messages.Rfftn)
 def rfftn() -> None:
     """Fourier transform of a real array along several axes, as `numpy.fft.rfftn` (cuFFT ``R2C``, ``D2Z``).
 
@@ -235,12 +217,12 @@ def rfftn() -> None:
     """
 
 
-@asks(two_axes, Rfftn)
+@asks(two_axes, messages.Rfftn)
 def rfft2() -> None:
     """`rfftn` along the last two axes, as `numpy.fft.rfft2`."""
 
 
-@asks(several_axes, Irfftn)
+@asks(several_axes, messages.Irfftn)
 def irfftn() -> None:
     """Inverse of `rfftn`, as `numpy.fft.irfftn` (cuFFT ``C2R``, ``Z2D``).
 
@@ -252,12 +234,12 @@ def irfftn() -> None:
     """
 
 
-@asks(two_axes, Irfftn)
+@asks(two_axes, messages.Irfftn)
 def irfft2() -> None:
     """`irfftn` along the last two axes, as `numpy.fft.irfft2`."""
 
 
-@asks(several_axes, Hfftn)
+@asks(several_axes, messages.Hfftn)
 def hfftn() -> None:
     """Fourier transform of an array with Hermitian symmetry, as `scipy.fft.hfftn`: its spectrum is real.
 
@@ -268,12 +250,12 @@ def hfftn() -> None:
     """
 
 
-@asks(two_axes, Hfftn)
+@asks(two_axes, messages.Hfftn)
 def hfft2() -> None:
     """`hfftn` along the last two axes, as `scipy.fft.hfft2`."""
 
 
-@asks(several_axes, Ihfftn)
+@asks(several_axes, messages.Ihfftn)
 def ihfftn() -> None:
     """Inverse of `hfftn`, as `scipy.fft.ihfftn`.
 
@@ -281,6 +263,6 @@ def ihfftn() -> None:
     """
 
 
-@asks(two_axes, Ihfftn)
+@asks(two_axes, messages.Ihfftn)
 def ihfft2() -> None:
     """`ihfftn` along the last two axes, as `scipy.fft.ihfft2`."""

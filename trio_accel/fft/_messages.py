@@ -8,18 +8,9 @@ from typing import ClassVar, SupportsIndex, TypeAlias
 
 import attrs
 
-from ..backends.base import DType
+from ..backends.base import DType, ops
 from ..backends.base.checks import NATIVE
-from ..backends.base.ops import (
-    ArraySpec,
-    FftDirection,
-    FftKind,
-    FftNorm,
-    FftSpec,
-    complex_of,
-    real_of,
-    transformed_shape,
-)
+from ..backends.base.ops import ArraySpec, FftNorm
 from ..devices import AccelRef, LibraryActor, Operand, Operation, Planned, Planner
 
 __all__ = [
@@ -27,7 +18,7 @@ __all__ = [
     "Ihfft", "Ihfftn", "Irfft", "Irfftn", "Rfft", "Rfftn",
 ]  # fmt: skip
 
-_Transform: TypeAlias = tuple[FftKind, FftDirection]
+_Transform: TypeAlias = tuple[ops.FftKind, ops.FftDirection]
 
 
 class FftActor(LibraryActor):
@@ -160,14 +151,15 @@ def _planned(
     name, (kind, direction) = planner.name, transform
     if norm not in (None, "backward", "ortho", "forward"):
         raise ValueError(f"{name}: norm must be 'backward', 'ortho' or 'forward', got {norm!r}")
-    shape = transformed_shape(source.shape, axes, lengths, is_halved=kind == "r2c")
+    shape = ops.transformed_shape(source.shape, axes, lengths, is_halved=kind == "r2c")
     result = planner.output(shape, _result_dtype(name, transform, source.dtype), out)
     if out is not None:
         planner.distinct("out", result.spec, a=source)
     if kind != "r2c" and source.dtype.kind == "float":
         # Libraries have these transforms for complex input alone.
-        source = planner.convert(source, complex_of(source.dtype))
-    return Planned(FftSpec(kind, direction, lengths, axes, norm or "backward", source, result.spec), result)
+        source = planner.convert(source, ops.complex_of(source.dtype))
+    spec = ops.FftSpec(kind, direction, lengths, axes, norm or "backward", source, result.spec)
+    return Planned(spec, result)
 
 
 def _result_dtype(name: str, transform: _Transform, dtype: DType) -> DType:
@@ -178,7 +170,7 @@ def _result_dtype(name: str, transform: _Transform, dtype: DType) -> DType:
     if dtype not in NATIVE:
         allowed = "float32 or float64" if kind == "r2c" else "float32, float64, complex64 or complex128"
         raise TypeError(f"{name}: a must be {allowed}, got {dtype}; use cast()")
-    return real_of(dtype) if kind == "c2r" else complex_of(dtype)
+    return ops.real_of(dtype) if kind == "c2r" else ops.complex_of(dtype)
 
 
 def _axes(

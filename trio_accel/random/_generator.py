@@ -28,6 +28,11 @@ class Generator:
     Each draw begins a new row of the sequence, so that two draws of 10 numbers are other numbers
     than one draw of 20.
 
+    A draw raises `ValueError` for a negative size, bounds in the wrong order, a negative deviation, what the
+    dtype cannot hold, and an `out` of another shape or dtype. It raises `TypeError` for a parameter that is
+    no real number, or no whole one, and `NotSupportedError` for another dtype than float32 and float64. See
+    `Device.ask` for cancellation and the errors that any operation can end with.
+
     Args:
         device: Where the numbers are made.
         kind: ``"philox4x32_10"`` (Salmon et al., SC 2011; cuRAND ``PHILOX4_32_10``).
@@ -70,19 +75,11 @@ class Generator:
         return self._seed
 
     async def bits(self, shape: int | Sequence[int], *, out: AccelRef | None = None) -> AccelRef:
-        """Draw 32-bit words (cuRAND ``curandGenerate``).
+        """Draw 32-bit words, an array of uint32 (cuRAND ``curandGenerate``).
 
         Args:
             shape: Shape of the result.
             out: uint32 array of this shape to write to; by default a new one.
-
-        Returns:
-            An array of uint32.
-
-        Raises:
-            ValueError: A negative size, or an `out` of another shape or dtype.
-
-        See `Device.ask` for cancellation and the errors that any operation can end with.
         """
         extents, row = self._take(shape)
         return await self._device.ask(Bits(self._seed, row, extents, out))
@@ -104,18 +101,9 @@ class Generator:
             low: Lower bound, not drawn itself but by rounding.
             high: Upper bound, which may be drawn: the numbers come from above 0 up to 1, as in cuRAND.
             out: Array of this shape and dtype to write to; by default a new one.
-
-        Raises:
-            ValueError: A negative size, bounds in the wrong order or outside the range of the dtype, or a
-                wrong `out`.
-            TypeError: A bound that is no real number.
-            NotSupportedError: Another dtype.
-
-        See `Device.ask` for cancellation and the errors that any operation can end with.
         """
         extents, row = self._take(shape)
-        message = Uniform(self._seed, row, extents, DType.of(dtype), low, high, out)
-        return await self._device.ask(message)
+        return await self._device.ask(Uniform(self._seed, row, extents, DType.of(dtype), low, high, out))
 
     async def normal(
         self,
@@ -134,18 +122,9 @@ class Generator:
             loc: Mean.
             scale: Standard deviation.
             out: Array of this shape and dtype to write to; by default a new one.
-
-        Raises:
-            ValueError: A negative size, a negative scale, one outside the range of the dtype, or a wrong
-                `out`.
-            TypeError: A parameter that is no real number.
-            NotSupportedError: Another dtype.
-
-        See `Device.ask` for cancellation and the errors that any operation can end with.
         """
         extents, row = self._take(shape)
-        message = Normal(self._seed, row, extents, DType.of(dtype), loc, scale, out)
-        return await self._device.ask(message)
+        return await self._device.ask(Normal(self._seed, row, extents, DType.of(dtype), loc, scale, out))
 
     async def exponential(
         self,
@@ -162,8 +141,6 @@ class Generator:
             dtype: float32 or float64.
             scale: Mean.
             out: Array of this shape and dtype to write to; by default a new one.
-
-        Raises, and see also: as `normal`.
         """
         extents, row = self._take(shape)
         return await self._device.ask(Exponential(self._seed, row, extents, DType.of(dtype), scale, out))
@@ -185,8 +162,6 @@ class Generator:
             mean: Mean of the logarithms.
             sigma: Standard deviation of the logarithms.
             out: Array of this shape and dtype to write to; by default a new one.
-
-        Raises, and see also: as `normal`.
         """
         extents, row = self._take(shape)
         return await self._device.ask(Lognormal(self._seed, row, extents, DType.of(dtype), mean, sigma, out))
@@ -194,7 +169,7 @@ class Generator:
     async def integers(
         self, shape: int | Sequence[int], low: int, high: int, *, out: AccelRef | None = None
     ) -> AccelRef:
-        """Draw whole numbers that are uniform from `low` on, below `high`.
+        """Draw whole numbers that are uniform from `low` on, below `high`: an array of int64.
 
         Each is made of 64 bits without rejection, so that of a range of n numbers none is drawn more often
         than another by more than n in 2**64.
@@ -204,15 +179,6 @@ class Generator:
             low: The least number.
             high: The number above the greatest; by at most 2**32 above `low`.
             out: int64 array of this shape to write to; by default a new one.
-
-        Returns:
-            An array of int64.
-
-        Raises:
-            ValueError: A negative size, an empty range or too large a one, or a wrong `out`.
-            TypeError: A bound that is no whole number.
-
-        See `Device.ask` for cancellation and the errors that any operation can end with.
         """
         extents, row = self._take(shape)
         return await self._device.ask(Integers(self._seed, row, extents, low, high, out))

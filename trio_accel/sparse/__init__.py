@@ -1,4 +1,12 @@
-"""Sparse linear algebra on a device: matrices, messages, functions, and the actor that serves them."""
+"""Sparse linear algebra on a device: matrices, messages, functions, and the actor that serves them.
+
+See `Device.ask` for cancellation and the errors that any operation can end with. If one fails, the array that
+it was to change is damaged, and its use is refused. All functions raise:
+
+* `TypeError`: dtypes differ, or a factor that the dtype cannot hold.
+* `ValueError`: shapes that do not fit, an unknown letter, or an `out` that shares memory with an operand.
+* `LibraryError`: a structure that was put together by hand and is wrong.
+"""
 
 from ._csr import CsrMatrix, csr
 from ._operations import Sddmm, SparseActor, Spmm, Spmv, ToDense, sddmm, spmm, spmv, to_dense

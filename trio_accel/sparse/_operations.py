@@ -6,15 +6,8 @@ from typing import ClassVar
 
 import attrs
 
-from ..backends.base import DType
-from ..backends.base.ops import (
-    ArraySpec,
-    CsrToDenseSpec,
-    SddmmCsrSpec,
-    SpmmCsrSpec,
-    SpmvCsrSpec,
-    Transpose,
-)
+from ..backends.base import DType, ops
+from ..backends.base.ops import ArraySpec, Transpose
 from ..devices import AccelRef, LibraryActor, Operand, Operation, Planned, Planner, device_of
 from ._csr import CsrMatrix
 
@@ -101,7 +94,7 @@ class Spmv(_Message):
         out = planner.output((rows,), data.dtype, self.out)
         if self.out is not None:
             planner.distinct("out", out.spec, x=x, data=data, indices=indices, indptr=indptr)
-        return Planned(SpmvCsrSpec(rows, columns, indptr, indices, data, x, out.spec), out)
+        return Planned(ops.SpmvCsrSpec(rows, columns, indptr, indices, data, x, out.spec), out)
 
 
 @attrs.define(eq=False, on_setattr=None)
@@ -129,7 +122,7 @@ class Spmm(_Message):
             raise ValueError(f"{name}: beta must be 0 without out, got {self.beta!r}")
         out = planner.output((height, b.shape[1]), data.dtype, self.out)
         planner.distinct("out", out.spec, b=b, data=data, indices=indices, indptr=indptr)
-        spec = SpmmCsrSpec(rows, columns, indptr, indices, data, b, out.spec, transpose, alpha, beta)
+        spec = ops.SpmmCsrSpec(rows, columns, indptr, indices, data, b, out.spec, transpose, alpha, beta)
         return Planned(spec, out)
 
 
@@ -148,7 +141,7 @@ class Sddmm(_Message):
         b = self._operand(planner, "b", self.b, (a.shape[1], columns))
         out = planner.output(indices.shape, a.dtype, self.out)
         planner.distinct("out", out.spec, a=a, b=b, indices=indices, indptr=indptr)
-        return Planned(SddmmCsrSpec(rows, columns, indptr, indices, a, b, out.spec), out)
+        return Planned(ops.SddmmCsrSpec(rows, columns, indptr, indices, a, b, out.spec), out)
 
 
 @attrs.define(eq=False, on_setattr=None)
@@ -163,7 +156,7 @@ class ToDense(_Message):
         data = planner.read("matrix.data", self.matrix.data)
         out = planner.output((rows, columns), data.dtype, self.out)
         planner.distinct("out", out.spec, data=data, indices=indices, indptr=indptr)
-        return Planned(CsrToDenseSpec(rows, columns, indptr, indices, data, out.spec), out)
+        return Planned(ops.CsrToDenseSpec(rows, columns, indptr, indices, data, out.spec), out)
 
 
 async def spmv(matrix: CsrMatrix, x: Operand, *, out: AccelRef | None = None) -> AccelRef:
@@ -176,12 +169,6 @@ async def spmv(matrix: CsrMatrix, x: Operand, *, out: AccelRef | None = None) ->
 
     Returns:
         The product, of shape (m,).
-
-    Raises:
-        ValueError: Shapes that do not fit, or an `out` that shares memory.
-        TypeError: Dtypes that differ.
-
-    See `Device.ask` for cancellation and the errors that any operation can end with.
     """
     return await device_of("spmv", matrix, x, out).ask(Spmv(matrix, x, out))
 
@@ -202,20 +189,11 @@ async def spmm(
         b: Dense matrix of shape (k, n) and the sparse matrix's dtype.
         alpha: Factor of the product; real unless the matrices are complex.
         beta: Factor of `out`; where it is 0, `out` is only written, whatever it holds.
-        out: Dense matrix of shape (m, n), which is changed; by default a new one.
+        out: Dense matrix of shape (m, n), which is changed; by default a new one, with a `beta` of 0.
         transpose: ``"N"``: op(matrix) is `matrix`; ``"T"``: its transpose; ``"C"``: its conjugate transpose.
 
     Returns:
         The reference `out`, or a new one.
-
-    Raises:
-        ValueError: Shapes that do not fit, an unknown letter, a beta without `out`, or an `out` that shares
-            memory with an operand.
-        TypeError: Dtypes that differ, or a factor that they cannot hold.
-        LibraryError: A structure that was put together by hand and is wrong.
-
-    See `Device.ask` for cancellation and the errors that any operation can end with. If the
-    operation fails on the device, `out` is damaged and its use refused.
     """
     return await device_of("spmm", matrix, b, out).ask(Spmm(matrix, b, alpha, beta, out, transpose))
 
@@ -234,13 +212,6 @@ async def sddmm(matrix: CsrMatrix, a: Operand, b: Operand, *, out: AccelRef | No
 
     Returns:
         The elements of ``a @ b``, in the order of `CsrMatrix.data`.
-
-    Raises:
-        ValueError: Shapes that do not fit, or an `out` that shares memory.
-        TypeError: Dtypes that differ.
-        LibraryError: A structure that was put together by hand and is wrong.
-
-    See `Device.ask` for cancellation and the errors that any operation can end with.
     """
     return await device_of("sddmm", matrix, a, b, out).ask(Sddmm(matrix, a, b, out))
 
@@ -254,11 +225,5 @@ async def to_dense(matrix: CsrMatrix, *, out: AccelRef | None = None) -> AccelRe
 
     Returns:
         The dense matrix.
-
-    Raises:
-        ValueError: An `out` of another shape or dtype, or one that shares memory.
-        LibraryError: A structure that was put together by hand and is wrong.
-
-    See `Device.ask` for cancellation and the errors that any operation can end with.
     """
     return await device_of("to_dense", matrix, out).ask(ToDense(matrix, out))

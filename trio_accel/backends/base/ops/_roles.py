@@ -13,21 +13,9 @@ from ._array import ArraySpec
 from ._peers import Peers
 
 __all__ = [
-    "Access",
-    "Count",
-    "NumberRole",
-    "Role",
-    "StatusArray",
-    "exact",
-    "number",
-    "peers",
-    "reads",
-    "role_of",
-    "scalar",
-    "status",
-    "updates",
-    "writes",
-]
+    "Access", "Count", "NumberRole", "Role", "StatusArray", "exact", "number", "peers", "reads", "role_of",
+    "scalar", "status", "updates", "writes",
+]  # fmt: skip
 
 Access: TypeAlias = Literal["read", "write", "update"]
 """What an operation does with an array: a write overwrites it in full, an update reads and changes it."""

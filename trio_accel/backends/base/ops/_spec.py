@@ -32,15 +32,9 @@ from ._roles import (
 )
 
 __all__ = [
-    "Descriptor",
-    "OperationSpec",
-    "SpecField",
-    "array_key",
-    "arrays_of",
-    "map_arrays",
-    "specification",
+    "Descriptor", "OperationSpec", "SpecField", "array_key", "arrays_of", "map_arrays", "specification",
     "value_key",
-]
+]  # fmt: skip
 
 SpecT = TypeVar("SpecT")
 

@@ -12,22 +12,9 @@ from ._shapes import check_one_dtype, common_shape, product_shape, refuse_shapes
 from ._spec import OperationSpec, specification
 
 __all__ = [
-    "AsumSpec",
-    "AxpySpec",
-    "DotSpec",
-    "GemmSpec",
-    "IamaxSpec",
-    "MatmulSpec",
-    "Nrm2Spec",
-    "RotSpec",
-    "ScalSpec",
-    "Side",
-    "SwapSpec",
-    "SymmSpec",
-    "SyrkSpec",
-    "Transpose",
-    "TriangularSpec",
-]
+    "AsumSpec", "AxpySpec", "DotSpec", "GemmSpec", "IamaxSpec", "MatmulSpec", "Nrm2Spec", "RotSpec",
+    "ScalSpec", "Side", "SwapSpec", "SymmSpec", "SyrkSpec", "Transpose", "TriangularSpec",
+]  # fmt: skip
 
 Transpose = Literal["N", "T", "C"]
 """As it is, transposed, or transposed and conjugated: the BLAS's letters."""

@@ -26,20 +26,9 @@ from ._roles import StatusArray, exact, reads, status, writes
 from ._spec import OperationSpec, specification
 
 __all__ = [
-    "CheckDiagonalSpec",
-    "CholeskySpec",
-    "DetSpec",
-    "EigSpec",
-    "EighSpec",
-    "LuSolveSpec",
-    "LuSpec",
-    "QrSpec",
-    "SolveSpec",
-    "SvdSpec",
-    "Triangle",
-    "complex_of",
-    "real_of",
-]
+    "CheckDiagonalSpec", "CholeskySpec", "DetSpec", "EigSpec", "EighSpec", "LuSolveSpec", "LuSpec",
+    "QrSpec", "SolveSpec", "SvdSpec", "Triangle", "complex_of", "real_of",
+]  # fmt: skip
 
 Triangle = Literal["L", "U"]
 """The lower or the upper triangle, with the diagonal."""

@@ -7,21 +7,10 @@ from functools import partial
 
 import numpy as np
 
-from ...base import DType
+from ...base import DType, ops
 from ...base.checks import INEXACT, LOW_PRECISION, NATIVE, scalar_of
 from ...base.kernels import kernel
-from ...base.ops import (
-    ArraySpec,
-    AsumSpec,
-    AxpySpec,
-    DotSpec,
-    IamaxSpec,
-    Nrm2Spec,
-    RotSpec,
-    ScalSpec,
-    SwapSpec,
-    real_of,
-)
+from ...base.ops import ArraySpec
 from ..kit._checks import check_dtype, check_same_dtype
 from ..kit._pieces import pieces
 from ..runtime._memory import CpuMemory, HostArray
@@ -35,8 +24,8 @@ __all__ = ["asum", "axpy", "dot", "iamax", "nrm2", "rot", "scal", "swap"]
 _SAFE = {DType.float32: 1e-20, DType.float64: 1e-280}
 
 
-@kernel(AxpySpec, backend="cpu")
-def axpy(spec: AxpySpec, memory: CpuMemory) -> Work:
+@kernel(ops.AxpySpec, backend="cpu")
+def axpy(spec: ops.AxpySpec, memory: CpuMemory) -> Work:
     """Prepare ``y = alpha * x + y``."""
     dtype = _dtype("axpy", INEXACT, spec.x, spec.y)
     alpha = np.array(scalar_of("blas", "alpha", spec.alpha, dtype), _compute_dtype(dtype))
@@ -50,8 +39,8 @@ def axpy(spec: AxpySpec, memory: CpuMemory) -> Work:
     return partial(_axpy_pieces, alpha, x, y)
 
 
-@kernel(ScalSpec, backend="cpu")
-def scal(spec: ScalSpec, memory: CpuMemory) -> Work:
+@kernel(ops.ScalSpec, backend="cpu")
+def scal(spec: ops.ScalSpec, memory: CpuMemory) -> Work:
     """Prepare ``x = alpha * x``."""
     dtype = _dtype("scal", INEXACT, spec.x)
     alpha = np.array(scalar_of("blas", "alpha", spec.alpha, dtype), _compute_dtype(dtype))
@@ -61,24 +50,24 @@ def scal(spec: ScalSpec, memory: CpuMemory) -> Work:
     return partial(np.multiply, x, alpha, out=x)
 
 
-@kernel(SwapSpec, backend="cpu")
-def swap(spec: SwapSpec, memory: CpuMemory) -> Work:
+@kernel(ops.SwapSpec, backend="cpu")
+def swap(spec: ops.SwapSpec, memory: CpuMemory) -> Work:
     """Prepare ``x, y = y, x``."""
     check_same_dtype("swap", spec.x, spec.y)
     return partial(_swap_pieces, memory.view(spec.x), memory.view(spec.y))
 
 
-@kernel(RotSpec, backend="cpu")
-def rot(spec: RotSpec, memory: CpuMemory) -> Work:
+@kernel(ops.RotSpec, backend="cpu")
+def rot(spec: ops.RotSpec, memory: CpuMemory) -> Work:
     """Prepare ``x, y = c * x + s * y, c * y - conj(s) * x``."""
     dtype = _dtype("rot", NATIVE, spec.x, spec.y)
-    c = np.array(spec.c.real, real_of(dtype).dtype)
+    c = np.array(spec.c.real, ops.real_of(dtype).dtype)
     s = np.array(scalar_of("blas", "s", spec.s, dtype), dtype.dtype)
     return partial(_rot_pieces, c, s, memory.view(spec.x), memory.view(spec.y))
 
 
-@kernel(DotSpec, backend="cpu")
-def dot(spec: DotSpec, memory: CpuMemory) -> Work:
+@kernel(ops.DotSpec, backend="cpu")
+def dot(spec: ops.DotSpec, memory: CpuMemory) -> Work:
     """Prepare ``out = sum(x * y)``."""
     dtype = _dtype("dot", INEXACT, spec.x, spec.y, spec.out)
     x, y, out = memory.view(spec.x), memory.view(spec.y), memory.view(spec.out)
@@ -87,10 +76,10 @@ def dot(spec: DotSpec, memory: CpuMemory) -> Work:
     return partial(np.dot, x, y, out=out)
 
 
-@kernel(Nrm2Spec, backend="cpu")
-def nrm2(spec: Nrm2Spec, memory: CpuMemory) -> Work:
+@kernel(ops.Nrm2Spec, backend="cpu")
+def nrm2(spec: ops.Nrm2Spec, memory: CpuMemory) -> Work:
     """Prepare ``out = sqrt(sum(abs(x)**2))``."""
-    real = real_of(_dtype("nrm2", INEXACT, spec.x))
+    real = ops.real_of(_dtype("nrm2", INEXACT, spec.x))
     check_dtype(f"nrm2 of {spec.x.dtype} to", spec.out.dtype, (real,))
     x, out = memory.view(spec.x), memory.view(spec.out)
     if spec.x.is_contiguous:
@@ -98,16 +87,16 @@ def nrm2(spec: Nrm2Spec, memory: CpuMemory) -> Work:
     return partial(_nrm2, x, out, _SAFE.get(real))
 
 
-@kernel(AsumSpec, backend="cpu")
-def asum(spec: AsumSpec, memory: CpuMemory) -> Work:
+@kernel(ops.AsumSpec, backend="cpu")
+def asum(spec: ops.AsumSpec, memory: CpuMemory) -> Work:
     """Prepare ``out = sum(abs(x.real) + abs(x.imag))``."""
-    real = real_of(_dtype("asum", NATIVE, spec.x))
+    real = ops.real_of(_dtype("asum", NATIVE, spec.x))
     check_dtype(f"asum of {spec.x.dtype} to", spec.out.dtype, (real,))
     return partial(_asum_pieces, memory.view(spec.x), memory.view(spec.out))
 
 
-@kernel(IamaxSpec, backend="cpu")
-def iamax(spec: IamaxSpec, memory: CpuMemory) -> Work:
+@kernel(ops.IamaxSpec, backend="cpu")
+def iamax(spec: ops.IamaxSpec, memory: CpuMemory) -> Work:
     """Prepare ``out = argmax(abs(x.real) + abs(x.imag))``."""
     _dtype("iamax", NATIVE, spec.x)
     return partial(_iamax_pieces, memory.view(spec.x), memory.view(spec.out))

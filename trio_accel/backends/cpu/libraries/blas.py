@@ -6,18 +6,11 @@ from functools import partial
 
 import numpy as np
 
-from ...base import DType
+from ...base import DType, ops
 from ...base.blas import plan_routine
 from ...base.checks import INEXACT, LOW_PRECISION, NATIVE, scalar_of
 from ...base.kernels import kernel
-from ...base.ops import (
-    GemmSpec,
-    MatmulSpec,
-    SymmSpec,
-    SyrkSpec,
-    Transpose,
-    TriangularSpec,
-)
+from ...base.ops import Transpose
 from ..kit._checks import check_dtype, check_same_dtype
 from ..kit._pieces import convert, to_float32
 from ..runtime._memory import CpuMemory, HostArray
@@ -30,8 +23,8 @@ __all__ = ["asum", "axpy", "by_blas", "dot", "gemm", "iamax", "matmul", "nrm2", 
 _INTEGERS = tuple(dtype for dtype in DType if dtype.kind in ("int", "uint"))
 
 
-@kernel(MatmulSpec, backend="cpu")
-def matmul(spec: MatmulSpec, memory: CpuMemory) -> Work:
+@kernel(ops.MatmulSpec, backend="cpu")
+def matmul(spec: ops.MatmulSpec, memory: CpuMemory) -> Work:
     """Prepare a product by `numpy.matmul`; integers wrap around as they do there."""
     dtype = check_same_dtype("matmul", spec.a, spec.b, spec.out)
     check_dtype("matmul", dtype, (*INEXACT, *_INTEGERS))
@@ -46,8 +39,8 @@ def _matmul_float32(a: HostArray, b: HostArray, out: HostArray) -> None:
     convert(np.matmul(to_float32(a), to_float32(b)), out)
 
 
-@kernel(GemmSpec, backend="cpu")
-def gemm(spec: GemmSpec, memory: CpuMemory) -> Work:
+@kernel(ops.GemmSpec, backend="cpu")
+def gemm(spec: ops.GemmSpec, memory: CpuMemory) -> Work:
     """Prepare a product with factors, by BLAS where the type has one."""
     dtype = check_same_dtype("gemm", spec.a, spec.b, spec.c)
     check_dtype("gemm", dtype, INEXACT)
@@ -61,10 +54,10 @@ def gemm(spec: GemmSpec, memory: CpuMemory) -> Work:
     return partial(_gemm_plain, alpha, a, b, beta, c, spec.transpose_a, spec.transpose_b)
 
 
-@kernel(SymmSpec, backend="cpu")
-@kernel(SyrkSpec, backend="cpu")
-@kernel(TriangularSpec, backend="cpu")
-def by_blas(spec: SymmSpec | SyrkSpec | TriangularSpec, memory: CpuMemory) -> Work:
+@kernel(ops.SymmSpec, backend="cpu")
+@kernel(ops.SyrkSpec, backend="cpu")
+@kernel(ops.TriangularSpec, backend="cpu")
+def by_blas(spec: ops.SymmSpec | ops.SyrkSpec | ops.TriangularSpec, memory: CpuMemory) -> Work:
     """Prepare an operation on matrices that only BLAS has."""
     name = type(spec).__name__.removesuffix("Spec").lower()
     dtype = check_same_dtype(name, *spec.inputs(), *spec.outputs())
@@ -76,7 +69,7 @@ _PLANS: dict[tuple[object, ...], Blas] = {}
 _MOST_PLANS = 1024
 
 
-def _planned(spec: GemmSpec | SymmSpec | SyrkSpec | TriangularSpec, dtype: DType) -> Blas:
+def _planned(spec: ops.GemmSpec | ops.SymmSpec | ops.SyrkSpec | ops.TriangularSpec, dtype: DType) -> Blas:
     """What operations of one plan key have in common."""
     key = spec.descriptor().plan_key(spec)
     found = _PLANS.get(key)

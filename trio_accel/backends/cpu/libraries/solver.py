@@ -13,24 +13,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ...base import DType
+from ...base import DType, ops
 from ...base.checks import NATIVE
 from ...base.kernels import kernel
-from ...base.ops import (
-    ArraySpec,
-    CheckDiagonalSpec,
-    CholeskySpec,
-    DetSpec,
-    EighSpec,
-    EigSpec,
-    LuSolveSpec,
-    LuSpec,
-    OperationSpec,
-    QrSpec,
-    SolveSpec,
-    StatusArray,
-    SvdSpec,
-)
+from ...base.ops import ArraySpec, OperationSpec, StatusArray
 from ..kit._checks import check_dtype
 from ..runtime._memory import CpuMemory, HostArray
 from ..runtime._stream import Work
@@ -73,8 +59,8 @@ def _solver(
     return declare
 
 
-@_solver(CholeskySpec, "a", "out")
-def cholesky(spec: CholeskySpec, lapack: Lapack, a: HostArray, out: HostArray) -> None:
+@_solver(ops.CholeskySpec, "a", "out")
+def cholesky(spec: ops.CholeskySpec, lapack: Lapack, a: HostArray, out: HostArray) -> None:
     """Triangular factors in place, of the triangle on the other side."""
     n = a.shape[-1]
     np.copyto(out, a)
@@ -88,8 +74,8 @@ def cholesky(spec: CholeskySpec, lapack: Lapack, a: HostArray, out: HostArray) -
     spec.info[lost] = is_bad[lost].argmax(1) + 1
 
 
-@_solver(LuSpec, "a", "lu", "piv")
-def lu(spec: LuSpec, lapack: Lapack, a: HostArray, lu: HostArray, piv: HostArray) -> None:
+@_solver(ops.LuSpec, "a", "lu", "piv")
+def lu(spec: ops.LuSpec, lapack: Lapack, a: HostArray, lu: HostArray, piv: HostArray) -> None:
     """Triangular factors of a copy."""
     if a.size:
         np.copyto(lu, _factored(lapack, a, piv, spec.info).swapaxes(-1, -2))
@@ -104,8 +90,8 @@ def _factored(lapack: Lapack, a: HostArray, piv: HostArray, info: StatusArray) -
     return packed
 
 
-@_solver(DetSpec, "a", "det", "sign", "logabsdet")
-def det(spec: DetSpec, lapack: Lapack, a: HostArray, *wanted: HostArray | None) -> None:
+@_solver(ops.DetSpec, "a", "det", "sign", "logabsdet")
+def det(spec: ops.DetSpec, lapack: Lapack, a: HostArray, *wanted: HostArray | None) -> None:
     """Determinants, of the diagonal of U and the number of row exchanges."""
     n, info = a.shape[-1], np.zeros(math.prod(a.shape[:-2]), np.int32)
     piv = np.empty(a.shape[:-1], np.int32)
@@ -127,8 +113,8 @@ def det(spec: DetSpec, lapack: Lapack, a: HostArray, *wanted: HostArray | None) 
                 np.copyto(out, result, casting="same_kind")
 
 
-@_solver(SolveSpec, "a", "b", "out")
-def solve(spec: SolveSpec, lapack: Lapack, a: HostArray, b: HostArray | None, out: HostArray) -> None:
+@_solver(ops.SolveSpec, "a", "b", "out")
+def solve(spec: ops.SolveSpec, lapack: Lapack, a: HostArray, b: HostArray | None, out: HostArray) -> None:
     """Solutions; a matrix that serves several right-hand sides is factored once."""
     if not a.size:
         return
@@ -147,9 +133,9 @@ def solve(spec: SolveSpec, lapack: Lapack, a: HostArray, b: HostArray | None, ou
     np.copyto(out, x.swapaxes(-1, -2))
 
 
-@_solver(LuSolveSpec, "lu", "piv", "b", "out")
+@_solver(ops.LuSolveSpec, "lu", "piv", "b", "out")
 def lu_solve(
-    spec: LuSolveSpec, _: Lapack, lu: HostArray, piv: HostArray, b: HostArray, out: HostArray
+    spec: ops.LuSolveSpec, _: Lapack, lu: HostArray, piv: HostArray, b: HostArray, out: HostArray
 ) -> None:
     """Solutions by factors that are there."""
     is_no_row = ((piv < 0) | (piv >= lu.shape[-1])).reshape(len(spec.info), lu.shape[-1])
@@ -177,16 +163,16 @@ def _packed(matrices: HostArray) -> HostArray:
     return np.array(matrices.swapaxes(-1, -2), order="C")
 
 
-@_solver(CheckDiagonalSpec, "a")
-def check_diagonal(spec: CheckDiagonalSpec, _: Lapack, a: HostArray) -> None:
+@_solver(ops.CheckDiagonalSpec, "a")
+def check_diagonal(spec: ops.CheckDiagonalSpec, _: Lapack, a: HostArray) -> None:
     """Where the diagonals have a zero."""
     if a.size:
         is_zero = (np.diagonal(a, axis1=-2, axis2=-1) == 0).reshape(len(spec.info), -1)
         spec.info[:] = np.where(is_zero.any(1), is_zero.argmax(1) + 1, 0)
 
 
-@_solver(QrSpec, "a", "q", "r", workspace=lambda m, n: 64 * max(m, n))
-def qr(spec: QrSpec, lapack: Lapack, a: HostArray, q: HostArray | None, r: HostArray) -> None:
+@_solver(ops.QrSpec, "a", "q", "r", workspace=lambda m, n: 64 * max(m, n))
+def qr(spec: ops.QrSpec, lapack: Lapack, a: HostArray, q: HostArray | None, r: HostArray) -> None:
     """Factors of the transpose, which is L @ Q: then r is the transpose of L, and q that of Q."""
     *stack, m, n = a.shape
     k = min(m, n)
@@ -207,9 +193,9 @@ def qr(spec: QrSpec, lapack: Lapack, a: HostArray, q: HostArray | None, r: HostA
         lapack.with_workspace(make, columns, m, k, each(q), columns, each(tau, 1), info)
 
 
-@_solver(SvdSpec, "a", "u", "s", "vh", workspace=lambda m, n: 4 * min(m, n) ** 2 + 64 * (m + n))
+@_solver(ops.SvdSpec, "a", "u", "s", "vh", workspace=lambda m, n: 4 * min(m, n) ** 2 + 64 * (m + n))
 def svd(
-    spec: SvdSpec, lapack: Lapack, a: HostArray, u: HostArray | None, s: HostArray, vh: HostArray | None
+    spec: ops.SvdSpec, lapack: Lapack, a: HostArray, u: HostArray | None, s: HostArray, vh: HostArray | None
 ) -> None:
     """Values and vectors of the transpose: vh holds its left vectors, and u its right ones."""
     m, n = a.shape[-2:]
@@ -235,9 +221,9 @@ def svd(
 _NONE = np.empty(1)
 
 
-@_solver(EighSpec, "a", "w", "v", "b", workspace=lambda _, n: 2 * n * n + 64 * n)
+@_solver(ops.EighSpec, "a", "w", "v", "b", workspace=lambda _, n: 2 * n * n + 64 * n)
 def eigh(
-    spec: EighSpec, lapack: Lapack, a: HostArray, w: HostArray, v: HostArray | None, b: HostArray | None
+    spec: ops.EighSpec, lapack: Lapack, a: HostArray, w: HostArray, v: HostArray | None, b: HostArray | None
 ) -> None:
     """Eigenvalues, and eigenvectors if wanted, of a copy."""
     n = a.shape[-1]
@@ -261,8 +247,8 @@ def eigh(
         np.copyto(v, packed.swapaxes(-1, -2))
 
 
-@_solver(EigSpec, "a", "w", "v", workspace=lambda _, n: 512 * n)
-def eig(spec: EigSpec, lapack: Lapack, a: HostArray, w: HostArray, v: HostArray | None) -> None:
+@_solver(ops.EigSpec, "a", "w", "v", workspace=lambda _, n: 512 * n)
+def eig(spec: ops.EigSpec, lapack: Lapack, a: HostArray, w: HostArray, v: HostArray | None) -> None:
     """Eigenvalues, and right eigenvectors if wanted, of a copy; real matrices have pairs of them."""
     n = a.shape[-1]
     if not _is_finite(a, spec.info) or not a.size:

@@ -8,20 +8,11 @@ from typing import Any, TypeAlias
 
 import attrs
 
+from ...base import ops
 from ...base.blas import Factor, Matrix, Plan, Routine, plan_routine
 from ...base.checks import NATIVE
 from ...base.kernels import kernel
-from ...base.ops import (
-    ArraySpec,
-    AsumSpec,
-    IamaxSpec,
-    OperationSpec,
-    RotSpec,
-    SymmSpec,
-    SyrkSpec,
-    TriangularSpec,
-    contiguous_strides,
-)
+from ...base.ops import ArraySpec, OperationSpec
 from ..kit._call import Call
 from ..kit._checks import check_dtype, check_same_dtype, factor_of
 from ..kit._device import LibraryDevice
@@ -31,7 +22,8 @@ from ._vectors import VectorLibrary
 
 __all__ = ["RoutineLibrary"]
 
-_Matrices: TypeAlias = SymmSpec | SyrkSpec | TriangularSpec
+_Matrices: TypeAlias = ops.SymmSpec | ops.SyrkSpec | ops.TriangularSpec
+_MATRICES = (ops.SymmSpec, ops.SyrkSpec, ops.TriangularSpec)
 # Larger arrays need no more kernels than those of this size.
 _LARGE = 512
 
@@ -48,15 +40,15 @@ class RoutineLibrary(VectorLibrary):
         check_dtype(name, check_same_dtype(name, *spec.inputs(), *spec.outputs()), NATIVE)
         return plan_routine(spec)
 
-    @kernel(SymmSpec, backend="cuda", plan=_plan_matrices, is_quick=True)
-    @kernel(SyrkSpec, backend="cuda", plan=_plan_matrices, is_quick=True)
-    @kernel(TriangularSpec, backend="cuda", plan=_plan_matrices, is_quick=True)
+    @kernel(ops.SymmSpec, backend="cuda", plan=_plan_matrices, is_quick=True)
+    @kernel(ops.SyrkSpec, backend="cuda", plan=_plan_matrices, is_quick=True)
+    @kernel(ops.TriangularSpec, backend="cuda", plan=_plan_matrices, is_quick=True)
     def _matrices(self, spec: _Matrices, call: Call) -> None:
         plan: Plan = call.plan
         routine = plan.routine_for(spec)
         if routine is None:
             return
-        if isinstance(spec, TriangularSpec) and spec.b != spec.out:
+        if isinstance(spec, ops.TriangularSpec) and spec.b != spec.out:
             call.convert(broadcast(call.array(spec.b), spec.out.shape), call.array(spec.out))
         arrays = {field: call.array(getattr(spec, field)) for field in plan.steps}
         copies = {field: call.copy_of(arrays[field], order) for field, order in plan.copies.items()}
@@ -81,13 +73,13 @@ class RoutineLibrary(VectorLibrary):
 
     def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
         """Try a routine out before it is enqueued for the first time: it waits for the device then."""
-        if not isinstance(spec, (AsumSpec, IamaxSpec, RotSpec, SymmSpec, SyrkSpec, TriangularSpec)):
+        if not isinstance(spec, (*_MATRICES, ops.AsumSpec, ops.IamaxSpec, ops.RotSpec)):
             return None
         dtype = spec.inputs()[0].dtype
         if self._find_plan(spec) is not None or dtype not in NATIVE:
             return None
         key: tuple[object, ...] = type(spec), dtype
-        if isinstance(spec, (SymmSpec, SyrkSpec, TriangularSpec)):
+        if isinstance(spec, _MATRICES):
             spec = _small(spec)
             key = spec.descriptor().plan_key(spec)
         return None if key in self._tried else partial(self._in_context, self._try_out, spec, key)
@@ -99,7 +91,7 @@ class RoutineLibrary(VectorLibrary):
         kind, room = KINDS[spec.inputs()[0].dtype], 16 * _LARGE**2
         with self._blas.scratch(len(arrays) * room) as (_, place):
             addresses = {field: place + number * room for number, field in enumerate(arrays)}
-            if isinstance(spec, (SymmSpec, SyrkSpec, TriangularSpec)):
+            if isinstance(spec, _MATRICES):
                 plan = plan_routine(spec)
                 for routine in (plan.routine, plan.plain):
                     if routine is not None:
@@ -120,5 +112,5 @@ def _small(spec: Any) -> Any:
 def _small_array(array: ArraySpec) -> ArraySpec:
     rows, columns = (min(1 << max(extent - 1, 0).bit_length(), _LARGE) for extent in array.shape[-2:])
     size, is_by_rows = array.dtype.itemsize, array.strides[-2] >= array.strides[-1]
-    strides = contiguous_strides((rows, columns), size) if is_by_rows else (size, rows * size)
+    strides = ops.contiguous_strides((rows, columns), size) if is_by_rows else (size, rows * size)
     return ArraySpec(0, 0, array.dtype, (rows, columns), strides)
