@@ -12,9 +12,20 @@ import driver
 import pytest
 from chosen import BACKEND
 from processes import until
-from recovery_load import AT_ONCE, IN_FLIGHT, MANY, Base, Load, Times, play, wait_death, wait_loss
+from recovery_load import (
+    AT_ONCE,
+    IN_FLIGHT,
+    MANY,
+    TRIGGER,
+    Base,
+    Load,
+    Times,
+    play,
+    wait_death,
+    wait_loss,
+)
 from scale import IS_SMALL, ROUNDS, scaled
-from test_recovery_rounds import TRIGGER, hang, kill
+from test_recovery_rounds import hang, kill
 from witnesses import MIB, Witnesses, sizes_from_to
 
 import trio_accel as ta

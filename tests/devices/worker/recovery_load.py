@@ -32,6 +32,8 @@ BLAS = "trio_accel.linalg:BlasActor"
 FFT = "trio_accel.fft:FftActor"
 MEMORY = "trio_accel.devices:MemoryActor"
 
+TRIGGER = ta.random.Bits(1, 0, (4,))
+
 # What each library has begun with when the worker dies.
 BEGUN = {BLAS: 20, MEMORY: 20, FFT: 12}
 
@@ -145,6 +147,8 @@ class Base:
             ta.linalg.Dot(refs["ones"], refs["ones"]),
             ta.linalg.Matmul(refs["a"], refs["b"]),
             ta.fft.Fft(refs["signal"]),
+            # Triggers the fault, on a stream of its own.
+            TRIGGER,
         ):
             await device.ask(operation)
         await device.ask(ta.fft.Fft(await device.ask(ta.linalg.Matmul(refs["left"], refs["right"]))))
@@ -202,7 +206,7 @@ class Load:
         with trio.fail_after(10):
             while True:
                 queues = (await self.device.statistics()).queues
-                if {name: queue.in_flight for name, queue in queues.items()} == BEGUN:
+                if {name: queue.in_flight for name, queue in queues.items() if queue.in_flight} == BEGUN:
                     return
                 await trio.sleep(0.001)
 

@@ -14,7 +14,7 @@ import pytest
 import trio
 from chosen import BACKEND
 from processes import until
-from recovery_load import AT_ONCE, IN_FLIGHT, MANY, Base, Load, Times, play
+from recovery_load import AT_ONCE, IN_FLIGHT, MANY, TRIGGER, Base, Load, Times, play
 
 import trio_accel as ta
 from trio_accel.backends.cpu import CpuBackend
@@ -24,7 +24,6 @@ ROUNDS = 20 if "TRIO_ACCEL_SOAK" in os.environ else 6
 BARE_IMPORTS = 0.33
 """Seconds, on 2 quiet cores of an AMD EPYC."""
 MIB = 1 << 20
-TRIGGER = ta.random.Bits(1, 0, (4,))
 
 
 async def kill(load: Load) -> None:
