@@ -104,6 +104,9 @@ class KeptLink(LauncherLink):
             left.workers.add(number)
             packages = {name.partition(".")[0] for name in detail.get("preload", ())}
             left.is_as_before &= packages <= _INSTALLED
+        elif kind == "import":
+            # A child may still be trying it, and it may be a module of the test.
+            left.is_as_before = False
         elif kind == "keep":
             left.chunks.add(number)
         elif kind == "forget":

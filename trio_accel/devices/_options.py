@@ -48,6 +48,18 @@ def _paths(
         )
 
 
+def _modules(
+    instance: DeviceOptions, attribute: attrs.Attribute[tuple[str, ...]], value: tuple[str, ...]
+) -> None:
+    if not isinstance(value, tuple) or not all(isinstance(name, str) for name in value):
+        raise TypeError(f"DeviceOptions: preload must be a tuple of names of modules, got {value!r}")
+    for name in value:
+        if name == "__main__" or not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError(
+                f"DeviceOptions: preload: {name!r} is no name of a module that another process can import"
+            )
+
+
 def _seconds(instance: DeviceOptions, attribute: attrs.Attribute[float], value: float) -> None:
     if not isinstance(value, (int, float)) or not value >= 0:
         raise ValueError(f"DeviceOptions: {attribute.name} must be seconds of at least 0, got {value!r}")
@@ -148,6 +160,10 @@ class DeviceOptions:
         memory_limit: The most bytes that arrays on the device may take; None for what there is.
         libraries: Import paths ``"package.module:Class"`` of library actors that are to be ready with the
             context; others are opened on first use.
+        preload: Modules that the launcher of the workers imports before the first of them, such as
+            ``("torch", "encoder")``, so that every worker begins with them. Each is tried in a process of its
+            own first. One that a fork could not use, or that cannot be imported, is left to the workers, with
+            a warning in the logs. None inline.
     """
 
     isolation: Isolation | None = attrs.field(default=None, validator=_isolation)
@@ -164,3 +180,4 @@ class DeviceOptions:
     heartbeat_timeout: float = attrs.field(default=15.0, validator=_above_zero)
     memory_limit: int | None = attrs.field(default=None, validator=attrs.validators.optional(_positive))
     libraries: tuple[str, ...] = attrs.field(default=(), validator=_paths)
+    preload: tuple[str, ...] = attrs.field(default=(), validator=_modules)

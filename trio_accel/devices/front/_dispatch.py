@@ -69,5 +69,8 @@ class Dispatch(Protocol):
         """See `Device.statistics`."""
         ...
 
+    def import_ahead(self, module: str) -> None:
+        """Have contexts to come find a module of the program imported, where they are in other processes."""
+
     def poison(self, reason: str) -> None:
         """See `trio_accel.testing.poison`."""

@@ -202,13 +202,23 @@ def _check_isolation(info: DeviceInfo, options: DeviceOptions) -> None:
             device=info.name,
             backend=info.backend,
         )
-    if options.spares and (options.isolation or info.isolations[0]) == "inline":
-        raise NotSupportedError(
-            f"spares={options.spares}: spares are worker processes, and the context of {info.name} is in "
-            "this process; open it with isolation='process', or with spares=0",
-            device=info.name,
-            backend=info.backend,
-        )
+    if (options.isolation or info.isolations[0]) == "inline":
+        _check_inline(info, options)
+
+
+def _check_inline(info: DeviceInfo, options: DeviceOptions) -> None:
+    """Refuse what belongs to worker processes."""
+    for given, is_given, what, none in (
+        (f"spares={options.spares}", options.spares, "spares are worker processes", "spares=0"),
+        (f"preload={options.preload!r}", options.preload, "it is for worker processes", "preload=()"),
+    ):
+        if is_given:
+            raise NotSupportedError(
+                f"{given}: {what}, and the context of {info.name} is in this process; open it with "
+                f"isolation='process', or with {none}",
+                device=info.name,
+                backend=info.backend,
+            )
 
 
 def _free_name(system: System, info: DeviceInfo) -> str:

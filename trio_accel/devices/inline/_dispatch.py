@@ -337,6 +337,9 @@ class InlineDispatch:
             losses=self._device.losses.count,
         )
 
+    def import_ahead(self, module: str) -> None:
+        """Nothing to do: contexts to come are in this process, too."""
+
     def poison(self, reason: str) -> None:
         """See `trio_accel.testing.poison`."""
         self._engine().device.poison(reason)

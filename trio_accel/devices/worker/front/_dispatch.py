@@ -309,6 +309,10 @@ class WorkerDispatch:
         statistics: DeviceStatistics = await self._calls.ask("count")
         return statistics
 
+    def import_ahead(self, module: str) -> None:
+        """Have the launcher import a module of the program, for the workers that start from then on."""
+        self._pool.import_ahead(module)
+
     def poison(self, reason: str) -> None:
         """See `trio_accel.testing.poison`."""
         self._sender.serving().send(("poison", reason), now=True)

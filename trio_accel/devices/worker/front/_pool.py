@@ -94,9 +94,9 @@ class WorkerPool:
         self._device = device.name
         self._is_exclusive = device.info.is_exclusive
         self._path = device.path
-        modules = device.backend.preload
-        self._preload = (*modules, _PROGRAM) if modules else ()
         self._options = options = device.options
+        modules = device.backend.preload
+        self._preload = (*modules, _PROGRAM) if modules or options.preload else ()
         # Large results come by value only where nothing else is possible.
         is_by_value = isinstance(options.completion, SyncCompletion)
         self._limit = _MOST_BY_VALUE if is_by_value else _LARGEST_ANSWER
@@ -199,6 +199,11 @@ class WorkerPool:
         for link in self._spares:
             link.send(("prepare", library))
 
+    def import_ahead(self, module: str) -> None:
+        """Have the workers that start from then on begin with a module of the program imported."""
+        if self._preload:
+            self._nursery.start_soon(self._launcher.import_ahead, (module,), self._preload)
+
     def share(self, chunk: Chunk, maker: WorkerLink) -> None:
         """Have all workers but its maker map a chunk."""
         for link in self._links:
@@ -270,6 +275,8 @@ class WorkerPool:
             pause = min(2 * pause, _LONGEST_SHORTAGE_PAUSE)
 
     async def _start(self) -> WorkerLink:
+        if self._options.preload:
+            await self._launcher.import_ahead(self._options.preload, self._preload)
         page = SharedPage.create()
         try:
             ours, theirs = socket.socketpair()

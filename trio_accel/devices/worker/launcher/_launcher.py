@@ -27,9 +27,9 @@ from ....actors import (
     handles,
 )
 from ....backends.base import AccelError, NotSupportedError
-from ....backends.base.search_path import search_path
 from ...base._shortage import lost_descriptors
-from ._link import EndOfLink, LauncherError, LauncherLink, Report, check_interpreter, describe_exit
+from ._ahead import ImportsAhead
+from ._link import EndOfLink, LauncherError, LauncherLink, Report, describe_exit
 from ._program import interpreter_options
 from ._worker import WorkerProcess
 
@@ -115,6 +115,8 @@ class LauncherActor(Actor):
                 context.show_process(link.pid)
                 for order in self._front.attach(link):
                     self._accept(order)
+                # Behind the workers that wait: those import for themselves meanwhile.
+                self._front.ahead.begin(link)
                 yield
                 nursery.cancel_scope.cancel(reason="the launcher ends")
         finally:
@@ -142,21 +144,16 @@ class LauncherActor(Actor):
             self._link.ask()
 
     def _is_asked(self) -> bool:
-        return bool(self._orders) or any(worker.is_asked_for for worker in self._workers.values())
+        return (
+            bool(self._orders)
+            or self._front.ahead.is_pending
+            or any(worker.is_asked_for for worker in self._workers.values())
+        )
 
     def _send(self, number: int, message: StartWorker) -> None:
-        order: dict[str, object] = {
-            "arguments": [check_interpreter(), *interpreter_options(), *message.arguments],
-            "environment": self._link.environment_changes(),
-            "descriptors": 1 + len(message.descriptors),
-        }
-        if message.preload and self._front.preloads:
-            order.update(preload=message.preload, path=search_path())
-        directory = os.open(".", os.O_PATH | os.O_DIRECTORY)
-        try:
-            self._link.send("start", number, order, (directory, *message.descriptors))
-        finally:
-            os.close(directory)
+        preload = message.preload if self._front.preloads else ()
+        arguments = (*interpreter_options(), *message.arguments)
+        self._link.order("start", number, arguments, message.descriptors, preload=preload)
 
     @enable_ki_protection
     async def _read(self) -> None:
@@ -178,7 +175,10 @@ class LauncherActor(Actor):
         if report.kind == "fresh":
             self._begin_fresh(number, str(detail))
             return
-        if report.kind in ("importing", "pong"):
+        if report.kind == "pong" or (report.kind == "importing" and not detail):
+            return
+        if report.kind in ("importing", "imported", "unimported"):
+            self._front.ahead.take(report)
             return
         assert isinstance(detail, int)
         if report.kind == "started":
@@ -225,6 +225,7 @@ class LauncherActor(Actor):
             reply.fail(error)
 
     async def _end_all(self, how: str) -> None:
+        self._front.ahead.end(how)
         for number in tuple(self._orders):
             order = self._orders[number]
             if order.is_again or order.reply.is_cancelled:
@@ -248,10 +249,12 @@ class Launcher:
 
     Attributes:
         preloads: Whether it imports modules ahead: not once a launcher process has died meanwhile.
+        ahead: What it imports ahead for programs.
     """
 
     def __init__(self) -> None:
         self.preloads: bool = True
+        self.ahead: ImportsAhead = ImportsAhead()
         self._supervisor: Ref[LauncherSupervisor] | None = None
         self._ref: Ref[LauncherActor] | None = None
         self._link: LauncherLink | None = None
@@ -288,6 +291,26 @@ class Launcher:
             finally:
                 self._asking.discard(scope)
         raise LauncherError(f"a worker process was not started: {self._refusal}") from self._refusal
+
+    async def import_ahead(self, modules: Iterable[str], preload: Iterable[str]) -> None:
+        """Have modules imported for all workers that start from then on; each is tried in a child first.
+
+        What cannot be imported, or what no fork could use then, is told by a warning of the logs. Each
+        launcher process that takes over imports them again. A cancelled caller leaves that as it is.
+
+        Args:
+            modules: Their names; they are found by the `sys.path` of this program.
+            preload: What is imported before them, as in `StartWorker`.
+        """
+        before = tuple(preload)
+        over = [self.ahead.want(module, before) for module in modules]
+        with trio.CancelScope() as scope:
+            self._asking.add(scope)
+            try:
+                for each in over:
+                    await each.wait()
+            finally:
+                self._asking.discard(scope)
 
     def refuse(self, error: Exception) -> None:
         """Refuse what is ordered now, as no launcher starts; for the actor."""

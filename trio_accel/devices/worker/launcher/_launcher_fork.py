@@ -83,6 +83,24 @@ class Forks:
             why = "an imported module has started a thread"
         return why or self._is_open
 
+    def add(self, module: str, path: list[str], environment: Mapping[str, str], directory: int) -> str | None:
+        """Import a module of the application; the arguments are those of `prepare`.
+
+        Returns:
+            Why forks of this process are not what they should be; None if they are.
+        """
+        before = dict(self._changes)
+        self._import([module], path, environment, directory)
+        if module in self._failed:
+            return self._failed[module]
+        if _threads() > 1:
+            return "its import has started a thread"
+        changed = [name for name, value in self._changes.items() if before.get(name, "") != value]
+        for name in sorted(changed):
+            if name.startswith((*_OF_THE_SYSTEM, *_OF_LIBRARIES)):
+                return f"its import changes {name}, which has been read by then"
+        return None
+
     def run(
         self, arguments: Sequence[str], environment: Mapping[str, str], path: list[str], free: int
     ) -> NoReturn:

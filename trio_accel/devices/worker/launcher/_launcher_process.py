@@ -12,7 +12,8 @@ adopts those that the worker leaves when it dies. They are killed before the end
 and before the next one starts, as they may hold what was the worker's: sockets, memory, files of the driver.
 
 A worker is a fresh interpreter, unless its order names modules to be imported ahead: those the launcher
-imports once, and the worker is a fork of it. See `_launcher_fork.py`.
+imports once, and the worker is a fork of it. See `_launcher_fork.py`. Modules of the application itself are
+imported ahead by orders of their own, that start no worker: see `_launcher_trial.py`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, cast
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from trio_accel.devices.worker.launcher._launcher_fork import Forks
+    from trio_accel.devices.worker.launcher._launcher_trial import Trials
 
 _PACKET = 1 << 16  # what the application limits its packets to
 _STRING = 1 << 17  # the kernel's own limit for one string of an environment, with the zero at its end
@@ -48,6 +52,7 @@ _SET_PDEATHSIG = 1
 _SET_CHILD_SUBREAPER = 36
 _SELF = "/proc/self/task"
 _FORKS = Path(__file__).with_name("_launcher_fork.py")
+_TRIAL = Path(__file__).with_name("_launcher_trial.py")
 
 _prctl = ctypes.CDLL(None).prctl
 _prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
@@ -66,6 +71,7 @@ class Launcher:
         self._workers: dict[int, tuple[int, int]] = {}
         self._chunks: dict[int, int] = {}
         self._forks: Forks | None = None
+        self._trials: Trials | None = None
         self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._is_wanted = True
         self._ends_in_order = False
@@ -75,13 +81,16 @@ class Launcher:
         self._report("ready", 0, os.getpid())
         while self._is_wanted:
             # Deaths first: the next worker is to find nothing of those before it.
-            for descriptor, events in sorted(self._poll.poll(), key=self._is_other):
+            patience = None if self._trials is None else self._trials.patience()
+            for descriptor, events in sorted(self._poll.poll(patience), key=self._is_other):
                 if descriptor == self._application:
                     self._is_wanted = False
                 elif descriptor == self._control.fileno():
                     self._talk(events)
                 else:
                     self._reap(descriptor)
+            if self._trials is not None:
+                self._trials.look()
         self._end_workers()
         if not self._ends_in_order and _is_dead(self._application, _UNWIND):
             # A child that the application forked may hold the memory for as long as it lives.
@@ -112,6 +121,8 @@ class Launcher:
                 self._report("pong", number, 0)
             case "start":
                 self._start(number, detail, descriptors)
+            case "import":
+                self._import_ahead(number, detail, descriptors)
             case "kill":
                 self._kill(number)
             case "keep" if descriptors:
@@ -128,7 +139,7 @@ class Launcher:
         started: tuple[int, int] | OSError
         try:
             order = _read_order(detail, descriptors)
-            started = _spawn(self._program(number, order, descriptors[0]), descriptors)
+            started = self._begin(number, self._program(number, order, descriptors[0]), descriptors)
         except OSError as error:
             started = error
         # Before the report: its reader may rely on no other process holding them.
@@ -136,11 +147,33 @@ class Launcher:
             os.close(descriptor)
         if isinstance(started, OSError):
             self._report("failed", number, str(started))
-            return
-        worker, pid = started
+        else:
+            worker, pid = started
+            self._report("started", number, pid, worker)
+
+    def _begin(
+        self, number: int, program: Callable[[int], object], descriptors: Sequence[int]
+    ) -> tuple[int, int]:
+        """Start a child, and look after it; the arguments are those of `_spawn`, which may fail."""
+        worker, pid = _spawn(program, descriptors)
         self._workers[worker] = (number, pid)
         self._poll.register(worker, select.POLLIN)
-        self._report("started", number, pid, worker)
+        return worker, pid
+
+    def _import_ahead(self, number: int, detail: object, descriptors: list[int]) -> None:
+        """Import a module of the application: this process, when a child has shown that it may."""
+        try:
+            order = _read_order(detail, descriptors)
+        except OSError as error:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            self._report("unimported", number, str(error))
+            return
+        if self._trials is None:
+            self._forks = self._forks or _load_forks()
+            trials = cast("type[Trials]", _load(_TRIAL).Trials)
+            self._trials = trials(self._forks, self._begin, self._report)
+        self._trials.add(number, order, _environment_of(order), descriptors[0])
 
     def _program(self, number: int, order: Mapping[str, object], directory: int) -> Callable[[int], object]:
         """What a worker does when all is in its place; with modules to be imported ahead, import them now.
@@ -149,7 +182,7 @@ class Launcher:
         meets right after, and the ends of other workers. It dies of SIGALRM if it takes far too long.
         """
         arguments = cast("list[str]", order["arguments"])
-        environment = _environment(cast("dict[str, str | None]", order["environment"]))
+        environment = _environment_of(order)
         modules = cast("list[str]", order.get("preload", []))
         path = cast("list[str]", order.get("path", []))
         if modules:
@@ -174,7 +207,8 @@ class Launcher:
         os.close(worker)
         _, status = os.waitpid(pid, 0)
         self._end_orphans()
-        self._report("exited", number, status)
+        if self._trials is None or not self._trials.ended(pid, status):
+            self._report("exited", number, status)
 
     def _end_orphans(self) -> None:
         """Kill what dead workers have left; the death of each may make more."""
@@ -283,15 +317,19 @@ def _is_dead(process: int, within: float) -> bool:
 
 
 def _load_forks() -> Forks:
-    # By its path: there is no package here.
+    return cast("type[Forks]", _load(_FORKS).Forks)(_ENVIRONMENT)
+
+
+def _load(path: Path) -> ModuleType:
+    """Load a module by its path: there is no package here."""
     from importlib import util
 
-    spec = util.spec_from_file_location(_FORKS.stem, _FORKS)
+    spec = util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return cast("type[Forks]", module.Forks)(_ENVIRONMENT)
+    return module
 
 
 def _spawn(program: Callable[[int], object], descriptors: Sequence[int]) -> tuple[int, int]:
@@ -333,7 +371,9 @@ def _spawn(program: Callable[[int], object], descriptors: Sequence[int]) -> tupl
         raise
 
 
-def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
+def _environment_of(order: Mapping[str, object]) -> dict[str, str]:
+    """The environment of the application when it gave an order."""
+    changes = cast("dict[str, str | None]", order["environment"])
     environment = dict(_ENVIRONMENT)
     for name, value in changes.items():
         if value is None:

@@ -21,6 +21,7 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ....backends.base import AccelError, NotSupportedError
+from ....backends.base.search_path import search_path
 
 __all__ = [
     "EndOfLink",
@@ -41,7 +42,7 @@ _TICK = 0.1
 # So long a launcher that is asked for something may be silent, and while it imports modules.
 _SILENCE = 3.0
 _IMPORTING = 35.0
-_MAY_BE = ("ready", "started", "failed", "exited", "fresh", "importing", "pong")
+_MAY_BE = ("ready", "started", "failed", "exited", "fresh", "importing", "imported", "unimported", "pong")
 
 
 class LauncherError(AccelError):
@@ -58,9 +59,9 @@ class Report:
 
     Attributes:
         kind: ``ready``, ``started``, ``failed``, ``exited``, ``fresh``: a worker will be no fork,
-            ``importing``: nothing more is said until that is done, or ``pong``.
+            ``importing``: nothing more is said until that is done, ``imported``, ``unimported``, or ``pong``.
         number: Number of the order that it is about.
-        detail: A pid, the text of an error, a wait status, or why.
+        detail: A pid, the text of an error, a wait status, why, or the module of an order to import it.
         descriptors: Received with it; they belong to the receiver.
     """
 
@@ -135,6 +136,44 @@ class LauncherLink:
         changes.update((name, None) for name in then if name not in now)
         return changes
 
+    def order(
+        self,
+        kind: str,
+        number: int,
+        arguments: Sequence[str],
+        descriptors: Sequence[int] = (),
+        *,
+        preload: Sequence[str] = (),
+        module: str | None = None,
+    ) -> None:
+        """Send an order for a process like this one; see `send`.
+
+        Args:
+            kind: ``start`` or ``import``.
+            number: Its number.
+            arguments: What follows the interpreter on a worker's command line.
+            descriptors: What a worker is to have.
+            preload: Modules that the launcher imports before.
+            module: The module that is to be imported on trial.
+
+        Raises:
+            NotSupportedError: The interpreter is not known.
+        """
+        detail: dict[str, object] = {
+            "arguments": [check_interpreter(), *arguments],
+            "environment": self.environment_changes(),
+            "descriptors": 1 + len(descriptors),
+        }
+        if preload:
+            detail.update(preload=preload, path=search_path())
+        if module is not None:
+            detail.update(module=module)
+        directory = os.open(".", os.O_PATH | os.O_DIRECTORY)
+        try:
+            self.send(kind, number, detail, (directory, *descriptors))
+        finally:
+            os.close(directory)
+
     def send(self, kind: str, number: int, detail: object = None, descriptors: Sequence[int] = ()) -> None:
         """Send an order. The descriptors stay the caller's; nothing happens when the process has gone.
 
@@ -192,7 +231,8 @@ class LauncherLink:
                 await trio.lowlevel.wait_readable(self._control)
                 continue
             except ConnectionError:
-                data, descriptors = b"", ()
+                # It died and had not read all; what it has said by then comes next.
+                continue
             await trio.lowlevel.cancel_shielded_checkpoint()
             if not data:
                 raise EndOfLink

@@ -1,0 +1,388 @@
+"""Modules of the program that the launcher imports ahead, each on trial in a child first."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from isolated import options, replace_worker
+from processes import children, command, launcher, until, workers
+
+import trio_accel as ta
+from trio_accel.backends.cpu import CpuBackend
+from trio_accel.devices.worker.launcher import _launcher_trial
+from trio_accel.devices.worker.launcher._launcher import Launcher, open_launcher
+
+pytestmark = pytest.mark.own_launcher
+
+BASE = ("colorsys",)
+# Whose import it was, and how often there was one.
+WHO = "import os\nPID = os.getpid()\nwith open({log!r}, 'a') as log:\n    print(PID, file=log)\n"
+SAY = "import json, os, sys; say = lambda what: os.write(3, json.dumps(what).encode()); "
+
+
+@pytest.fixture
+async def workshop(system: ta.System) -> Launcher:
+    """The launcher of the system."""
+    return await open_launcher(system)
+
+
+class Modules:
+    """Modules of a test, which note who imports them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, name: str, source: str = "") -> None:
+        who = WHO.format(log=str(self.folder / f"{name}.log"))
+        (self.folder / f"{name}.py").write_text(who + source)
+
+    def importers(self, name: str) -> list[int]:
+        log = self.folder / f"{name}.log"
+        return [int(line) for line in log.read_text().split()] if log.exists() else []
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Modules:
+    monkeypatch.syspath_prepend(tmp_path)
+    return Modules(tmp_path)
+
+
+async def loaded_in_a_worker(workshop: Launcher, *names: str) -> list[bool]:
+    """Which of the modules a worker begins with, that is a fork of the launcher."""
+    code = SAY + f"say([name in sys.modules for name in {names!r}] + [os.getppid()])"
+    reader, writer = os.pipe()
+    try:
+        worker = await workshop.start_worker(("-c", code), [writer], BASE)
+    finally:
+        os.close(writer)
+    assert is_fork(worker.pid)
+    await worker.wait()
+    *found, parent = json.loads(os.read(reader, 1 << 16))
+    os.close(reader)
+    assert parent == launcher()
+    return found
+
+
+def is_fork(pid: int) -> bool:
+    """Whether a worker is a fork of the launcher, or dead already."""
+    return "_launcher_process.py" in command(pid) or not command(pid)
+
+
+def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "imported ahead" in record.getMessage()]
+
+
+async def test_a_module_is_tried_by_a_child_and_then_imported_once(
+    workshop: Launcher, modules: Modules, caplog: pytest.LogCaptureFixture
+) -> None:
+    modules.write("one")
+    modules.write("two", "import one\n")
+    await workshop.import_ahead(("one", "two"), BASE)
+    assert await loaded_in_a_worker(workshop, "one", "two") == [True, True]
+    for name in ("one", "two"):
+        trial, importer = modules.importers(name)
+        assert importer == launcher() != trial
+    # Known by now: nothing is imported again.
+    await workshop.import_ahead(("two", "one"), BASE)
+    assert len(modules.importers("one")) == 2
+    assert warned(caplog) == []
+
+
+BAD: dict[str, tuple[str, str]] = {
+    "an error": ("raise KeyError('why')\n", "KeyError('why')"),
+    "an exit": ("raise SystemExit(3)\n", "SystemExit(3)"),
+    "a syntax error": ("not a program\n", "SyntaxError"),
+    "a thread": ("import threading\nthreading.Thread(target=threading.Event().wait).start()\n", "a thread"),
+    "an open file": ("FILE = open('/dev/zero')\n", "left a file open: /dev/zero"),
+    "a closed file": ("os.close(0)\n", "closed a file"),
+    "another standard output": ("os.dup2(os.open('/dev/zero', 2), 1)\n", "left a file open: /dev/zero"),
+    "every file closed": ("os.closerange(0, 100)\n", "ended the process"),
+    "a socket": ("import socket\nPAIR = socket.socketpair()\n", "left a file open: socket:"),
+    "a handler": ("import signal\nsignal.signal(signal.SIGTERM, print)\n", "SIGTERM"),
+    "a native handler": ("import faulthandler\nfaulthandler.enable()\n", "SIGSEGV"),
+    "a signal ignored": ("import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n", "SIGCHLD"),
+    "a blocked signal": ("import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [15])\n", "SIGTERM"),
+    "a variable of a library": ("os.environ['OMP_NUM_THREADS'] = '1'\n", "OMP_NUM_THREADS"),
+    "the end of the process": ("os._exit(0)\n", "ended the process: exit code 0"),
+    "a crash": ("os.kill(os.getpid(), 11)\n", "ended the process: signal 11"),
+    "no end": (
+        # Not in half a minute, but as it would be then.
+        "import signal\nsignal.setitimer(signal.ITIMER_REAL, 0.01)\nwhile True: signal.pause()\n",
+        "did not end within 30 s",
+    ),
+    "a child that lives on": (
+        "if not os.fork():\n    import signal\n    signal.pause()\nos._exit(4)\n",
+        "ended the process: exit code 4",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+async def test_what_no_fork_could_use_is_not_imported_by_the_launcher(
+    system: ta.System, workshop: Launcher, modules: Modules, caplog: pytest.LogCaptureFixture, case: str
+) -> None:
+    source, why = BAD[case]
+    modules.write("bad", source)
+    modules.write("good")
+    await workshop.import_ahead(("bad", "good"), BASE)
+    await workshop.import_ahead(("bad",), BASE)
+    # The launcher is as it was, and so are its forks.
+    assert await loaded_in_a_worker(workshop, "bad", "good") == [False, True]
+    assert launcher() not in modules.importers("bad")
+    assert len(modules.importers("bad")) == (case != "a syntax error")
+    (message,) = warned(caplog)
+    assert message.startswith("module bad is not imported ahead")
+    assert why in message
+    assert system.tree().find("test/launcher/process").restarts == 0
+    await until(lambda: not children(launcher()))
+
+
+async def test_a_module_that_is_not_there_is_named(
+    workshop: Launcher, caplog: pytest.LogCaptureFixture
+) -> None:
+    await workshop.import_ahead(("not_there",), BASE)
+    (message,) = warned(caplog)
+    assert "module not_there" in message
+    assert "No module named 'not_there'" in message
+
+
+# As PyTorch's driver is loaded by an import: `INITIALIZED` once anybody has called `cuInit`.
+DRIVER = """
+static int is_initialised;
+int cuInit(unsigned flags) { is_initialised = 1; return 0; }
+int cuDeviceGetCount(int *count) { *count = 1; return is_initialised ? 0 : 3; }
+"""
+
+
+@pytest.mark.parametrize("initialises", [False, True])
+async def test_an_import_that_initialises_cuda_is_seen(
+    workshop: Launcher, modules: Modules, caplog: pytest.LogCaptureFixture, *, initialises: bool
+) -> None:
+    gcc = shutil.which("gcc")
+    if gcc is None:
+        pytest.skip("there is no gcc to make a driver with")
+    driver = modules.folder / "libcuda.so.1"
+    compiler = [gcc, "-shared", "-fPIC", "-x", "c", "-", "-o", str(driver)]
+    await trio.run_process(compiler, stdin=DRIVER.encode())
+    call = "DRIVER.cuInit(0)\n" if initialises else ""
+    modules.write("driving", f"import ctypes\nDRIVER = ctypes.CDLL({str(driver)!r})\n{call}")
+    await workshop.import_ahead(("driving",), BASE)
+    assert await loaded_in_a_worker(workshop, "driving") == [not initialises]
+    assert ["initialises CUDA" in message for message in warned(caplog)] == [True] * initialises
+
+
+def test_a_descriptor_of_the_driver_is_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [{0: "/dev/null"}, {0: "/dev/null", 7: "/dev/nvidiactl", 8: "/dev/nvidia0"}]
+    monkeypatch.setattr(_launcher_trial, "_files", partial(files.pop, 0))
+    why = _launcher_trial.Traces().left()
+    assert why is not None
+    assert "initialises CUDA" in why
+
+
+async def test_what_an_import_does_to_the_environment_is_found_by_forks(
+    workshop: Launcher, modules: Modules
+) -> None:
+    modules.write("setting", "os.environ['SETTING'] = 'here'\n")
+    await workshop.import_ahead(("setting",), BASE)
+    reader, writer = os.pipe()
+    worker = await workshop.start_worker(("-c", SAY + "say(os.environ['SETTING'])"), [writer], BASE)
+    os.close(writer)
+    assert await worker.wait() == "exited with code 0"
+    assert json.loads(os.read(reader, 100)) == "here"
+    os.close(reader)
+
+
+@pytest.fixture
+def pipe(modules: Modules) -> Path:
+    """Imports of the module ``slow`` wait until it has had a writer."""
+    path = modules.folder / "pipe"
+    os.mkfifo(path)
+    modules.write("slow", f"with open({str(path)!r}) as pipe:\n    pipe.read()\n")
+    return path
+
+
+async def let_go(pipe: Path, modules: Modules) -> None:
+    """Let the trial end that waits, and then the launcher's own import."""
+    for imports in (1, 2):
+        await until(lambda expected=imports: len(modules.importers("slow")) == expected)
+        os.close(await trio.to_thread.run_sync(os.open, pipe, os.O_WRONLY))
+
+
+async def test_the_launcher_serves_while_a_child_imports(
+    workshop: Launcher, modules: Modules, pipe: Path, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(workshop.import_ahead, ("slow",), BASE)
+    await until(lambda: modules.importers("slow"))
+    # It starts workers, and buries them.
+    assert await loaded_in_a_worker(workshop, "slow") == [False]
+    await let_go(pipe, modules)
+    await workshop.import_ahead(("slow",), BASE)
+    assert await loaded_in_a_worker(workshop, "slow") == [True]
+
+
+async def test_a_caller_that_leaves_does_not_end_the_import(
+    workshop: Launcher, modules: Modules, pipe: Path
+) -> None:
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await workshop.import_ahead(("slow",), BASE)
+    await let_go(pipe, modules)
+    await workshop.import_ahead(("slow",), BASE)
+    assert launcher() in modules.importers("slow")
+
+
+async def test_the_next_launcher_imports_what_the_last_one_had(workshop: Launcher, modules: Modules) -> None:
+    modules.write("one")
+    await workshop.import_ahead(("one",), BASE)
+    first = launcher()
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: len(modules.importers("one")) == 4)
+    assert modules.importers("one")[-1] == launcher() != first
+    assert await loaded_in_a_worker(workshop, "one") == [True]
+
+
+async def test_a_launcher_that_dies_during_a_trial_leaves_it_to_the_next(
+    workshop: Launcher, modules: Modules, pipe: Path, nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
+) -> None:
+    nursery.start_soon(workshop.import_ahead, ("slow",), BASE)
+    for trials in (1, 2):
+        await until(lambda expected=trials: len(modules.importers("slow")) == expected)
+        os.kill(launcher(), signal.SIGKILL)
+    # The second one is the last: it may be the module that launchers die of.
+    await workshop.import_ahead(("slow",), BASE)
+    assert await loaded_in_a_worker(workshop, "slow") == [False]
+    (message,) = warned(caplog)
+    assert "module slow" in message
+    assert "SIGKILL" in message
+
+
+async def test_a_module_that_kills_the_launcher_alone_is_not_tried_again(
+    system: ta.System, workshop: Launcher, modules: Modules, caplog: pytest.LogCaptureFixture
+) -> None:
+    modules.write("hostile", "if os.getpid() == os.getsid(0): os.kill(os.getpid(), 11)\n")
+    await workshop.import_ahead(("hostile",), BASE)
+    assert await loaded_in_a_worker(workshop, "hostile") == [False]
+    assert system.tree().find("test/launcher/process").restarts == 1
+    (message,) = warned(caplog)
+    assert "SIGSEGV" in message
+
+
+async def test_the_end_of_the_system_does_not_wait_for_a_trial(modules: Modules, pipe: Path) -> None:
+    async with trio.open_nursery() as nursery, ta.open_system("ending") as system:
+        workshop = await open_launcher(system)
+        nursery.start_soon(workshop.import_ahead, ("slow",), BASE)
+        await until(lambda: modules.importers("slow"))
+        nursery.cancel_scope.cancel()
+
+
+def trials_of(forks: Any) -> tuple[_launcher_trial.Trials, list[Any], list[Any]]:
+    """Trials that start processes which sleep; what they start and report."""
+    started: list[subprocess.Popen[bytes]] = []
+    reported: list[Any] = []
+
+    def start(number: int, program: Callable[[int], object], descriptors: list[int]) -> tuple[int, int]:
+        started.append(subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]))
+        return number, started[-1].pid
+
+    return _launcher_trial.Trials(forks, start, lambda *report: reported.append(report)), started, reported
+
+
+def test_a_child_that_has_seen_to_its_alarm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Forks:
+        def lacks(self, modules: list[str]) -> bool:
+            return "slow" in modules
+
+        def prepare(self, *_: object) -> None:
+            return None
+
+    trials, started, reported = trials_of(Forks())
+    monkeypatch.setattr(_launcher_trial, "_LONGEST", 0.0)
+    assert trials.patience() is None
+    order = {"preload": [], "path": [], "arguments": [], "module": "slow"}
+    trials.add(1, order, {}, os.open(".", os.O_PATH))
+    assert trials.patience() == 0
+    trials.look()
+    trials.look()
+    assert trials.patience() is None
+    (child,) = started
+    assert child.wait() == -signal.SIGKILL
+    assert not trials.ended(child.pid + 1, 0)
+    assert trials.ended(child.pid, signal.SIGKILL)
+    assert reported == [("unimported", 1, "its import did not end within 30 s")]
+
+
+@pytest.mark.parametrize("name", ["__main__", "", "a b", "a..b", ".a", "a/b", "a.py:C"])
+def test_what_is_no_module_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="preload"):
+        ta.DeviceOptions(preload=(name,))
+
+
+@pytest.mark.parametrize("value", ["torch", ["torch"], (1,), None])
+def test_what_is_no_tuple_of_names_is_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match="preload"):
+        ta.DeviceOptions(preload=value)
+
+
+async def test_inline_there_is_nothing_to_import_ahead(system: ta.System) -> None:
+    with pytest.raises(ta.NotSupportedError, match="preload"):
+        await system.open_device("cpu", options=ta.DeviceOptions(preload=("json",)))
+
+
+async def test_the_first_worker_of_a_device_begins_with_them(system: ta.System, modules: Modules) -> None:
+    modules.write("one")
+    modules.write("broken", "1 / 0\n")
+    async with system.open_device("cpu", options=options(preload=("broken", "one"), spares=1)) as device:
+        assert modules.importers("one")[1:] == [launcher()]
+        x = await device.put(np.arange(3.0))
+        await replace_worker(device)
+        assert (await x.to_host()).tolist() == [0.0, 1.0, 2.0]
+        assert {is_fork(pid) for pid in workers(launcher())} == {True}
+    assert len(modules.importers("one")) == 2
+
+
+async def test_a_backend_that_names_nothing_can_have_modules_ahead(
+    system: ta.System, modules: Modules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuBackend, "preload", ())
+    modules.write("one")
+    async with system.open_device("cpu", options=options(preload=("one",))) as device:
+        assert is_fork(device.dispatch.process.pid)
+        assert (await (await device.put(np.ones(2))).to_host()).tolist() == [1.0, 1.0]
+    assert modules.importers("one")[1:]
+
+
+async def test_a_device_serves_while_a_module_is_imported_for_the_next_worker(
+    system: ta.System, modules: Modules, pipe: Path
+) -> None:
+    async with system.open_device("cpu", options=options()) as device:
+        x = await device.put(np.arange(3.0))
+        device.dispatch.import_ahead("slow")
+        await until(lambda: modules.importers("slow"))
+        # Its recovery does not wait for the trial.
+        await replace_worker(device)
+        assert (await x.to_host()).tolist() == [0.0, 1.0, 2.0]
+        await let_go(pipe, modules)
+        await until(lambda: launcher() in modules.importers("slow"))
+
+
+def test_the_log_of_a_refused_module_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with ta.open_system("test") as system:
+            await (await open_launcher(system)).import_ahead(("not_there",), BASE)
+
+    trio.run(main)
+    (record,) = [record for record in caplog.records if "imported ahead" in record.getMessage()]
+    assert record.levelno == logging.WARNING

@@ -1,0 +1,253 @@
+"""Modules of the application that the launcher imports ahead, each on trial in a child first.
+
+What such a module does when it is imported is not known before: it may start threads, open files, initialise
+CUDA, or end its process. The launcher could not take that back, and its forks would be of no use. So a child
+imports the module, looks at what that has left behind, and says so. Then the launcher imports it.
+
+Loaded by the launcher with the first such module. It must import nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, cast
+
+if TYPE_CHECKING:
+    from trio_accel.devices.worker.launcher._launcher_fork import Forks
+
+# Seconds for the import of a child: an alarm ends it after 30, unless the module has seen to that.
+_LONGEST = 32.0
+_MOST = 1 << 15  # bytes of what a child says; a pipe has room for more
+_VERDICT = 3  # the child's descriptor for what it says
+_GOOD = "good"
+_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
+_SELF = "/proc/self"
+_MASKS = (b"SigBlk", b"SigIgn", b"SigCgt")
+
+
+class Candidate(NamedTuple):
+    """A module that is to be imported ahead.
+
+    Attributes:
+        number: Of the order.
+        module: Its name.
+        preload: What is to be imported before it, and needs no trial.
+        path: The application's `sys.path`.
+        arguments: The command line of a worker.
+        environment: The application's environment now.
+        directory: Descriptor of its working directory; it belongs to the trials.
+    """
+
+    number: int
+    module: str
+    preload: list[str]
+    path: list[str]
+    arguments: list[str]
+    environment: Mapping[str, str]
+    directory: int
+
+
+class Trials:
+    """Tries and imports modules, one after the other; the launcher serves while a child does.
+
+    Args:
+        forks: What the launcher has imported.
+        start: Starts a child: given a number, what it runs, and descriptors of its directory and of its pipe.
+            Returns its descriptor and its pid.
+        report: Tells the application.
+    """
+
+    def __init__(
+        self,
+        forks: Forks,
+        start: Callable[[int, Callable[[int], object], list[int]], tuple[int, int]],
+        report: Callable[[str, int, int | str], None],
+    ) -> None:
+        self._forks = forks
+        self._start = start
+        self._report = report
+        self._waiting: deque[Candidate] = deque()
+        # The one whose child runs; the child, the end of its pipe, and when it has run for too long.
+        self._tried: Candidate | None = None
+        self._child = 0
+        self._pipe = 0
+        self._deadline = 0.0
+        self._is_late = False
+
+    def add(
+        self, number: int, order: Mapping[str, object], environment: Mapping[str, str], directory: int
+    ) -> None:
+        """Try a module, behind those that came before.
+
+        Args:
+            number: Of the order.
+            order: What is to be imported, and how a worker would start.
+            environment: The application's environment now.
+            directory: Descriptor of its working directory, which belongs to this from here on.
+        """
+        preload, path, arguments = (
+            cast("list[str]", order[name]) for name in ("preload", "path", "arguments")
+        )
+        module = cast("str", order["module"])
+        self._waiting.append(Candidate(number, module, preload, path, arguments, environment, directory))
+        self._go_on()
+
+    def patience(self) -> float | None:
+        """Milliseconds until `look` is to be called; None if nothing waits for that."""
+        if self._tried is None or self._is_late:
+            return None
+        return max(self._deadline - time.monotonic(), 0.0) * 1000
+
+    def look(self) -> None:
+        """End a child that has run for too long."""
+        if self._tried is not None and not self._is_late and time.monotonic() >= self._deadline:
+            self._is_late = True
+            os.kill(self._child, signal.SIGKILL)
+
+    def ended(self, pid: int, status: int) -> bool:
+        """A child of the launcher is dead and reaped; returns whether it was one of these."""
+        if self._tried is None or self._child != pid:
+            return False
+        tried, self._tried = self._tried, None
+        try:
+            verdict = os.read(self._pipe, _MOST).decode(errors="replace")
+        except BlockingIOError:
+            # It has said nothing, and what it has started held the other end.
+            verdict = ""
+        os.close(self._pipe)
+        if self._is_late or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM):
+            verdict = "its import did not end within 30 s"
+        elif not verdict:
+            verdict = f"its import ended the process: {_describe(status)}"
+        if verdict == _GOOD:
+            # For so long no answer is to be expected.
+            self._report("importing", tried.number, tried.module)
+            why = self._forks.add(tried.module, tried.path, tried.environment, tried.directory)
+            self._tell(tried, why)
+        else:
+            self._tell(tried, verdict)
+        self._go_on()
+        return True
+
+    def _go_on(self) -> None:
+        while self._waiting and self._tried is None:
+            candidate = self._waiting.popleft()
+            _, module, preload, path, arguments, environment, directory = candidate
+            if self._forks.lacks(preload):
+                self._report("importing", candidate.number, 0)
+            why = self._forks.prepare(preload, path, arguments, environment, directory)
+            if why is None and self._forks.lacks([module]):
+                why = self._try(candidate)
+            if self._tried is None:
+                self._tell(candidate, why)
+
+    def _try(self, candidate: Candidate) -> str | None:
+        """Start a child; returns why there is none."""
+        try:
+            reader, writer = os.pipe()
+        except OSError as error:
+            return f"it could not be tried: {error}"
+        os.set_blocking(reader, False)
+        try:
+            descriptors = [candidate.directory, writer]
+            _, self._child = self._start(candidate.number, partial(self._be, candidate), descriptors)
+        except OSError as error:
+            os.close(reader)
+            return f"it could not be tried: {error}"
+        finally:
+            os.close(writer)
+        self._tried, self._pipe, self._is_late = candidate, reader, False
+        self._deadline = time.monotonic() + _LONGEST
+        return None
+
+    def _tell(self, candidate: Candidate, why: str | None) -> None:
+        os.close(candidate.directory)
+        if why is None:
+            self._report("imported", candidate.number, candidate.module)
+        else:
+            self._report("unimported", candidate.number, why)
+
+    def _be(self, candidate: Candidate, free: int) -> NoReturn:
+        """In the child: import the module, say what that has left behind, and end."""
+        try:
+            for place in _files():
+                # Nothing of the launcher is here, for the import to close.
+                if place >= free:
+                    os.close(place)
+            null, directory = os.open(os.devnull, os.O_WRONLY), os.open(".", os.O_PATH | os.O_DIRECTORY)
+            # What the import prints, the next one prints again.
+            os.dup2(null, 2)
+            before = Traces()
+            why = self._forks.add(candidate.module, candidate.path, candidate.environment, directory)
+            said = why or before.left() or _GOOD
+            os.write(_VERDICT, said.encode(errors="replace")[:_MOST])
+        finally:
+            os._exit(0)
+
+
+class Traces:
+    """What an import may leave behind in a process, as it is now."""
+
+    def __init__(self) -> None:
+        self._files = _files()
+        self._signals = _signals()
+
+    def left(self) -> str | None:
+        """Say what has been left behind since then that no fork may have; None if there is nothing."""
+        files, signals = _files(), _signals()
+        opened = sorted(target for place, target in files.items() if self._files.get(place) != target)
+        if any(target.startswith("/dev/nvidia") for target in opened) or _cuda_is_initialised():
+            return "its import initialises CUDA, which a fork could not use then"
+        if opened:
+            return f"its import has left a file open: {opened[0]}"
+        if files != self._files:
+            return "its import has closed a file that is not its own"
+        changed = [name for name, how in signals.items() if how != self._signals[name]]
+        if changed:
+            return f"its import changes what happens at {', '.join(changed)}"
+        return None
+
+
+def _files() -> dict[int, str]:
+    """What lies behind each descriptor."""
+    found: dict[int, str] = {}
+    for place in os.listdir(f"{_SELF}/fd"):
+        try:
+            found[int(place)] = os.readlink(f"{_SELF}/fd/{place}")
+        except FileNotFoundError:
+            # That of the listing.
+            continue
+    return found
+
+
+def _signals() -> dict[str, tuple[object, ...]]:
+    """How each signal is handled, as Python knows it and as the kernel does: libraries handle some."""
+    with open(f"{_SELF}/status", "rb") as status:
+        masks = [int(line.split()[1], 16) for line in status if line.startswith(_MASKS)]
+    return {
+        number.name: (signal.getsignal(number), *[mask >> (number - 1) & 1 for mask in masks])
+        for number in signal.Signals
+    }
+
+
+def _cuda_is_initialised() -> bool:
+    """Whether a CUDA driver is loaded that says so: it may keep no file open."""
+    with open(f"{_SELF}/maps", "rb") as maps:
+        paths = {line.split(maxsplit=5)[5].rstrip() for line in maps if b"/libcuda.so" in line}
+    for path in paths:
+        # This loads nothing anew.
+        driver = ctypes.CDLL(os.fsdecode(path), mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+        if driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _NOT_INITIALIZED:
+            return True
+    return False
+
+
+def _describe(status: int) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"
