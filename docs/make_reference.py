@@ -57,7 +57,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     ),
     "trio_accel.devices": _names(
         "CompletionPort ContextActor DeviceActor DeviceOpening EngineHook Fault FaultHow FaultKind FaultPlan "
-        "Launch MemoryActor Phase anew"
+        "Launch MemoryActor Phase PutFirst PutPart anew"
     ),
     "trio_accel.backends.base": _names(
         "BackendReport BlockMemory ChunkAllocator ChunkSource CopyFromForeignSpec DeviceReport ForeignArray "

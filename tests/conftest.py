@@ -37,7 +37,7 @@ _JOIN = 2.0
 _SELF = Path("/proc/self")
 _TESTS = Path(__file__).parent
 # Where one test function has parameter sets by the hundred: operations, dtypes, layouts, isolations.
-SAMPLED = ("backends", "devices", "fft", "interop", "linalg", "random", "sparse", "testing")
+SAMPLED = ("backends", "devices", "fft", "interop", "linalg", "random", "sparse", "testing", "weights")
 
 # Markers of tests that have launcher processes of their own.
 OWN_LAUNCHER = ("own_launcher", "alone", "gpu")

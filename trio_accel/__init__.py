@@ -6,7 +6,7 @@ it, and a reply arrives when the device has completed the operation.
 
 import logging as _logging
 
-from . import fft, interop, linalg, random, sparse, testing
+from . import fft, interop, linalg, random, sparse, testing, weights
 from ._version import __version__
 from .actors import (
     Actor,
@@ -173,4 +173,5 @@ __all__ = [
     "random",
     "sparse",
     "testing",
+    "weights",
 ]

@@ -27,6 +27,7 @@ from .front._across import ask_across
 from .front._device_actor import DeviceActor
 from .front._memory import Copy, Empty, Fill, MemoryActor, Put, ToHost
 from .front._system import DeviceOpening, System, open_system
+from .front._transfer import PutFirst, PutPart
 from .operations._faults import Fault, FaultHow, FaultKind, FaultPlan, anew
 from .operations._hooks import EngineHook, Phase
 from .operations._multi_device import MultiDeviceOperation, PartPlanner, PlannedParts
@@ -68,6 +69,8 @@ __all__ = [
     "Planner",
     "PolledCompletion",
     "Put",
+    "PutFirst",
+    "PutPart",
     "QueueStatistics",
     "SingleStream",
     "StreamPool",

@@ -1,0 +1,7 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# Test folders are no packages: what several modules share is imported by its own name.
+sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,249 @@
+"""The header of a safetensors file: read with suspicion, and written.
+
+The format: 8 bytes with the length of the header, the header in JSON, then the tensors' bytes, one behind the
+other without holes. Source: https://github.com/huggingface/safetensors, its section "Format".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import attrs
+
+from ..backends.base import DType, NotSupportedError
+
+__all__ = ["LENGTH", "LONGEST", "Header", "TensorInfo", "WeightsError", "encode_header", "parse_header"]
+
+LENGTH = 8
+"""Bytes of the number that says how long the header is."""
+
+LONGEST = 100_000_000
+"""Bytes of the longest header, as in the format's own library."""
+
+_MOST_AXES = 64
+_MOST_BYTES = (1 << 63) - 1
+_METADATA = "__metadata__"
+
+_NAMES: Mapping[DType, str] = {
+    DType.bool: "BOOL",
+    DType.uint8: "U8",
+    DType.int8: "I8",
+    DType.float8_e5m2: "F8_E5M2",
+    DType.float8_e4m3fn: "F8_E4M3",
+    DType.uint16: "U16",
+    DType.int16: "I16",
+    DType.float16: "F16",
+    DType.bfloat16: "BF16",
+    DType.uint32: "U32",
+    DType.int32: "I32",
+    DType.float32: "F32",
+    DType.complex64: "C64",
+    DType.uint64: "U64",
+    DType.int64: "I64",
+    DType.float64: "F64",
+}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+# What the format has and devices have not, with the bits of an element.
+_FOREIGN = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8}
+
+
+class WeightsError(ValueError):
+    """A file of weights is cut off, damaged or not what it claims to be. The message names the file."""
+
+
+@attrs.frozen(kw_only=True)
+class TensorInfo:
+    """What a file says of a tensor.
+
+    Attributes:
+        name: Its name.
+        format: Its element type in the format's own words, such as ``"BF16"``.
+        shape: Elements along each axis.
+        nbytes: Bytes that it takes in the file.
+        offset: Where its bytes begin, from the start of the file.
+    """
+
+    name: str
+    format: str
+    shape: tuple[int, ...]
+    nbytes: int
+    offset: int
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def dtype(self) -> DType:
+        """Its element type.
+
+        Raises:
+            NotSupportedError: Devices have no such element type.
+        """
+        dtype = _DTYPES.get(self.format)
+        if dtype is None:
+            raise NotSupportedError(
+                f"tensor {self.name!r} has the element type {self.format}, which no device has; "
+                f"there are {', '.join(_DTYPES)}"
+            )
+        return dtype
+
+
+@attrs.frozen(kw_only=True)
+class Header:
+    """What a file says of itself.
+
+    Attributes:
+        tensors: By name, in the order of their bytes.
+        metadata: Text by name, which the writer has added.
+    """
+
+    tensors: Mapping[str, TensorInfo]
+    metadata: Mapping[str, str]
+
+
+def parse_header(text: bytes, data: int) -> Header:
+    """Read a header and hold every word of it against the file.
+
+    Args:
+        text: The header without its length.
+        data: Bytes of the file behind it.
+
+    Raises:
+        WeightsError: It is no header, or not that of this file; the message does not name the file.
+    """
+    if not text.startswith(b"{"):
+        raise WeightsError("the header does not begin with {")
+    try:
+        entries = json.loads(
+            text.decode(), object_pairs_hook=_distinct, parse_constant=_refuse, parse_float=_refuse
+        )
+    except RecursionError:
+        raise WeightsError("the header is nested too deeply") from None
+    except WeightsError:
+        raise
+    except ValueError as error:
+        # Also what is no UTF-8, and numbers with thousands of digits.
+        raise WeightsError(f"the header is no JSON: {error}") from None
+    metadata = _metadata_of(entries.pop(_METADATA, None))
+    start = LENGTH + len(text)
+    tensors = [_tensor_of(name, entry, start, data) for name, entry in entries.items()]
+    tensors.sort(key=lambda tensor: (tensor.offset, tensor.nbytes))
+    _check_tiling(tensors, start, data)
+    return Header(tensors={tensor.name: tensor for tensor in tensors}, metadata=metadata)
+
+
+def encode_header(
+    arrays: Iterable[tuple[str, DType, tuple[int, ...], int]], metadata: Mapping[str, str]
+) -> bytes:
+    """Write a header, its length included, for arrays (name, dtype, shape, bytes) in this order.
+
+    Raises:
+        NotSupportedError: The format does not have an element type.
+        ValueError: A name, or the length of all, is none that the format has.
+    """
+    entries: dict[str, object] = {_METADATA: dict(metadata)} if metadata else {}
+    end = 0
+    for name, dtype, shape, nbytes in arrays:
+        if name == _METADATA:
+            raise ValueError(f"save: no array can have the name {name!r}, which the format has for text")
+        if dtype not in _NAMES:
+            raise NotSupportedError(f"save: {name!r} is {dtype}, which the format safetensors does not have")
+        entries[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": (end, end + nbytes)}
+        end += nbytes
+    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    # The data begin at a multiple of 8.
+    text += b" " * (-len(text) % LENGTH)
+    if len(text) > LONGEST:
+        raise ValueError(f"save: the header would take {len(text)} bytes; the format has {LONGEST} at most")
+    return len(text).to_bytes(LENGTH, "little") + text
+
+
+def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        [(name, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise WeightsError(f"the header has {name!r} twice")
+    return found
+
+
+def _refuse(number: str) -> None:
+    raise WeightsError(f"the header has {number[:40]} where whole numbers belong")
+
+
+def _metadata_of(value: object) -> Mapping[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise WeightsError(f"{_METADATA} must be an object, got {_shown(value)}")
+    entries = cast("dict[str, object]", value)
+    for name, text in entries.items():
+        if not isinstance(text, str):
+            raise WeightsError(f"{_METADATA}: {name!r} must be text, got {_shown(text)}")
+    return cast("dict[str, str]", entries)
+
+
+def _tensor_of(name: str, entry: object, start: int, data: int) -> TensorInfo:
+    if not isinstance(entry, dict):
+        raise WeightsError(f"{name!r} must be an object, got {_shown(entry)}")
+    fields = cast("dict[str, object]", entry)
+    missing = {"dtype", "shape", "data_offsets"} - fields.keys()
+    if missing:
+        raise WeightsError(f"{name!r} has no {', '.join(sorted(missing))}")
+    element = fields["dtype"]
+    bits = _bits(element) if isinstance(element, str) else 0
+    if not bits:
+        raise WeightsError(f"{name!r} has the element type {_shown(element)}, which is none of the format")
+    shape = _numbers(name, "shape", fields["shape"], _MOST_AXES)
+    offsets = _numbers(name, "data_offsets", fields["data_offsets"], 2)
+    if len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise WeightsError(f"{name!r} has no beginning and end, but data_offsets {offsets}")
+    begin, end = offsets
+    if end > data:
+        raise WeightsError(f"{name!r} ends at byte {end} of the data, of which there are {data}: cut off?")
+    # Beside a zero, too: NumPy makes no such array.
+    if math.prod(filter(None, shape)) * bits // 8 > _MOST_BYTES:
+        raise WeightsError(f"{name!r} has a shape of more elements than memory can have: {shape}")
+    if math.prod(shape) * bits != 8 * (end - begin):
+        raise WeightsError(f"{name!r} takes {end - begin} bytes, which is not what {element} {shape} takes")
+    return TensorInfo(name=name, format=str(element), shape=shape, nbytes=end - begin, offset=start + begin)
+
+
+def _bits(element: str) -> int:
+    dtype = _DTYPES.get(element)
+    return _FOREIGN.get(element, 0) if dtype is None else 8 * dtype.itemsize
+
+
+def _numbers(name: str, field: str, value: object, most: int) -> tuple[int, ...]:
+    if not isinstance(value, list) or len(cast("list[object]", value)) > most:
+        raise WeightsError(f"{name!r}: {field} must be a list of at most {most}, got {_shown(value)}")
+    numbers: list[Any] = value
+    for number in numbers:
+        if type(number) is not int or not 0 <= number <= _MOST_BYTES:
+            raise WeightsError(f"{name!r}: {field} must hold sizes, got {_shown(number)}")
+    return tuple(numbers)
+
+
+def _check_tiling(tensors: list[TensorInfo], start: int, data: int) -> None:
+    """Require that each byte of the data belongs to one tensor."""
+    end, before = start, "the header"
+    for tensor in tensors:
+        if tensor.offset != end:
+            what = "overlap" if tensor.offset < end else "have a hole between them"
+            raise WeightsError(f"{before} and {tensor.name!r} {what}")
+        end, before = tensor.offset + tensor.nbytes, repr(tensor.name)
+    if end != start + data:
+        raise WeightsError(f"{start + data - end} bytes behind {before} belong to no tensor")
+
+
+def _shown(value: object) -> str:
+    # Sizes of the file's own choosing: neither an error of many lines, nor digits without end.
+    if isinstance(value, int) and value.bit_length() > 128:
+        return "a number of more than 128 bits"
+    text = repr(value) if not isinstance(value, (dict, list)) else f"a {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:80]}…"

@@ -1,0 +1,280 @@
+"""From files to arrays of a device, piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from ..backends.base import (
+    ContextPoisonedError,
+    DType,
+    DTypeLike,
+    OutOfMemoryError,
+    QueueFullError,
+    StaleRefError,
+)
+from ..devices import AccelRef, Device, Operation, Pending, PutFirst, PutPart
+from ._files import OpenFile, OpenFiles, StrPath, paths_of
+from ._header import TensorInfo, WeightsError
+from ._weights import Weights
+
+__all__ = ["Progress", "load"]
+
+_PIECE = 4 << 20
+# While one is on its way to the device, the next is read.
+_BUFFERS = 2
+# A conversion may keep the interpreter: of so many elements, for less than a millisecond.
+_AT_ONCE = 1 << 17
+
+Progress: TypeAlias = Callable[[int, int], object]
+
+
+@enable_ki_protection
+async def load(
+    device: Device,
+    path: StrPath | Iterable[StrPath],
+    *,
+    names: Iterable[str] | None = None,
+    dtype: DTypeLike | None = None,
+    progress: Progress | None = None,
+) -> Weights:
+    """Read safetensors files into arrays of a device.
+
+    The files are read in a thread, in pieces of 4 MiB. While one is on its way to the device, the next
+    is read: the host memory is that of a few pieces, whatever the size of the files.
+
+    If the context is lost meanwhile, the files are read again from the beginning as often as the device's
+    `DeviceOptions.retry` says.
+
+    Args:
+        device: Where the arrays are to be.
+        path: A safetensors file; the index (``model.safetensors.index.json``) of a model that has several,
+            which lie in the same folder; or several of these.
+        names: The tensors to load; by default all.
+        dtype: Floating element type of the arrays to which floating and complex tensors are converted, as
+            `numpy.ndarray.astype` does. Whole numbers and booleans stay what they are.
+        progress: Called in the loop's thread, with the bytes of the files that are on the device, and of
+            all. What it raises ends the loading.
+
+    Returns:
+        The arrays by name, C-contiguous. If the call fails or is cancelled, nothing is left of them.
+
+    Raises:
+        WeightsError: A file is cut off, damaged, not what it claims to be, or was changed meanwhile.
+        OSError: A file cannot be opened or read.
+        ValueError: The files hold no tensor of a name that is wanted.
+        TypeError: `dtype` is no floating or complex type, or would drop imaginary parts.
+        NotSupportedError: A tensor has an element type that devices do not have.
+        OutOfMemoryError: The device has not so much memory; as far as it can be known, nothing was made.
+        ContextPoisonedError, StaleRefError: The context was lost too often meanwhile.
+        DeviceLostError: The device is closed, or gave up.
+    """
+    if not isinstance(device, Device):
+        raise TypeError(f"load: device must be an open Device, got {type(device).__name__}")
+    wanted = None if dtype is None else _check_dtype(DType.of(dtype))
+    paths = paths_of(path)
+    chosen = None if names is None else _check_names(names)
+    losses = 0
+    with await trio.to_thread.run_sync(OpenFiles, paths) as files:
+        tensors = _choose(files, chosen, wanted)
+        while True:
+            try:
+                return await _Loading(device, files, tensors, progress).run()
+            except (ContextPoisonedError, StaleRefError):
+                losses += 1
+                if losses > device.options.retry:
+                    raise
+
+
+@attrs.frozen
+class _Tensor:
+    """A tensor to be loaded, from which file, and as what."""
+
+    file: OpenFile
+    info: TensorInfo
+    dtype: DType
+
+
+@attrs.define(eq=False)
+class _Buffer:
+    """Host memory of one piece, and the operation that takes it to the device."""
+
+    memory: npt.NDArray[np.uint8]
+    pending: Pending[AccelRef] | None = None
+    nbytes: int = 0
+
+
+class _Loading:
+    """One try to load tensors."""
+
+    def __init__(
+        self, device: Device, files: OpenFiles, tensors: list[_Tensor], progress: Progress | None
+    ) -> None:
+        self._device = device
+        self._files = files
+        self._tensors = tensors
+        self._progress = progress
+        self._total = sum(tensor.info.nbytes for tensor in tensors)
+        self._done = 0
+        self._arrays: dict[str, AccelRef] = {}
+        # Of tensors that are converted, a piece as it is in the file.
+        self._raw = np.empty(0, np.uint8)
+
+    async def run(self) -> Weights:
+        """Load them all, or leave nothing."""
+        await self._check_memory()
+        try:
+            await self._load_all()
+        except BaseException:
+            for array in self._arrays.values():
+                array.release()
+            # A kept error would keep the memory.
+            self._arrays.clear()
+            raise
+        return Weights(self._arrays, self._files.metadata)
+
+    async def _check_memory(self) -> None:
+        """Refuse what the device cannot hold, before anything is made."""
+        wanted = sum(tensor.info.size * tensor.dtype.itemsize for tensor in self._tensors)
+        memory = (await self._device.statistics()).memory
+        if wanted > memory.limit - memory.used:
+            # Some may have been let go and not been given back.
+            await self._device.synchronize()
+            memory = (await self._device.statistics()).memory
+        free = max(memory.limit - memory.used, 0)
+        if wanted > free:
+            raise OutOfMemoryError(
+                f"the weights take {wanted} bytes, {free} are free of {memory.limit}: release arrays, or "
+                "load fewer (names=) or smaller ones (dtype=)",
+                requested=wanted,
+                free=free,
+                total=memory.limit,
+                device=self._device.name,
+                operation="weights.load",
+            )
+
+    async def _load_all(self) -> None:
+        size = min(_PIECE, max((_bytes_of(tensor, tensor.info.size) for tensor in self._tensors), default=0))
+        buffers = [_Buffer(self._device.host_empty(size, "uint8")) for _ in range(_BUFFERS)]
+        if any(tensor.dtype is not tensor.info.dtype for tensor in self._tensors):
+            self._raw = np.empty(size, np.uint8)
+        for number, (tensor, start, stop) in enumerate(_pieces(self._tensors)):
+            buffer = buffers[number % _BUFFERS]
+            await self._settle(buffer)
+            host = await trio.to_thread.run_sync(self._read, tensor, start, stop, buffer.memory)
+            try:
+                await self._put(tensor, host, start, buffer)
+            except StaleRefError:
+                # A piece before it has failed, or the context was lost: that error is to be told.
+                for other in buffers:
+                    await self._settle(other)
+                raise
+        for buffer in buffers:
+            await self._settle(buffer)
+        await trio.to_thread.run_sync(self._files.check_unchanged)
+        for name, array in self._arrays.items():
+            array.block.check(f"load: {name}")
+
+    async def _settle(self, buffer: _Buffer) -> None:
+        """Wait until a buffer may be filled again."""
+        if buffer.pending is None:
+            return
+        pending, buffer.pending = buffer.pending, None
+        await pending.wait()
+        self._count(buffer.nbytes)
+
+    def _count(self, nbytes: int) -> None:
+        self._done += nbytes
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+    async def _put(self, tensor: _Tensor, host: npt.NDArray[Any], start: int, buffer: _Buffer) -> None:
+        """Hand a piece over to the device."""
+        info = tensor.info
+        part = (slice(start, start + host.size),)
+        made = self._arrays.get(info.name)
+        operation: Operation[Any, AccelRef] = (
+            PutFirst(host, (info.size,), part) if made is None else PutPart(host, made.reshape(-1), part)
+        )
+        nbytes = host.size * info.dtype.itemsize
+        try:
+            pending = self._device.submit(operation)
+        except QueueFullError:
+            # Others have filled the queue, or the context is being rebuilt: then it is waited for.
+            out = await self._device.ask(operation)
+            self._count(nbytes)
+        else:
+            out, buffer.pending, buffer.nbytes = pending.value, pending, nbytes
+        if made is None:
+            self._arrays[info.name] = out.reshape(info.shape)
+
+    def _read(
+        self, tensor: _Tensor, start: int, stop: int, memory: npt.NDArray[np.uint8]
+    ) -> npt.NDArray[Any]:
+        """Read elements from the file, converted. Runs in a thread."""
+        stored, wanted = tensor.info.dtype, tensor.dtype
+        count = stop - start
+        raw = (memory if stored is wanted else self._raw)[: count * stored.itemsize]
+        tensor.file.read(raw, tensor.info.offset + start * stored.itemsize)
+        if stored is DType.bool and raw.size and int(raw.max()) > 1:
+            raise WeightsError(f"{tensor.file.path}: {tensor.info.name!r} has bytes that are no booleans")
+        elements: npt.NDArray[Any] = raw.view(stored.dtype)
+        if stored is wanted:
+            return elements
+        converted: npt.NDArray[Any] = memory[: count * wanted.itemsize].view(wanted.dtype)
+        with np.errstate(all="ignore"):
+            for first in range(0, count, _AT_ONCE):
+                those = slice(first, first + _AT_ONCE)
+                np.copyto(converted[those], elements[those], casting="unsafe")
+        return converted
+
+
+def _pieces(tensors: Iterable[_Tensor]) -> Iterator[tuple[_Tensor, int, int]]:
+    """Which elements of which tensor to load, one piece after the other; of an empty tensor one, too."""
+    for tensor in tensors:
+        step = max(1, _PIECE // _bytes_of(tensor, 1))
+        for start in range(0, max(1, tensor.info.size), step):
+            yield tensor, start, min(start + step, tensor.info.size)
+
+
+def _bytes_of(tensor: _Tensor, count: int) -> int:
+    """Bytes of so many elements, in the file or on the device, where they take more."""
+    return count * max(tensor.info.dtype.itemsize, tensor.dtype.itemsize)
+
+
+def _choose(files: OpenFiles, names: list[str] | None, wanted: DType | None) -> list[_Tensor]:
+    unknown = [name for name in names or () if name not in files.tensors]
+    if unknown:
+        where = ", ".join(file.path for file in files.files)
+        raise ValueError(f"load: names has {unknown[0]!r}, which {where} does not hold")
+    chosen = None if names is None else set(names)
+    found: list[_Tensor] = []
+    for name, (file, info) in files.tensors.items():
+        if chosen is not None and name not in chosen:
+            continue
+        stored = info.dtype
+        if wanted is None or not stored.is_inexact:
+            found.append(_Tensor(file, info, stored))
+            continue
+        if stored.kind == "complex" and wanted.kind != "complex":
+            raise TypeError(f"load: {name!r} is {stored}: as {wanted} it would lose its imaginary parts")
+        found.append(_Tensor(file, info, wanted))
+    return found
+
+
+def _check_dtype(dtype: DType) -> DType:
+    if not dtype.is_inexact:
+        raise TypeError(f"load: dtype must be a floating or complex type, got {dtype}")
+    return dtype
+
+
+def _check_names(names: Iterable[str]) -> list[str]:
+    if isinstance(names, str):
+        raise TypeError(f"load: names must be several names, got the text {names!r}; give [{names!r}]")
+    return list(names)
