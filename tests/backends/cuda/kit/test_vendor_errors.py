@@ -23,8 +23,6 @@ def library(rig: Any, error: Exception) -> Any:
         name = "two"
         errors = {cublas.cuBLASError: cublas.Status, cufft.cuFFTError: cufft.Result}  # noqa: RUF012  # as there
         refused = frozenset({"INVALID_VALUE", "INVALID_SIZE"})
-        exhausted = frozenset({"ALLOC_FAILED"})
-        missing = frozenset({"NOT_SUPPORTED"})
 
         @kernel(ScalSpec, backend="cuda")
         def _fail(self, spec: ScalSpec, call: Any) -> None:

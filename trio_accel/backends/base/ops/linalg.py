@@ -170,17 +170,29 @@ class TriangularSpec(OperationSpec):
         check_one_dtype(name, self, a=a, b=b, out=out)
 
 
+class _PairSpec(OperationSpec):
+    """Base of operations on two arrays of one shape and dtype."""
+
+    __slots__ = ()
+    x: ArraySpec
+    y: ArraySpec
+
+    def check_shapes(self, name: str) -> None:
+        """See `OperationSpec.check_shapes`."""
+        x, y = self.x, self.y
+        if x.shape != y.shape:
+            refuse_shapes(name, self, "x and y must have one shape", x=x, y=y)
+        if x.dtype is not y.dtype:
+            check_one_dtype(name, self, x=x, y=y)
+
+
 @specification
-class AxpySpec(OperationSpec):
+class AxpySpec(_PairSpec):
     """``y = alpha * x + y`` for arrays of one shape and dtype (BLAS ``axpy``)."""
 
     alpha: complex = number(NumberRole.FACTOR, "y")
     x: ArraySpec = reads()
     y: ArraySpec = updates()
-
-    def check_shapes(self, name: str) -> None:
-        """See `OperationSpec.check_shapes`."""
-        _check_pair(name, self)
 
 
 @specification
@@ -192,19 +204,15 @@ class ScalSpec(OperationSpec):
 
 
 @specification
-class SwapSpec(OperationSpec):
+class SwapSpec(_PairSpec):
     """``x, y = y, x`` for arrays of one shape and dtype that do not overlap (BLAS ``swap``)."""
 
     x: ArraySpec = updates()
     y: ArraySpec = updates()
 
-    def check_shapes(self, name: str) -> None:
-        """See `OperationSpec.check_shapes`."""
-        _check_pair(name, self)
-
 
 @specification
-class RotSpec(OperationSpec):
+class RotSpec(_PairSpec):
     """``x, y = c * x + s * y, c * y - conj(s) * x`` with a real c (BLAS ``rot``); x and y do not overlap."""
 
     c: float = number(NumberRole.FACTOR, "x")
@@ -214,7 +222,7 @@ class RotSpec(OperationSpec):
 
     def check_shapes(self, name: str) -> None:
         """See `OperationSpec.check_shapes`."""
-        _check_pair(name, self)
+        super().check_shapes(name)
         if self.c.imag:
             raise TypeError(f"{name}: RotSpec.c must be real, got {self.c}")
 
@@ -239,61 +247,42 @@ class DotSpec(OperationSpec):
 
 
 @specification
-class Nrm2Spec(OperationSpec):
+class _VectorSpec(OperationSpec):
+    """Base of operations that make a number of a vector."""
+
+    x: ArraySpec = reads()
+    out: ArraySpec = writes()
+
+    def check_shapes(self, name: str) -> None:
+        """See `OperationSpec.check_shapes`."""
+        if len(self.x.shape) != 1 or self.out.shape:
+            refuse_shapes(name, self, "x must be a vector, out without axes", x=self.x, out=self.out)
+
+
+@specification
+class Nrm2Spec(_VectorSpec):
     """``out = sqrt(sum(abs(x)**2))`` without needless overflow (BLAS ``nrm2``); ``out`` is real, no axes."""
 
-    x: ArraySpec = reads()
-    out: ArraySpec = writes()
-
-    def check_shapes(self, name: str) -> None:
-        """See `OperationSpec.check_shapes`."""
-        _check_vector(name, self)
-
 
 @specification
-class AsumSpec(OperationSpec):
+class AsumSpec(_VectorSpec):
     """``out = sum(abs(x.real) + abs(x.imag))`` of a vector (BLAS ``asum``); ``out`` is real, without axes."""
 
-    x: ArraySpec = reads()
-    out: ArraySpec = writes()
-
-    def check_shapes(self, name: str) -> None:
-        """See `OperationSpec.check_shapes`."""
-        _check_vector(name, self)
-
 
 @specification
-class IamaxSpec(OperationSpec):
+class IamaxSpec(_VectorSpec):
     """``out = argmax(abs(x.real) + abs(x.imag))`` of a vector that is not empty (BLAS ``iamax``).
 
     The first one of several, from 0; where there is a NaN, any index. ``out`` is int64, without axes.
     """
 
-    x: ArraySpec = reads()
-    out: ArraySpec = writes()
-
     def check_shapes(self, name: str) -> None:
         """See `OperationSpec.check_shapes`."""
-        _check_vector(name, self)
+        super().check_shapes(name)
         if not self.x.size:
             raise ValueError(f"{name}: x must not be empty")
         if self.out.dtype is not DType.int64:
             raise TypeError(f"{name}: IamaxSpec.out must have dtype int64, got {self.out.dtype}")
-
-
-def _check_pair(name: str, spec: AxpySpec | SwapSpec | RotSpec) -> None:
-    """Require one shape and dtype of both arrays."""
-    x, y = spec.x, spec.y
-    if x.shape != y.shape:
-        refuse_shapes(name, spec, "x and y must have one shape", x=x, y=y)
-    if x.dtype is not y.dtype:
-        check_one_dtype(name, spec, x=x, y=y)
-
-
-def _check_vector(name: str, spec: Nrm2Spec | AsumSpec | IamaxSpec) -> None:
-    """Require a vector, and a result without axes."""
-    if len(spec.x.shape) != 1 or spec.out.shape:
-        refuse_shapes(name, spec, "x must be a vector, out without axes", x=spec.x, out=spec.out)
 
 
 def _check_options(name: str, spec: OperationSpec, **allowed: tuple[object, ...]) -> None:

@@ -23,6 +23,9 @@ __all__ = ["CudaLibrary", "Errors", "ModuleLibrary"]
 BACKEND = "cuda"
 # What nvmath's bindings raise where a vendor's library has no such function; they do not export the class.
 _NOT_FOUND = "FunctionNotFoundError"
+# Statuses that say the same in all libraries: not enough memory; the library does not have the operation.
+_EXHAUSTED = frozenset({"ALLOC_FAILED", "INSUFFICIENT_RESOURCES"})
+_MISSING = frozenset({"NOT_SUPPORTED", "ARCH_MISMATCH", "MISSING_DEPENDENCY"})
 
 Errors: TypeAlias = Mapping[type[Exception], type[enum.IntEnum]]
 """By the exception classes of a vendor's bindings, their enumerations of codes."""
@@ -40,17 +43,12 @@ class CudaLibrary:
         errors: By the exception classes of the vendor's bindings, whose `status` is its code, the bindings'
             enumerations of codes.
         refused: Names of those statuses that say that the operation, and not the library, is at fault.
-        exhausted: Names of those that say that there is not enough memory.
-        missing: Names of those that say that the library does not have the operation.
         most_plans: How many plans are kept.
     """
 
     name: ClassVar[str]
     errors: ClassVar[Errors] = {}
     refused: ClassVar[frozenset[str]] = frozenset()
-    exhausted: ClassVar[frozenset[str]] = frozenset()
-    missing: ClassVar[frozenset[str]] = frozenset()
-
     most_plans: ClassVar[int] = 1024
 
     def __init__(self, device: LibraryDevice) -> None:
@@ -207,9 +205,9 @@ class CudaLibrary:
         status = getattr(error, "status", error)
         codes = next(codes for cls, codes in self.errors.items() if isinstance(error, cls))
         name = codes(status).name if isinstance(status, int) else str(status)
-        if name in self.exhausted:
+        if name in _EXHAUSTED:
             return self._exhausted()
-        if name in self.missing:
+        if name in _MISSING:
             return NotSupportedError(f"{self.name}: {error}", backend="cuda")
         if name in self.refused:
             return LibraryError(f"{self.name} refused: {error}", library=self.name, code=name)

@@ -8,11 +8,11 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 import attrs
-from cuda.bindings import driver
 from nvmath.bindings import cublas
 
 from ...base import DType
 from ..kit._device import LibraryDevice
+from ..kit._scratch import scratch
 from ..kit._workspace import Workspace
 from ..runtime._stream import CudaStream
 
@@ -174,11 +174,9 @@ class Cublas:
 
         Nothing is enqueued meanwhile.
         """
-        if self.is_warm(kind):
-            return
-        with self._context:
-            self._try(kind)
-            self._context.settle()
+        if not self.is_warm(kind):
+            with self._context:
+                self._try(kind)
 
     def _warm_up(self) -> None:
         """Compute something: cuBLAS loads kernels at first use, and waits for whatever the device does then.
@@ -213,21 +211,12 @@ class Cublas:
     @contextmanager
     def scratch(self, nbytes: int) -> Generator[tuple[int, int]]:
         """A stream of the handle, and the address of zeros, to try something out; waits for it at the end."""
-        check = self._context.check
-        stream = int(check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
-        self._stream = None
-        try:
-            place = int(check(driver.cuMemAllocAsync(_WORKSPACE + nbytes, stream)))
-            check(driver.cuMemsetD8Async(place + _WORKSPACE, 0, nbytes, stream))
+        with scratch(self._context, _WORKSPACE, nbytes) as (stream, [workspace, place]):
+            self._stream = None
             cublas.set_stream(self.handle, stream)
-            cublas.set_workspace(self.handle, place, _WORKSPACE)
-            cublas.set_pointer_mode(self.handle, HOST)
-            self._mode = HOST
-            yield stream, place + _WORKSPACE
-            check(driver.cuMemFreeAsync(place, stream))
-            check(driver.cuStreamSynchronize(stream))
-        finally:
-            driver.cuStreamDestroy(stream)
+            cublas.set_workspace(self.handle, workspace, _WORKSPACE)
+            self.set_mode(HOST)
+            yield stream, place
 
     def invoke(self, kind: Kind, name: str, *arguments: str | complex) -> None:
         """Call the routine of a type, on the stream that is selected.

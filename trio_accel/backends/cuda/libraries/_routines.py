@@ -98,7 +98,6 @@ class RoutineLibrary(VectorLibrary):
                         self._invoke(kind, routine, spec, addresses)
             else:
                 self.try_vectors(kind, type(spec), place)
-        self._context.settle()
         self._tried.add(key)
 
 

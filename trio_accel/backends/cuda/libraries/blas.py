@@ -60,8 +60,6 @@ class BlasLibrary(RoutineLibrary):
     name: ClassVar[str] = "blas"
     errors: ClassVar[Errors] = {cublas.cuBLASError: cublas.Status}
     refused: ClassVar[frozenset[str]] = frozenset({"INVALID_VALUE"})
-    exhausted: ClassVar[frozenset[str]] = frozenset({"ALLOC_FAILED"})
-    missing: ClassVar[frozenset[str]] = frozenset({"NOT_SUPPORTED", "ARCH_MISMATCH"})
 
     def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)

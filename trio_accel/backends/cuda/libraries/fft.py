@@ -53,8 +53,6 @@ class FftLibrary(CudaLibrary):
     name: ClassVar[str] = "fft"
     errors: ClassVar[Errors] = {cufft.cuFFTError: cufft.Result}
     refused: ClassVar[frozenset[str]] = frozenset({"INVALID_SIZE", "INVALID_TYPE", "NOT_IMPLEMENTED"})
-    exhausted: ClassVar[frozenset[str]] = frozenset({"ALLOC_FAILED"})
-    missing: ClassVar[frozenset[str]] = frozenset({"NOT_SUPPORTED", "MISSING_DEPENDENCY"})
     # Each has tables in device memory.
     most_plans: ClassVar[int] = 256
 

@@ -62,8 +62,6 @@ class SolverLibrary(CudaLibrary):
     # Stacks of small matrices are factored by cuBLAS.
     errors: ClassVar[Errors] = {cusolver.cuSOLVERError: cusolver.Status, cublas.cuBLASError: cublas.Status}
     refused: ClassVar[frozenset[str]] = frozenset({"INVALID_VALUE", "MATRIX_TYPE_NOT_SUPPORTED"})
-    exhausted: ClassVar[frozenset[str]] = frozenset({"ALLOC_FAILED"})
-    missing: ClassVar[frozenset[str]] = frozenset({"NOT_SUPPORTED", "ARCH_MISMATCH"})
 
     def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)

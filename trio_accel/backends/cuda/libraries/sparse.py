@@ -106,8 +106,6 @@ class SparseLibrary(CudaLibrary):
     name: ClassVar[str] = "sparse"
     errors: ClassVar[Errors] = {cusparse.cuSPARSEError: cusparse.Status}
     refused: ClassVar[frozenset[str]] = frozenset({"INVALID_VALUE", "MATRIX_TYPE_NOT_SUPPORTED"})
-    exhausted: ClassVar[frozenset[str]] = frozenset({"ALLOC_FAILED", "INSUFFICIENT_RESOURCES"})
-    missing: ClassVar[frozenset[str]] = frozenset({"NOT_SUPPORTED", "ARCH_MISMATCH"})
 
     def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)
@@ -128,7 +126,9 @@ class SparseLibrary(CudaLibrary):
         indptr, indices, data, x = map(call.packed, (spec.indptr, spec.indices, spec.data, spec.x))
         out = call.result(spec.out)
         if matrix is None:
-            self._multiply_unchecked(spec, structure, call, (indptr, indices, data, x, out))
+            self._forget_oldest()
+            words = call.words(2, partial(self._judge, spec, structure))
+            self._launch_unchecked(spec, call, (indptr, indices, data, x, out), words)
             return
         matrix.used = self._products = self._products + 1
         product = matrix.product
@@ -147,17 +147,13 @@ class SparseLibrary(CudaLibrary):
 
     def _describe(self, spec: SpmvCsrSpec, addresses: tuple[int, int, int, int, int]) -> _Product:
         """Make the descriptors of a product, and find what it needs."""
-        dtype, index = spec.data.dtype, _INDEX_TYPES[spec.indptr.dtype]
-        kind, (one, zero) = _VALUE_TYPES[dtype], _factors(dtype)
+        indptr, indices, data, x_at, out_at = addresses
+        kind, (one, zero) = _VALUE_TYPES[spec.data.dtype], _factors(spec.data.dtype)
         with ExitStack() as undo:
-            matrix = cusparse.create_csr(
-                *(spec.rows, spec.columns, _stored(spec), *addresses[:3], index, index),
-                *(cusparse.IndexBase.ZERO, kind),
-            )
-            undo.callback(cusparse.destroy_sp_mat, matrix)
-            x = cusparse.create_dn_vec(spec.columns, addresses[3], kind)
+            matrix = undo.enter_context(_csr(spec, (indptr, indices, data), kind))
+            x = cusparse.create_dn_vec(spec.columns, x_at, kind)
             undo.callback(cusparse.destroy_dn_vec, x)
-            out = cusparse.create_dn_vec(spec.rows, addresses[4], kind)
+            out = cusparse.create_dn_vec(spec.rows, out_at, kind)
             undo.callback(cusparse.destroy_dn_vec, out)
             nbytes = cusparse.sp_mv_buffer_size(
                 self._handle, _AS_IT_IS, one, matrix, x, zero, out, kind, _ALGORITHM
@@ -271,13 +267,6 @@ class SparseLibrary(CudaLibrary):
         while len(self._matrices) > _MOST_MATRICES:
             self._forget(min(tuple(self._matrices.items()), key=lambda item: item[1].used)[0])
 
-    def _multiply_unchecked(
-        self, spec: SpmvCsrSpec, structure: _Structure, call: Call, addresses: tuple[int, ...]
-    ) -> None:
-        self._forget_oldest()
-        words = call.words(2, partial(self._judge, spec, structure))
-        self._launch_unchecked(spec, call, addresses, words)
-
     def _launch_unchecked(
         self, spec: SpmvCsrSpec | CsrToDenseSpec, call: Call, addresses: tuple[int, ...], words: int
     ) -> None:
@@ -318,7 +307,7 @@ class SparseLibrary(CudaLibrary):
 
 
 @contextmanager
-def _csr(spec: SpmmCsrSpec | SddmmCsrSpec, addresses: tuple[int, int, int], kind: int) -> Generator[int]:
+def _csr(spec: _Csr, addresses: tuple[int, int, int], kind: int) -> Generator[int]:
     """The descriptor of a sparse matrix, of which nothing is needed once an operation is enqueued."""
     index = _INDEX_TYPES[spec.indptr.dtype]
     matrix = cusparse.create_csr(
