@@ -381,3 +381,84 @@ def test_memory_survives_the_death_of_its_process(open_kept, backend, keeper, en
         assert not complaint  # what dies on purpose is quiet about it
         rig.device.adopt([PlacedBlock(7, nbytes, chunk, offset)])
         assert np.array_equal(get(rig, 7, nbytes), noise(nbytes, 7))
+
+
+def test_blocks_that_are_expected_are_read_before_they_are_adopted(open_kept, keeper):
+    contents = {1: noise(1000, 1), 2: noise(100_001, 2), 3: noise(5000, 3)}
+    with open_kept(keeper) as first:
+        for block, host in contents.items():
+            put(first, block, host)
+        first.stream.synchronize()
+        places = [first.device.placement(block) for block in contents]
+    with open_kept(keeper) as second:
+        keeper.map_into(second.device)
+        second.device.expect(places[:2])
+        second.device.expect(places[:1])
+        for block in (1, 2):
+            assert second.device.placement(block) == places[block - 1]
+            assert np.array_equal(get(second, block, contents[block].size), contents[block])
+        with pytest.raises(KeyError, match="3"):
+            second.device.placement(3)
+        # They are not its own: nothing is counted, and nothing is placed over them.
+        assert second.device.memory().used == second.device.memory().blocks == 0
+        put(second, 9, noise(2000, 9))
+        assert second.device.placement(9).chunk not in {place.chunk for place in places}
+        second.device.adopt([places[0], places[2]])
+        assert second.device.memory().blocks == 3
+        for block in (1, 3, 9):
+            expected = contents.get(block, noise(2000, 9))
+            assert np.array_equal(get(second, block, expected.size), expected)
+        with pytest.raises(KeyError, match="2"):
+            second.device.placement(2)
+        # What is the device's own stays what it is.
+        second.device.expect([places[0]._replace(offset=places[2].offset)])
+        assert second.device.placement(1) == places[0]
+        for block in (1, 3, 9):
+            second.device.free(block)
+        assert second.device.memory().used == second.device.memory().blocks == 0
+
+
+def test_a_block_that_was_moved_is_found_where_it_lies_now(open_kept, keeper):
+    with open_kept(keeper) as first:
+        put(first, 1, noise(1000, 1))
+        put(first, 2, noise(1000, 2))
+        first.stream.synchronize()
+        one, two = first.device.placement(1), first.device.placement(2)
+    with open_kept(keeper) as second:
+        keeper.map_into(second.device)
+        second.device.expect([one])
+        assert np.array_equal(get(second, 1, 1000), noise(1000, 1))
+        moved = PlacedBlock(1, *two[1:])
+        second.device.adopt([moved])
+        assert second.device.placement(1) == moved
+        assert np.array_equal(get(second, 1, 1000), noise(1000, 2))
+
+
+def test_blocks_are_not_expected_where_no_chunk_is_mapped(open_kept, open_rig, keeper):
+    with open_kept(keeper) as first:
+        put(first, 1, noise(1000, 1))
+        first.stream.synchronize()
+        place = first.device.placement(1)
+        nbytes = keeper.kept[place.chunk][0]
+    with open_kept(keeper) as second:
+        with pytest.raises(ValueError, match="block 1"):
+            second.device.expect([place])
+        keeper.map_into(second.device)
+        for wrong in (
+            place._replace(chunk=place.chunk + 1),
+            place._replace(offset=nbytes),
+            place._replace(offset=-512),
+            place._replace(nbytes=nbytes + 1),
+        ):
+            with pytest.raises(ValueError, match="block 1"):
+                second.device.expect([wrong])
+        # With its chunk a block goes, too.
+        second.device.expect([place])
+        second.device.unmap_chunk(place.chunk)
+        with pytest.raises(KeyError, match="1"):
+            second.device.placement(1)
+        second.device.adopt([])
+        with pytest.raises(ValueError, match="block 1"):
+            second.device.expect([place])
+    with open_rig() as alone, pytest.raises(RuntimeError, match="keeper"):
+        alone.device.expect([place])

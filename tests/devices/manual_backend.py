@@ -249,6 +249,9 @@ class ManualDevice:
     def unmap_chunk(self, chunk: int) -> None:
         self.blocks.unmap_chunk(chunk)
 
+    def expect(self, blocks: Iterable[PlacedBlock]) -> None:
+        self.blocks.expect(blocks)
+
     def adopt(self, blocks: Iterable[PlacedBlock]) -> None:
         self.blocks.adopt(blocks)
 

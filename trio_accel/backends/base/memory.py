@@ -122,6 +122,8 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         self._counts: dict[int, int] = {}
         # Those of `_chunks` that are mapped and not adopted yet.
         self._mapped: set[int] = set()
+        # Those of `blocks` that lie in them.
+        self._expected: set[int] = set()
         self._last_chunk = 0
         self._allocator = self._new_allocator()
         # `relieve` may count workspace while a place is found.
@@ -274,16 +276,36 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             if chunk not in self._mapped:
                 raise KeyError(f"chunk {chunk} is none that was mapped and not adopted")
             self._mapped.remove(chunk)
+            for block in [block for block in self._expected if self.blocks[block][2][1] == chunk]:
+                self._expected.remove(block)
+                del self.blocks[block]
             memory, _ = self._chunks.pop(chunk)
             del self._counts[chunk]
         self._source.drop(memory)
+
+    def expect(self, blocks: Iterable[PlacedBlock]) -> None:
+        """Know blocks in mapped chunks, to be read; see `AccelDevice.expect`."""
+        self._kept()
+        with self._lock:
+            places = [place for place in blocks if not self._is_own(place.block)]
+            for block, nbytes, chunk, offset in places:
+                if chunk not in self._mapped or not 0 <= offset <= self._chunks[chunk][1] - nbytes:
+                    raise ValueError(f"block {block} lies outside of the mapped chunks")
+            for block, nbytes, chunk, offset in places:
+                # The allocator knows it by no id yet.
+                self.blocks[block] = self._made((0, chunk, offset), nbytes)
+                self._expected.add(block)
+
+    def _is_own(self, block: int) -> bool:
+        """Whether a block is there that is not only expected."""
+        return block in self.blocks and block not in self._expected
 
     def adopt(self, blocks: Iterable[PlacedBlock]) -> None:
         """Take over the mapped chunks with their blocks; see `AccelDevice.adopt`."""
         self._kept()
         places = tuple(blocks)
         with self._lock:
-            for block in [place.block for place in places if place.block in self.blocks]:
+            for block in [place.block for place in places if self._is_own(place.block)]:
                 raise ValueError(f"block {block} is placed already")
             self._allocator.adopt(
                 {chunk: self._chunks[chunk][1] for chunk in self._mapped},
@@ -294,9 +316,15 @@ class BlockMemory(Generic[ChunkT, BlockT]):
                 self._last_place -= 1
                 self._allocator.rename(place.block, self._last_place)
                 taken = self._last_place, place.chunk, place.offset
+                # In place of one that was expected, which a thread may be looking for.
                 self.blocks[place.block] = self._made(taken, place.nbytes)
+                self._expected.discard(place.block)
                 self._counts[place.chunk] += 1
                 self._used += place.nbytes
+            for block in self._expected:
+                del self.blocks[block]
+            self._expected.clear()
+            self.freed += 1
             self._peak = max(self._peak, self._used)
 
     def placement(self, block: int) -> PlacedBlock:
@@ -324,6 +352,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
                 self._chunks.clear()
                 self._counts.clear()
                 self._mapped.clear()
+                self._expected.clear()
                 self._spares, self._spare_count = {}, 0
             self.blocks.clear()
             self.freed += 1
@@ -348,7 +377,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
                 used=self._used,
                 reserved=self._allocator.reserved,
                 peak=self._peak,
-                blocks=len(self.blocks),
+                blocks=len(self.blocks) - len(self._expected),
                 limit=self._limit,
                 workspace=self._workspace + self._fixed_workspace,
             )

@@ -309,6 +309,20 @@ class AccelDevice(Protocol):
             KeyError: There is no such chunk.
         """
 
+    def expect(self, blocks: Iterable[PlacedBlock]) -> None:
+        """Know where blocks lie in mapped chunks, ahead of `adopt`, for libraries that are opened ahead.
+
+        They may be read. Another process may write to them and free them. `adopt` says where they lie then,
+        and forgets those that it does not name.
+
+        Args:
+            blocks: Which. What is known of those among them that are the device's own stays.
+
+        Raises:
+            RuntimeError: The device was opened without a keeper.
+            ValueError: One lies outside of the mapped chunks. Nothing was noted.
+        """
+
     def adopt(self, blocks: Iterable[PlacedBlock]) -> None:
         """Take over every mapped chunk, with all the blocks that lie in them.
 

@@ -155,6 +155,11 @@ class CudaDevice(LibraryDevice):
         """Forget a mapped chunk; see `AccelDevice.unmap_chunk`."""
         self.addresses.unmap_chunk(chunk)
 
+    def expect(self, blocks: Iterable[PlacedBlock]) -> None:
+        """Know blocks in mapped chunks, to be read; see `AccelDevice.expect`."""
+        self._check_open()
+        self.addresses.expect(blocks)
+
     def adopt(self, blocks: Iterable[PlacedBlock]) -> None:
         """Take over the mapped chunks with their blocks; see `AccelDevice.adopt`."""
         self._check_open()
