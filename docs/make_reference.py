@@ -59,11 +59,13 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "CompletionPort ContextActor DeviceActor DeviceOpening EngineHook Fault FaultHow FaultKind FaultPlan "
         "Launch MemoryActor Phase PutFirst PutPart anew"
     ),
+    "trio_accel.programs": _names("ProgramActor"),
     "trio_accel.backends.base": _names(
         "BackendReport BlockMemory ChunkAllocator ChunkSource CopyFromForeignSpec DeviceReport ForeignArray "
         "Hold Loan PlacedBlock Placement Poison SharesCudaMemory Software as_bits checks ops scalar"
     ),
     "trio_accel.backends.base.ops": _names(
+        "ProgramCall ProgramFetch ProgramResult ProgramReturn RESULT_WORDS "
         "Descriptor Role SpecField array_key arrays_of map_arrays value_key common_shape "
         "product_shape real_of transformed_shape complex_of"
     ),
@@ -76,7 +78,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "wait_ended"
     ),
     "HostCallbackCompletion": _names("open"),
-    "LibraryActor": _names("launch launch_here launch_now lifespan start_grace"),
+    "LibraryActor": _names("launch launch_here launch_now library_of lifespan start_grace"),
     "ManualCompletion": _names("open"),
     "OperationSpec": _names("blocks descriptor"),
     "Pending": _names("settle what_to_do"),
@@ -95,7 +97,8 @@ INTERNAL: Mapping[str, frozenset[str]] = {
 # Classes that a program gets and does not make: their constructors are no part of the reference.
 GIVEN = _names(
     "AccelRef ActorContext ActorSnapshot BlasActor DeferredReply Device DeviceInfo FaultInjection FftActor "
-    "Leak LeakError LibraryActor Pending Planner Probe Ref RngActor SparseActor SupervisorScope Subscription "
+    "FunctionProgram Leak LeakError LibraryActor Pending Program ProgramOpening "
+    "Planner Probe Ref RngActor SparseActor SupervisorScope Subscription "
     "System Terminated"
 )
 _PROPERTIES = frozenset({"property", "cached_property", "functools.cached_property"})

@@ -26,6 +26,7 @@ MODULES = (
     "trio_accel.fft",
     "trio_accel.interop",
     "trio_accel.linalg",
+    "trio_accel.programs",
     "trio_accel.random",
     "trio_accel.sparse",
     "trio_accel.testing",
@@ -61,7 +62,17 @@ def test_every_public_name_has_an_entry_or_is_named_as_internal(module: str) -> 
 
 def test_every_name_of_the_package_has_an_entry() -> None:
     names = {name for _, names in _BLOCK.findall(text()) for name in names.split()}
-    modules = {"fft", "interop", "linalg", "random", "sparse", "testing", "weights", "__version__"}
+    modules = {
+        "fft",
+        "interop",
+        "linalg",
+        "programs",
+        "random",
+        "sparse",
+        "testing",
+        "weights",
+        "__version__",
+    }
     assert set(ta.__all__) - modules - names == set()
 
 

@@ -6,7 +6,7 @@ it, and a reply arrives when the device has completed the operation.
 
 import logging as _logging
 
-from . import fft, interop, linalg, random, sparse, testing, weights
+from . import fft, interop, linalg, programs, random, sparse, testing, weights
 from ._version import __version__
 from .actors import (
     Actor,
@@ -88,6 +88,7 @@ from .devices import (
     cancel_grace,
     open_system,
 )
+from .programs import open_program
 
 # Without this, `logging` would print warnings too where a program has configured nothing.
 _logging.getLogger(__name__).addHandler(_StderrUnlessConfigured())
@@ -169,7 +170,9 @@ __all__ = [
     "interop",
     "linalg",
     "list_devices",
+    "open_program",
     "open_system",
+    "programs",
     "random",
     "sparse",
     "testing",

@@ -34,11 +34,14 @@ def array(block: int, offset: int = 0) -> ArraySpec:
 
 def filled(cls: Any) -> tuple[Any, dict[str, int]]:
     """One whose arrays lie in blocks of their own, and these by the names of the fields."""
-    names = [field.name for field in cls.descriptor().fields]
-    arrays = {field.name for field in cls.descriptor().fields if field.is_array}
-    blocks = {name: number for number, name in enumerate(names, 7) if name in arrays}
-    # The sizes mean nothing here.
-    return cls(*(array(blocks[name]) if name in blocks else 0 for name in names)), blocks
+    fields = cls.descriptor().fields
+    blocks = {field.name: number for number, field in enumerate(fields, 7) if field.is_array}
+    values: list[Any] = []
+    for field in fields:
+        # The sizes mean nothing here.
+        value = array(blocks[field.name]) if field.is_array else 0
+        values.append((value,) if field.role.count == "many" else value)
+    return cls(*values), blocks
 
 
 @specification
@@ -120,6 +123,7 @@ def test_all_libraries_are_there() -> None:
         "fft",
         "linalg",
         "memory",
+        "program",
         "random",
         "solver",
         "sparse",

@@ -22,7 +22,7 @@ from .completion._strategies import (
     SyncCompletion,
 )
 from .engine._context import ContextActor
-from .engine._library import LibraryActor
+from .engine._library import LibraryActor, OwnSupervision
 from .front._across import ask_across
 from .front._device_actor import DeviceActor
 from .front._memory import Copy, Empty, Fill, MemoryActor, Put, ToHost
@@ -59,6 +59,7 @@ __all__ = [
     "MultiDeviceOperation",
     "Operand",
     "Operation",
+    "OwnSupervision",
     "PartPlanner",
     "Pending",
     "PerActorStreams",

@@ -17,7 +17,7 @@ from ..base import (
 )
 from ..base.ops import ArraySpec
 from .kit._library import CpuLibrary
-from .manifest import LIBRARIES, load_kernels
+from .manifest import LIBRARIES, open_library
 from .runtime._loan import HostLoan
 from .runtime._memory import CpuMemory, HostArray
 from .runtime._stream import CpuFault, CpuHold, CpuStream
@@ -58,13 +58,13 @@ class CpuDevice:
         """Load a library; blocks while its modules are imported.
 
         Args:
-            name: One of `libraries`, or the import path of a module of kernels.
+            name: One of `libraries`, or the import path of a module of kernels; a program has an argument.
 
         Raises:
             NotSupportedError: There is no such library.
         """
         self._check_open()
-        return CpuLibrary(name, load_kernels(name, self._info.name), self._memory, self._info.name)
+        return open_library(name, self._memory, self._info.name)
 
     def allocate(self, block: int, nbytes: int) -> None:
         """Make a memory block; see `CpuMemory.allocate`."""

@@ -7,9 +7,10 @@ import threading
 from collections.abc import Mapping
 
 from ..base.kernels import kernels_of, load_module_kernels
-from .kit._library import Kernels
+from .kit._library import CpuLibrary, Kernels
+from .runtime._memory import CpuMemory
 
-__all__ = ["LIBRARIES", "load_kernels"]
+__all__ = ["LIBRARIES", "load_kernels", "open_library"]
 
 BACKEND = "cpu"
 
@@ -18,6 +19,7 @@ LIBRARIES: Mapping[str, str] = {
     "blas": ".libraries.blas",
     "fft": ".libraries.fft",
     "memory": ".libraries.memory",
+    "program": ".libraries.program",
     "random": ".libraries.random",
     "solver": ".libraries.solver",
     "sparse": ".libraries.sparse",
@@ -26,6 +28,26 @@ LIBRARIES: Mapping[str, str] = {
 
 # Modules of SciPy import one another in circles, which two threads must not enter at different ends.
 _importing = threading.Lock()
+
+
+def open_library(name: str, memory: CpuMemory, device: str) -> CpuLibrary:
+    """Open a library of a device; blocks.
+
+    Args:
+        name: One of `LIBRARIES`, or the import path of a module of kernels. A program has an argument behind
+            it: ``"program?..."``.
+        memory: Memory of the device.
+        device: Name of the device.
+
+    Raises:
+        NotSupportedError: There is no such library.
+    """
+    library, separator, argument = name.partition("?")
+    if not separator:
+        return CpuLibrary(name, load_kernels(name, device), memory, device)
+    module = importlib.import_module(LIBRARIES[library], __package__)
+    opened: CpuLibrary = module.ProgramLibrary(library, argument, memory, device)
+    return opened
 
 
 def load_kernels(name: str, device: str = "cpu:0") -> Kernels:

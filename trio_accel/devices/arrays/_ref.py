@@ -450,6 +450,17 @@ class Device(abc.ABC):
         """Wait until everything launched is complete and all dropped memory is given back."""
 
     @abc.abstractmethod
+    async def close_library(self, path: str) -> None:
+        """End the actor of a library, once it has served what it was asked.
+
+        It gives back what it holds, and is not opened ahead in the next context. The next operation that
+        names it starts another. On a device that is closed, or rebuilds its context, there is nothing to end.
+
+        Args:
+            path: Import path of the actor, with its argument if it has one.
+        """
+
+    @abc.abstractmethod
     def watch_generation(self) -> AsyncGenerator[int, None]:
         """Iterate over the generations: the current one first, then each new one; ends with the device.
 

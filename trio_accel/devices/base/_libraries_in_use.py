@@ -29,6 +29,11 @@ class LibrariesInUse:
         """A library has completed an operation."""
         self._now[path] = None
 
+    def discard(self, path: str) -> None:
+        """A library was closed."""
+        self._now.pop(path, None)
+        self._before = tuple(other for other in self._before if other != path)
+
     def begin(self) -> None:
         """A generation begins."""
         self._before = tuple(self._now)

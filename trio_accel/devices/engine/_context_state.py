@@ -21,18 +21,21 @@ class ContextState:
     Attributes:
         generation: Number of the context.
         is_lost: Whether the context is gone: nothing is launched any more, and replies are of no account.
+        closed_alone: Paths of library actors that are closed while the context goes on.
         is_closing: Whether the device closes, so that what is in flight is lost to that.
     """
 
     def __init__(self, device_name: str, generation: int) -> None:
         self.generation: int = generation
         self.is_lost: bool = False
+        self.closed_alone: set[str] = set()
         self.is_closing: bool = False
         self._device_name = device_name
 
-    def expect_end(self) -> None:
-        """Note that its actors are being stopped: unless the context is lost, the device closes."""
-        self.is_closing = not self.is_lost
+    def expect_end(self, path: str) -> None:
+        """Note that an actor stops: unless it alone does, or the context is lost, the device closes."""
+        if path not in self.closed_alone:
+            self.is_closing = not self.is_lost
 
     def lose_context(self, cause: Exception) -> None:
         """The context is gone: end everything in flight, and have the context replaced."""

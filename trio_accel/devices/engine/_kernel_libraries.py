@@ -54,9 +54,9 @@ class KernelLibraries:
             await opening.is_over.wait()
             if opening.error is not None:
                 raise opening.error
-            if opening in self._openings[name]:
+            if opening in self._openings.get(name, ()):
                 # Else another actor of this library was quicker.
-                self._openings[name].remove(opening)
+                self._remove(opening)
                 assert opening.library is not None
                 return opening.library
 
@@ -66,6 +66,19 @@ class KernelLibraries:
         await opening.is_over.wait()
         if opening.error is not None:
             raise opening.error
+
+    async def drop(self, name: str) -> None:
+        """Close what was opened ahead of a library, and taken by nobody."""
+        for opening in self._openings.pop(name, ()):
+            await opening.is_over.wait()
+            if opening.library is not None:
+                await trio.to_thread.run_sync(opening.library.close)
+
+    def _remove(self, opening: _Opening) -> None:
+        openings = self._openings[opening.name]
+        openings.remove(opening)
+        if not openings:
+            del self._openings[opening.name]
 
     def _begin(self, name: str) -> _Opening:
         opening = _Opening(name)
@@ -81,8 +94,8 @@ class KernelLibraries:
         except Exception as error:  # noqa: BLE001  # told to the actor that waits for it
             opening.error = error
         finally:
-            if opening.library is None:
-                self._openings[name].remove(opening)
+            if opening.library is None and opening in self._openings.get(name, ()):
+                self._remove(opening)
                 opening.error = opening.error or ActorStoppedError(
                     f"the context ended before its library {name!r} was open", path=self._device.info.name
                 )

@@ -7,10 +7,22 @@ from contextlib import asynccontextmanager
 from contextvars import Context
 from typing import ClassVar, NoReturn
 
+import attrs
 import outcome
 import trio
 
-from ...actors import NOT_NOW, WOKEN, Actor, ActorContext, DeferredReply, DirectReply, handles, quick
+from ...actors import (
+    NOT_NOW,
+    WOKEN,
+    Actor,
+    ActorContext,
+    Backoff,
+    DeferredReply,
+    DirectReply,
+    Intensity,
+    handles,
+    quick,
+)
 from ...backends.base import KernelLibrary
 from ...backends.base.fast_paths import current_fast_paths
 from ..base._errors import FailureClass, classify
@@ -21,7 +33,22 @@ from ._lane import Lane
 from ._meeting import PartLaunch
 from ._part import Part, check_part
 
-__all__ = ["Asked", "LibraryActor"]
+__all__ = ["Asked", "LibraryActor", "OwnSupervision"]
+
+
+@attrs.frozen(kw_only=True)
+class OwnSupervision:
+    """How a library actor is supervised that ends alone: its context and the others live on.
+
+    Attributes:
+        name: Name in the tree.
+        intensity: Its restarts; beyond it, it has ended for good. None for those of the device's options.
+        backoff: Waiting before a restart; None for that of the device's options.
+    """
+
+    name: str
+    intensity: Intensity | None
+    backoff: Backoff | None
 
 
 class LibraryActor(Actor):
@@ -29,13 +56,27 @@ class LibraryActor(Actor):
 
     Its handler returns as soon as the operation is enqueued; the reply comes at completion.
 
+    An import path may have an argument, ``"package.module:Class?argument"``. Then each argument has an actor
+    of its own, and a library of its own of the backend, with the name ``"library?argument"``.
+
     Attributes:
         library: Name of the backend's library.
     """
 
     library: ClassVar[str]
 
-    def __init__(self, engine: Engine) -> None:
+    @classmethod
+    def supervision(cls, argument: str) -> OwnSupervision | None:
+        """How the actor of an argument is supervised, if by a supervisor of its own; None as by default."""
+        return None
+
+    @classmethod
+    def library_of(cls, argument: str | None) -> str:
+        """Name of the backend's library for an argument of the import path; None where it has none."""
+        return cls.library if argument is None else f"{cls.library}?{argument}"
+
+    def __init__(self, engine: Engine, argument: str | None = None) -> None:
+        self._library_name = self.library_of(argument)
         self._engine = engine
         self._gate = engine.gate
         self._enqueuer = engine.enqueuer
@@ -54,7 +95,7 @@ class LibraryActor(Actor):
         a new handle and stream.
         """
         engine = self._engine
-        kernels = await engine.libraries.take(self.library)
+        kernels = await engine.libraries.take(self._library_name)
         try:
             lane = engine.lanes.open(self.library, context.path, context.report_progress)
         except BaseException:
@@ -69,7 +110,7 @@ class LibraryActor(Actor):
             yield
             # One that is cancelled says nothing of the others.
             await trio.lowlevel.checkpoint_if_cancelled()
-            engine.expect_end()
+            engine.expect_end(context.path)
             await engine.synchronize(context.path)
         finally:
             engine.lanes.retire(lane, kernels.close)

@@ -5,20 +5,32 @@ from __future__ import annotations
 import importlib
 import itertools
 import sys
-from collections.abc import Callable, Container, Iterable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Container, Iterable
+from contextlib import asynccontextmanager, suppress
 
 import attrs
 import trio
 
-from ...actors import Actor, ActorStoppedError, Message, Ref, Request, handles
+from ...actors import (
+    Actor,
+    ActorContext,
+    ActorFailedError,
+    ActorStoppedError,
+    Message,
+    Policy,
+    Ref,
+    Request,
+    Restart,
+    describe,
+    handles,
+)
 from ...backends.base import ContextPoisonedError, DeviceLostError
 from .._options import DeviceOptions
 from ._engine import Engine
-from ._library import LibraryActor
+from ._library import LibraryActor, OwnSupervision
 from ._recovery import recovery_policy
 
-__all__ = ["LibraryOpener", "OpenLibrary", "PrepareLibrary"]
+__all__ = ["CloseLibrary", "LibraryOpener", "OpenLibrary", "PrepareLibrary"]
 
 # Each waits for its own library alone, however many others wait for theirs.
 _GROUP, _LIMIT = "libraries", sys.maxsize
@@ -29,7 +41,7 @@ class OpenLibrary(Request["LibraryOpener", Ref[LibraryActor]]):
     """Start a library's actor, unless it runs already.
 
     Attributes:
-        library: Import path, ``"package.module:Class"``.
+        library: Import path, ``"package.module:Class"`` or ``"package.module:Class?argument"``.
         named_by: Operation or option that has the path, for errors.
     """
 
@@ -43,6 +55,17 @@ class PrepareLibrary(Message["LibraryOpener"]):
 
     Attributes:
         library: Import path, ``"package.module:Class"``.
+    """
+
+    library: str
+
+
+@attrs.frozen
+class CloseLibrary(Request["LibraryOpener", None]):
+    """End a library's actor when it has served what is queued, and close what was opened ahead.
+
+    Attributes:
+        library: Import path.
     """
 
     library: str
@@ -66,6 +89,8 @@ class LibraryOpener(Actor):
         self._turns: dict[str, trio.Lock] = {}
         # Import paths of those whose library was opened ahead, whether they have taken it by now or not.
         self._ahead: set[str] = set()
+        # Those that end alone, by import path: their supervisors, also of those that have ended for good.
+        self._supervisors: dict[str, Ref[_Supervisor]] = {}
         # Names of the actors that are being started.
         self._starting: set[str] = set()
         # What the context was found to be lost to when a library was opened.
@@ -78,6 +103,8 @@ class LibraryOpener(Actor):
             running = self._libraries.get(message.library)
             if running is not None and not running.is_terminated:
                 return running
+            if message.library in self._supervisors:
+                await _raise_end(self._supervisors[message.library])
             try:
                 library = await self._start(message)
             except (ContextPoisonedError, DeviceLostError) as error:
@@ -96,6 +123,24 @@ class LibraryOpener(Actor):
         """Open a library ahead; what cannot be opened is no error before it is used."""
         await self.prepare([message.library])
 
+    @handles(CloseLibrary, group=_GROUP, limit=_LIMIT, ki_protected=True)
+    async def close_library(self, message: CloseLibrary) -> None:
+        """End a library actor; the next operation that names it starts another."""
+        path = message.library
+        async with self._turn(path):
+            running, supervisor = self._libraries.pop(path, None), self._supervisors.pop(path, None)
+            if running is not None:
+                self._engine.closed_alone.add(running.path)
+                await running.stop(drain=True)
+                self._engine.closed_alone.discard(running.path)
+            if supervisor is not None:
+                await supervisor.stop()
+            if path in self._ahead:
+                self._ahead.discard(path)
+                actor_class = await _find_actor(path, "close")
+                await self._engine.libraries.drop(actor_class.library_of(_argument(path)))
+        del self._turns[path]
+
     async def prepare(self, paths: Iterable[str]) -> None:
         """Open libraries ahead, one after the other; one that is asked for meanwhile goes first.
 
@@ -109,7 +154,7 @@ class LibraryOpener(Actor):
             async with turn:
                 with suppress(Exception):
                     actor_class = await _find_actor(path, "a device")
-                    await self._engine.libraries.prepare(actor_class.library)
+                    await self._engine.libraries.prepare(actor_class.library_of(_argument(path)))
                     self._ahead.add(path)
 
     def _turn(self, path: str) -> trio.Lock:
@@ -121,25 +166,103 @@ class LibraryOpener(Actor):
     async def _start(self, message: OpenLibrary) -> Ref[LibraryActor]:
         path, options = message.library, self._options
         actor_class = await _find_actor(path, message.named_by)
-        running = {ref.path.rpartition("/")[2] for ref in self._libraries.values() if not ref.is_terminated}
-        name = _name_of(actor_class, path, running | self._starting)
+        argument = _argument(path)
+        own = None if argument is None else actor_class.supervision(argument)
+        refs = (*self._libraries.values(), *self._supervisors.values())
+        running = {ref.path.rpartition("/")[2] for ref in refs if not ref.is_terminated}
+        name = _name_of(actor_class, path, running | self._starting, own)
         self._starting.add(name)
+        policy = recovery_policy(options, grace=options.close_grace)
+        arguments = (self._engine,) if argument is None else (self._engine, argument)
         try:
-            return await self.context.spawn(
-                actor_class,
-                self._engine,
-                name=name,
-                policy=recovery_policy(options, grace=options.close_grace),
-            )
+            if own is None:
+                return await self.context.spawn(actor_class, *arguments, name=name, policy=policy)
+            return await self._start_alone(path, actor_class, arguments, name, own)
         finally:
             self._starting.discard(name)
+
+    async def _start_alone(
+        self,
+        path: str,
+        actor_class: type[LibraryActor],
+        arguments: tuple[object, ...],
+        name: str,
+        own: OwnSupervision,
+    ) -> Ref[LibraryActor]:
+        """Start an actor below a supervisor of its own: what that fails with ends nobody else."""
+        options = self._options
+        if own.intensity is not None:
+            options = attrs.evolve(options, intensity=own.intensity)
+        if own.backoff is not None:
+            options = attrs.evolve(options, backoff=own.backoff)
+        policy = recovery_policy(options, grace=options.close_grace)
+        started: list[Ref[LibraryActor]] = []
+        self._supervisors[path] = await self.context.spawn(
+            _Supervisor,
+            actor_class,
+            arguments,
+            policy,
+            started.append,
+            name=name,
+            restart=Restart.TEMPORARY,
+            policy=attrs.evolve(policy, grace=options.close_grace + 1.0),
+        )
+        return started[0]
+
+
+class _Supervisor(Actor):
+    """The supervisor of one library actor: where its restarts exceed its intensity, it ends alone."""
+
+    def __init__(
+        self,
+        actor_class: type[LibraryActor],
+        arguments: tuple[object, ...],
+        child_policy: Policy,
+        on_start: Callable[[Ref[LibraryActor]], None],
+    ) -> None:
+        self._class = actor_class
+        self._arguments = arguments
+        self._policy = child_policy
+        self._on_start = on_start
+
+    @asynccontextmanager
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        """Start the actor."""
+        name = self._class.library
+        self._on_start(await context.spawn(self._class, *self._arguments, name=name, policy=self._policy))
+        yield
+
+
+async def _raise_end(supervisor: Ref[_Supervisor]) -> None:
+    """Raise what a library actor has ended with that is not started again.
+
+    Raises:
+        ActorFailedError: It has failed too often.
+        ActorStoppedError: It has ended with its context.
+    """
+    ended = (await supervisor.wait_terminated()).error
+    if not isinstance(ended, ActorFailedError):
+        raise ActorStoppedError(f"{supervisor.path} has ended with its context", path=supervisor.path)
+    why = "" if ended.__cause__ is None else f" with {describe(ended.__cause__)}"
+    raise ActorFailedError(
+        f"{supervisor.path} has ended for good: it failed too often, last{why}; open it again",
+        path=supervisor.path,
+    ) from ended.__cause__
 
 
 def _nobody(path: str, library: Ref[LibraryActor]) -> None:
     """Nobody waits for a library."""
 
 
-def _name_of(actor_class: type[LibraryActor], path: str, names: Container[str]) -> str:
+def _argument(path: str) -> str | None:
+    """What is behind the question mark of an import path; None where there is none."""
+    _, separator, argument = path.partition("?")
+    return argument if separator else None
+
+
+def _name_of(
+    actor_class: type[LibraryActor], path: str, names: Container[str], own: OwnSupervision | None
+) -> str:
     """The name of a library's actor in the tree.
 
     The actors of this package have the names of their libraries, whatever was opened before. One of a
@@ -147,6 +270,7 @@ def _name_of(actor_class: type[LibraryActor], path: str, names: Container[str]) 
     """
     package = __name__.partition(".")[0]
     name = actor_class.library if actor_class.__module__.partition(".")[0] == package else path
+    name = name if own is None else own.name
     # An actor may be named by several import paths.
     numbered = (f"{name}#{number}" for number in itertools.count(2))
     return next(free for free in itertools.chain([name], numbered) if free not in names)
@@ -171,7 +295,7 @@ def _load_actor(path: str, named_by: str) -> type[LibraryActor]:
         TypeError: No such class.
         ImportError: No such module.
     """
-    module, separator, name = path.partition(":")
+    module, separator, name = path.partition("?")[0].partition(":")
     if not separator or module == "__main__":
         raise ValueError(
             f"{named_by}: library: {path!r} must be an import path 'package.module:Class' that any "

@@ -29,6 +29,7 @@ class _Submitted:
         launch: What is launched.
         on_done: Called with what it failed with, or None.
         invalidates: Whether its outputs are invalidated also if it was never launched: others count on it.
+        opener: Who opens its library.
         library: Who launches it.
         posted: Its place in the mailbox.
     """
@@ -36,6 +37,7 @@ class _Submitted:
     launch: Launch
     on_done: OnDone
     invalidates: bool
+    opener: Ref[LibraryOpener]
     library: Ref[LibraryActor] | None = None
     posted: Posted | None = None
 
@@ -63,20 +65,27 @@ class Submissions:
         self, context: Ref[LibraryOpener], launch: Launch, on_done: OnDone, *, invalidates: bool = True
     ) -> None:
         """Hand an operation over, to the library's actor or to those that wait for it."""
-        submitted = self._submitted[launch] = _Submitted(launch, on_done, invalidates)
+        submitted = self._submitted[launch] = _Submitted(launch, on_done, invalidates, context)
         path = launch.library
         self._engine.enter(launch)
         library = self._libraries.get(path)
-        if path in self._opening:
-            self._opening[path].append(submitted)
-        elif library is not None and not library.is_terminated:
+        if library is not None and not library.is_terminated and path not in self._opening:
             self._post(library, submitted)
         else:
-            self._opening[path] = [submitted]
-            try:
-                context.post(OpenLibrary(path, launch.name), lambda result: self._opened(path, result))
-            except ActorError as error:
-                self._opened(path, outcome.Error(error))
+            self._open(submitted)
+
+    def _open(self, submitted: _Submitted) -> None:
+        """Have an operation wait until its library is open."""
+        path = submitted.launch.library
+        if path in self._opening:
+            self._opening[path].append(submitted)
+            return
+        self._opening[path] = [submitted]
+        request = OpenLibrary(path, submitted.launch.name)
+        try:
+            submitted.opener.post(request, lambda result: self._opened(path, result))
+        except ActorError as error:
+            self._opened(path, outcome.Error(error))
 
     def withdraw(self, launch: Launch) -> bool:
         """Take an operation back that is not launched; `on_done` is not called then.
@@ -121,7 +130,13 @@ class Submissions:
 
     def _post(self, library: Ref[LibraryActor], submitted: _Submitted) -> None:
         def done(result: outcome.Outcome[None]) -> None:
-            self._done(submitted, result.error if isinstance(result, outcome.Error) else None)
+            error = result.error if isinstance(result, outcome.Error) else None
+            engine = self._engine
+            if isinstance(error, ActorStoppedError) and not (engine.is_lost or engine.is_closing):
+                # The actor has ended, and its context has not: whether there is another, is told there.
+                self._open(submitted)
+            else:
+                self._done(submitted, error)
 
         submitted.library = library
         try:

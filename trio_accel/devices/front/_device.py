@@ -203,6 +203,12 @@ class OpenDevice(Device):
         self.state.check_run("synchronize")
         await self.dispatch.synchronize()
 
+    @enable_ki_protection
+    async def close_library(self, path: str) -> None:
+        """See `Device.close_library`."""
+        self.state.check_run("close_library")
+        await self.dispatch.close_library(path)
+
     def watch_generation(self) -> AsyncGenerator[int, None]:
         """See `Device.watch_generation`."""
         return self.state.availability.watch()

@@ -72,5 +72,8 @@ class Dispatch(Protocol):
     def import_ahead(self, module: str) -> None:
         """Have contexts to come find a module of the program imported, where they are in other processes."""
 
+    async def close_library(self, path: str) -> None:
+        """See `Device.close_library`."""
+
     def poison(self, reason: str) -> None:
         """See `trio_accel.testing.poison`."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...actors import ActorContext, ActorFailedError, ActorStoppedError, Ref, idle_actor
+from ...actors import ActorContext, ActorError, ActorFailedError, ActorStoppedError, Ref, idle_actor
 from ...backends.base import AccelDevice, ContextPoisonedError, DeviceLostError, QueueFullError
 from ..arrays._pending import Pending
 from ..arrays._ref import AccelRef
@@ -18,7 +18,7 @@ from ..base._statistics import DeviceStatistics
 from ..engine._context import ContextActor, Session, context_policy
 from ..engine._device_state import DeviceState
 from ..engine._library import Asked, LibraryActor
-from ..engine._library_opener import OpenLibrary
+from ..engine._library_opener import CloseLibrary, OpenLibrary
 from ..host._registrar import HostRegistrar
 from ..operations._operation import Launch, Operation, Planner, check_operation
 from ._copies import WITH_HOST, InlineCopies, Travel
@@ -339,6 +339,15 @@ class InlineDispatch:
 
     def import_ahead(self, module: str) -> None:
         """Nothing to do: contexts to come are in this process, too."""
+
+    async def close_library(self, path: str) -> None:
+        """See `Device.close_library`."""
+        self._in_use.discard(path)
+        if self.session is not None and self._context_ref is not None:
+            with suppress(ActorError):
+                await self._context_ref.ask(CloseLibrary(path))
+        self._in_use.discard(path)
+        await trio.lowlevel.checkpoint()
 
     def poison(self, reason: str) -> None:
         """See `trio_accel.testing.poison`."""

@@ -18,6 +18,7 @@ from .linalg import (
     SwapSpec, SymmSpec, SyrkSpec, Transpose, TriangularSpec,
 )
 from .memory import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec
+from .program import RESULT_WORDS, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
 from .random import PHILOX_ROW, Distribution, PhiloxSpec
 from .solver import (
     CheckDiagonalSpec, CholeskySpec, DetSpec, EighSpec, EigSpec, LuSolveSpec, LuSpec, QrSpec, SolveSpec,
@@ -26,11 +27,12 @@ from .solver import (
 from .sparse import CsrToDenseSpec, SddmmCsrSpec, SpmmCsrSpec, SpmvCsrSpec
 
 __all__ = [
-    "PHILOX_ROW", "ArraySpec", "AsumSpec", "AxpySpec", "CheckDiagonalSpec", "CholeskySpec",
+    "PHILOX_ROW", "RESULT_WORDS", "ArraySpec", "AsumSpec", "AxpySpec", "CheckDiagonalSpec", "CholeskySpec",
     "CopyFromHostSpec", "CopySpec", "CopyToHostSpec", "CsrToDenseSpec", "Descriptor", "DetSpec",
     "Distribution", "DotSpec", "EigSpec", "EighSpec", "FftDirection", "FftKind", "FftNorm", "FftSpec",
     "FillSpec", "GemmSpec", "HostUse", "IamaxSpec", "LuSolveSpec", "LuSpec", "MatmulSpec", "Nrm2Spec",
-    "NumberRole", "OperationSpec", "PeerArray", "Peers", "PhiloxSpec", "QrSpec", "Role", "RotSpec",
+    "NumberRole", "OperationSpec", "PeerArray", "Peers", "PhiloxSpec", "ProgramCall",
+    "ProgramFetch", "ProgramResult", "ProgramReturn", "QrSpec", "Role", "RotSpec",
     "ScalSpec", "SddmmCsrSpec", "Side", "SolveSpec", "SpecField", "SpmmCsrSpec", "SpmvCsrSpec",
     "StatusArray", "SvdSpec", "SwapSpec", "SymmSpec", "SyrkSpec", "Transpose", "Triangle", "TriangularSpec",
     "array_key", "arrays_of", "common_shape", "complex_of", "contiguous_strides", "exact", "map_arrays",

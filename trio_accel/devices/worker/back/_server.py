@@ -19,7 +19,7 @@ from ..._options import DeviceOptions
 from ...arrays._blocks import BlockTable
 from ...base._availability import Availability
 from ...engine._context import ContextActor, Session, context_policy
-from ...engine._library_opener import PrepareLibrary
+from ...engine._library_opener import CloseLibrary, PrepareLibrary
 from ...operations._hooks import EngineHook
 from ..transport._channel import Channel, EndOfChannel
 from ..transport._frames import WorkerConfig, placed_block
@@ -99,6 +99,7 @@ class WorkerServer:
             "tell_chunk": self._memory.tell_again,
             "unslab": self._on_unslab,
             "prepare": self._on_prepare,
+            "forget": self._on_forget,
         }
 
     # What the context asks of its owner.
@@ -189,6 +190,15 @@ class WorkerServer:
         with suppress(ActorError, trio.WouldBlock):
             self._context.tell_nowait(PrepareLibrary(path))
 
+    def _on_forget(self, path: str) -> None:
+        self._nursery.start_soon(self._close_library, None, path)
+
+    async def _close_library(self, number: int | None, path: str) -> None:
+        with suppress(ActorError):
+            await self._context.ask(CloseLibrary(path))
+        if number is not None:
+            self._channel.send(("result", number, None), now=True)
+
     async def _stand_ready(self) -> None:
         """Have the context's actor run before anybody needs it; what it needs of the memory follows."""
         try:
@@ -255,12 +265,15 @@ class WorkerServer:
             self._on_release(released)
         self._leases.begin(self._nursery, number, block, write=write)
 
-    def _on_call(self, number: int, what: str) -> None:
+    def _on_call(self, number: int, what: str, path: str = "") -> None:
         session = self._requests.session
         if session is None:
             return
         if what == "synchronize":
             self._nursery.start_soon(self._synchronize, number, session)
+            return
+        if what == "close":
+            self._nursery.start_soon(self._close_library, number, path)
             return
         self.blocks.drain()
         memory = self._device.memory()

@@ -47,8 +47,12 @@ class Calls:
     def __len__(self) -> int:
         return len(self._calls)
 
-    async def ask(self, what: str) -> Any:
+    async def ask(self, what: str, *arguments: str) -> Any:
         """Ask the worker that serves for something, and the next one if it is lost meanwhile.
+
+        Args:
+            what: ``"count"``, ``"synchronize"``, or ``"close"`` with the import path of a library.
+            arguments: What belongs to it.
 
         Raises:
             DeviceLostError: There is none any more.
@@ -65,7 +69,7 @@ class Calls:
             self._last += 1
             number = self._last
             self._calls[number] = _Call(what)
-            sender.link.send(("call", number, what), now=True)
+            sender.link.send(("call", number, what, *arguments), now=True)
             with suppress(_CallLostError):
                 return await self._wait(number)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -312,6 +312,17 @@ class WorkerDispatch:
     def import_ahead(self, module: str) -> None:
         """Have the launcher import a module of the program, for the workers that start from then on."""
         self._pool.import_ahead(module)
+
+    async def close_library(self, path: str) -> None:
+        """See `Device.close_library`."""
+        self._pool.forget(path)
+        if self._device.availability.is_ended:
+            await trio.lowlevel.checkpoint()
+            return
+        with suppress(DeviceLostError):
+            await self._calls.ask("close", path)
+        self._sender.forget_library(path)
+        self._pool.forget(path)
 
     def poison(self, reason: str) -> None:
         """See `trio_accel.testing.poison`."""

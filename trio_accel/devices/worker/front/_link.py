@@ -17,7 +17,7 @@ from ..transport._channel import Channel, EndOfChannel
 from ..transport._codec import NonsenseError
 from ..transport._frames import WorkerConfig
 from ..transport._framing import Received
-from ..transport._page import FIRST_WORD, SharedPage
+from ..transport._page import FIRST_WORD, WORDS, SharedPage
 from ..transport._spin_wait import SpinWait
 from ._chunks import Chunk
 from ._launches import TemplateTable
@@ -100,6 +100,7 @@ class WorkerLink:
         self._stuck_after = stuck_after
         self._error: Exception | None = None
         self.words: dict[str, int] = {}
+        self._free_words: list[int] = []
         # What the words said at its death.
         self._last: dict[str, int] | None = None
         # Requests that completed early: their ends were seen ahead of their answers.
@@ -121,8 +122,25 @@ class WorkerLink:
         self.send(("chunk", chunk.number, chunk.nbytes), (chunk.descriptor,))
 
     def word(self, library: str) -> int:
-        """The shared word of a library."""
-        return self.words.setdefault(library, len(self.words) + FIRST_WORD)
+        """The shared word of a library.
+
+        Raises:
+            RuntimeError: There are too many.
+        """
+        word = self.words.get(library)
+        if word is None:
+            word = self._free_words.pop() if self._free_words else len(self.words) + FIRST_WORD
+            if word >= WORDS:
+                raise RuntimeError(
+                    f"a worker serves at most {WORDS - FIRST_WORD} libraries and programs; close some"
+                )
+            self.words[library] = word
+        return word
+
+    def forget_library(self, library: str) -> None:
+        """A library was closed: its shared word is there for another."""
+        if self._last is None and library in self.words:
+            self._free_words.append(self.words.pop(library))
 
     def started(self, library: str) -> int:
         """Number of the last request of a library that it has begun to launch; also when it is gone."""

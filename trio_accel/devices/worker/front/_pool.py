@@ -204,6 +204,12 @@ class WorkerPool:
         if self._preload:
             self._nursery.start_soon(self._launcher.import_ahead, (module,), self._preload)
 
+    def forget(self, library: str) -> None:
+        """A library was closed: those that stand ready close it, too."""
+        self.in_use.discard(library)
+        for link in self._spares:
+            link.send(("forget", library))
+
     def share(self, chunk: Chunk, maker: WorkerLink) -> None:
         """Have all workers but its maker map a chunk."""
         for link in self._links:

@@ -153,6 +153,14 @@ class RequestTable:
         self._forget_waiting()
         return waiting
 
+    def forget_library(self, library: str) -> bool:
+        """Keep nothing of a library that has no requests; returns whether it has none."""
+        if self._counts.get(library) or self._queues.get(library):
+            return False
+        self._counts.pop(library, None)
+        self._queues.pop(library, None)
+        return True
+
     def queues(self, in_flight: Mapping[str, int]) -> dict[str, QueueStatistics]:
         """Count requests by library.
 
@@ -307,10 +315,10 @@ class RequestSender:
         if self._first_sent.task is not None:
             self._first_sent.notify()
         word = link.words.get(library)
-        if word is None:
-            # Of a lease there is none.
-            word = link.word(library) if library else 0
         try:
+            if word is None:
+                # Of a lease there is none.
+                word = link.word(library) if library else 0
             message = request.message(word, tuple(self._released), link.templates)
         except Exception as error:  # noqa: BLE001  # it is the asker's
             self.requests.done(request.number)
@@ -347,6 +355,11 @@ class RequestSender:
         if self._released_bytes >= _LARGE or len(self._released) >= _MANY:
             # Small ones, and few, can wait for a request to go with.
             self._some_released.notify()
+
+    def forget_library(self, library: str) -> None:
+        """A library was closed: keep nothing of it, unless it was asked for again."""
+        if self.requests.forget_library(library) and self.link is not None:
+            self.link.forget_library(library)
 
     def send_released(self) -> None:
         """Tell the worker now what the program has let go."""

@@ -9,7 +9,7 @@ from typing import Self
 
 from ._shared_frame import SIZE, SharedFrame
 
-__all__ = ["FIRST_WORD", "SharedPage"]
+__all__ = ["FIRST_WORD", "WORDS", "SharedPage"]
 
 # One page in all.
 _FRAMES = 2048
@@ -18,6 +18,9 @@ _BYTES = _MIDDLE + SIZE
 
 FIRST_WORD = 3
 """Number of the first word of a library."""
+
+WORDS = _FRAMES // 8
+"""How many words there are."""
 
 
 class SharedPage:

@@ -1,0 +1,299 @@
+"""A program where it runs: an instance of the user's class, and the calls of its methods.
+
+What all backends share. An adapter of a backend makes the arrays and says where the calls run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import Any, Protocol
+
+import attrs
+import numpy as np
+
+from ...actors import ActorError
+from .errors import AccelError, LibraryError
+from .ops import ArraySpec, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
+from .recipes import MOST_TEXT, Recipe
+from .trees import build, flatten, is_same_tree, text_of, tree_of
+
+__all__ = ["GONE", "ProgramArrays", "ProgramHost", "load_target"]
+
+GONE = "gone"
+"""Code of the `LibraryError` of a result that is not kept any more: the program was made anew since."""
+
+
+class ProgramArrays(Protocol):
+    """The arrays of a backend, as programs see them."""
+
+    def view(self, array: ArraySpec, *, write: bool) -> object:
+        """Make the object by which a program uses an array.
+
+        Raises:
+            KeyError: There is no such block.
+        """
+        ...
+
+    def found(self, value: object) -> tuple[str, tuple[int, ...]] | None:
+        """Dtype and shape of an array that a method has returned; None if it is no array.
+
+        Raises:
+            TypeError: An array that devices do not have.
+        """
+        ...
+
+    def keep(self, value: object) -> object:
+        """A copy of a returned array, which nobody else changes."""
+        ...
+
+    def copy(self, source: object, out: object) -> None:
+        """Copy an array to one of the same dtype and shape that `view` has made."""
+
+    def end(self, views: Sequence[object]) -> None:
+        """The call is over for which these were made: nobody may write to them any more."""
+
+
+@attrs.frozen
+class _Kept:
+    """What a method has returned, until it is fetched."""
+
+    text: bytes
+    arrays: list[object]
+
+
+class ProgramHost:
+    """One instance of a program. Made in a thread, because constructor and `warm_up` may take long.
+
+    Args:
+        argument: Text of the `Recipe`.
+        arrays: The arrays of the backend.
+
+    Attributes:
+        recipe: What it is made of.
+
+    Raises:
+        ImportError: This process does not have the module.
+        Exception: What constructor or `warm_up` raised, with a note that names them.
+    """
+
+    def __init__(self, argument: str, arrays: ProgramArrays) -> None:
+        self.recipe: Recipe = Recipe.decode(argument)
+        self._arrays = arrays
+        self._kept: dict[int, _Kept] = {}
+        recipe = self.recipe
+        where = f"program {recipe.name!r}: {recipe.target}"
+        target = load_target(recipe.target, where)
+        self._program: Any = target
+        if recipe.arguments is None:
+            return
+        updated = recipe.updated
+        views = [arrays.view(array, write=number in updated) for number, array in enumerate(recipe.arrays)]
+        args, kwargs = build(recipe.arguments, views)
+        with _named(f"{where}()"):
+            self._program = target(*args, **kwargs)
+        warm_up = getattr(self._program, "warm_up", None)
+        if callable(warm_up):
+            with _named(f"{where}.warm_up()"):
+                warm_up()
+
+    def call(
+        self,
+        spec: ProgramCall,
+        inputs: Sequence[object],
+        updated: Sequence[object],
+        outputs: Sequence[object],
+    ) -> None:
+        """Call a method, where the backend has calls run; for all but `ProgramReturn` there is no result.
+
+        Args:
+            spec: The call.
+            inputs: Views of its `read`.
+            updated: Views of its `updated`.
+            outputs: Views of its `written`.
+
+        Raises:
+            Exception: What the method raised, with a note that names it.
+            TypeError: It returned something else than was declared, or what no device has.
+        """
+        if not spec.arguments:
+            return
+        where, function, takes_out = self._method(spec.method)
+        try:
+            args, kwargs = build(tree_of(spec.arguments), [*inputs, *updated])
+            out = build(tree_of(spec.results), outputs) if spec.results else None
+            if takes_out and spec.results:
+                kwargs["out"] = out
+            with _named(where):
+                returned = function(*args, **kwargs)
+                if isinstance(spec, ProgramReturn):
+                    self._keep(where, spec, returned)
+                elif takes_out:
+                    _check_written(where, returned, out, outputs)
+                else:
+                    self._copy(where, spec, returned, outputs)
+        finally:
+            self._arrays.end([*inputs, *updated, *outputs])
+
+    def tell(self, spec: ProgramResult) -> None:
+        """Fill words with the text of a kept result."""
+        text = self._kept_in(spec.slot).text
+        spec.words.view(np.uint8)[: len(text)] = np.frombuffer(text, np.uint8)
+
+    def fetch(self, spec: ProgramFetch, outputs: Sequence[object]) -> None:
+        """Copy the arrays of a kept result, and forget it."""
+        kept = self._kept_in(spec.slot)
+        for source, out in zip(kept.arrays, outputs, strict=True):
+            self._arrays.copy(source, out)
+        del self._kept[spec.slot]
+
+    def close(self) -> None:
+        """Let go of the instance and of what it has returned."""
+        self._program = None
+        self._kept.clear()
+
+    def _method(self, name: str) -> tuple[str, Callable[..., Any], bool]:
+        recipe = self.recipe
+        module, _, qualname = recipe.target.partition(":")
+        where = ".".join(filter(None, (module.rpartition(".")[2], qualname, name)))
+        function = getattr(self._program, name) if name else self._program
+        return where, function, _takes_out(getattr(function, "__func__", function))
+
+    def _keep(self, where: str, spec: ProgramReturn, returned: object) -> None:
+        for slot in spec.forget:
+            self._kept.pop(slot, None)
+        arrays: list[object] = []
+        found: list[tuple[str, tuple[int, ...]]] = []
+        tree = flatten(f"{where}: its result", returned, self._leaf(arrays, found))
+        text = text_of([tree, found]).encode()
+        if len(text) > MOST_TEXT:
+            raise ValueError(
+                f"{where}: its result is {len(text)} bytes as text, at most {MOST_TEXT} are allowed; return "
+                "large values as arrays"
+            )
+        words = spec.words
+        words[0] = len(text)
+        room = words[1:].view(np.uint8)
+        if fits := len(text) <= room.size:
+            room[: len(text)] = np.frombuffer(text, np.uint8)
+        if arrays or not fits:
+            self._kept[spec.slot] = _Kept(text, [self._arrays.keep(array) for array in arrays])
+
+    def _copy(self, where: str, spec: ProgramCall, returned: object, outputs: Sequence[object]) -> None:
+        """Copy what a method has returned to what was declared."""
+        arrays: list[object] = []
+        found: list[tuple[str, tuple[int, ...]]] = []
+        tree = flatten(f"{where}: its result", returned, self._leaf(arrays, found))
+        if not is_same_tree(tree, tree_of(spec.results)):
+            raise TypeError(f"{where}: its result is not nested as it was declared: {_shortened(returned)}")
+        for (dtype, shape), output in zip(found, spec.written, strict=True):
+            if (dtype, shape) != (output.dtype.value, output.shape):
+                raise TypeError(
+                    f"{where}: its result must be {output.dtype} of shape {output.shape}, as was declared, "
+                    f"got {dtype} of shape {shape}"
+                )
+        for source, out in zip(arrays, outputs, strict=True):
+            self._arrays.copy(source, out)
+
+    def _leaf(
+        self, arrays: list[object], found: list[tuple[str, tuple[int, ...]]]
+    ) -> Callable[[str, object], int | None]:
+        def leaf(where: str, value: object) -> int | None:
+            try:
+                array = self._arrays.found(value)
+            except TypeError as error:
+                raise TypeError(f"{where}: {error}") from None
+            if array is None:
+                return None
+            arrays.append(value)
+            found.append(array)
+            return len(arrays) - 1
+
+        return leaf
+
+    def _kept_in(self, slot: int) -> _Kept:
+        kept = self._kept.get(slot)
+        if kept is None:
+            raise LibraryError(
+                f"program {self.recipe.name!r} was made anew before its result was fetched; ask again",
+                library="program",
+                code=GONE,
+            )
+        return kept
+
+
+def load_target(path: str, where: str) -> Any:
+    """Find the class or function of a program; blocks while its module is imported.
+
+    Args:
+        path: Import path, ``"package.module:Class"``.
+        where: What names the program in errors.
+
+    Raises:
+        ImportError: There is no such module here, or it does not have it.
+        Exception: What the module raised.
+    """
+    module, _, qualname = path.partition(":")
+    with _named(f"{where}, at the import of {module}"):
+        try:
+            found: Any = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            text = f"{where}: module {module!r} cannot be imported here: {error}"
+            raise ModuleNotFoundError(text, name=error.name, path=error.path) from error
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        text = f"{where}: module {module!r} has no {qualname}"
+        raise ImportError(text, name=module)  # noqa: TRY004  # as if it were imported from there
+    return found
+
+
+def _check_written(where: str, returned: object, out: object, outputs: Sequence[object]) -> None:
+    """Refuse what a method has returned that was to write to `out`: nobody would see it."""
+    own = {id(output) for output in outputs}
+    items: Sequence[object] = ()
+    if isinstance(returned, Mapping):
+        items = list(returned.values())
+    elif isinstance(returned, (list, tuple)):
+        items = returned
+    is_own = bool(items) and all(id(item) in own for item in items)
+    if not (returned is None or returned is out or id(returned) in own or is_own):
+        raise TypeError(
+            f"{where}: it was to write its result to out, and returned {_shortened(returned)}; return out or "
+            "None, or take no argument out: then what is returned is copied"
+        )
+
+
+@cache
+def _takes_out(function: Callable[..., Any]) -> bool:
+    return "out" in inspect.signature(function).parameters
+
+
+def _shortened(value: object) -> str:
+    if isinstance(value, (dict, list, tuple)):
+        return f"a {type(value).__name__} of {len(value)}"  # pyright: ignore[reportUnknownArgumentType]
+    return f"an object of type {type(value).__name__}"
+
+
+@contextmanager
+def _named(where: str) -> Generator[None, None, None]:
+    """Name the code of the user's that an error comes from.
+
+    What the engine takes for its own, and what would end a task or the process, is told by another error.
+    """
+    try:
+        yield
+    except MemoryError:
+        # The backend says how much there is.
+        raise
+    except (AccelError, ActorError) as error:
+        raise RuntimeError(f"{where} raised {type(error).__name__}: {error}") from error
+    except Exception as error:
+        with suppress(Exception):
+            error.add_note(f"in {where}")
+        raise
+    except BaseException as error:
+        raise RuntimeError(f"{where} raised {type(error).__name__}: {error}") from error

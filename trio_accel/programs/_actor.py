@@ -1,0 +1,41 @@
+"""The actor of a program."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from ..actors import ActorContext
+from ..backends.base.recipes import Recipe
+from ..devices import LibraryActor, OwnSupervision
+
+__all__ = ["PATH", "ProgramActor"]
+
+PATH = "trio_accel.programs:ProgramActor"
+"""Its import path; a program's recipe is the argument."""
+
+
+class ProgramActor(LibraryActor):
+    """Serves the calls of one program, on a stream of its own.
+
+    A new incarnation has a new instance of the program's class. Where calls fail more often than the
+    program's intensity allows, it ends alone.
+    """
+
+    library = "program"
+
+    @classmethod
+    def supervision(cls, argument: str) -> OwnSupervision:
+        """As its recipe says."""
+        recipe = Recipe.decode(argument)
+        return OwnSupervision(name=recipe.name, intensity=recipe.intensity, backoff=recipe.backoff)
+
+    @asynccontextmanager
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        """Hold an instance; after a crash the next one is made when the last call of this one is over."""
+        async with super().lifespan(context):
+            try:
+                yield
+            except Exception:
+                await self._engine.synchronize(context.path)
+                raise

@@ -1,0 +1,307 @@
+"""The operations of programs: a call, and what is asked when its results are known only behind it."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, ClassVar, TypeVar, cast
+
+import attrs
+import numpy as np
+
+from ..backends.base import DType
+from ..backends.base.ops import (
+    RESULT_WORDS,
+    ArraySpec,
+    ProgramCall,
+    ProgramFetch,
+    ProgramResult,
+    ProgramReturn,
+)
+from ..backends.base.recipes import MOST_TEXT
+from ..backends.base.trees import Tree, flatten, text_of, tree_of
+from ..devices import AccelRef, Operation, Planned, Planner
+from ._actor import PATH, ProgramActor
+from ._method import Method
+
+__all__ = ["Call", "Fetch", "Ready", "Result", "StateArray", "TellResult", "call_tree", "message_class"]
+
+MessageT = TypeVar("MessageT", bound="_ProgramMessage")
+
+
+@attrs.frozen(eq=False)
+class StateArray:
+    """An array among the arguments of a constructor.
+
+    Attributes:
+        parameter: Parameter that has it.
+        where: Its place, such as ``"weights['bias']"``.
+        ref: The array.
+    """
+
+    parameter: str
+    where: str
+    ref: AccelRef
+
+
+@attrs.frozen
+class Result:
+    """What a call tells of its result.
+
+    Attributes:
+        tree: Its tree.
+        arrays: Dtypes and shapes of its arrays, which are kept.
+    """
+
+    tree: Tree
+    arrays: list[tuple[str, list[int]]]
+
+    @classmethod
+    def read(cls, text: bytes) -> Result:
+        """Read what a program's host wrote."""
+        return cls(*tree_of(text.decode()))
+
+
+@attrs.define(eq=False, slots=False)
+class _ProgramMessage(Operation[ProgramActor, Any]):
+    """Base of the messages: each program is a library of its own."""
+
+    path: str
+    library: ClassVar[str] = PATH
+
+    def __attrs_post_init__(self) -> None:
+        vars(self)["library"] = self.path
+
+
+@cache
+def message_class(base: type[MessageT], where: str) -> type[MessageT]:
+    """The class of messages with the name of a method, by which statistics and faults know them."""
+    module, _, name = where.partition(".")
+    return type(name, (base,), {"__module__": module, "__doc__": f"A call of {where}."})
+
+
+@attrs.define(eq=False, slots=False)
+class Ready(_ProgramMessage):
+    """Nothing is called: the program is there, and its arrays are complete."""
+
+    state: Sequence[StateArray]
+
+    def plan(self, planner: Planner) -> Planned[Any]:
+        """Check the arrays."""
+        state = tuple([planner.read(array.where, array.ref) for array in self.state])
+        return Planned(ProgramCall("", "", "", state, (), (), ()))
+
+
+@attrs.define(eq=False, slots=False)
+class Call(_ProgramMessage):
+    """A call of a method; replies with its result, or with a `Result` if that is not declared.
+
+    Attributes:
+        method: The method.
+        bound: Its arguments, without `out`.
+        out: Arrays of the asker's for declared outputs.
+        state: Arrays that the program was opened with: one of each block.
+        slot: Where the result is kept; None if it is declared.
+        forget: Slots of results that nobody fetches any more.
+    """
+
+    method: Method
+    bound: inspect.BoundArguments
+    out: object
+    state: Sequence[StateArray]
+    slot: int | None
+    forget: tuple[int, ...]
+
+    def plan(self, planner: Planner) -> Planned[Any]:
+        """Check the arguments, and name the outputs if they are declared."""
+        method = self.method
+        inputs: list[ArraySpec] = []
+        updated: list[ArraySpec] = []
+        state: list[ArraySpec] = []
+        arguments = self._arguments(planner, inputs, updated)
+        for array in self.state:
+            if array.parameter in method.state:
+                updated.append(planner.update(array.where, array.ref))
+            else:
+                state.append(planner.read(array.where, array.ref))
+        arrays = tuple(state), tuple(inputs), tuple(updated)
+        if method.out is None:
+            words = planner.status(RESULT_WORDS)
+            slot = cast("int", self.slot)
+            kept = ProgramReturn(method.name, arguments, "", *arrays, (), slot, self.forget, words)
+            return Planned(kept, finish=lambda: _read(words))
+        outputs: list[ArraySpec] = []
+        declared = _declared(planner.name, method, self.bound)
+        tree, reply = _outputs(planner, "out", declared, self.out, outputs)
+        if self.out is not None:
+            for output in outputs:
+                planner.distinct(
+                    "out", output, **{f"input {number}": spec for number, spec in enumerate(inputs)}
+                )
+        spec = ProgramCall(method.name, arguments, text_of(tree), *arrays, tuple(outputs))
+        return Planned(spec, reply)
+
+    def _arguments(self, planner: Planner, inputs: list[ArraySpec], updated: list[ArraySpec]) -> str:
+        """The text of the arguments; their arrays go to the lists."""
+        prefix, updates = f"{planner.name}: ", self.method.updates
+
+        def read(where: str, value: Any) -> int | None:
+            if not isinstance(value, (AccelRef, np.ndarray)):
+                return None
+            inputs.append(planner.read(where.removeprefix(prefix), value))
+            return len(inputs) - 1
+
+        def update(where: str, value: Any) -> int | None:
+            if not isinstance(value, (AccelRef, np.ndarray)):
+                return None
+            updated.append(planner.update(where.removeprefix(prefix), cast("AccelRef", value)))
+            return len(inputs) + len(updated) - 1
+
+        trees: dict[str, Tree] = {}
+        # Those that are updated are numbered behind the others.
+        for name in sorted(self.bound.arguments, key=lambda name: name in updates):
+            leaf = update if name in updates else read
+            trees[name] = flatten(f"{prefix}{name}", self.bound.arguments[name], leaf)
+        text = text_of(call_tree(self.bound.signature, trees))
+        if len(text) > MOST_TEXT:
+            raise ValueError(
+                f"{prefix}its arguments are {len(text)} characters as text, at most {MOST_TEXT} are allowed; "
+                "hand large values over as arrays"
+            )
+        return text
+
+
+@attrs.define(eq=False, slots=False)
+class TellResult(_ProgramMessage):
+    """The `Result` of a call, which was too long to come with it."""
+
+    slot: int
+    nbytes: int
+
+    def plan(self, planner: Planner) -> Planned[Any]:
+        """Name the words."""
+        words = planner.status(-(-self.nbytes // 4))
+        text = words.view(np.uint8)[: self.nbytes]
+        return Planned(ProgramResult(self.slot, words), finish=lambda: Result.read(text.tobytes()))
+
+
+@attrs.define(eq=False, slots=False)
+class Fetch(_ProgramMessage):
+    """The arrays of a result; replies with a list."""
+
+    slot: int
+    arrays: Sequence[tuple[str, list[int]]]
+
+    def plan(self, planner: Planner) -> Planned[Any]:
+        """Name them."""
+        outputs = [planner.output(tuple(shape), DType(dtype)) for dtype, shape in self.arrays]
+        return Planned(ProgramFetch(self.slot, tuple([output.spec for output in outputs])), outputs)
+
+
+def _read(words: Any) -> Result | int:
+    """What a call has told; the length of the text if it did not fit."""
+    length, text = int(words[0]), words[1:].view(np.uint8)
+    return Result.read(text[:length].tobytes()) if length <= text.size else length
+
+
+def call_tree(signature: inspect.Signature, trees: dict[str, Tree]) -> Tree:
+    """The tree of a call: a tuple and a dict."""
+    args: list[Tree] = ["t"]
+    kwargs: list[Tree] = ["d"]
+    is_gap = False
+    for name, parameter in signature.parameters.items():
+        kind = parameter.kind
+        if name not in trees:
+            # Those behind one that has its default go by name.
+            is_gap = True
+        elif kind is inspect.Parameter.VAR_POSITIONAL:
+            args += trees[name][1:]
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            kwargs += trees[name][1:]
+        elif kind is inspect.Parameter.KEYWORD_ONLY or is_gap:
+            kwargs.append([name, trees[name]])
+        else:
+            args.append(trees[name])
+    return ["t", args, kwargs]
+
+
+def _declared(where: str, method: Method, bound: inspect.BoundArguments) -> object:
+    assert method.out is not None
+    try:
+        return method.out(*bound.args, **bound.kwargs)
+    except Exception as error:
+        error.add_note(f"in the rule of the outputs of {where}")
+        raise
+
+
+def _outputs(
+    planner: Planner, where: str, declared: object, given: object, outputs: list[ArraySpec]
+) -> tuple[Tree, object]:
+    """The tree and the reply of declared outputs.
+
+    Args:
+        planner: Names them.
+        where: Place in the result.
+        declared: What the rule says.
+        given: Arrays of the asker's, or None.
+        outputs: Takes the arrays.
+    """
+    if declared is None:
+        return None, None
+    pair = _pair(planner.name, declared)
+    if pair is not None:
+        ref = planner.output(*pair, cast("AccelRef | None", given), argument=where)
+        outputs.append(ref.spec)
+        return ["a", len(outputs) - 1], ref
+    if isinstance(declared, dict):
+        items = cast("dict[str, object]", declared)
+        theirs = cast("dict[str, object]", given) if isinstance(given, dict) else {}
+        _check_nested(planner.name, where, given, set(theirs) == set(items))
+        made = {
+            key: _outputs(planner, f"{where}[{key!r}]", item, theirs.get(key), outputs)
+            for key, item in items.items()
+        }
+        tree = ["d", *[[key, tree] for key, (tree, _) in made.items()]]
+        return tree, {key: reply for key, (_, reply) in made.items()}
+    if isinstance(declared, (list, tuple)):
+        sequence = cast("Sequence[object]", declared)
+        own: Sequence[object] = (
+            cast("Sequence[object]", given) if isinstance(given, (list, tuple)) else [None] * len(sequence)
+        )
+        _check_nested(
+            planner.name, where, given, isinstance(given, (list, tuple)) and len(own) == len(sequence)
+        )
+        several = [
+            _outputs(planner, f"{where}[{index}]", item, own[index], outputs)
+            for index, item in enumerate(sequence)
+        ]
+        replies = [reply for _, reply in several]
+        tag = "l" if isinstance(declared, list) else "t"
+        return [tag, *[tree for tree, _ in several]], replies if tag == "l" else tuple(replies)
+    raise TypeError(
+        f"{planner.name}: the rule of its outputs must return (shape, dtype), None, or a dict, list or tuple "
+        f"of these, got {declared!r}"
+    )
+
+
+def _check_nested(name: str, where: str, given: object, fits: bool) -> None:
+    if given is not None and not fits:
+        raise TypeError(f"{name}: {where} must be nested like the declared outputs")
+
+
+def _pair(name: str, declared: object) -> tuple[tuple[int, ...], DType] | None:
+    """Shape and dtype of one declared output; None if it is a collection."""
+    if not isinstance(declared, tuple) or len(cast("tuple[object, ...]", declared)) != 2:
+        return None
+    shape, dtype = cast("tuple[Any, Any]", declared)
+    if dtype is None or isinstance(dtype, (dict, list, tuple)):
+        return None
+    extents = (shape,) if isinstance(shape, (int, np.integer)) else shape
+    if not isinstance(extents, (list, tuple)):
+        raise TypeError(f"{name}: an output must be declared as (shape, dtype), got {declared!r}")
+    sizes = tuple(operator.index(extent) for extent in cast("Sequence[Any]", extents))
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"{name}: the shape of an output has a negative size: {sizes}")
+    return sizes, DType.of(dtype)

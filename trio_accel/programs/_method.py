@@ -1,0 +1,174 @@
+"""How the methods of a program are declared and looked up."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar, cast
+
+import attrs
+
+__all__ = ["Array", "Method", "describe_function", "find_method", "method", "state_of"]
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+Array: TypeAlias = Any
+"""An array in the signature of a program. Where it is asked, an `AccelRef` or a NumPy array; where it runs, a
+NumPy array, or on CUDA an object that PyTorch, CuPy and JAX take without a copy."""
+
+_DECLARED = "_trio_accel_program_method"
+
+
+@attrs.frozen
+class _Declared:
+    out: Callable[..., Any] | None
+    updates: tuple[str, ...]
+
+
+def method(
+    *, out: Callable[..., Any] | None = None, updates: Sequence[str] = ()
+) -> Callable[[FunctionT], FunctionT]:
+    """Declare what a method of a program, or a function, writes. One without it may return any arrays.
+
+    Args:
+        out: Called where the program is asked, with the arguments of the call. Returns shape and dtype of the
+            result, ``((rows, 384), "float32")``, or a dict, list or tuple of such pairs, or None if there is
+            no result. Then a call is one operation, where it is two otherwise. A method with a parameter
+            `out` gets the arrays there, and writes to them; what another returns is copied to them. The asker
+            may give arrays of its own by that parameter.
+        updates: Names of parameters whose arrays are changed in place, and with ``"self."`` before them those
+            of the constructor's. Such a call is never run twice: where its context is lost, its arrays are
+            damaged, and the asker is told.
+
+    >>> class Counter:
+    ...     def __init__(self, counts: Array) -> None:
+    ...         self.counts = counts
+    ...
+    ...     @method(updates=["self.counts"])
+    ...     def add(self, numbers: Array) -> None:
+    ...         self.counts += numbers
+    """
+    if out is not None and not callable(out):
+        raise TypeError(f"method: out must be a function of the arguments, got {out!r}")
+    if isinstance(updates, str) or not all(isinstance(cast("object", name), str) for name in updates):
+        raise TypeError(f"method: updates must be a sequence of parameter names, got {updates!r}")
+
+    def declare(function: FunctionT) -> FunctionT:
+        setattr(function, _DECLARED, _Declared(out, tuple(updates)))
+        return function
+
+    return declare
+
+
+@attrs.frozen(eq=False)
+class Method:
+    """A method of a program, or a function.
+
+    Attributes:
+        name: Its name; empty for a function.
+        where: Name for errors, such as ``"encoder.Encoder.encode"``.
+        signature: Without `self`.
+        out: Rule of the outputs, if they are declared.
+        takes_out: Whether it has a parameter `out` for them.
+        updates: Parameters whose arrays it changes.
+        state: Parameters of the constructor whose arrays it changes.
+    """
+
+    name: str
+    where: str
+    signature: inspect.Signature
+    out: Callable[..., Any] | None
+    takes_out: bool
+    updates: frozenset[str]
+    state: frozenset[str]
+
+    def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> inspect.BoundArguments:
+        """Find out which argument of a call is which.
+
+        Raises:
+            TypeError: They do not fit the signature.
+        """
+        try:
+            return self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.where}{self.signature}: {error}") from None
+
+
+def find_method(cls: type[object], given: object) -> Method:
+    """Look a method of a program's class up.
+
+    Args:
+        cls: The class.
+        given: The method's function, as ``Encoder.encode``, or its name.
+
+    Raises:
+        TypeError: It is no method that can be asked.
+        AttributeError: The class has no such method.
+    """
+    name = given if isinstance(given, str) else getattr(given, "__name__", "")
+    found = inspect.getattr_static(cls, name, None) if name else None
+    is_its_own = isinstance(given, str) or any(vars(base).get(name) is given for base in cls.__mro__)
+    if found is None or not is_its_own:
+        raise AttributeError(
+            f"{cls.__qualname__} has no method {name or given!r}; give a method of it, or its name"
+        )
+    if name.startswith("_") or name == "warm_up":
+        raise AttributeError(
+            f"{cls.__qualname__}.{name} is not for asking: it is private, or called by itself"
+        )
+    if not inspect.isfunction(found):
+        raise TypeError(f"{cls.__qualname__}.{name} must be a plain method, got {type(found).__name__}")
+    first, *rest = inspect.signature(found).parameters.values() or (None,)
+    if first is None:
+        raise TypeError(f"{cls.__qualname__}.{name} takes no self")
+    constructor = dict.fromkeys(inspect.signature(cls).parameters)
+    return _describe(found, name, f"{_module(cls)}.{cls.__qualname__}.{name}", rest, constructor)
+
+
+def state_of(cls: type[object]) -> frozenset[str]:
+    """Parameters of a constructor whose arrays a method changes."""
+    declared = [getattr(inspect.getattr_static(cls, name), _DECLARED, None) for name in dir(cls)]
+    names = [name for one in declared if isinstance(one, _Declared) for name in one.updates]
+    return frozenset(name.removeprefix("self.") for name in names if name.startswith("self."))
+
+
+def describe_function(function: Callable[..., Any]) -> Method:
+    """Look at a function that is a program.
+
+    Raises:
+        TypeError: It cannot be one.
+    """
+    where = f"{_module(function)}.{function.__qualname__}"
+    return _describe(function, "", where, inspect.signature(function).parameters.values(), {})
+
+
+def _describe(
+    function: Callable[..., Any],
+    name: str,
+    where: str,
+    parameters: Any,
+    constructor: Mapping[str, object],
+) -> Method:
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        raise TypeError(f"{where} must be a plain function: it runs in a thread of the device")
+    if inspect.isasyncgenfunction(function):
+        raise TypeError(f"{where} must be a plain function: it runs in a thread of the device")
+    declared: _Declared = getattr(function, _DECLARED, _Declared(None, ()))
+    signature = inspect.Signature(list(parameters))
+    takes_out = declared.out is not None and "out" in signature.parameters
+    updates: set[str] = set()
+    state: set[str] = set()
+    for declared_name in declared.updates:
+        first, _, of_constructor = declared_name.partition("self.")
+        names, known = (
+            (state, constructor) if of_constructor and not first else (updates, signature.parameters)
+        )
+        plain = of_constructor or declared_name
+        if plain not in known:
+            raise TypeError(f"{where}: updates names {declared_name!r}, which is no parameter")
+        names.add(plain)
+    return Method(name, where, signature, declared.out, takes_out, frozenset(updates), frozenset(state))
+
+
+def _module(target: Any) -> str:
+    return str(target.__module__).rpartition(".")[2]

@@ -1,0 +1,287 @@
+"""Opening programs."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import sys
+from collections.abc import Callable, Generator
+from types import TracebackType
+from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import trio
+
+from ..actors import Backoff, Intensity
+from ..backends.base.recipes import Recipe
+from ..backends.base.trees import flatten
+from ..devices import AccelRef, Device, DeviceOpening
+from ._actor import PATH
+from ._messages import Ready, StateArray, call_tree, message_class
+from ._method import describe_function, state_of
+from ._program import FunctionProgram, Opened, OpenProgram, Program
+
+__all__ = ["ProgramOpening", "open_program"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+ProgramT_co = TypeVar("ProgramT_co", bound=OpenProgram, covariant=True)
+
+_numbers = itertools.count(1)
+_names: WeakKeyDictionary[Device, set[str]] = WeakKeyDictionary()
+
+
+class ProgramOpening(Generic[ProgramT_co]):
+    """Opens a program by ``await``, or by ``async with``, which closes it. Made by `open_program`."""
+
+    def __init__(self, plan: _Plan, make: Callable[[Opened], ProgramT_co]) -> None:
+        self._plan = plan
+        self._make = make
+        self._program: OpenProgram | None = None
+
+    def __await__(self) -> Generator[Any, Any, ProgramT_co]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> ProgramT_co:
+        program = await self._open()
+        self._program = program
+        return program
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._program is not None:
+            await self._program.aclose()  # noqa: ASYNC102  # what it does when it is cancelled is bounded
+
+    async def _open(self) -> ProgramT_co:
+        return self._make(await self._plan.open())
+
+
+@overload
+def open_program(  # type: ignore[overload-overlap]  # a class is a callable, too, and comes first
+    device: Device,
+    program: type[T],
+    /,
+    *args: object,
+    name: str | None = None,
+    intensity: Intensity | None = None,
+    backoff: Backoff | None = None,
+    **kwargs: object,
+) -> ProgramOpening[Program[T]]: ...
+@overload
+def open_program(
+    device: Device,
+    program: Callable[P, Any],
+    /,
+    *,
+    name: str | None = None,
+    intensity: Intensity | None = None,
+    backoff: Backoff | None = None,
+) -> ProgramOpening[FunctionProgram[P]]: ...
+def open_program(
+    device: Device,
+    program: Callable[..., Any],
+    /,
+    *args: object,
+    name: str | None = None,
+    intensity: Intensity | None = None,
+    backoff: Backoff | None = None,
+    **kwargs: object,
+) -> ProgramOpening[Any]:
+    """Open a class of your own as a program on a device: ``await``, or ``async with``, which closes it.
+
+    The class is made where the device's context is, in a worker process if there is one, and again after each
+    loss of that context. What it holds in arrays of the device survives; everything else is made anew by its
+    constructor, and by its method `warm_up` if it has one. Its other methods are called by `Program.ask`. A
+    function is a program without state.
+
+    Args:
+        device: Where it runs.
+        program: A class or function at the level of a module that the worker can import.
+        args: Arguments of the constructor: arrays of the device, NumPy arrays, which are copied there first,
+            None, numbers, strings, bytes, and dicts, lists and tuples of these.
+        name: Its name in the tree, the only one of the device; by default that of the class with a number.
+        intensity: Its restarts; one more, and it ends, alone. None: as the device's libraries.
+        backoff: Waiting before it is made again. None: as the device's libraries.
+        kwargs: Arguments of the constructor, by name.
+
+    Returns:
+        A `Program`, or of a function a `FunctionProgram`.
+
+    Raises:
+        TypeError, ValueError: Arguments that the constructor does not take, that cannot cross, or of another
+            device; a class of ``__main__`` or of a function; a name that is taken.
+        StaleRefError: An array was released or lost.
+        ImportError: The worker cannot import the module.
+        NotSupportedError: The backend runs no programs.
+        Exception: What the constructor or `warm_up` raised, with a note that names it.
+    """
+    return ProgramOpening(
+        _Plan(device, program, args, kwargs, name, intensity, backoff),
+        Program if isinstance(program, type) else FunctionProgram,
+    )
+
+
+class _Plan:
+    """A program that is to be opened."""
+
+    def __init__(
+        self,
+        device: Device,
+        target: Callable[..., Any],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        name: str | None,
+        intensity: Intensity | None,
+        backoff: Backoff | None,
+    ) -> None:
+        given: object = device
+        if not isinstance(given, Device):
+            hint = f"; {given.what_to_do}" if isinstance(given, DeviceOpening) else ""
+            raise TypeError(f"open_program: device must be an open Device, got {type(given).__name__}{hint}")
+        for option, value, cls in (("intensity", intensity, Intensity), ("backoff", backoff, Backoff)):
+            if value is not None and not isinstance(cast("object", value), cls):
+                raise TypeError(f"open_program: {option} must be {cls.__name__} or None, got {value!r}")
+        self._device = device
+        self._target = target
+        self._path = _import_path(target)
+        self._is_class = isinstance(target, type)
+        self._bound = _bind(target, args, kwargs) if self._is_class else None
+        if not self._is_class:
+            describe_function(target)
+            if args or kwargs:
+                raise TypeError(
+                    f"open_program: {self._path} is a function, whose arguments are those of ask()"
+                )
+        self._name = _check_name(name)
+        self._intensity = intensity
+        self._backoff = backoff
+
+    async def open(self) -> Opened:
+        """Open it."""
+        device = self._device
+        names = _names.setdefault(device, set())
+        name = self._name or self._free_name(names)
+        if name in names:
+            raise ValueError(f"open_program: {device.path} has a program named {name!r} already")
+        names.add(name)
+        try:
+            state, tree = await self._arguments()
+            updated = state_of(cast("type[object]", self._target)) if self._is_class else frozenset[str]()
+            recipe = Recipe(
+                name=name,
+                number=next(_numbers),
+                target=self._path,
+                arguments=tree,
+                arrays=tuple(array.ref.spec for array in state),
+                updated=frozenset(number for number, array in enumerate(state) if array.parameter in updated),
+                intensity=self._intensity,
+                backoff=self._backoff,
+            )
+            library = f"{PATH}?{recipe.encode()}"
+            await self._start(library, state)
+        except BaseException:
+            names.discard(name)
+            raise
+        return Opened(
+            device=device,
+            name=name,
+            target=self._target,
+            library=library,
+            state=state,
+            on_close=lambda: names.discard(name),
+        )
+
+    async def _start(self, library: str, state: list[StateArray]) -> None:
+        """Have it made, in this context; what fails leaves nothing behind."""
+        device = self._device
+        message = message_class(Ready, self._where)
+        try:
+            await device.ask(message(library, state))
+        except BaseException:
+            with trio.move_on_after(device.options.close_grace, shield=True):
+                await device.close_library(library)
+            raise
+
+    @property
+    def _where(self) -> str:
+        module, _, qualname = self._path.partition(":")
+        return f"{module.rpartition('.')[2]}.{qualname}"
+
+    async def _arguments(self) -> tuple[list[StateArray], Any]:
+        """The arrays among the arguments of the constructor, and the tree of these."""
+        state: list[StateArray] = []
+        if self._bound is None:
+            await trio.lowlevel.checkpoint()
+            return state, None
+        hosts: dict[int, AccelRef] = {}
+        trees: dict[str, Any] = {}
+        for parameter, value in self._bound.arguments.items():
+            found: list[tuple[str, Any]] = []
+            trees[parameter] = flatten(f"{self._where}: {parameter}", value, _collect(found, len(state)))
+            for where, array in found:
+                ref = array
+                if isinstance(array, np.ndarray):
+                    ref = hosts.get(id(array)) or await self._device.put(array)
+                    hosts[id(array)] = ref
+                state.append(StateArray(parameter, where.partition(": ")[2], ref))
+        return state, call_tree(self._bound.signature, trees)
+
+    def _free_name(self, names: set[str]) -> str:
+        stem = self._path.rpartition(":")[2].rpartition(".")[2].lower()
+        return next(name for number in itertools.count(1) if (name := f"{stem}-{number}") not in names)
+
+
+def _collect(found: list[tuple[str, Any]], first: int) -> Callable[[str, Any], int | None]:
+    def leaf(where: str, value: Any) -> int | None:
+        if not isinstance(value, (AccelRef, np.ndarray)):
+            return None
+        found.append((where, value))
+        return first + len(found) - 1
+
+    return leaf
+
+
+def _bind(target: Callable[..., Any], args: Any, kwargs: Any) -> inspect.BoundArguments:
+    signature = inspect.signature(target)
+    try:
+        return signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"open_program: {target.__qualname__}{signature}: {error}") from None
+
+
+def _check_name(name: object) -> str | None:
+    if name is not None and (not isinstance(name, str) or not name or set(name) & set("/ ?:\n\t")):
+        raise ValueError(
+            f"open_program: name must be a string without spaces and without '/', ':' and '?', got {name!r}"
+        )
+    return name
+
+
+def _import_path(target: Any) -> str:
+    """Where another process finds a class or function.
+
+    Raises:
+        TypeError: It is none.
+        ValueError: No other process finds it.
+    """
+    module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
+    if not (callable(target) and isinstance(module, str) and isinstance(name, str)):
+        raise TypeError(f"open_program: program must be a class or a function, got {target!r}")
+    shown = f"open_program: {module}.{name}"
+    if module == "__main__":
+        raise ValueError(
+            f"{shown} is defined in __main__, which the worker does not import; move it to a module"
+        )
+    if "<locals>" in name or "<lambda>" in name:
+        raise ValueError(f"{shown} is defined in a function; move it to the level of its module")
+    found: object = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is not target:
+        raise ValueError(f"{shown} is not what its module has under this name")
+    return f"{module}:{name}"
