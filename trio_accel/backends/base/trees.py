@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -25,7 +25,8 @@ def flatten(where: str, value: object, leaf: Callable[[str, Any], int | None], *
 
     Args:
         where: What it is called in errors, such as ``"encode: batch['ids']"``.
-        value: None, numbers, strings, bytes; arrays; dicts with keys of strings, lists and tuples of these.
+        value: None, numbers, strings, bytes; arrays; mappings with keys of strings, which become dicts, lists
+            and tuples of these.
         leaf: Called with the place and the value of whatever is none of these, and of arrays; returns the
             number of the array, or None if it is none.
         depth: How deep it lies.
@@ -43,8 +44,8 @@ def flatten(where: str, value: object, leaf: Callable[[str, Any], int | None], *
         items = enumerate(cast("Sequence[object]", value))
         nested = [flatten(f"{where}[{index}]", item, leaf, depth=depth + 1) for index, item in items]
         return [_SEQUENCES[cast("type[list[object]]", kind)], *nested]
-    if kind is dict:
-        return [_DICT, *_items(where, cast("dict[object, object]", value), leaf, depth)]
+    if isinstance(value, Mapping):
+        return [_DICT, *_items(where, cast("Mapping[object, object]", value), leaf, depth)]
     number = leaf(where, value)
     return _plain(where, value) if number is None else [_ARRAY, number]
 
@@ -64,7 +65,7 @@ def _plain(where: str, value: object) -> Tree:
 
 
 def _items(
-    where: str, value: dict[object, object], leaf: Callable[[str, Any], int | None], depth: int
+    where: str, value: Mapping[object, object], leaf: Callable[[str, Any], int | None], depth: int
 ) -> list[Tree]:
     items: list[Tree] = []
     for key, item in value.items():
