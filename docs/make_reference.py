@@ -67,7 +67,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     "trio_accel.backends.base.ops": _names(
         "ProgramCall ProgramFetch ProgramResult ProgramReturn RESULT_WORDS "
         "Descriptor Role SpecField array_key arrays_of map_arrays value_key common_shape "
-        "product_shape real_of transformed_shape complex_of"
+        "product_shape real_of transformed_shape complex_of scalar_offsets"
     ),
     "ActorContext": _names("served show show_process"),
     "AdaptiveCompletion": _names("open"),
@@ -78,6 +78,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "wait_ended"
     ),
     "HostCallbackCompletion": _names("open"),
+    "Kernel": _names("plan recipe"),
     "LibraryActor": _names("launch launch_here launch_now library_of lifespan start_grace"),
     "ManualCompletion": _names("open"),
     "OperationSpec": _names("blocks descriptor"),
@@ -97,7 +98,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
 # Classes that a program gets and does not make: their constructors are no part of the reference.
 GIVEN = _names(
     "AccelRef ActorContext ActorSnapshot BlasActor DeferredReply Device DeviceInfo FaultInjection FftActor "
-    "FunctionProgram Leak LeakError LibraryActor Pending Program ProgramOpening "
+    "FunctionProgram JitActor Leak LeakError LibraryActor Pending Program ProgramOpening "
     "Planner Probe Ref RngActor SparseActor SupervisorScope Subscription "
     "System Terminated"
 )

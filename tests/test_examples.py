@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 
 # Programs that need worker processes, which only Linux has.
-ISOLATED = ("surviving_worker.py", "own_library.py", "blend.py")
+ISOLATED = ("surviving_worker.py", "own_library.py", "blend.py", "jit_saxpy.py")
 # Lines: one with kernels for two backends may have more.
 LONGEST = {"own_kernel.py": 120, "own_collective.py": 80}
 
@@ -86,6 +86,14 @@ largest relative error [0-9.e+-]+: right
 86 of 1000 clipped, right by [0-9e+-]+
 187 of 1000 clipped, right by [0-9e+-]+
 refused: 1000 elements are NaN [(]device cpu:0, operation own_kernel.Blend, generation 1[)]
+""",
+    ),
+    (
+        "jit_saxpy.py",
+        "--isolation process --backend cpu",
+        """
+refused: jit.saxpy: x must have dtype float32, got float64; use cast[(][)]
+largest error [0-9e+-]+: right
 """,
     ),
     (

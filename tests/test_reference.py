@@ -25,6 +25,7 @@ MODULES = (
     "trio_accel.devices",
     "trio_accel.fft",
     "trio_accel.interop",
+    "trio_accel.jit",
     "trio_accel.linalg",
     "trio_accel.programs",
     "trio_accel.random",
@@ -65,6 +66,7 @@ def test_every_name_of_the_package_has_an_entry() -> None:
     modules = {
         "fft",
         "interop",
+        "jit",
         "linalg",
         "programs",
         "random",

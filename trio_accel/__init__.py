@@ -6,7 +6,7 @@ it, and a reply arrives when the device has completed the operation.
 
 import logging as _logging
 
-from . import fft, interop, linalg, programs, random, sparse, testing, weights
+from . import fft, interop, jit, linalg, programs, random, sparse, testing, weights
 from ._version import __version__
 from .actors import (
     Actor,
@@ -54,6 +54,7 @@ from .actors._stderr import StderrUnlessConfigured as _StderrUnlessConfigured
 from .backends import list_devices
 from .backends.base import (
     AccelError,
+    CompilationError,
     CompletionTimeoutError,
     ContextPoisonedError,
     DeviceInfo,
@@ -110,6 +111,7 @@ __all__ = [
     "AdaptiveCompletion",
     "AskCycleError",
     "Backoff",
+    "CompilationError",
     "CompletionTimeoutError",
     "ContextPoisonedError",
     "DType",
@@ -168,6 +170,7 @@ __all__ = [
     "fft",
     "handles",
     "interop",
+    "jit",
     "linalg",
     "list_devices",
     "open_program",

@@ -168,8 +168,17 @@ static void add_hash(uint64_t hash[2], const char *text) {
 /* An option of NVRTC that the compiler takes as it is; others (architectures, fast math) mean nothing here.
  */
 static bool is_passed_on(const char *option) {
-    return !strncmp(option, "-D", 2) || !strncmp(option, "-I", 2) || !strncmp(option, "-U", 2) ||
-           !strncmp(option, "--define-macro=", 15) || !strncmp(option, "--include-path=", 15);
+    static const char *const known[] = {"-D", "-I", "-U", "--define-macro=", "--undefine-macro=", "--std="};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (!strncmp(option, known[i], strlen(known[i])))
+            return true;
+    return false;
+}
+
+/* The folder of an option that names one for headers; NULL for any other. */
+static const char *include_folder(const char *option) {
+    static const char name[] = "--include-path=";
+    return strncmp(option, name, sizeof name - 1) ? NULL : option + sizeof name - 1;
 }
 
 static int spawn_compiler(const char **arguments, const char *log) {
@@ -218,11 +227,11 @@ static int compile(struct program *program, const char *folder, int count, const
     snprintf(log, sizeof log, "%s/log", folder);
     snprintf(include, sizeof include, "-I%s", folder);
     for (int i = 0; i < count; i++)
-        if (!strncmp(options[i], "--include-path=", 15)) {
-            arguments[used++] = "-I";
-            arguments[used++] = options[i] + 15;
-        } else if (is_passed_on(options[i])) {
+        if (is_passed_on(options[i])) {
             arguments[used++] = options[i];
+        } else if (include_folder(options[i])) {
+            arguments[used++] = "-I";
+            arguments[used++] = include_folder(options[i]);
         }
     arguments[used++] = include;
     arguments[used++] = source;
@@ -280,7 +289,8 @@ static int compile_aside(struct program *program, const char *text, int count, c
     return status < 0 || status == 127 ? NVRTC_ERROR_INTERNAL_ERROR : NVRTC_ERROR_COMPILATION;
 }
 
-/* Where the result of this source with these options and headers is kept; empty without a folder for it. */
+/* Where the result of this source with these options and headers is kept; empty without a folder for it, and
+ * where headers lie in folders of the caller's: they may change. */
 static void find_kept(struct program *program, const char *text, int count, const char **options, char *path,
                       size_t size) {
     uint64_t hash[2] = {0xcbf29ce484222325u, 0x9e3779b97f4a7c15u};
@@ -289,6 +299,8 @@ static void find_kept(struct program *program, const char *text, int count, cons
     for (int i = 0; i < count; i++)
         if (is_passed_on(options[i]))
             add_hash(hash, options[i]);
+        else if (include_folder(options[i]))
+            folder = NULL;
     for (int i = 0; i < 2 * program->header_count; i++)
         add_hash(hash, program->headers[i]);
     *path = 0;

@@ -6,6 +6,7 @@ from .device_info import DeviceInfo, Isolation
 from .dtypes import DType, DTypeLike
 from .errors import (
     AccelError,
+    CompilationError,
     CompletionTimeoutError,
     ContextPoisonedError,
     DeviceLostError,
@@ -49,6 +50,7 @@ __all__ = [
     "ChunkAllocator",
     "ChunkKeeper",
     "ChunkSource",
+    "CompilationError",
     "CompletionTimeoutError",
     "ContextPoisonedError",
     "CopyFromForeignSpec",

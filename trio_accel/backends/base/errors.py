@@ -13,6 +13,7 @@ import numpy as np
 
 __all__ = [
     "AccelError",
+    "CompilationError",
     "CompletionTimeoutError",
     "ContextPoisonedError",
     "DeviceLostError",
@@ -113,6 +114,23 @@ class LibraryError(AccelError):
 
     library: str = attrs.field(kw_only=True)
     code: int | str = attrs.field(kw_only=True)
+
+
+@attrs.define(eq=False, slots=False)
+class CompilationError(LibraryError):
+    """Code of a kernel could not be compiled, linked or loaded, or has no kernel of that name.
+
+    The message holds the compiler's log.
+
+    Attributes:
+        log: What the compiler or the linker wrote, with the numbers of the lines.
+        source: Name of the source, as the log has it.
+        options: Options that it was compiled with.
+    """
+
+    log: str = attrs.field(default="", kw_only=True, repr=False)
+    source: str = attrs.field(default="", kw_only=True)
+    options: tuple[str, ...] = attrs.field(default=(), kw_only=True)
 
 
 @attrs.define(eq=False, slots=False)

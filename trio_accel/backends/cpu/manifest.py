@@ -18,6 +18,7 @@ BACKEND = "cpu"
 LIBRARIES: Mapping[str, str] = {
     "blas": ".libraries.blas",
     "fft": ".libraries.fft",
+    "jit": ".libraries.jit",
     "memory": ".libraries.memory",
     "program": ".libraries.program",
     "random": ".libraries.random",

@@ -284,7 +284,7 @@ class Planner:
     )
 
     def __init__(self, device: PlannedFor, operation: Operation[Any, Any]) -> None:
-        self.name: str = _name_of(type(operation))  # type: ignore[arg-type]  # mypy takes no class for hashable
+        self.name: str = operation.operation
         self._device = device
         self._table = device.blocks
         self._library = operation.library

@@ -39,8 +39,30 @@ class CUgraphNodeType(IntEnum):
 
 class CUresult(IntEnum):
     CUDA_SUCCESS = 0
+    CUDA_ERROR_NOT_FOUND = 500
     CUDA_ERROR_NOT_READY = 600
     CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712
+
+class CUfunction_attribute(IntEnum):
+    CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK = 0
+    CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES = 1
+    CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES = 3
+    CU_FUNC_ATTRIBUTE_NUM_REGS = 4
+    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+    CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
+
+class CUdevice_attribute(IntEnum):
+    CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16
+    CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97
+    CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH = 120
+
+class CUlaunchAttributeID(IntEnum):
+    CU_LAUNCH_ATTRIBUTE_COOPERATIVE = 2
+    CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4
+
+class CUjit_option(IntEnum):
+    CU_JIT_ERROR_LOG_BUFFER = 5
+    CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES = 6
 
 class CUstreamCaptureMode(IntEnum):
     CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1
@@ -54,6 +76,31 @@ class CUstream_flags(IntEnum):
 class _Handle:
     def __init__(self, init_value: int = ...) -> None: ...
     def __int__(self) -> int: ...
+
+class CUlaunchAttribute:
+    id: CUlaunchAttributeID
+    value: _LaunchAttributeValue
+
+class CUlaunchConfig:
+    gridDimX: int
+    gridDimY: int
+    gridDimZ: int
+    blockDimX: int
+    blockDimY: int
+    blockDimZ: int
+    sharedMemBytes: int
+    hStream: _Stream
+    attrs: Sequence[CUlaunchAttribute]
+    numAttrs: int
+
+class _ClusterDimension:
+    x: int
+    y: int
+    z: int
+
+class _LaunchAttributeValue:
+    cooperative: int
+    clusterDim: _ClusterDimension
 
 class CUcontext(_Handle): ...
 class CUdevice(_Handle): ...
@@ -175,8 +222,8 @@ def cuMemSetAccess(
 # Kernels.
 def cuLibraryLoadData(
     code: bytes,
-    jitOptions: None,
-    jitOptionsValues: None,
+    jitOptions: Sequence[CUjit_option] | None,
+    jitOptionsValues: Sequence[object] | None,
     numJitOptions: int,
     libraryOptions: None,
     libraryOptionValues: None,
@@ -199,3 +246,22 @@ def cuLaunchKernel(
     kernelParams: int,
     extra: int,
 ) -> tuple[CUresult]: ...
+def cuLaunchKernelEx(
+    config: CUlaunchConfig, f: CUfunction, kernelParams: int, extra: int
+) -> tuple[CUresult]: ...
+def cuLibraryGetKernelCount(lib: CUlibrary) -> tuple[CUresult, int]: ...
+def cuLibraryEnumerateKernels(numKernels: int, lib: CUlibrary) -> tuple[CUresult, list[CUkernel]]: ...
+def cuKernelGetName(hfunc: CUkernel) -> tuple[CUresult, bytes]: ...
+def cuKernelGetParamInfo(kernel: CUkernel, paramIndex: int) -> tuple[CUresult, int, int]: ...
+def cuKernelGetAttribute(
+    attrib: CUfunction_attribute, kernel: CUkernel, dev: CUdevice | int
+) -> tuple[CUresult, int]: ...
+def cuDeviceGetAttribute(attrib: CUdevice_attribute, dev: CUdevice | int) -> tuple[CUresult, int]: ...
+def cuFuncSetAttribute(hfunc: CUfunction, attrib: CUfunction_attribute, value: int) -> tuple[CUresult]: ...
+def cuOccupancyMaxActiveBlocksPerMultiprocessor(
+    func: CUfunction, blockSize: int, dynamicSMemSize: int
+) -> tuple[CUresult, int]: ...
+def cuOccupancyMaxPotentialBlockSize(
+    func: CUfunction, blockSizeToDynamicSMemSize: None, dynamicSMemSize: int, blockSizeLimit: int
+) -> tuple[CUresult, int, int]: ...
+def cuOccupancyMaxActiveClusters(func: CUfunction, config: CUlaunchConfig) -> tuple[CUresult, int]: ...

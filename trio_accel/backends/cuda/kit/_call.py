@@ -120,14 +120,20 @@ class Call:
         source = _turned(self.array(array), order)
         return source.address if source.is_contiguous else self.copy_of(array, order).address
 
-    def result(self, array: ArraySpec, order: Order = "C") -> int:
-        """The address to write an array to, without gaps: its own, or workspace that is copied from there."""
+    def result(self, array: ArraySpec, order: Order = "C", *, is_updated: bool = False) -> int:
+        """The address to write an array to, without gaps: its own, or workspace that is copied from there.
+
+        Args:
+            array: The array.
+            order: How its matrices are to lie.
+            is_updated: Whether what it holds is to be there, too.
+        """
         if array.is_contiguous and (order == "C" or array.ndim < 2):
             return self.device.address(array)
         target = _turned(self.array(array), order)
         if target.is_contiguous:
             return target.address
-        packed = self.room(target)
+        packed = self.copy_of(array, order) if is_updated else self.room(target)
         arrays, stream = self.device.arrays, self.stream
         self._behind.append(lambda: arrays.convert(stream, packed, target))
         return packed.address

@@ -34,6 +34,7 @@ class LibraryDevice:
 
     Attributes:
         info: What the device is.
+        architecture: Its compute capability.
         context: Its context, to be made current where the driver is called.
         arrays: Element-wise work.
         kernels: Sources of the backend's own.
@@ -48,6 +49,7 @@ class LibraryDevice:
         self, info: DeviceInfo, memory_limit: int, architecture: str, keeper: ChunkKeeper | None
     ) -> None:
         self.info: DeviceInfo = info
+        self.architecture: str = architecture
         self.context: CudaContext = CudaContext(info.index, info.name, is_alone=keeper is not None)
         try:
             self.addresses: CudaMemory = CudaMemory(self.context, info.name, memory_limit, keeper)

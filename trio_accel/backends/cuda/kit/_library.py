@@ -91,17 +91,21 @@ class CudaLibrary:
             return None
         return partial(self._in_context, self._make_plan, spec, kernel.plan)
 
+    def _key_of(self, spec: OperationSpec) -> tuple[object, ...]:
+        """What the plan of an operation depends on; by default layouts and exact values."""
+        return spec.descriptor().plan_key(spec)
+
     def _find_plan(self, spec: OperationSpec) -> Any:
         """The plan of an operation; None if it has none yet."""
         last, plan = self._last
         if last is not spec:
-            plan = self._plans.find(spec.descriptor().plan_key(spec))
+            plan = self._plans.find(self._key_of(spec))
             self._last = spec, plan
         return plan
 
     def _make_plan(self, spec: OperationSpec, make: Callable[..., Any]) -> Any:
         plan = make(spec)
-        self._plans.store(spec.descriptor().plan_key(spec), plan)
+        self._plans.store(self._key_of(spec), plan)
         self._last = spec, plan
         return plan
 

@@ -1,0 +1,225 @@
+"""Kernels of the user's own: what a launch is made of, and the recipe that a backend makes the kernel of."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias, cast
+
+import attrs
+
+from ..dtypes import DType
+from ._array import ArraySpec
+from ._roles import StatusArray, exact, reads, scalar, status, updates, writes
+from ._spec import OperationSpec, specification
+
+__all__ = [
+    "CodeFormat",
+    "Dim3",
+    "KernelCode",
+    "KernelInfoSpec",
+    "KernelLayout",
+    "KernelParameter",
+    "KernelRecipe",
+    "KernelRole",
+    "KernelSpec",
+    "scalar_offsets",
+]
+
+CodeFormat: TypeAlias = Literal["c++", "ptx", "cubin", "fatbin", "ltoir"]
+"""What code is written in, as `cuda.core` calls it."""
+
+KernelRole: TypeAlias = Literal["read", "update", "write", "scalar"]
+"""What a kernel does with a parameter; a scalar is passed by value."""
+
+KernelLayout: TypeAlias = Literal["contiguous", "packed", "any"]
+"""Arrays that a kernel takes: only those in C order without gaps; others as packed copies; as they lie."""
+
+Dim3: TypeAlias = tuple[int, int, int]
+"""Extents along x, y and z."""
+
+
+@attrs.frozen(kw_only=True)
+class KernelParameter:
+    """One parameter of a kernel.
+
+    Attributes:
+        name: Its name.
+        role: What the kernel does with it.
+        dtype: Element type; of a scalar, its type.
+        ndim: How many axes the array has; None for any number.
+        layout: Arrays that it takes.
+    """
+
+    name: str
+    role: KernelRole
+    dtype: DType
+    ndim: int | None = None
+    layout: KernelLayout = "contiguous"
+
+
+@attrs.frozen
+class KernelCode:
+    """One piece of code.
+
+    Attributes:
+        format: What it is written in.
+        data: The text of C++ and PTX, the bytes of everything else.
+        name: What the compiler's log calls it.
+    """
+
+    format: CodeFormat
+    data: str | bytes
+    name: str
+
+
+@attrs.frozen(kw_only=True)
+class KernelRecipe:
+    """What a kernel is made of, in any process: a specification holds it as one text.
+
+    Attributes:
+        name: Its name, or the name expression of a template's instance.
+        parameters: Its parameters, in order.
+        code: What it is compiled of; several pieces are linked.
+        options: Options of the compiler, by the names of `cuda.core.ProgramOptions`.
+        cluster: Blocks of a cluster; None for none.
+        is_cooperative: Whether its blocks wait for one another.
+        shared: Whether it may use dynamic shared memory.
+        cpu: Import path of the function that computes it on the CPU, ``"module:function"``; None for none.
+    """
+
+    name: str
+    parameters: tuple[KernelParameter, ...]
+    code: tuple[KernelCode, ...]
+    options: Mapping[str, object] = attrs.field(factory=dict[str, object], eq=False)
+    cluster: Dim3 | None = None
+    is_cooperative: bool = False
+    shared: bool = False
+    cpu: str | None = None
+
+    def encode(self) -> str:
+        """The recipe as a text; equal recipes have equal texts."""
+        plain = {
+            "name": self.name,
+            "parameters": [
+                [each.name, each.role, each.dtype.value, each.ndim, each.layout] for each in self.parameters
+            ],
+            "code": [[each.format, *_encoded(each.data), each.name] for each in self.code],
+            "options": dict(self.options),
+            "cluster": self.cluster,
+            "is_cooperative": self.is_cooperative,
+            "shared": self.shared,
+            "cpu": self.cpu,
+        }
+        return json.dumps(plain, separators=(",", ":"), sort_keys=True)
+
+    @property
+    def scalars(self) -> tuple[DType, ...]:
+        """Types of the scalars, in order."""
+        return tuple(each.dtype for each in self.parameters if each.role == "scalar")
+
+    def arrays(self, role: KernelRole) -> tuple[KernelParameter, ...]:
+        """The arrays of one role, in order."""
+        return tuple(each for each in self.parameters if each.role == role)
+
+    @staticmethod
+    def decode(text: str) -> KernelRecipe:
+        """The recipe that `encode` made a text of; that of a text that came lately is the same object."""
+        return _decode(text)
+
+
+@specification
+class KernelSpec(OperationSpec):
+    """A launch of a kernel of the user's own. A grid with an extent of 0 runs nothing.
+
+    Attributes:
+        recipe: What the kernel is made of, as `KernelRecipe.encode` writes it.
+        grid: Blocks along x, y and z.
+        block: Threads of a block along x, y and z.
+        shared: Bytes of dynamic shared memory for each block.
+        read: Arrays that are read, in the order of the parameters.
+        updated: Arrays that are changed in place, likewise.
+        written: Arrays that are written, likewise.
+        scalars: Scalars, likewise: each aligned to its size, as a C structure has them.
+    """
+
+    recipe: str = exact()
+    grid: Dim3 = exact()
+    block: Dim3 = exact()
+    shared: int = exact()
+    read: tuple[ArraySpec, ...] = reads(many=True)
+    updated: tuple[ArraySpec, ...] = updates(many=True)
+    written: tuple[ArraySpec, ...] = writes(many=True)
+    scalars: bytes = scalar()
+
+
+@specification
+class KernelInfoSpec(OperationSpec):
+    """What a compiled kernel needs, and how many of its blocks run at once.
+
+    Attributes:
+        recipe: What the kernel is made of.
+        block: Threads of a block along x, y and z.
+        shared: Bytes of dynamic shared memory for each block.
+        words: Filled in the order of `WORDS`.
+    """
+
+    WORDS = (
+        "max_active_blocks",
+        "suggested_block",
+        "suggested_grid",
+        "max_active_clusters",
+        "max_threads",
+        "registers",
+        "static_shared",
+        "max_dynamic_shared",
+        "local_bytes",
+        "multiprocessors",
+    )
+
+    recipe: str = exact()
+    block: Dim3 = exact()
+    shared: int = exact()
+    words: StatusArray = status()
+
+
+@functools.lru_cache(256)
+def scalar_offsets(dtypes: tuple[DType, ...]) -> tuple[tuple[int, ...], int]:
+    """Where scalars lie, each aligned to its size as in a C structure; and how many bytes they take."""
+    offsets: list[int] = []
+    end = 0
+    for dtype in dtypes:
+        start = -(-end // dtype.itemsize) * dtype.itemsize
+        offsets.append(start)
+        end = start + dtype.itemsize
+    return tuple(offsets), end
+
+
+def _encoded(data: str | bytes) -> tuple[str, str]:
+    if isinstance(data, str):
+        return "text", data
+    return "bytes", base64.b85encode(data).decode("ascii")
+
+
+@functools.lru_cache(256)
+def _decode(text: str) -> KernelRecipe:
+    plain = cast("dict[str, Any]", json.loads(text))
+    cluster = plain["cluster"]
+    return KernelRecipe(
+        name=plain["name"],
+        parameters=tuple(
+            KernelParameter(name=name, role=role, dtype=DType(dtype), ndim=ndim, layout=layout)
+            for name, role, dtype, ndim, layout in plain["parameters"]
+        ),
+        code=tuple(
+            KernelCode(form, data if kind == "text" else base64.b85decode(data), name)
+            for form, kind, data, name in plain["code"]
+        ),
+        options=plain["options"],
+        cluster=None if cluster is None else (cluster[0], cluster[1], cluster[2]),
+        is_cooperative=plain["is_cooperative"],
+        shared=plain["shared"],
+        cpu=plain["cpu"],
+    )

@@ -1,0 +1,116 @@
+"""Kernels of the user's own on the CPU: functions that are named by their import paths."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ...base import AccelError, LibraryError, NotSupportedError
+from ...base.kernels import kernel
+from ...base.ops import ArraySpec, KernelParameter, KernelRecipe, KernelSpec, scalar_offsets
+from ..runtime._memory import CpuMemory, HostArray
+from ..runtime._stream import Work
+
+__all__ = ["launch"]
+
+_Function: TypeAlias = Callable[..., object]
+
+
+@kernel(KernelSpec, backend="cpu")
+def launch(spec: KernelSpec, memory: CpuMemory) -> Work:
+    """Prepare the call of a kernel's function, which gets its arguments in the order of its parameters."""
+    recipe = KernelRecipe.decode(spec.recipe)
+    if recipe.cpu is None:
+        raise NotSupportedError(
+            f"kernel {recipe.name!r} has no function for the CPU; name one: cpu='module:function'",
+            backend="cpu",
+        )
+    if 0 in spec.grid:
+        return _nothing
+    arrays = {"read": iter(spec.read), "update": iter(spec.updated), "write": iter(spec.written)}
+    scalars = iter(_scalars(recipe, spec.scalars))
+    arguments: list[Any] = []
+    for parameter in recipe.parameters:
+        if parameter.role == "scalar":
+            arguments.append(next(scalars))
+        else:
+            arguments.append(_view(parameter, next(arrays[parameter.role]), memory))
+    return partial(_run, recipe, arguments)
+
+
+def _nothing() -> None:
+    """The grid is empty."""
+
+
+def _scalars(recipe: KernelRecipe, content: bytes) -> list[Any]:
+    """The scalars as NumPy's, of the declared types."""
+    dtypes = recipe.scalars
+    offsets, _ = scalar_offsets(dtypes)
+    return [
+        np.frombuffer(content, dtype.dtype, 1, offset)[0]
+        for dtype, offset in zip(dtypes, offsets, strict=True)
+    ]
+
+
+def _view(parameter: KernelParameter, array: ArraySpec, memory: CpuMemory) -> HostArray:
+    view = memory.view(array)
+    if parameter.role == "read":
+        view.flags.writeable = False
+    return view
+
+
+def _run(recipe: KernelRecipe, arguments: list[Any]) -> None:
+    """Call the function, in the stream's thread."""
+    function = _find(recipe.name, recipe.cpu or "")
+    copies: list[tuple[HostArray, HostArray]] = []
+    for number, parameter in enumerate(recipe.parameters):
+        if parameter.layout == "packed" and not arguments[number].flags.c_contiguous:
+            whole = np.ascontiguousarray(arguments[number])
+            if parameter.role != "read":
+                copies.append((arguments[number], whole))
+            arguments[number] = whole
+    try:
+        function(*arguments)
+    except (AccelError, MemoryError):
+        raise
+    except Exception as error:
+        raise LibraryError(
+            f"kernel {recipe.name!r}: its function {recipe.cpu} raised {type(error).__name__}: {error}",
+            library="jit",
+            code=type(error).__name__,
+        ) from error
+    for view, whole in copies:
+        np.copyto(view, whole)
+
+
+@functools.lru_cache(256)
+def _find(name: str, path: str) -> _Function:
+    """Import a function, which may take as long as it likes: this is the stream's thread.
+
+    Raises:
+        LibraryError: There is none.
+    """
+    module, _, attribute = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise LibraryError(
+            f"kernel {name!r}: its function {path} for the CPU cannot be imported: {error}",
+            library="jit",
+            code=type(error).__name__,
+        ) from error
+    if not callable(found):
+        raise LibraryError(
+            f"kernel {name!r}: {path} for the CPU is no function, but {type(found).__name__}",
+            library="jit",
+            code="TypeError",
+        )
+    function: _Function = found
+    return function

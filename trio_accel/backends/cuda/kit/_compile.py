@@ -1,0 +1,174 @@
+"""From the code of a kernel to what the driver loads: compiled by NVRTC and linked by nvJitLink.
+
+The work is done by cuda.core, behind the disk cache; here its errors become ours. It blocks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import attrs
+
+from ...base import AccelError, CompilationError, NotSupportedError
+from ...base.code_cache import CompiledCode
+from ...base.ops import KernelCode, KernelRecipe
+from ..runtime._compiler import Target, compiled
+
+__all__ = ["CompiledKernel", "architecture_of", "compile_kernel", "kernels_in"]
+
+MadeT = TypeVar("MadeT")
+
+# What cuda.core and cuda.bindings raise where NVIDIA's library is not installed.
+_NOT_FOUND = frozenset({"DynamicLibNotFoundError", "FunctionNotFoundError"})
+_LOG = "compilation log:"
+# Options of the compiler that are the linker's, too.
+_LINKED = frozenset(
+    {"ftz", "prec_div", "prec_sqrt", "fma", "max_register_count", "lineinfo", "debug", "ptxas_options"}
+)
+_NAME = re.compile(r"(\w+)\s*\(")
+_ATTRIBUTE = re.compile(r"__\w+__\s*\([^()]*(?:\([^()]*\)[^()]*)*\)")
+
+
+@attrs.frozen
+class CompiledKernel:
+    """What is loaded onto a device: plain data, the same in any process with that architecture.
+
+    Attributes:
+        code: A cubin or fatbin, or PTX that ends with a zero byte.
+        symbol: The kernel's name in it.
+        is_ptx: Whether the driver still has to compile it.
+    """
+
+    code: bytes
+    symbol: str
+    is_ptx: bool = False
+
+
+def architecture_of(recipe: KernelRecipe, architecture: str) -> str:
+    """What to compile for, such as ``"sm_90"``: the recipe's choice, or that of the device."""
+    return str(recipe.options.get("arch") or f"sm_{architecture}")
+
+
+def compile_kernel(recipe: KernelRecipe, architecture: str) -> CompiledKernel:
+    """Compile and link the code of a kernel; what is compiled already is only passed on.
+
+    Args:
+        recipe: The kernel.
+        architecture: The device's compute capability, such as ``"90"``.
+
+    Raises:
+        CompilationError: The code does not compile or link, or has no such kernel.
+        NotSupportedError: NVRTC or nvJitLink is not installed.
+    """
+    first = recipe.code[0]
+    if len(recipe.code) == 1 and first.format in ("cubin", "fatbin"):
+        return CompiledKernel(_bytes(first), recipe.name)
+    if len(recipe.code) == 1 and first.format == "ptx":
+        return CompiledKernel(_bytes(first).rstrip(b"\0") + b"\0", recipe.name, is_ptx=True)
+    arch = architecture_of(recipe, architecture)
+    if len(recipe.code) == 1 and first.format == "c++":
+        made = _compile(recipe, first, arch, "cubin", {})
+        return CompiledKernel(made.code, made.names[recipe.name])
+    return _link(recipe, arch)
+
+
+def _compile(
+    recipe: KernelRecipe, code: KernelCode, arch: str, target: Target, more: Mapping[str, object]
+) -> CompiledCode:
+    from cuda.core import ProgramOptions
+
+    options: list[str] = []
+
+    def work() -> CompiledCode:
+        made: dict[str, Any] = {**recipe.options, **more, "arch": arch, "name": code.name}
+        chosen = ProgramOptions(**made)
+        options.extend(option.decode() for option in chosen.as_bytes("nvrtc", target))
+        names = (recipe.name,) if code is recipe.code[0] else ()
+        return compiled(str(code.data), chosen, target=target, names=names)
+
+    return _told(recipe, code, options, "compile", work)
+
+
+def _link(recipe: KernelRecipe, arch: str) -> CompiledKernel:
+    from cuda.core import Linker, LinkerOptions, ObjectCode
+
+    more = {"link_time_optimization": True, "relocatable_device_code": True}
+    load = {
+        "ptx": ObjectCode.from_ptx,
+        "cubin": ObjectCode.from_cubin,
+        "fatbin": ObjectCode.from_fatbin,
+        "ltoir": ObjectCode.from_ltoir,
+    }
+    pieces: list[ObjectCode] = []
+    symbol = recipe.name
+    for code in recipe.code:
+        if code.format == "c++":
+            made = _compile(recipe, code, arch, "ltoir", more)
+            symbol = made.names.get(recipe.name, symbol)
+            pieces.append(ObjectCode.from_ltoir(made.code, name=code.name))
+        else:
+            pieces.append(load[code.format](_bytes(code), name=code.name))
+
+    def work() -> bytes:
+        own: dict[str, Any] = {name: value for name, value in recipe.options.items() if name in _LINKED}
+        linker = Linker(*pieces, options=LinkerOptions(arch=arch, link_time_optimization=True, **own))
+        try:
+            return bytes(linker.link("cubin").code)
+        finally:
+            linker.close()
+
+    linked = _told(recipe, recipe.code[0], [f"-arch={arch}", "-lto"], "link", work)
+    return CompiledKernel(linked, symbol)
+
+
+def _told(
+    recipe: KernelRecipe, code: KernelCode, options: list[str], verb: str, work: Callable[[], MadeT]
+) -> MadeT:
+    """Do a step; what fails in it is told in the errors of backends."""
+    try:
+        return work()
+    except (AccelError, MemoryError):
+        raise
+    except Exception as error:
+        if type(error).__name__ in _NOT_FOUND:
+            raise NotSupportedError(
+                f"kernel {recipe.name!r}: what would {verb} it is not installed: {error}", backend="cuda"
+            ) from error
+        raise _error(recipe, code, tuple(options), verb, str(error)) from error
+
+
+def _error(
+    recipe: KernelRecipe, code: KernelCode, options: tuple[str, ...], verb: str, text: str
+) -> CompilationError:
+    log = text.partition(_LOG)[2].strip() if _LOG in text else text.strip()
+    names = kernels_in(code.data) if isinstance(code.data, str) else ()
+    base = recipe.name.partition("<")[0].rpartition("::")[2].strip()
+    if verb == "compile" and names and base not in names and base in log:
+        what = f"there is no kernel {recipe.name!r} in {code.name}; it has {', '.join(names)}"
+        reason = "no_such_kernel"
+    else:
+        what, reason = f"kernel {recipe.name!r} does not {verb}", verb
+    return CompilationError(
+        f"{what} (source {code.name}, options {' '.join(options) or 'none'}):\n{log}\n",
+        library="jit",
+        code=reason,
+        log=log,
+        source=code.name,
+        options=options,
+    )
+
+
+def kernels_in(text: str) -> tuple[str, ...]:
+    """Names of the kernels that a source declares, as far as that can be told without compiling it."""
+    names: list[str] = []
+    for declaration in text.split("__global__")[1:]:
+        found = _NAME.search(_ATTRIBUTE.sub(" ", re.split(r"[{;]", declaration, maxsplit=1)[0] + "("))
+        if found is not None and found[1] not in names:
+            names.append(found[1])
+    return tuple(names)
+
+
+def _bytes(code: KernelCode) -> bytes:
+    return code.data if isinstance(code.data, bytes) else code.data.encode()

@@ -1,0 +1,67 @@
+"""Kernels of the user's own: compiled by NVRTC, linked by nvJitLink, loaded by the driver."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ...base.kernels import kernel
+from ...base.ops import KernelInfoSpec, KernelRecipe, KernelSpec, OperationSpec
+from ..kit._call import Call
+from ..kit._compile import compile_kernel
+from ..kit._library import CudaLibrary
+from ..kit._loaded_kernel import LoadedKernel
+
+__all__ = ["JitLibrary"]
+
+
+class JitLibrary(CudaLibrary):
+    """A plan is a loaded kernel: so it is compiled where that may block, and kept while it is used."""
+
+    name: ClassVar[str] = "jit"
+    # Each is a module in device memory.
+    most_plans: ClassVar[int] = 256
+
+    def _key_of(self, spec: OperationSpec) -> tuple[object, ...]:
+        # Whatever the arrays are: one kernel is loaded once.
+        assert isinstance(spec, (KernelSpec, KernelInfoSpec))
+        return (spec.recipe,)
+
+    def _load(self, spec: KernelSpec | KernelInfoSpec) -> LoadedKernel:
+        recipe = KernelRecipe.decode(spec.recipe)
+        return LoadedKernel(self._context, recipe, compile_kernel(recipe, self._device.architecture))
+
+    @kernel(KernelSpec, backend="cuda", plan=_load)
+    def _launch(self, spec: KernelSpec, call: Call) -> None:
+        if 0 in spec.grid:
+            return
+        loaded: LoadedKernel = call.plan
+        if loaded.is_plain:
+            at = call.device.address
+            addresses = [at(array) for array in (*spec.read, *spec.updated, *spec.written)]
+        else:
+            addresses = _packed(loaded.recipe, spec, call)
+        loaded.launch(spec, addresses, call.stream)
+
+    @kernel(KernelInfoSpec, backend="cuda", plan=_load)
+    def _inform(self, spec: KernelInfoSpec, call: Call) -> None:
+        loaded: LoadedKernel = call.plan
+        loaded.inform(spec)
+
+    def _close_plan(self, plan: LoadedKernel) -> None:
+        plan.close()
+
+    def _is_busy(self, plan: LoadedKernel) -> bool:
+        return plan.is_busy
+
+
+def _packed(recipe: KernelRecipe, spec: KernelSpec, call: Call) -> list[int]:
+    """Where the arrays lie: those that are to be packed have workspace if they lie otherwise."""
+    addresses: list[int] = []
+    for parameter, array in zip(recipe.arrays("read"), spec.read, strict=True):
+        addresses.append(call.packed(array) if parameter.layout == "packed" else call.at(array))
+    for parameter, array in zip(recipe.arrays("update"), spec.updated, strict=True):
+        is_packed = parameter.layout == "packed"
+        addresses.append(call.result(array, is_updated=True) if is_packed else call.at(array))
+    for parameter, array in zip(recipe.arrays("write"), spec.written, strict=True):
+        addresses.append(call.result(array) if parameter.layout == "packed" else call.at(array))
+    return addresses

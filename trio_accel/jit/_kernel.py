@@ -1,0 +1,378 @@
+"""Kernels of the user's own: how they are declared, and the message that launches one."""
+
+from __future__ import annotations
+
+import keyword
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import attrs
+
+from ..backends.base.ops import Dim3, KernelParameter, KernelRecipe, KernelSpec, scalar_offsets
+from ..backends.base.values import element
+from ..devices import AccelRef, Device, Operand, Operation, Planned, Planner, device_of
+from ._actor import JitActor
+from ._code import Code, CompileOptions, as_code
+from ._occupancy import Occupancy, QueryOccupancy
+from ._parameters import Parameter, Scalars, check_array
+from ._rules import Extents, Rule, check_block, check_grid, check_shared, extents, shape_of
+
+__all__ = ["Kernel", "LaunchKernel"]
+
+_MOST_CLUSTER = 16
+
+
+class Kernel:
+    """A kernel of your own: declared once, launched on any device.
+
+    A launch is an operation like any other: it is ordered behind what its arrays wait for, is complete when
+    the device has done it, and runs in a worker process where the device is in one. The kernel is compiled on
+    its first launch on a device, off the event loop.
+
+    It gets arrays as pointers to their first elements, and scalars by value, in the order in which they are
+    declared. Grid, block, shared memory and the shapes of outputs are given, or follow from the arguments.
+
+    >>> import trio_accel as ta
+    >>> scale = ta.jit.Kernel(
+    ...     "scale",
+    ...     'extern "C" __global__ void scale(long long n, float a, float* x) {'
+    ...     "    long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;"
+    ...     "    if (i < n) x[i] *= a;"
+    ...     "}",
+    ...     parameters={
+    ...         "n": ta.jit.scalar("int64"), "a": ta.jit.scalar("float32"), "x": ta.jit.updates("float32"),
+    ...     },
+    ...     grid=lambda n: ta.jit.cdiv(n, 256),
+    ...     block=256,
+    ... )
+    >>> scale
+    <Kernel scale(n: int64, a: float32, x: float32[])>
+
+    Args:
+        name: The kernel's name, or a template's instance, such as ``"scale<float, 4>"``.
+        code: CUDA C++ as a text, or what `source`, `ptx`, `cubin`, `fatbin` or `ltoir` made.
+        parameters: By their names, in order: `reads`, `updates`, `writes` and `scalar`.
+        grid: Blocks of a launch.
+        block: Threads of a block.
+        shared: Bytes of dynamic shared memory of a block.
+        cluster: Blocks of a cluster.
+        cooperative: Whether all blocks run at once, so that they may wait for one another.
+        skip_empty: Whether a launch with an empty grid does nothing; otherwise it is refused.
+        options: Options of the compiler.
+        link: More code, which is linked with the first by nvJitLink.
+        cpu: Import path of a function, ``"module:function"``, that computes the same on the CPU backend. It
+            is called with NumPy arrays and scalars in the order of the parameters, in a thread.
+
+    Raises:
+        TypeError, ValueError: A wrong argument; the message names it.
+    """
+
+    __slots__ = (
+        "_block", "_grid", "_recipe", "_scalars", "_shared", "_skips_empty", "_steps", "_text", "operation",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        code: Code,
+        *,
+        parameters: Mapping[str, Parameter],
+        grid: Extents,
+        block: Extents,
+        shared: int | Callable[..., int] = 0,
+        cluster: int | Sequence[int] | None = None,
+        cooperative: bool = False,
+        skip_empty: bool = False,
+        options: CompileOptions | None = None,
+        link: Sequence[Code] = (),
+        cpu: str | None = None,
+    ) -> None:
+        if not isinstance(name, str) or not name.strip():
+            raise ValueError(f"Kernel: name must be the name of a kernel, got {name!r}")
+        self.operation: str = f"jit.{name}"
+        """Name of its launches, in errors and events."""
+        where, base = f"Kernel {name!r}", name.partition("<")[0].rpartition("::")[2].strip()
+        named = _named(where, parameters)
+        self._recipe = KernelRecipe(
+            name=name,
+            parameters=named,
+            code=tuple(as_code(each, base) for each in (code, *link)),
+            options=(options or CompileOptions()).plain(),
+            cluster=None if cluster is None else extents(where, "cluster", cluster),
+            is_cooperative=bool(cooperative),
+            shared=callable(shared) or bool(shared),
+            cpu=_checked_path(where, cpu),
+        )
+        self._text = self._recipe.encode()
+        dtypes = self._recipe.scalars
+        self._scalars = Scalars(dtypes, scalar_offsets(dtypes)[0])
+        names = tuple(parameters)
+        self._steps = tuple(
+            (each, None if shape is None else Rule(f"shape of {each.name}", shape, names))
+            for each, shape in zip(named, (given.shape for given in parameters.values()), strict=True)
+        )
+        with_block = (*names, "block")
+        self._block = Rule("block", _fixed(where, "block", block), names)
+        self._grid = Rule("grid", _fixed(where, "grid", grid), with_block)
+        self._shared = Rule("shared", shared, with_block)
+        self._skips_empty = bool(skip_empty)
+        self._check_constants(where)
+
+    def _check_constants(self, where: str) -> None:
+        """Refuse at the declaration what no launch could do."""
+        cluster = self._recipe.cluster
+        if cluster is not None:
+            count = math.prod(cluster)
+            if min(cluster) < 1 or count > _MOST_CLUSTER:
+                raise ValueError(f"{where}: a cluster must have 1 to {_MOST_CLUSTER} blocks, got {cluster}")
+        if self._block.constant is not None:
+            check_block(where, self._block.constant)
+        if self._grid.constant is not None:
+            check_grid(where, self._grid.constant, cluster, may_be_empty=False)
+        if self._shared.constant is not None:
+            check_shared(where, self._shared.constant)
+
+    def __repr__(self) -> str:
+        told = ", ".join(
+            f"{each.name}: {each.dtype}{'' if each.role == 'scalar' else '[]'}"
+            for each in self._recipe.parameters
+        )
+        return f"<Kernel {self.name}({told})>"
+
+    @property
+    def name(self) -> str:
+        """Its name, or name expression."""
+        return self._recipe.name
+
+    @property
+    def recipe(self) -> KernelRecipe:
+        """What it is made of."""
+        return self._recipe
+
+    def launch(self, *arguments: Operand | complex, **named: Operand | complex) -> LaunchKernel:
+        """Make the message that launches it: ``await device.ask(kernel.launch(...))``.
+
+        Args:
+            *arguments: Arguments in the order of the parameters: arrays and numbers.
+            **named: The same by name. An output with a shape may be left out.
+
+        Raises:
+            TypeError: Too few or too many, or one that there is not.
+        """
+        steps = self._steps
+        if not named and len(arguments) == len(steps):
+            return LaunchKernel(self, arguments)
+        values: dict[str, Operand | complex] = dict(
+            zip((each.name for each, _ in steps), arguments, strict=False)
+        )
+        names = [each.name for each, _ in steps]
+        unknown = [name for name in named if name not in names or name in values]
+        values.update(named)
+        missing = [each.name for each, shape in steps if each.name not in values and shape is None]
+        if len(arguments) > len(steps) or unknown or missing:
+            raise TypeError(
+                f"{self.operation} takes {len(names)} arguments ({', '.join(names)}), got {len(arguments)}"
+                + (f" and by name {', '.join(named)}" if named else "")
+                + (f"; {', '.join(missing)} is missing" if missing else "")
+                + (f"; {', '.join(unknown)} is unknown or given twice" if unknown else "")
+            )
+        return LaunchKernel(self, tuple([values.get(name) for name in names]))
+
+    async def __call__(
+        self, *arguments: Operand | complex, **named: Operand | complex
+    ) -> tuple[AccelRef, ...]:
+        """Launch it on the device of its arrays; see `launch`.
+
+        Returns:
+            The arrays that it writes or updates, in the order of the parameters.
+
+        Raises:
+            TypeError, ValueError: A wrong argument: arity, dtype, axes, gaps, device; a grid or a block
+                beyond the limits. Nothing was launched.
+            CompilationError: The code does not compile, or has no such kernel.
+            LibraryError: The block or the grid does not fit on the device.
+            NotSupportedError: The backend cannot run it.
+            ContextPoisonedError: The context was lost while it ran; it may be this kernel's fault.
+        """
+        message = self.launch(*arguments, **named)
+        return await device_of(self.operation, *message.arguments).ask(message)
+
+    async def occupancy(
+        self, device: Device, block: int | Sequence[int] | None = None, shared: int = 0
+    ) -> Occupancy:
+        """Compile it for a device, if that is not done, and tell what it needs and how much of it fits.
+
+        Args:
+            device: The device.
+            block: Threads of a block; by default that of the declaration, where that is no rule.
+            shared: Bytes of dynamic shared memory of a block.
+
+        Raises:
+            CompilationError: The code does not compile, or has no such kernel.
+            NotSupportedError: The backend has no occupancy.
+        """
+        constant = self._block.constant
+        chosen = extents(self.operation, "block", block or constant or 1)
+        check_block(self.operation, chosen)
+        fixed = check_shared(self.operation, shared)
+        return await device.ask(QueryOccupancy(self.operation, self._text, chosen, fixed))
+
+    def plan(
+        self, planner: Planner, arguments: Sequence[Operand | complex | None]
+    ) -> Planned[tuple[AccelRef, ...]]:
+        """Validate the arguments of a launch, and lower it; see `Operation.plan`."""
+        taken = _Taken(planner)
+        for (parameter, shape), argument in zip(self._steps, arguments, strict=True):
+            if parameter.role == "scalar":
+                taken.add_scalar(parameter, argument)
+            else:
+                taken.add_array(parameter, shape, argument)
+        if taken.outputs:
+            taken.make_outputs()
+        grid, block, shared = self._extents(planner.name, taken.values)
+        arrays = taken.arrays
+        spec = KernelSpec(
+            self._text,
+            grid,
+            block,
+            shared,
+            tuple(arrays["read"]),
+            tuple(arrays["update"]),
+            tuple(arrays["write"]),
+            self._scalars.pack(taken.scalars),
+        )
+        return Planned(spec, tuple(taken.changed))
+
+    def _extents(self, name: str, values: dict[str, Any]) -> tuple[Dim3, Dim3, int]:
+        """Grid, block and shared memory of a launch."""
+        block: Any = self._block.constant
+        if block is None:
+            block = extents(name, "block", self._block.value(values))
+            check_block(name, block)
+        values.setdefault("block", block)
+        grid: Any = self._grid.constant
+        if grid is None:
+            grid = extents(name, "grid", self._grid.value(values))
+            check_grid(name, grid, self._recipe.cluster, may_be_empty=self._skips_empty)
+        shared: Any = self._shared.constant
+        if shared is None:
+            shared = check_shared(name, self._shared.value(values))
+        return grid, block, shared
+
+
+class _Taken:
+    """The arguments of a launch, as they are taken one by one.
+
+    Attributes:
+        values: What rules get, by name.
+        arrays: Arrays by their roles.
+        scalars: Numbers.
+        changed: Arrays that are changed.
+        outputs: Outputs with a rule for their shape: where they go, and what was given.
+    """
+
+    __slots__ = ("_planner", "arrays", "changed", "outputs", "scalars", "values")
+
+    def __init__(self, planner: Planner) -> None:
+        self._planner = planner
+        self.values: dict[str, Any] = {}
+        self.arrays: dict[str, list[Any]] = {"read": [], "update": [], "write": []}
+        self.scalars: list[Any] = []
+        self.changed: list[Any] = []
+        self.outputs: list[tuple[KernelParameter, Rule, int, int]] = []
+
+    def add_scalar(self, parameter: KernelParameter, argument: object) -> None:
+        number = element(self._planner.name, parameter.name, argument, parameter.dtype)
+        self.values[parameter.name] = number
+        self.scalars.append(number)
+
+    def add_array(self, parameter: KernelParameter, shape: Rule | None, argument: Any) -> None:
+        planner, name, role = self._planner, parameter.name, parameter.role
+        if shape is not None:
+            self.outputs.append((parameter, shape, len(self.arrays[role]), len(self.changed)))
+        if shape is not None and argument is None:
+            self.arrays[role].append(None)
+            self.changed.append(None)
+            return
+        if role == "read":
+            array = planner.read(name, argument)
+        else:
+            # One that is written in full is in use in the same way.
+            array = planner.update(name, argument)
+            self.changed.append(argument)
+        check_array(planner.name, parameter, array)
+        self.arrays[role].append(array)
+        self.values[name] = array
+
+    def make_outputs(self) -> None:
+        """Make the outputs that were left out, and check the shapes of those that were given."""
+        planner, values = self._planner, self.values
+        for parameter, rule, place, changed in self.outputs:
+            name = parameter.name
+            shape = shape_of(planner.name, name, rule.value(values))
+            if self.changed[changed] is None:
+                out = planner.output(shape, parameter.dtype)
+                check_array(planner.name, parameter, out.spec)
+                self.changed[changed] = out
+                values[name] = self.arrays["write"][place] = out.spec
+            elif values[name].shape != shape:
+                raise ValueError(
+                    f"{planner.name}: {name} must have shape {shape}, got shape {values[name].shape}"
+                )
+
+
+@attrs.define(eq=False, on_setattr=None)
+class LaunchKernel(Operation[JitActor, tuple[AccelRef, ...]]):
+    """A launch of a kernel; see `Kernel.launch`. Its name is the kernel's, such as ``"jit.saxpy"``.
+
+    Attributes:
+        kernel: The kernel.
+        arguments: One for each of its parameters; None for an output that is to be made.
+    """
+
+    kernel: Kernel
+    arguments: tuple[Operand | complex | None, ...]
+    library: ClassVar[str] = "trio_accel.jit:JitActor"
+
+    @property
+    def operation(self) -> str:
+        """Name of the operation."""
+        return self.kernel.operation
+
+    def plan(self, planner: Planner) -> Planned[tuple[AccelRef, ...]]:
+        """Check the arguments, and find grid and block."""
+        return self.kernel.plan(planner, self.arguments)
+
+
+def _fixed(where: str, what: str, given: Extents) -> Any:
+    return given if callable(given) else extents(where, what, given)
+
+
+def _named(where: str, parameters: Mapping[str, Parameter]) -> tuple[KernelParameter, ...]:
+    """The parameters with their names.
+
+    Raises:
+        TypeError, ValueError: Something else.
+    """
+    for name, parameter in parameters.items():
+        given: object = parameter
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+            raise ValueError(f"{where}: parameters: {name!r} is no name of an argument")
+        if not isinstance(given, Parameter):
+            raise TypeError(
+                f"{where}: parameters: {name} must be made by reads, updates, writes or scalar, got {given!r}"
+            )
+    return tuple(parameter.named(name) for name, parameter in parameters.items())
+
+
+def _checked_path(where: str, path: str | None) -> str | None:
+    if path is None:
+        return None
+    module, separator, name = path.partition(":")
+    if not separator or not module or not name or module == "__main__":
+        raise ValueError(
+            f"{where}: cpu: {path!r} must be an import path 'package.module:function' that any process can "
+            "import, so no function of __main__"
+        )
+    return path
