@@ -26,6 +26,7 @@ from ...actors import (
 )
 from ...backends.base import ContextPoisonedError, DeviceLostError
 from .._options import DeviceOptions
+from ..base._import_paths import argument_of
 from ._engine import Engine
 from ._library import LibraryActor, OwnSupervision
 from ._recovery import recovery_policy
@@ -90,7 +91,7 @@ class LibraryOpener(Actor):
         # Import paths of those whose library was opened ahead, whether they have taken it by now or not.
         self._ahead: set[str] = set()
         # Those that end alone, by import path: their supervisors, also of those that have ended for good.
-        self._supervisors: dict[str, Ref[_Supervisor]] = {}
+        self._supervisors: dict[str, Ref[LibrarySupervisor]] = {}
         # Names of the actors that are being started.
         self._starting: set[str] = set()
         # What the context was found to be lost to when a library was opened.
@@ -138,7 +139,7 @@ class LibraryOpener(Actor):
             if path in self._ahead:
                 self._ahead.discard(path)
                 actor_class = await _find_actor(path, "close")
-                await self._engine.libraries.drop(actor_class.library_of(_argument(path)))
+                await self._engine.libraries.drop(actor_class.library_of(argument_of(path)))
         del self._turns[path]
 
     async def prepare(self, paths: Iterable[str]) -> None:
@@ -154,7 +155,7 @@ class LibraryOpener(Actor):
             async with turn:
                 with suppress(Exception):
                     actor_class = await _find_actor(path, "a device")
-                    await self._engine.libraries.prepare(actor_class.library_of(_argument(path)))
+                    await self._engine.libraries.prepare(actor_class.library_of(argument_of(path)))
                     self._ahead.add(path)
 
     def _turn(self, path: str) -> trio.Lock:
@@ -166,7 +167,7 @@ class LibraryOpener(Actor):
     async def _start(self, message: OpenLibrary) -> Ref[LibraryActor]:
         path, options = message.library, self._options
         actor_class = await _find_actor(path, message.named_by)
-        argument = _argument(path)
+        argument = argument_of(path)
         own = None if argument is None else actor_class.supervision(argument)
         refs = (*self._libraries.values(), *self._supervisors.values())
         running = {ref.path.rpartition("/")[2] for ref in refs if not ref.is_terminated}
@@ -198,7 +199,7 @@ class LibraryOpener(Actor):
         policy = recovery_policy(options, grace=options.close_grace)
         started: list[Ref[LibraryActor]] = []
         self._supervisors[path] = await self.context.spawn(
-            _Supervisor,
+            LibrarySupervisor,
             actor_class,
             arguments,
             policy,
@@ -210,7 +211,7 @@ class LibraryOpener(Actor):
         return started[0]
 
 
-class _Supervisor(Actor):
+class LibrarySupervisor(Actor):
     """The supervisor of one library actor: where its restarts exceed its intensity, it ends alone."""
 
     def __init__(
@@ -233,7 +234,7 @@ class _Supervisor(Actor):
         yield
 
 
-async def _raise_end(supervisor: Ref[_Supervisor]) -> None:
+async def _raise_end(supervisor: Ref[LibrarySupervisor]) -> None:
     """Raise what a library actor has ended with that is not started again.
 
     Raises:
@@ -252,12 +253,6 @@ async def _raise_end(supervisor: Ref[_Supervisor]) -> None:
 
 def _nobody(path: str, library: Ref[LibraryActor]) -> None:
     """Nobody waits for a library."""
-
-
-def _argument(path: str) -> str | None:
-    """What is behind the question mark of an import path; None where there is none."""
-    _, separator, argument = path.partition("?")
-    return argument if separator else None
 
 
 def _name_of(

@@ -13,6 +13,7 @@ from ...actors import ActorContext, ActorError, ActorFailedError, ActorStoppedEr
 from ...backends.base import AccelDevice, ContextPoisonedError, DeviceLostError, QueueFullError
 from ..arrays._pending import Pending
 from ..arrays._ref import AccelRef
+from ..base._import_paths import by_title
 from ..base._libraries_in_use import LibrariesInUse
 from ..base._statistics import DeviceStatistics
 from ..engine._context import ContextActor, Session, context_policy
@@ -332,7 +333,7 @@ class InlineDispatch:
             launched=engine.launched,
             completed=engine.completed,
             in_flight=engine.in_flight,
-            queues=engine.queues(),
+            queues=by_title(engine.queues()),
             memory=engine.device.memory(),
             losses=self._device.losses.count,
         )

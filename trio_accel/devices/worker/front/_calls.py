@@ -9,6 +9,7 @@ import attrs
 import trio
 
 from ....backends.base import MemoryStatistics
+from ...base._import_paths import by_title
 from ...base._statistics import DeviceStatistics
 from ...engine._device_state import DeviceState
 from ..transport._answers import MEMORY
@@ -113,7 +114,7 @@ class Calls:
             launched=launched,
             completed=completed,
             in_flight=sum(in_flight.values()),
-            queues=self._sender.requests.queues(in_flight),
+            queues=by_title(self._sender.requests.queues(in_flight)),
             memory=MemoryStatistics(**dict(zip(MEMORY, memory, strict=True))),
             losses=self._device.losses.count,
         )

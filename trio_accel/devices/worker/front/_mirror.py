@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 
 from ....actors import ActorFailedError, ActorRestarted, ActorSnapshot, ActorStarted, ActorTerminated, Event
+from ...base._import_paths import is_actor_of
 from ...base._statistics import QueueStatistics
 
 __all__ = ["Mirror"]
@@ -53,8 +54,9 @@ class Mirror:
         """A request was served by the library at an import path, or crashed it."""
         nodes = self._of_library.get(library)
         if nodes is None:
-            actor_class = library.rpartition(":")[2]
-            nodes = tuple([node for node in self._nodes.values() if node.actor_class == actor_class])
+            nodes = tuple(
+                [node for path, node in self._nodes.items() if is_actor_of(path, node.actor_class, library)]
+            )
             self._of_library[library] = nodes
         if error is not None and isinstance(error, ActorFailedError):
             for node in nodes:
@@ -69,19 +71,30 @@ class Mirror:
         Args:
             queues: Requests by the import path of the library.
         """
-        by_class = {library.rpartition(":")[2]: queue for library, queue in queues.items()}
+        below: dict[str, list[ActorSnapshot]] = {}
+        # Children before their parents.
+        for path in sorted(self._nodes, key=lambda path: -path.count("/")):
+            snapshot = self._snapshot(path, queues, tuple(below.pop(path, ())))
+            parent = path.rpartition("/")[0]
+            below.setdefault(parent if parent in self._nodes else "", []).append(snapshot)
+        return tuple(below.get("", ()))
+
+    def _snapshot(
+        self, path: str, queues: dict[str, QueueStatistics], children: tuple[ActorSnapshot, ...]
+    ) -> ActorSnapshot:
+        node = self._nodes[path]
         none = QueueStatistics(waiting=0, in_flight=0)
-        return tuple(
-            ActorSnapshot(
-                path=path,
-                actor_class=node.actor_class,
-                state=node.state,
-                incarnation=node.incarnation,
-                mailbox_depth=by_class.get(node.actor_class, none).waiting,
-                deferred=by_class.get(node.actor_class, none).in_flight,
-                handled=node.handled,
-                failed=node.failed,
-                last_error=node.last_error,
-            )
-            for path, node in self._nodes.items()
+        own = (queue for library, queue in queues.items() if is_actor_of(path, node.actor_class, library))
+        queue = next(own, none)
+        return ActorSnapshot(
+            path=path,
+            actor_class=node.actor_class,
+            state=node.state,
+            incarnation=node.incarnation,
+            mailbox_depth=queue.waiting,
+            deferred=queue.in_flight,
+            handled=node.handled,
+            failed=node.failed,
+            last_error=node.last_error,
+            children=children,
         )

@@ -1,0 +1,230 @@
+"""Programs that do what they should not; workers import this module."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import trio_accel as ta
+from trio_accel.programs import Array
+
+
+class Fragile:
+    """Cannot be made while there is a file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        if Path(path).exists():
+            raise LookupError("the file is there")
+
+    def works(self) -> int:
+        return 1
+
+    def breaks(self) -> None:
+        Path(self.path).touch()
+        raise ValueError("it breaks")
+
+
+class ExitsInConstructor:
+    def __init__(self, how: str) -> None:
+        raises(how)
+
+
+class ColdStart:
+    def warm_up(self) -> None:
+        raise OSError(5, "no warmth")
+
+
+def raises(how: str) -> None:
+    """Raise what no program should."""
+    errors: dict[str, Any] = {
+        "SystemExit": SystemExit(3),
+        "KeyboardInterrupt": KeyboardInterrupt(),
+        "GeneratorExit": GeneratorExit(),
+        "BaseException": BaseException("base"),
+        "ContextPoisonedError": ta.ContextPoisonedError("not really"),
+        "DeviceLostError": ta.DeviceLostError("not really"),
+        "StaleRefError": ta.StaleRefError("not really"),
+        "ActorStoppedError": ta.ActorStoppedError("not really", path="nowhere"),
+        "StopIteration": StopIteration(),
+        "RecursionError": None,
+        "UnprintableError": UnprintableError(),
+    }
+    if how == "RecursionError":
+        raises(how)
+    raise errors[how]
+
+
+class UnprintableError(Exception):
+    """Cannot even be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    def add_note(self, note: str, /) -> None:
+        raise RuntimeError("no notes")
+
+
+class Returns:
+    """Returns what was not declared."""
+
+    @ta.programs.method(out=lambda: ((2, 3), "float32"))
+    def shape(self) -> Array:
+        return np.zeros((3, 2), np.float32)
+
+    @ta.programs.method(out=lambda: ((2, 3), "float32"))
+    def dtype(self) -> Array:
+        return np.zeros((2, 3))
+
+    @ta.programs.method(out=lambda: ((2, 3), "float32"))
+    def nothing(self) -> None:
+        return None
+
+    @ta.programs.method(out=lambda: ((2, 3), "float32"))
+    def nested(self) -> Array:
+        return [np.zeros((2, 3), np.float32)]
+
+    @ta.programs.method(out=lambda: ((2, 3), "float32"))
+    def other(self, *, out: Array = None) -> Array:
+        return np.zeros((2, 3), np.float32)
+
+    @ta.programs.method(out=lambda: None)
+    def something(self) -> int:
+        return 1
+
+    def an_object(self) -> Any:
+        return {"a": [object()]}
+
+    def strings(self) -> Any:
+        return np.array(["a"])
+
+    def masked(self) -> Any:
+        return np.ma.masked_array([1.0], [True])
+
+    def coroutine(self) -> Any:
+        return (number for number in ())
+
+    def deep(self) -> Any:
+        value: Any = 1
+        for _ in range(50):
+            value = [value]
+        return value
+
+    def long(self) -> Any:
+        return "x" * (1 << 21)
+
+    def own(self, x: Array) -> Any:
+        return [x, x[:1], x.T]
+
+
+class Rules:
+    """Rules of outputs that are wrong."""
+
+    @ta.programs.method(out=lambda x: "float32")
+    def no_pair(self, x: Array) -> Array:
+        return x
+
+    @ta.programs.method(out=lambda x: ((-1,), "float32"))
+    def negative(self, x: Array) -> Array:
+        return x
+
+    @ta.programs.method(out=lambda x: ((2,), "no dtype"))
+    def no_dtype(self, x: Array) -> Array:
+        return x
+
+    @ta.programs.method(out=lambda x: 1 / 0)
+    def broken(self, x: Array) -> Array:
+        return x
+
+    @ta.programs.method(updates=["y"])
+    def no_parameter(self, x: Array) -> None: ...
+
+
+class Keeps:
+    """Keeps what it is lent."""
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+    @ta.programs.method(updates=["target"], out=lambda x, target: (x.shape, x.dtype))
+    def keep(self, x: Array, target: Array, *, out: Array = None) -> None:
+        out[...] = x
+        self.kept += [x, target, out]
+
+    def write(self) -> list[str]:
+        said: list[str] = []
+        for array in self.kept:
+            try:
+                array[...] = 666.0
+                said.append("written")
+            except ValueError as error:
+                said.append(str(error))
+        return said
+
+    def write_input(self, x: Array) -> None:
+        x[...] = 0.0
+
+
+class Process:
+    """Does to its process what nobody should."""
+
+    def __init__(self, x: Array) -> None:
+        self.x = x
+
+    def sums(self) -> float:
+        return float(self.x.sum())
+
+    def writes(self) -> None:
+        self.x[...] = 0.0
+
+    def prints(self) -> int:
+        print("of a program", flush=True)
+        sys.stderr.write("of a program\n")
+        return 1
+
+    def closes(self, first: int) -> float:
+        os.closerange(first, 256)
+        return float(self.x.sum())
+
+    def exits(self) -> None:
+        os._exit(7)
+
+    def never_returns(self) -> None:
+        while True:
+            time.sleep(0.01)
+
+    def starts_threads(self) -> int:
+        found: list[int] = []
+        threads = [threading.Thread(target=found.append, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return len(found)
+
+
+class Methods:
+    """Names that cannot be asked."""
+
+    value = 3
+
+    def _private(self) -> None: ...
+
+    def warm_up(self) -> None: ...
+
+    async def waits(self) -> None: ...
+
+    def generates(self) -> Any:
+        yield 1
+
+    @staticmethod
+    def static() -> None: ...
+
+    def two(self, a: Any, b: Any, *, c: Any = 1) -> Any:
+        return [a, b, c]

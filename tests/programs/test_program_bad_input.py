@@ -1,0 +1,323 @@
+"""Programs that are given, return or do what they should not: each is told by name."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from bad_programs import Keeps, Methods, Process, Returns, Rules
+from sample_programs import Counter, Layer, flat, scaled
+
+import trio_accel as ta
+
+X = np.ones((2, 4))
+PARAMETERS = {"weights": np.zeros((4, 3)), "bias": np.zeros(3)}
+MANY = ta.Intensity(100, 60.0)
+AT_ONCE = ta.Backoff(base=0.0)
+isolated = pytest.mark.parametrize("isolation", ["process"])
+
+
+def open_bad(device: ta.Device, cls: Any, *args: Any, **kwargs: Any) -> Any:
+    return ta.open_program(device, cls, *args, intensity=MANY, backoff=AT_ONCE, **kwargs)
+
+
+async def test_constructors_take_what_their_signature_says(device: ta.Device) -> None:
+    opening: Any = ta.open_program
+    with pytest.raises(
+        TypeError, match=r"open_program: Layer\(.*: missing a required argument: 'parameters'"
+    ):
+        opening(device, Layer)
+    with pytest.raises(TypeError, match=r"open_program: Layer\(.*got an unexpected keyword argument 'heads'"):
+        opening(device, Layer, PARAMETERS, heads=3)
+    with pytest.raises(
+        TypeError, match=r"sample_programs:scaled is a function, whose arguments are those of"
+    ):
+        opening(device, scaled, X)
+    with pytest.raises(TypeError, match="device must be an open Device, got System"):
+        opening(device.system, Layer, PARAMETERS)
+    with pytest.raises(TypeError, match="a class or a function, got 3"):
+        opening(device, 3)
+    with pytest.raises(TypeError, match="intensity must be Intensity or None, got 3"):
+        opening(device, Layer, PARAMETERS, intensity=3)
+    for name in ("", "a b", "a/b", "a?b", 3):
+        with pytest.raises(ValueError, match="open_program: name must be a string without spaces"):
+            opening(device, Layer, PARAMETERS, name=name)
+    with pytest.raises(
+        TypeError, match=r"sample_programs\.Layer: parameters\['bias'\] must be an array, .* got set"
+    ):
+        await opening(device, Layer, {"weights": X, "bias": {1}})
+    with pytest.raises(
+        ValueError, match=r"its arguments are 2.* characters as text, at most 1048576 are allowed"
+    ):
+        await opening(device, Layer, PARAMETERS, scale="x" * (1 << 21))
+    deep: Any = 1
+    for _ in range(60):
+        deep = [deep]
+    with pytest.raises(ValueError, match="nested more than 32 deep"):
+        await opening(device, Layer, PARAMETERS, scale=deep)
+
+
+async def test_classes_that_no_other_process_finds(
+    device: ta.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Local:
+        """Defined here."""
+
+    with pytest.raises(
+        ValueError, match="Local is defined in a function; move it to the level of its module"
+    ):
+        ta.open_program(device, Local)
+    with pytest.raises(ValueError, match="<lambda> is defined in a function"):
+        ta.open_program(device, lambda x: x)
+    monkeypatch.setattr(Layer, "__module__", "__main__")
+    with pytest.raises(
+        ValueError, match=r"__main__\.Layer is defined in __main__, which the worker does not import"
+    ):
+        ta.open_program(device, Layer, PARAMETERS)
+    monkeypatch.setattr(Layer, "__module__", "sample_programs")
+    monkeypatch.setattr(sys.modules["sample_programs"], "Layer", None)
+    with pytest.raises(
+        ValueError, match=r"sample_programs\.Layer is not what its module has under this name"
+    ):
+        ta.open_program(device, Layer, PARAMETERS)
+
+
+@isolated
+async def test_a_module_that_the_worker_does_not_have(
+    device: ta.Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await device.put(X)  # the worker is there, with the search path of before
+    for name, text, error in (
+        ("only_here", "class Here: ...", ModuleNotFoundError),
+        (
+            "broken_there",
+            "import os\nclass Here: ...\nif os.getpid() != MINE: raise ValueError('not there')",
+            Exception,
+        ),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / f"{name}.py").write_text(text.replace("MINE", str(os.getpid())))
+        monkeypatch.syspath_prepend(folder)
+        module = __import__(name)
+        with pytest.raises(error) as caught:
+            await ta.open_program(device, module.Here)
+        assert name in str(caught.value)
+        del sys.modules[name]
+    assert device.generation == 1
+
+
+async def test_methods_that_cannot_be_asked(device: ta.Device) -> None:
+    async with open_bad(device, Methods) as program:
+        for name in ("_private", "warm_up", "__init__"):
+            with pytest.raises(AttributeError, match=f"Methods.{name} is not for asking: it is private"):
+                await program.ask(name)
+        for method in ("missing", Layer.forward, scaled, 3):
+            with pytest.raises(AttributeError, match="Methods has no method"):
+                await program.ask(method)
+        for name in ("waits", "generates"):
+            with pytest.raises(TypeError, match=f"Methods.{name} must be a plain function"):
+                await program.ask(name)
+        for name in ("static", "value"):
+            with pytest.raises(TypeError, match=f"Methods.{name} must be a plain method"):
+                await program.ask(name)
+        for args, kwargs, said in (
+            ((1,), {}, "missing a required argument: 'b'"),
+            ((1, 2, 3), {}, "too many positional arguments"),
+            ((1, 2), {"d": 1}, "got an unexpected keyword argument 'd'"),
+            ((1, 2), {"a": 1}, "multiple values for argument 'a'"),
+        ):
+            with pytest.raises(TypeError, match=rf"bad_programs\.Methods\.two\(a: .*{said}"):
+                await program.ask("two", *args, **kwargs)
+        assert await program.ask("two", 1, 2) == [1, 2, 1]
+
+
+async def test_arguments_that_no_device_has(device: ta.Device) -> None:
+    async with open_bad(device, Methods) as program, device.system.open_device("cpu") as other:
+        far = await other.put(X)
+        released = await device.put(X)
+        released.release()
+        with pytest.raises(
+            ValueError, match=r"bad_programs\.Methods\.two: b\['k'\]\[1\] is on test/cpu:0#2, this runs on"
+        ):
+            await program.ask(Methods.two, 1, {"k": [1, far]})
+        with pytest.raises(ta.StaleRefError, match=r"Methods\.two: a: its memory was released"):
+            await program.ask(Methods.two, released, 1)
+        with pytest.raises(TypeError, match=r"Methods\.two: a: dtype: .* is no element type of a device"):
+            await program.ask(Methods.two, np.array(["a"]), 1)
+        with pytest.raises(TypeError, match=r"Methods\.two: b must be an array, None, .* got object"):
+            await program.ask(Methods.two, 1, object())
+        pending = device.put(X)
+        with pytest.raises(TypeError, match=r"Methods\.two: a must be an array, None, .* got coroutine"):
+            await program.ask(Methods.two, pending, 1)
+        pending.close()
+        with pytest.raises(ValueError, match=r"are 2.* characters as text, at most 1048576 are allowed"):
+            await program.ask(Methods.two, 1, "x" * (1 << 21))
+        for given, said in ((far, "is on test/cpu:0#2"), (released, "was released")):
+            with pytest.raises(
+                (ValueError, ta.StaleRefError), match=rf"Layer: parameters\['bias'\]:? .*{said}"
+            ):
+                await ta.open_program(device, Layer, {"weights": X, "bias": given})
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:open_device. cpu.0 is open already:RuntimeWarning")
+
+
+async def test_arrays_that_are_released_behind_the_programs_back(device: ta.Device) -> None:
+    bias = await device.zeros(3)
+    async with ta.open_program(device, Layer, {"weights": PARAMETERS["weights"], "bias": bias}) as program:
+        await program.ask(Layer.forward, X)
+        bias.release()
+        with pytest.raises(
+            ta.StaleRefError, match=r"Layer\.forward: parameters\['bias'\]: its memory was released"
+        ):
+            await program.ask(Layer.forward, X)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "shape",
+            r"Returns\.shape: its result must be float32 of shape \(2, 3\), .* of shape \(3, 2\)",
+        ),
+        ("dtype", r"Returns\.dtype: its result must be float32 of .*, got float64 of shape \(2, 3\)"),
+        ("nothing", r"Returns\.nothing: its result is not nested as it was declared: .* NoneType"),
+        ("nested", r"Returns\.nested: its result is not nested as it was declared: a list of 1"),
+        ("other", r"Returns\.other: it was to write its result to out, and returned .* ndarray"),
+        ("something", r"Returns\.something: its result is not nested as it was declared: .* int"),
+        ("an_object", r"Returns\.an_object: its result\['a'\]\[0\] must be an array, .* got object"),
+        ("strings", r"Returns\.strings: its result: dtype: .* is no element type of a device"),
+        ("masked", r"Returns\.masked: its result: a masked array; fill it first"),
+        ("coroutine", r"Returns\.coroutine: its result must be an array, .* got generator"),
+        ("deep", "nested more than 32 deep"),
+        ("long", r"Returns\.long: its result is 2.* bytes as text"),
+    ],
+)
+async def test_results_that_were_not_declared(device: ta.Device, name: str, said: str) -> None:
+    async with open_bad(device, Returns) as program:
+        with pytest.raises(ta.ActorFailedError, match=said):
+            await program.ask(name)
+        # An array is returned that is not the program's own.
+        first, part, turned = await program.ask(Returns.own, X)
+        np.testing.assert_array_equal(await first.to_host(), X)
+        np.testing.assert_array_equal(await part.to_host(), X[:1])
+        np.testing.assert_array_equal(await turned.to_host(), X.T)
+    assert device.generation == 1
+
+
+async def test_rules_of_outputs_that_are_wrong(device: ta.Device) -> None:
+    async with open_bad(device, Rules) as program:
+        with pytest.raises(
+            TypeError, match=r"Rules\.no_pair: the rule of its outputs must return \(shape, dtype\)"
+        ):
+            await program.ask(Rules.no_pair, X)
+        with pytest.raises(ValueError, match=r"Rules\.negative: the shape of an output has a negative size"):
+            await program.ask(Rules.negative, X)
+        with pytest.raises(TypeError, match="'no dtype' is no element type"):
+            await program.ask(Rules.no_dtype, X)
+        with pytest.raises(ZeroDivisionError) as caught:
+            await program.ask(Rules.broken, X)
+        assert caught.value.__notes__ == ["in the rule of the outputs of bad_programs.Rules.broken"]
+        with pytest.raises(TypeError, match=r"Rules\.no_parameter: updates names 'y', which is no parameter"):
+            await program.ask(Rules.no_parameter, X)
+    declare: Any = ta.programs.method
+    for wrong in ({"out": 3}, {"updates": "x"}, {"updates": [3]}):
+        with pytest.raises(TypeError, match=r"method: (out|updates) must be"):
+            declare(**wrong)
+
+
+async def test_arrays_that_a_program_keeps_are_read_only_behind_its_call(device: ta.Device) -> None:
+    x, target = await device.put(X), await device.put(X)
+    async with open_bad(device, Keeps) as program:
+        result = await program.ask(Keeps.keep, x, target)
+        assert await program.ask(Keeps.write) == ["assignment destination is read-only"] * 3
+        for array in (x, target, result):
+            np.testing.assert_array_equal(await array.to_host(), X)
+            array.release()
+        again = [await device.put(np.full((2, 4), number)) for number in range(3)]
+        await program.ask(Keeps.write)
+        for number, array in enumerate(again):
+            np.testing.assert_array_equal(await array.to_host(), np.full((2, 4), number))
+        with pytest.raises(ta.ActorFailedError, match="assignment destination is read-only"):
+            await program.ask(Keeps.write_input, X)
+
+
+async def test_state_that_no_method_declares_is_read_only(device: ta.Device) -> None:
+    async with open_bad(device, Process, X) as program:
+        with pytest.raises(ta.ActorFailedError, match="assignment destination is read-only"):
+            await program.ask(Process.writes)
+        assert await program.ask(Process.sums) == X.sum()
+
+
+async def test_programs_may_print_and_start_threads(device: ta.Device) -> None:
+    async with open_bad(device, Process, X) as program:
+        assert await program.ask(Process.prints) == 1
+        assert await program.ask(Process.starts_threads) == 4
+        assert await program.ask(Process.sums) == X.sum()
+
+
+async def test_a_closed_program_is_asked_no_more(system: ta.System, device: ta.Device) -> None:
+    kept = await device.put(X)
+    program = await open_bad(device, Process, kept)
+    assert repr(program) == f"<Program 'process-1' on {device.path}, open>"
+    await program.ask(Process.sums)
+    used = (await device.statistics()).memory.used
+    other = await open_bad(device, Process, np.ones(1000), name="other")
+    assert (await device.statistics()).memory.used >= used + 8000
+    await other.aclose()
+    await other.aclose()
+    assert (await device.statistics()).memory.used == used
+    assert other.is_closed
+    with pytest.raises(ta.ActorStoppedError, match="program 'other' is closed"):
+        await other.ask(Process.sums)
+    assert {node.name for node in system.tree().walk()} >= {"process-1"}
+    assert not {node.name for node in system.tree().walk()} & {"other"}
+    assert await program.ask(Process.sums) == X.sum()
+    await program.aclose()
+    await device.close()
+    await open_bad_on_closed(device)
+
+
+async def open_bad_on_closed(device: ta.Device) -> None:
+    with pytest.raises(ta.DeviceLostError):
+        await open_bad(device, Process, 1)
+
+
+async def test_closing_waits_for_what_was_asked(device: ta.Device) -> None:
+    program = await open_bad(device, Layer, PARAMETERS)
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(program.ask, Layer.forward, X)
+        await trio.testing.wait_all_tasks_blocked()
+        await program.aclose()
+
+
+async def test_many_programs_one_after_the_other(device: ta.Device) -> None:
+    target = await device.zeros(2)
+    for number in range(300):
+        async with ta.open_program(device, Counter, target) as program:
+            await program.ask(Counter.add, np.ones(2))
+            assert program.name == "counter-1"
+        assert number < 299 or (await target.to_host()).tolist() == [300.0, 300.0]
+
+
+@isolated
+async def test_too_many_programs_at_once(device: ta.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trio_accel.devices.worker.front._link.WORDS", 8)
+    programs = [await ta.open_program(device, scaled) for _ in range(5)]
+    with pytest.raises(RuntimeError, match="a worker serves at most 5 libraries and programs; close some"):
+        await ta.open_program(device, scaled)
+    for program in programs[1:]:
+        await program.aclose()
+    async with ta.open_program(device, flat) as again:
+        np.testing.assert_array_equal(await (await again.ask(await device.put(X))).to_host(), X.ravel())
+    for _ in range(5):
+        async with ta.open_program(device, scaled) as again_scaled:
+            assert (await again_scaled.ask(await device.put(X))).shape == X.shape
+    await programs[0].aclose()
