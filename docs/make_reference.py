@@ -57,7 +57,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     ),
     "trio_accel.devices": _names(
         "CompletionPort ContextActor DeviceActor DeviceOpening EngineHook Fault FaultHow FaultKind FaultPlan "
-        "Launch MemoryActor Phase PutFirst PutPart anew"
+        "Launch MemoryActor Phase PutFirst PutPart Recorded anew record"
     ),
     "trio_accel.programs": _names("ProgramActor"),
     "trio_accel.backends.base": _names(
@@ -66,6 +66,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     ),
     "trio_accel.backends.base.ops": _names(
         "ProgramCall ProgramFetch ProgramResult ProgramReturn RESULT_WORDS "
+        "GraphNode GraphRecipe GraphSpec graph_recipe "
         "Descriptor Role SpecField array_key arrays_of map_arrays value_key common_shape "
         "product_shape real_of transformed_shape complex_of scalar_offsets"
     ),
@@ -97,6 +98,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
 }
 # Classes that a program gets and does not make: their constructors are no part of the reference.
 GIVEN = _names(
+    "Graph GraphsActor "
     "AccelRef ActorContext ActorSnapshot BlasActor DeferredReply Device DeviceInfo FaultInjection FftActor "
     "FunctionProgram JitActor Leak LeakError LibraryActor Pending Program ProgramOpening "
     "Planner Probe Ref RngActor SparseActor SupervisorScope Subscription "

@@ -6,7 +6,7 @@ it, and a reply arrives when the device has completed the operation.
 
 import logging as _logging
 
-from . import fft, interop, jit, linalg, programs, random, sparse, testing, weights
+from . import fft, graphs, graphs, interop, jit, linalg, programs, random, sparse, testing, weights
 from ._version import __version__
 from .actors import (
     Actor,
@@ -168,6 +168,7 @@ __all__ = [
     "ask_across",
     "cancel_grace",
     "fft",
+    "graphs",
     "handles",
     "interop",
     "jit",

@@ -26,6 +26,7 @@ from .engine._library import LibraryActor, OwnSupervision
 from .front._across import ask_across
 from .front._device_actor import DeviceActor
 from .front._memory import Copy, Empty, Fill, MemoryActor, Put, ToHost
+from .front._recording import Recorded, record
 from .front._system import DeviceOpening, System, open_system
 from .front._transfer import PutFirst, PutPart
 from .operations._faults import Fault, FaultHow, FaultKind, FaultPlan, anew
@@ -73,6 +74,7 @@ __all__ = [
     "PutFirst",
     "PutPart",
     "QueueStatistics",
+    "Recorded",
     "SingleStream",
     "StreamPool",
     "StreamSource",
@@ -87,4 +89,5 @@ __all__ = [
     "in_range",
     "open_system",
     "operation_name",
+    "record",
 ]

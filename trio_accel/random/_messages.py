@@ -42,6 +42,10 @@ class _Draw(Operation[RngActor, AccelRef]):
     row: int
     shape: tuple[int, ...]
     library: ClassVar[str] = "trio_accel.random:RngActor"
+    not_recorded: ClassVar[str] = (
+        "the program counts how much is drawn, so that each replay would draw the same numbers; draw them "
+        "outside, and give the array to the graph"
+    )
     distribution: ClassVar[Distribution]
 
     def _planned(

@@ -18,6 +18,7 @@ BACKEND = "cpu"
 LIBRARIES: Mapping[str, str] = {
     "blas": ".libraries.blas",
     "fft": ".libraries.fft",
+    "graphs": "._graphs",
     "jit": ".libraries.jit",
     "memory": ".libraries.memory",
     "program": ".libraries.program",

@@ -15,6 +15,7 @@ from ..host._host_pool import HostPool
 from ..operations._faults import Faults
 from ..operations._hooks import EngineHook, Phase
 from ..operations._operation import Launch
+from ..operations._recording import Recording, recording_now
 from ._recovery import Losses
 from ._window import SubmitWindow
 
@@ -111,6 +112,15 @@ class DeviceState:
             f"{verb}: device {self.path} belongs to another thread or Trio run; from a thread that "
             "the run has started, use trio.from_thread.run"
         )
+
+    def check_ask(self) -> Recording | None:
+        """Refuse another thread or Trio run; returns what records operations, if they are not to be launched.
+
+        Raises:
+            RuntimeError: The device is another run's.
+        """
+        self.check_run("ask")
+        return recording_now()
 
     def is_own_run(self) -> bool:
         """Whether this is the Trio run that the device was opened in."""

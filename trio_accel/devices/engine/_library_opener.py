@@ -31,7 +31,7 @@ from ._engine import Engine
 from ._library import LibraryActor, OwnSupervision
 from ._recovery import recovery_policy
 
-__all__ = ["CloseLibrary", "LibraryOpener", "OpenLibrary", "PrepareLibrary"]
+__all__ = ["CloseLibrary", "LibraryOpener", "OpenLibrary", "PrepareLibrary", "find_actor", "load_actor"]
 
 # Each waits for its own library alone, however many others wait for theirs.
 _GROUP, _LIMIT = "libraries", sys.maxsize
@@ -138,7 +138,7 @@ class LibraryOpener(Actor):
                 await supervisor.stop()
             if path in self._ahead:
                 self._ahead.discard(path)
-                actor_class = await _find_actor(path, "close")
+                actor_class = await find_actor(path, "close")
                 await self._engine.libraries.drop(actor_class.library_of(argument_of(path)))
         del self._turns[path]
 
@@ -154,7 +154,7 @@ class LibraryOpener(Actor):
                 continue
             async with turn:
                 with suppress(Exception):
-                    actor_class = await _find_actor(path, "a device")
+                    actor_class = await find_actor(path, "a device")
                     await self._engine.libraries.prepare(actor_class.library_of(argument_of(path)))
                     self._ahead.add(path)
 
@@ -166,7 +166,7 @@ class LibraryOpener(Actor):
 
     async def _start(self, message: OpenLibrary) -> Ref[LibraryActor]:
         path, options = message.library, self._options
-        actor_class = await _find_actor(path, message.named_by)
+        actor_class = await find_actor(path, message.named_by)
         argument = argument_of(path)
         own = None if argument is None else actor_class.supervision(argument)
         refs = (*self._libraries.values(), *self._supervisors.values())
@@ -271,14 +271,14 @@ def _name_of(
     return next(free for free in itertools.chain([name], numbered) if free not in names)
 
 
-async def _find_actor(path: str, named_by: str) -> type[LibraryActor]:
+async def find_actor(path: str, named_by: str) -> type[LibraryActor]:
     """Find the class of a library actor; its module is imported in a thread."""
     if path.partition(":")[0] in sys.modules:
-        return _load_actor(path, named_by)  # noqa: ASYNC910  # what follows checkpoints
-    return await trio.to_thread.run_sync(_load_actor, path, named_by)
+        return load_actor(path, named_by)  # noqa: ASYNC910  # what follows checkpoints
+    return await trio.to_thread.run_sync(load_actor, path, named_by)
 
 
-def _load_actor(path: str, named_by: str) -> type[LibraryActor]:
+def load_actor(path: str, named_by: str) -> type[LibraryActor]:
     """Find the class of a library actor.
 
     Args:

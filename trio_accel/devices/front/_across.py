@@ -26,6 +26,7 @@ from ..operations._multi_device import (
     peers_of,
 )
 from ..operations._operation import Launch, operation_name
+from ..operations._recording import refuse_recording
 from ._device import OpenDevice, opened
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ async def ask_across(operation: MultiDeviceOperation[ReplyT], /) -> ReplyT:
     if not isinstance(operation, MultiDeviceOperation):
         raise TypeError(f"ask_across: {operation!r} is no operation that spans devices; ask its device")
     name = operation_name(type(operation))
+    refuse_recording(name, "it spans devices")
     devices = _devices_of(name, operation)
     await trio.lowlevel.checkpoint_if_cancelled()
     losses = 0

@@ -33,6 +33,7 @@ from ..engine._device_state import DeviceState
 from ..engine._recovery import recovery_policy
 from ..inline._dispatch import InlineDispatch
 from ..operations._operation import Operation, check_operation
+from ..operations._recording import refuse_recording
 from ..worker import LeftMemory, WorkerDispatch
 from ._device_actor import DeviceActor
 from ._dispatch import Dispatch
@@ -194,6 +195,7 @@ class OpenDevice(Device):
         if ref.device is not self:
             raise ValueError(f"lease: the array is on {ref.device.path}, not on {self.path}")
         self.state.check_run("lease")
+        refuse_recording("lease", "hold the array before the capture, or after a replay")
         async with self.dispatch.lease(ref, write=write, stream=stream) as array:
             yield array
 

@@ -22,6 +22,7 @@ from ..engine._library import Asked, LibraryActor
 from ..engine._library_opener import CloseLibrary, OpenLibrary
 from ..host._registrar import HostRegistrar
 from ..operations._operation import Launch, Operation, Planner, check_operation
+from ..operations._recording import recording_now
 from ._copies import WITH_HOST, InlineCopies, Travel
 
 if TYPE_CHECKING:
@@ -178,18 +179,18 @@ class InlineDispatch:
     async def ask(self, operation: Operation[LibraryT, ReplyT]) -> ReplyT:
         """See `Device.ask`."""
         check_operation(operation, "ask")
-        self._device.check_run("ask")
+        recording = self._device.check_ask()
+        if recording is not None:
+            return await recording.ask(self._device, operation)
         # One that is done by the time of a cancellation returns: a loop of these must end all the same.
         await trio.lowlevel.checkpoint_if_cancelled()
         losses = 0
         while True:
             session = self.session or await self.ready()
-            planner = Planner(self._device, operation)
-            planned = operation.plan(planner)
+            planned = operation.plan(planner := Planner(self._device, operation))
             launch = planner.launch(planned)
-            has_refs = bool(launch.uses)
             path, engine = operation.library, session.engine
-            library = session.libraries.get(path)
+            library, has_refs = session.libraries.get(path), bool(launch.uses)
             if library is None:
                 library = await self._open_library(session, launch)
             if library is None or self.session is not session:
@@ -272,6 +273,9 @@ class InlineDispatch:
     @enable_ki_protection
     def submit(self, operation: Operation[LibraryT, ReplyT]) -> Pending[ReplyT]:
         """See `Device.submit`."""
+        recording = recording_now()
+        if recording is not None:
+            return recording.submit(self._device, operation)
         session, context = self.session, self._context_ref
         if session is None or context is None:
             if self._device.availability.is_ended:

@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, cast
 
 import attrs
 import numpy as np
@@ -85,9 +85,11 @@ class Operation(DeviceRequest[LibraryT_contra, ReplyT_co]):
 
     Attributes:
         library: Import path of the library actor, ``"package.module:Class"``.
+        not_recorded: Why the step of a graph cannot ask it; empty where it can.
     """
 
     __slots__ = ()
+    not_recorded: ClassVar[str] = ""
 
     @property
     def operation(self) -> str:
@@ -268,8 +270,14 @@ class PlannedFor(Protocol):
 
 
 class Planner:
-    """Checks operands and names outputs while an operation is planned."""
+    """Checks operands and names outputs while an operation is planned.
 
+    Attributes:
+        name: Name of the operation.
+        is_recording: Whether the operation is recorded for a graph, and not launched.
+    """
+
+    is_recording: ClassVar[bool] = False
     __slots__ = (
         "_allocations",
         "_device",
@@ -365,6 +373,20 @@ class Planner:
         self._outputs.append(out.block)
         return out
 
+    def again(self, kept: AccelRef) -> AccelRef:
+        """Name an array that an earlier launch of the asker's has made, to be made anew where it lies.
+
+        Nothing of its contents is needed, so the operation may run again after a loss as if it were new.
+
+        Args:
+            kept: An array that `output` has named for an operation whose launch is behind this one's asker.
+        """
+        block = kept.block
+        self._allocations += ((block.id, block.nbytes),)
+        self._outputs.append(block)
+        self._keep.append(block)
+        return kept
+
     def status(self, count: int) -> StatusArray:
         """Make the status words of an operation, for a `status` field of its specification.
 
@@ -444,6 +466,8 @@ class Planner:
                 f"{self.name}: {argument} must be an AccelRef, got {type(ref).__name__}{what_to_do(ref)}"
             )
         block = ref.block
+        if block.is_released:
+            block.check(f"{self.name}: {argument}")
         if block.table is not self._table:
             raise ValueError(
                 f"{self.name}: {argument} is on {ref.device.path}, this runs on {self._device.path}; "

@@ -13,6 +13,7 @@ from ._spec import (
     Descriptor, OperationSpec, SpecField, array_key, arrays_of, map_arrays, specification, value_key,
 )
 from .fft import FftDirection, FftKind, FftNorm, FftSpec
+from .graphs import GraphNode, GraphRecipe, GraphSpec, graph_recipe
 from .jit import (
     CodeFormat, Dim3, KernelCode, KernelInfoSpec, KernelLayout, KernelParameter, KernelRecipe, KernelRole,
     KernelSpec, scalar_offsets,
@@ -34,13 +35,15 @@ __all__ = [
     "PHILOX_ROW", "RESULT_WORDS", "ArraySpec", "AsumSpec", "AxpySpec", "CheckDiagonalSpec", "CholeskySpec",
     "CodeFormat", "CopyFromHostSpec", "CopySpec", "CopyToHostSpec", "CsrToDenseSpec", "Descriptor",
     "DetSpec", "Dim3", "Distribution", "DotSpec", "EigSpec", "EighSpec", "FftDirection", "FftKind",
-    "FftNorm", "FftSpec", "FillSpec", "GemmSpec", "HostUse", "IamaxSpec", "KernelCode", "KernelInfoSpec",
+    "FftNorm", "FftSpec", "FillSpec", "GemmSpec", "GraphNode",
+    "GraphRecipe", "GraphSpec", "HostUse", "IamaxSpec", "KernelCode", "KernelInfoSpec",
     "KernelLayout", "KernelParameter", "KernelRecipe", "KernelRole", "KernelSpec", "LuSolveSpec", "LuSpec",
     "MatmulSpec", "Nrm2Spec", "NumberRole", "OperationSpec", "PeerArray", "Peers", "PhiloxSpec",
     "ProgramCall", "ProgramFetch", "ProgramResult", "ProgramReturn", "QrSpec", "Role", "RotSpec",
     "ScalSpec", "SddmmCsrSpec", "Side", "SolveSpec", "SpecField", "SpmmCsrSpec", "SpmvCsrSpec",
     "StatusArray", "SvdSpec", "SwapSpec", "SymmSpec", "SyrkSpec", "Transpose", "Triangle", "TriangularSpec",
-    "array_key", "arrays_of", "common_shape", "complex_of", "contiguous_strides", "exact", "map_arrays",
+    "array_key", "arrays_of", "common_shape", "complex_of", "contiguous_strides", "exact", "graph_recipe",
+    "map_arrays",
     "number", "peers", "product_shape", "reads", "real_of", "scalar", "scalar_offsets", "specification",
     "status", "transformed_shape", "updates", "value_key", "writes",
 ]

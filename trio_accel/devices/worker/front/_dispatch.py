@@ -23,6 +23,7 @@ from ...engine._context import context_policy
 from ...engine._device_state import DeviceState
 from ...host._copying import SMALL
 from ...operations._operation import Operation, Planned, Planner, check_operation
+from ...operations._recording import recording_now
 from ..launcher._launcher import Launcher, WorkerProcess, open_launcher
 from ._calls import Calls
 from ._chunks import ChunkTable
@@ -194,7 +195,9 @@ class WorkerDispatch:
     async def ask(self, operation: Operation[LibraryT, ReplyT]) -> ReplyT:
         """See `Device.ask`."""
         check_operation(operation, "ask")
-        self._device.check_run("ask")
+        recording = self._device.check_ask()
+        if recording is not None:
+            return await recording.ask(self._device, operation)
         # One that is done by the time of a cancellation returns: a loop of these must end all the same.
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._device.availability.is_ended:
@@ -222,6 +225,9 @@ class WorkerDispatch:
     @enable_ki_protection
     def submit(self, operation: Operation[LibraryT, ReplyT]) -> Pending[ReplyT]:
         """See `Device.submit`."""
+        recording = recording_now()
+        if recording is not None:
+            return recording.submit(self._device, operation)
         if self._device.availability.is_ended:
             gone = f"the device is closed, or was given up{self._tell_arrays()}"
             raise DeviceLostError(gone, device=self._device.name)

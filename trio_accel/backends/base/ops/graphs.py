@@ -1,0 +1,107 @@
+"""The specification of a graph: a chain of operations that is launched as one."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+from ._array import ArraySpec
+from ._roles import exact, reads, updates, writes
+from ._spec import OperationSpec, map_arrays, specification
+
+__all__ = ["GraphNode", "GraphRecipe", "GraphSpec", "graph_recipe"]
+
+# Of one recipe, on other arrays each.
+_MOST_BOUND = 32
+
+
+@specification
+class GraphSpec(OperationSpec):
+    """Run a chain of operations in their order, as a recipe says.
+
+    Attributes:
+        recipe: The chain, by `GraphRecipe.encode`.
+        read: Arrays that it reads alone.
+        updated: Arrays that it reads and changes.
+        written: Arrays that it overwrites, or that hold results in between.
+    """
+
+    recipe: bytes = exact()
+    read: tuple[ArraySpec, ...] = reads(many=True)
+    updated: tuple[ArraySpec, ...] = updates(many=True)
+    written: tuple[ArraySpec, ...] = writes(many=True)
+
+    @property
+    def arrays(self) -> tuple[ArraySpec, ...]:
+        """All arrays, in the order in which a recipe numbers them."""
+        return self.read + self.updated + self.written
+
+
+@attrs.frozen
+class GraphNode:
+    """One operation of a chain.
+
+    Attributes:
+        operation: Name of the operation, such as ``"linalg.Matmul"``.
+        library: Name of the backend's library that runs it.
+        spec: What the library runs. Its arrays have the positions of a graph's arrays in place of blocks, and
+            offsets from the beginning of these.
+    """
+
+    operation: str
+    library: str
+    spec: OperationSpec
+
+
+class GraphRecipe:
+    """A chain of operations, apart from the arrays that it works on. Made by `graph_recipe`.
+
+    Attributes:
+        nodes: The operations, in their order.
+    """
+
+    def __init__(self, nodes: Iterable[GraphNode]) -> None:
+        self.nodes: tuple[GraphNode, ...] = tuple(nodes)
+        self._bound: OrderedDict[tuple[tuple[int, int], ...], tuple[OperationSpec, ...]] = OrderedDict()
+
+    def encode(self) -> bytes:
+        """Make bytes of it, for a `GraphSpec` of this process or of one that trusts it."""
+        return pickle.dumps(self.nodes, protocol=5)
+
+    def bind(self, arrays: Sequence[ArraySpec]) -> tuple[OperationSpec, ...]:
+        """Make the specifications of its nodes for the arrays of a graph."""
+        key = tuple([(array.block, array.offset) for array in arrays])
+        bound = self._bound.get(key)
+        if bound is None:
+            bound = tuple([placed(node.spec, arrays) for node in self.nodes])
+            self._bound[key] = bound
+            if len(self._bound) > _MOST_BOUND:
+                self._bound.popitem(last=False)
+        return bound
+
+
+def placed(spec: OperationSpec, arrays: Sequence[ArraySpec]) -> OperationSpec:
+    """A specification of a recipe, with arrays in place of their positions."""
+
+    def place(array: ArraySpec) -> ArraySpec:
+        base = arrays[array.block]
+        return ArraySpec(base.block, base.offset + array.offset, array.dtype, array.shape, array.strides)
+
+    described = spec.descriptor()
+    made: OperationSpec = described.make([map_arrays(value, place) for value in described.values(spec)])
+    return made
+
+
+@functools.lru_cache(256)
+def graph_recipe(encoded: bytes) -> GraphRecipe:
+    """What `GraphRecipe.encode` has made bytes of.
+
+    Raises:
+        ImportError: This process does not have the module of a specification's class.
+    """
+    nodes: tuple[GraphNode, ...] = pickle.loads(encoded)  # noqa: S301  # the application's own
+    return GraphRecipe(nodes)

@@ -1,0 +1,215 @@
+"""Recording the operations of a step, for a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
+from weakref import WeakSet
+
+import attrs
+import numpy as np
+import trio
+
+from ...backends.base import DType, ForeignArray, NotSupportedError
+from ...backends.base.ops import ArraySpec, GraphNode
+from ..arrays._blocks import Block, BlockTable
+from ..arrays._pending import Pending
+from ..arrays._ref import AccelRef, Device
+from ..engine._library import LibraryActor
+from ..engine._library_opener import find_actor, load_actor
+from ..operations._faults import Faults
+from ..operations._operation import Operation, Planned, PlannedFor, Planner, check_operation
+from ..operations._recording import RECORDING
+from ._device import opened
+
+__all__ = ["Recorded", "record"]
+
+ReplyT = TypeVar("ReplyT")
+
+_COPIES = "memory"
+
+
+@attrs.frozen(eq=False)
+class Recorded:
+    """What a step has asked for.
+
+    Attributes:
+        nodes: The operations, in their order. Their arrays have the ids of blocks.
+        inputs: Blocks that stand for the arguments of the step, in their order.
+        constants: Arrays of the device that the operations use besides, by their blocks: the whole block, and
+            where it was used first, for errors.
+        made: Bytes of blocks that the operations make, by their ids.
+    """
+
+    nodes: Sequence[GraphNode]
+    inputs: Sequence[int]
+    constants: Mapping[int, tuple[AccelRef, str]]
+    made: Mapping[int, int]
+
+
+async def record(
+    device: Device,
+    step: Callable[..., Awaitable[ReplyT]],
+    arrays: Sequence[AccelRef],
+    look: Callable[[ReplyT], ReplyT],
+) -> tuple[Recorded, ReplyT]:
+    """Record the operations that a step asks of a device. Nothing of them is launched.
+
+    The step gets arrays that stand for its arguments. They, and those that its operations make, are of no
+    use when it has returned.
+
+    Args:
+        device: The device.
+        step: Called once.
+        arrays: Arguments of the step.
+        look: Looks at what the step has returned, before its arrays are of no use any more.
+
+    Raises:
+        NotSupportedError: The step does what a graph cannot have.
+        Exception: What the step raises.
+    """
+    state = opened(device).state
+    state.check_run("capture")
+    recording = _Recording(device, state)
+    inputs = [recording.stand_in(array) for array in arrays]
+    token = RECORDING.set(recording)
+    try:
+        reply = look(await step(*inputs))
+    finally:
+        RECORDING.reset(token)
+        recording.end()
+    recorded = Recorded(
+        tuple(recording.nodes), tuple([ref.block.id for ref in inputs]), recording.constants, recording.made
+    )
+    return recorded, reply
+
+
+class _Recording:
+    """Plans operations for blocks that are never made, and notes what would be launched.
+
+    Attributes:
+        path: Of the device, for errors.
+        blocks: The blocks that are never made.
+        faults: None: they are for launches.
+        device: The blocks of the device.
+        nodes: What was recorded.
+        constants: See `Recorded`.
+        made: See `Recorded`.
+        is_over: Whether the step has ended.
+    """
+
+    def __init__(self, device: Device, state: PlannedFor) -> None:
+        self.path: str = state.path
+        self.blocks: BlockTable = BlockTable(device.name, state.blocks.availability)
+        self.blocks.device = device
+        self.faults: Faults = Faults()
+        self.device: BlockTable = state.blocks
+        self.nodes: list[GraphNode] = []
+        self.constants: dict[int, tuple[AccelRef, str]] = {}
+        self.made: dict[int, int] = {}
+        self.is_over: bool = False
+        self._state = state
+        # Those that somebody holds.
+        self._named: WeakSet[Block] = WeakSet()
+
+    def stand_in(self, array: AccelRef) -> AccelRef:
+        """An array that stands for another one."""
+        array.block.check("capture")
+        spec, block = array.spec, self.blocks.new(array.block.nbytes)
+        self._named.add(block)
+        return AccelRef(block, attrs.evolve(spec, block=block.id))
+
+    def end(self) -> None:
+        """Record no more, and let nobody use what was recorded."""
+        self.is_over = True
+        for block in self._named:
+            block.release()
+        self.blocks.close()
+
+    async def ask(self, device: PlannedFor, operation: Operation[Any, ReplyT]) -> ReplyT:
+        """Record an operation."""
+        await trio.lowlevel.checkpoint()
+        actor = await find_actor(operation.library, operation.operation)
+        return self._record(device, operation, actor).result()
+
+    def submit(self, device: PlannedFor, operation: Operation[Any, ReplyT]) -> Pending[ReplyT]:
+        """Record an operation; imports the module of its actor, if nobody has."""
+        check_operation(operation, "submit")
+        actor = load_actor(operation.library, operation.operation)
+        pending = Pending(operation.operation, self._record(device, operation, actor))
+        pending.settle(None)
+        return pending
+
+    def _record(
+        self, device: PlannedFor, operation: Operation[Any, ReplyT], actor: type[LibraryActor]
+    ) -> Planned[ReplyT]:
+        name = operation.operation
+        if device is not self._state:
+            self._refuse(name, f"it is asked of {device.path}, and the graph is of {self.path}")
+        if operation.not_recorded:
+            self._refuse(name, operation.not_recorded)
+        if actor.launch is not LibraryActor.launch or actor.launch_now is not LibraryActor.launch_now:
+            self._refuse(name, f"its actor, {actor.__qualname__}, launches operations in its own way")
+        planner = RecordingPlanner(self, operation)
+        planned = operation.plan(planner)
+        launch = planner.launch(planned)
+        if planned.finish is not None or launch.spec.descriptor().has_status:
+            self._refuse(
+                name,
+                "its outcome depends on status words, which the host looks at; ask it outside of the step",
+            )
+        nodes = [GraphNode(name, _COPIES, copy) for copy in launch.staged]
+        nodes.append(GraphNode(name, actor.library, launch.spec))
+        for node in nodes:
+            self._check(node)
+        self.nodes += nodes
+        self.made.update(launch.allocations)
+        self._named.update([item for item in launch.keep if isinstance(item, Block)])
+        self.constants = {**planner.constants, **self.constants}
+        return planned
+
+    def _check(self, node: GraphNode) -> None:
+        """Refuse a specification that holds more than a recipe can."""
+        spec = node.spec
+        described = spec.descriptor()
+        if described.peers:
+            self._refuse(node.operation, "it spans devices")
+        if any(isinstance(value, (np.ndarray, ForeignArray)) for value in described.values(spec)):
+            why = "it uses an array of the host; put arrays before, and read results after a replay"
+            self._refuse(node.operation, why)
+
+    def _refuse(self, name: str, why: str) -> NoReturn:
+        raise NotSupportedError(
+            f"{name}: a graph cannot record it: {why}",
+            device=self.blocks.device_name,
+            operation=name,
+        )
+
+
+class RecordingPlanner(Planner):
+    """A planner for operations that are recorded: it takes arrays of the recording and of the device.
+
+    Attributes:
+        constants: Those of the device.
+    """
+
+    is_recording = True
+    __slots__ = ("_of_device", "constants")
+
+    def __init__(self, recording: _Recording, operation: Operation[Any, Any]) -> None:
+        super().__init__(recording, operation)
+        self._of_device = recording.device
+        self.constants: dict[int, tuple[AccelRef, str]] = {}
+
+    def _use(self, argument: str, ref: AccelRef) -> None:
+        # Asked for each array that is not of the planner's own table, and for all that are changed.
+        block = ref.block if isinstance(ref, AccelRef) else None
+        if block is None or block.table is not self._of_device:
+            super()._use(argument, ref)
+            return
+        if not block.is_usable:
+            block.check(f"{self.name}: {argument}")
+        self._uses.append((argument, block))
+        if block.id not in self.constants:
+            whole = ArraySpec(block.id, 0, DType.uint8, (block.nbytes,), (1,))
+            self.constants[block.id] = AccelRef(block, whole), f"{argument} of {self.name}"

@@ -1,0 +1,348 @@
+"""Graphs: captured once, replayed with other arrays or in place."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+import attrs
+
+from ..backends.base import DType
+from ..backends.base.ops import ArraySpec, GraphSpec
+from ..devices import AccelRef, Device, Operand, Operation, Planned, Planner, record
+from ._actor import GraphsActor
+from ._dot import dot_of
+from ._layout import Input, Layout, lay_out
+from ._replies import map_reply
+
+__all__ = ["Graph", "Replay", "capture"]
+
+ReplyT = TypeVar("ReplyT")
+
+_CAPTURE = "capture"
+
+
+async def capture(device: Device, step: Callable[..., Awaitable[ReplyT]], *arrays: AccelRef) -> Graph[ReplyT]:
+    """Record the operations that a step asks of a device, to launch them as one from then on.
+
+    ``await step(*arrays)`` is called once, with arrays that stand for the given ones. What it asks of the
+    device is recorded and not run: copies, fills, products, transforms, kernels, also other graphs. Its
+    Python code runs at this one time only. Arrays that it uses besides its arguments are kept by the graph.
+
+    Args:
+        device: The device.
+        step: Asks for operations, one or several at a time, and returns arrays: one, or tuples, lists and
+            dictionaries of them, or None.
+        arrays: Its arguments. `Graph.replay` works on these.
+
+    Returns:
+        The graph. Nothing has run yet.
+
+    Raises:
+        NotSupportedError: The step asks for what a graph cannot have: arrays of the host, values on the host,
+            operations whose outcome depends on status words, random numbers, another device. The message
+            names the operation.
+        TypeError: An argument that is no array, or a step that returns something else.
+        ValueError: The step asks for nothing; or an array of another device.
+        StaleRefError: An array that must not be used.
+        Exception: Whatever the step raises. Then, and if it is cancelled, nothing is left of the capture.
+    """
+    _check_arguments(device, step, arrays)
+    recorded, reply = await record(device, step, arrays, _looked_at)
+    if not recorded.nodes:
+        raise ValueError(f"{_CAPTURE}: the step asked {device.path} for no operation")
+    returned: list[int] = []
+
+    def note(ref: AccelRef) -> AccelRef:
+        returned.append(ref.block.id)
+        return ref
+
+    map_reply(reply, note)
+    names = _names(step, len(arrays))
+    arguments = [(name, array.spec) for name, array in zip(names, arrays, strict=True)]
+    return Graph(device, arrays, lay_out(recorded, arguments, returned), reply)
+
+
+class Graph(Generic[ReplyT]):
+    """A chain of operations that is launched as one. Made by `capture`.
+
+    It keeps the arrays that it was captured with, the other arrays that its operations use, and memory for
+    results in between, until it is closed or gone. Its replays take effect one after the other.
+
+    After a loss of the context the first replay prepares it again, from what was recorded. With
+    ``isolation="process"`` its arrays are there then. Inline they are lost with the context: a replay that
+    needs one raises `StaleRefError`, which names it.
+    """
+
+    def __init__(self, device: Device, arrays: Sequence[AccelRef], layout: Layout, reply: ReplyT) -> None:
+        self._device = device
+        self._arrays = tuple(arrays)
+        self._layout = layout
+        self._reply = reply
+        self._recipe = layout.recipe.encode()
+        self._is_closed = False
+        # Made by the first replay: memory for results in between, and what `replay` writes to, by blocks.
+        self._scratch: AccelRef | None = None
+        self._own: dict[int, AccelRef] = {}
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._is_closed else ""
+        return f"<Graph of {len(self)} operations on {self.device.path}{state}>"
+
+    def __len__(self) -> int:
+        """How many operations it has; a graph in it counts as one."""
+        return len(self._layout.recipe.nodes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def device(self) -> Device:
+        """The device that it runs on."""
+        return self._arrays[0].device if self._arrays else self._device
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._is_closed
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory that it has for itself now: results in between, and what `replay` writes."""
+        kept = [*self._own.values(), *([] if self._scratch is None else [self._scratch])]
+        return sum(ref.block.nbytes for ref in kept)
+
+    async def __call__(self, *arrays: Operand) -> ReplyT:
+        """Replay it with other arrays; what it returns is new.
+
+        Args:
+            arrays: One for each argument of the step, with the same shape, dtype and strides. Those that the
+                graph only reads may be NumPy arrays. Those that it changes are changed.
+
+        Returns:
+            What the step returned, with the arrays of this replay.
+
+        Raises:
+            TypeError, ValueError: Arrays unlike those of the capture, or two that share memory of which one
+                is changed; nothing was launched.
+            StaleRefError: An array that must not be used, or was lost with its context.
+            RuntimeError: The graph is closed.
+
+        See `Device.ask` for cancellation and the errors that any operation can end with. If a replay fails on
+        the device, the arrays that it was to change are damaged and their use refused.
+        """
+        return await self.device.ask(Replay(self, arrays))
+
+    async def replay(self) -> ReplyT:
+        """Replay it in place: on the arrays that it was captured with, into the arrays of the replay before.
+
+        Returns:
+            What the step returned: the same arrays each time. After a replay that failed they are new.
+
+        Raises:
+            StaleRefError: An array that must not be used, or was lost with its context.
+            RuntimeError: The graph is closed.
+
+        See `Device.ask` for cancellation and the errors that any operation can end with.
+        """
+        return await self.device.ask(Replay(self))
+
+    def close(self) -> None:
+        """Let go of its arrays and its memory; replays in flight end first. A second time it does nothing."""
+        self._is_closed = True
+        self._arrays, self._scratch, self._own = (), None, {}
+        self._layout = attrs.evolve(self._layout, constants=())
+
+    def dot(self) -> str:
+        """The recorded chain in the DOT language of Graphviz: operations, and which of them need which."""
+        return dot_of(self._layout.recipe.nodes)
+
+    def plan_replay(self, planner: Planner, arrays: Sequence[Operand] | None) -> Planned[ReplyT]:
+        """See `Operation.plan`."""
+        if self._is_closed:
+            raise RuntimeError(f"{planner.name}: the graph is closed")
+        layout = self._layout
+        given = self._given(planner, self._arrays if arrays is None else arrays)
+        specs: dict[str, list[ArraySpec]] = {"read": [], "update": [], "write": [], "none": []}
+        for argument, (_, spec) in zip(layout.inputs, given, strict=True):
+            specs[argument.use].append(spec)
+        for constant in layout.constants:
+            take = planner.read if constant.use == "read" else planner.update
+            specs[constant.use].append(take(f"{constant.name} in the graph", constant.ref))
+        self._check_shared(planner, [spec for _, spec in given])
+        made = self._made(planner, is_own=arrays is None)
+        written = [*specs["write"], *[ref.spec for ref in made.values()]]
+        if layout.scratch:
+            written.append(self._scratch_of(planner).spec)
+        lowered = GraphSpec(self._recipe, tuple(specs["read"]), tuple(specs["update"]), tuple(written))
+        refs = {
+            argument.block: (argument, operand)
+            for argument, (operand, _) in zip(layout.inputs, given, strict=True)
+        }
+        return Planned(lowered, map_reply(self._reply, lambda ref: self._seen(ref, refs, made)))
+
+    def _given(self, planner: Planner, arrays: Sequence[Operand]) -> list[tuple[Operand, ArraySpec]]:
+        """Take the arrays of a replay, which are as those of the capture."""
+        inputs = self._layout.inputs
+        if len(arrays) != len(inputs):
+            names = ", ".join(argument.name for argument in inputs)
+            raise TypeError(
+                f"{planner.name}: the graph takes {len(inputs)} arrays ({names}), got {len(arrays)}"
+            )
+        given: list[tuple[Operand, ArraySpec]] = []
+        for argument, operand in zip(inputs, arrays, strict=True):
+            if argument.use in ("update", "write"):
+                spec = planner.update(argument.name, operand)  # type: ignore[arg-type]  # refused there
+            else:
+                spec = planner.read(argument.name, operand)
+            _check_layout(planner.name, argument, spec)
+            given.append((operand, spec))
+        return given
+
+    def _check_shared(self, planner: Planner, given: Sequence[ArraySpec]) -> None:
+        """Refuse arrays that share memory where the graph changes one of them."""
+        layout = self._layout
+        arrays = [
+            (argument.name, argument.use, spec) for argument, spec in zip(layout.inputs, given, strict=True)
+        ]
+        arrays += [(constant.name, constant.use, constant.ref.spec) for constant in layout.constants]
+        if len({spec.block for _, _, spec in arrays}) == len(arrays):
+            return
+        for number, (name, use, spec) in enumerate(arrays):
+            for other, other_use, other_spec in arrays[:number]:
+                if use in ("update", "write"):
+                    planner.distinct(name, spec, **{f"{other} of the graph": other_spec})
+                elif other_use in ("update", "write"):
+                    planner.distinct(other, other_spec, **{f"{name} of the graph": spec})
+
+    def _made(self, planner: Planner, *, is_own: bool) -> dict[int, AccelRef]:
+        """Name the arrays that a replay makes: new ones, or those of the replay in place before."""
+        is_own = is_own and not planner.is_recording
+        made: dict[int, AccelRef] = {}
+        for block, nbytes in self._layout.made.items():
+            kept = self._own.get(block) if is_own else None
+            if kept is not None and kept.block.is_usable:
+                made[block] = planner.again(kept)
+                continue
+            made[block] = planner.output((nbytes,), DType.uint8)
+            if is_own:
+                self._own[block] = made[block]
+        return made
+
+    def _scratch_of(self, planner: Planner) -> AccelRef:
+        """Name the memory for results in between: the same for all replays, which follow one another."""
+        if planner.is_recording:
+            return planner.output((self._layout.scratch,), DType.uint8)
+        kept = self._scratch
+        if kept is not None and kept.block.is_usable:
+            return planner.again(kept)
+        self._scratch = planner.output((self._layout.scratch,), DType.uint8)
+        return self._scratch
+
+    def _seen(
+        self, ref: AccelRef, given: dict[int, tuple[Input, Operand]], made: dict[int, AccelRef]
+    ) -> AccelRef:
+        """What stands in a reply for an array of the step."""
+        block, shift = ref.block, 0
+        if block.id in made:
+            block = made[block.id].block
+        elif block.id in given:
+            argument, operand = given[block.id]
+            if not isinstance(operand, AccelRef):
+                raise TypeError(
+                    f"{argument.name} must be an AccelRef, because the graph returns it, "
+                    f"got {type(operand).__name__}"
+                )
+            block, shift = operand.block, operand.spec.offset - argument.spec.offset
+        else:
+            return ref
+        return AccelRef(block, attrs.evolve(ref.spec, block=block.id, offset=ref.spec.offset + shift))
+
+
+@attrs.define(eq=False, on_setattr=None)
+class Replay(Operation[GraphsActor, ReplyT]):
+    """A replay of a graph: with other arrays, or in place where none are given.
+
+    Attributes:
+        graph: The graph.
+        arrays: See `Graph.__call__`; None for `Graph.replay`.
+    """
+
+    graph: Graph[ReplyT]
+    arrays: Sequence[Operand] | None = None
+    library: ClassVar[str] = "trio_accel.graphs:GraphsActor"
+
+    def plan(self, planner: Planner) -> Planned[ReplyT]:
+        """Check the arrays, and name those that are made."""
+        return self.graph.plan_replay(planner, self.arrays)
+
+
+def _looked_at(reply: ReplyT) -> ReplyT:
+    """Refuse a reply that holds anything but arrays which can be used."""
+
+    def check(ref: AccelRef) -> AccelRef:
+        ref.block.check(f"{_CAPTURE}: an array that the step returned")
+        return ref
+
+    return map_reply(reply, check)
+
+
+def _check_arguments(device: Device, step: object, arrays: Sequence[AccelRef]) -> None:
+    if not isinstance(device, Device):
+        raise TypeError(f"{_CAPTURE}: device must be an open Device, got {type(device).__name__}")
+    if not callable(step):
+        raise TypeError(f"{_CAPTURE}: step must be an async function, got {type(step).__name__}")
+    for number, array in enumerate(arrays):
+        if not isinstance(array, AccelRef):
+            raise TypeError(
+                f"{_CAPTURE}: argument {number} of the step must be an AccelRef, got {type(array).__name__}"
+            )
+        if array.device is not device:
+            raise ValueError(
+                f"{_CAPTURE}: argument {number} of the step is on {array.device.path}, and the graph on "
+                f"{device.path}; copy it there: await array.copy_to(device)"
+            )
+
+
+def _names(step: Callable[..., Any], count: int) -> Iterator[str]:
+    """Names of the arguments of a step."""
+    try:
+        parameters = list(inspect.signature(step).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    named = [parameter.name for parameter in parameters if parameter.kind in plain]
+    for number in range(count):
+        yield named[number] if number < len(named) else f"argument {number}"
+
+
+def _check_layout(name: str, argument: Input, spec: ArraySpec) -> None:
+    """Require the layout of the capture.
+
+    Raises:
+        TypeError: Another dtype.
+        ValueError: Another shape, or other strides.
+    """
+    wanted = argument.spec
+    if spec.dtype is not wanted.dtype:
+        raise TypeError(
+            f"{name}: {argument.name} must have dtype {wanted.dtype}, as in the capture, got {spec.dtype}"
+        )
+    if spec.shape != wanted.shape:
+        raise ValueError(
+            f"{name}: {argument.name} must have shape {wanted.shape}, as in the capture, got {spec.shape}; "
+            "capture another graph for it"
+        )
+    steps = zip(wanted.shape, spec.strides, wanted.strides, strict=True)
+    if any(extent > 1 and mine != other for extent, mine, other in steps) and spec.size:
+        raise ValueError(
+            f"{name}: {argument.name} must have strides {wanted.strides}, as in the capture, got "
+            f"{spec.strides}; give a copy: await {argument.name}.copy()"
+        )

@@ -1,0 +1,151 @@
+"""Where the arrays of a recorded chain are when it is replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, TypeAlias
+
+import attrs
+
+from ..backends.base.ops import ArraySpec, GraphNode, GraphRecipe, map_arrays
+from ..devices import AccelRef, Recorded
+
+__all__ = ["Constant", "Input", "Layout", "Use", "lay_out"]
+
+Use: TypeAlias = Literal["read", "update", "write", "none"]
+"""What a graph does with an array: an update reads and changes it, a write overwrites all of it."""
+
+_ALIGNMENT = 256
+
+
+@attrs.frozen(eq=False)
+class Input:
+    """An argument of a graph.
+
+    Attributes:
+        name: Its name in the step.
+        spec: The layout that it must have.
+        use: What the graph does with it.
+        block: The block that stands for it in what was recorded.
+    """
+
+    name: str
+    spec: ArraySpec
+    use: Use
+    block: int
+
+
+@attrs.frozen(eq=False)
+class Constant:
+    """An array that a graph uses, and that is no argument of it.
+
+    Attributes:
+        name: Where it is used, for errors.
+        ref: All of its memory.
+        use: What the graph does with it.
+    """
+
+    name: str
+    ref: AccelRef
+    use: Use
+
+
+@attrs.frozen(eq=False)
+class Layout:
+    """The arrays of a graph, in the order in which its recipe numbers them, by what the graph does with them.
+
+    Of those that are written, the inputs come first, then the arrays that are returned, then scratch memory.
+
+    Attributes:
+        inputs: The arguments, in their order.
+        constants: Other arrays of the device.
+        made: Bytes of the arrays that are made with each replay, by the blocks that stood for them.
+        scratch: Bytes of the memory for results in between.
+        recipe: The chain.
+    """
+
+    inputs: tuple[Input, ...]
+    constants: tuple[Constant, ...]
+    made: Mapping[int, int]
+    scratch: int
+    recipe: GraphRecipe
+
+
+def lay_out(
+    recorded: Recorded, arguments: Sequence[tuple[str, ArraySpec]], returned: Iterable[int]
+) -> Layout:
+    """Say where the arrays of a recorded chain are.
+
+    Args:
+        recorded: The chain.
+        arguments: Name and layout of each argument.
+        returned: The blocks of the arrays that it returns.
+    """
+    given = dict(zip(recorded.inputs, [spec for _, spec in arguments], strict=True))
+    uses = _uses(recorded.nodes, given)
+    inputs = tuple(
+        Input(name, spec, uses.get(block, "none"), block)
+        for block, (name, spec) in zip(recorded.inputs, arguments, strict=True)
+    )
+    constants = tuple(
+        Constant(name, ref, uses.get(block, "none")) for block, (ref, name) in recorded.constants.items()
+    )
+    made = {block: recorded.made[block] for block in dict.fromkeys(returned) if block in recorded.made}
+    # Of each block, which array of the graph it lies in, and how many bytes its offsets are away from there.
+    places: dict[int, tuple[int, int]] = {}
+    for use in ("read", "update", "write"):
+        for argument in inputs:
+            if argument.use == use:
+                places[argument.block] = len(places), -argument.spec.offset
+        for constant in constants:
+            if constant.use == use:
+                places[constant.ref.block.id] = len(places), 0
+    for block in made:
+        places[block] = len(places), 0
+    scratch, position = 0, len(places)
+    for block, nbytes in recorded.made.items():
+        if block not in made:
+            places[block] = position, scratch
+            scratch += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+    recipe = GraphRecipe(_placed(node, places) for node in recorded.nodes)
+    return Layout(inputs, constants, made, scratch, recipe)
+
+
+def _uses(nodes: Iterable[GraphNode], given: Mapping[int, ArraySpec]) -> dict[int, Use]:
+    """What a chain does with each block."""
+    uses: dict[int, Use] = {}
+
+    def note(array: ArraySpec, *, is_read: bool, is_written: bool) -> None:
+        block = array.block
+        before = uses.get(block, "none")
+        # Once it is overwritten, what is read of it is the chain's own.
+        if before in ("update", "write"):
+            return
+        base = given.get(block)
+        is_whole = base is not None and attrs.evolve(base, block=block) == array
+        if is_written and not is_read and is_whole and before == "none":
+            uses[block] = "write"
+        else:
+            uses[block] = "update" if is_written else "read"
+
+    for node in nodes:
+        described = node.spec.descriptor()
+        for access in ("read", "update", "write"):
+            for field in described.fields:
+                if field.role.access == access:
+                    is_read, is_written = access != "write", access != "read"
+                    value: object = getattr(node.spec, field.name)
+                    map_arrays(value, lambda array: note(array, is_read=is_read, is_written=is_written))  # noqa: B023
+    return uses
+
+
+def _placed(node: GraphNode, places: Mapping[int, tuple[int, int]]) -> GraphNode:
+    """A node with positions in place of blocks."""
+
+    def place(array: ArraySpec) -> ArraySpec:
+        position, shift = places[array.block]
+        return attrs.evolve(array, block=position, offset=array.offset + shift)
+
+    described = node.spec.descriptor()
+    spec = described.make([map_arrays(value, place) for value in described.values(node.spec)])
+    return attrs.evolve(node, spec=spec)

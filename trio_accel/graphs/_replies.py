@@ -1,0 +1,40 @@
+"""What a step returns: arrays, in tuples, lists and dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from ..devices import AccelRef
+
+__all__ = ["map_reply"]
+
+ReplyT = TypeVar("ReplyT")
+
+
+def map_reply(reply: ReplyT, function: Callable[[AccelRef], AccelRef]) -> ReplyT:
+    """Replace each array of a reply.
+
+    Raises:
+        TypeError: It holds something else.
+    """
+    return cast("ReplyT", _mapped(reply, function))
+
+
+def _mapped(value: Any, function: Callable[[AccelRef], AccelRef]) -> Any:
+    if value is None:
+        return None
+    if isinstance(value, AccelRef):
+        return function(value)
+    if isinstance(value, (tuple, list)):
+        items: list[Any] = [_mapped(item, function) for item in cast("tuple[Any, ...]", value)]
+        if type(value) is list:
+            return items
+        # A named tuple takes its items one by one.
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if type(value) is dict:
+        return {key: _mapped(item, function) for key, item in value.items()}
+    raise TypeError(
+        "capture: the step must return arrays of the device, None, or tuples, lists and dictionaries of "
+        f"these, got {type(value).__name__}"
+    )
