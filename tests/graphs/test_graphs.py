@@ -647,3 +647,11 @@ async def test_dot(device: ta.Device) -> None:
     assert text.count("{") == text.count("}")
     assert "subgraph cluster_n0" in outer.dot()
     assert outer.dot().count("linalg.Matmul") == 2
+
+
+@pytest.mark.skipif(BACKEND != "cpu", reason="what is refused is the same")
+async def test_programs_are_refused(device: ta.Device) -> None:
+    (x,) = await put(device, 1)
+    program = await ta.open_program(device, np.negative)
+    await refused(device, program.ask, "it runs code of a program", x)
+    await program.aclose()

@@ -70,6 +70,7 @@ class _ProgramMessage(Operation[ProgramActor, Any]):
 
     path: str
     library: ClassVar[str] = PATH
+    not_recorded: ClassVar[str] = "it runs code of a program; ask the program before or after a replay"
 
     def __attrs_post_init__(self) -> None:
         vars(self)["library"] = self.path
