@@ -6,7 +6,7 @@ it, and a reply arrives when the device has completed the operation.
 
 import logging as _logging
 
-from . import fft, graphs, graphs, interop, jit, linalg, programs, random, sparse, testing, weights
+from . import fft, graphs, interop, jit, linalg, programs, random, sparse, testing, weights
 from ._version import __version__
 from .actors import (
     Actor,
