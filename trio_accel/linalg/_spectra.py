@@ -187,15 +187,7 @@ async def eigvalsh(
 ) -> AccelRef:
     """Eigenvalues of Hermitian matrices, as `numpy.linalg.eigvalsh` (LAPACK ``syevd``, ``sygvd``).
 
-    Takes less time than `eigh`, and raises the same.
-
-    Args:
-        a: Array of shape (..., n, n), of float32, float64, complex64 or complex128.
-        UPLO: Which triangle is read, the lower or the upper one; the matrices count as Hermitian.
-        b: Positive definite matrices, as `eigh` takes them.
-
-    Returns:
-        The eigenvalues, of shape (..., n) and the real dtype, the smallest first.
+    Those of `eigh`, with its arguments and errors, in less time.
     """
     return await device_of("eigvalsh", a, b).ask(Eigvalsh(a, UPLO, b))
 
@@ -222,12 +214,6 @@ async def eig(a: Operand) -> EigResult:
 async def eigvals(a: Operand) -> AccelRef:
     """Eigenvalues of square matrices, as `numpy.linalg.eigvals` (LAPACK ``geev``).
 
-    Takes less time than `eig`, and raises the same.
-
-    Args:
-        a: Array of shape (..., n, n), of float32, float64, complex64 or complex128.
-
-    Returns:
-        The eigenvalues, complex numbers of shape (..., n), in no order.
+    Those of `eig`, with its argument and errors, in less time.
     """
     return await device_of("eigvals", a).ask(Eigvals(a))

@@ -34,6 +34,7 @@ def check_one_dtype(name: str, spec: OperationSpec, **arrays: ArraySpec) -> None
         raise TypeError(f"{name}: {type(spec).__name__}: the arrays must have one dtype, got {given}")
 
 
+@lru_cache
 def common_shape(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:
     """The shape that all broadcast to; None where there is none."""
     try:
@@ -72,18 +73,9 @@ def product_shape(name: str, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[in
             f"{name}: the last axis of a and the {'only' if len(b) == 1 else 'last but one'} axis of b must "
             f"have one length, got a of shape {a} and b of shape {b}"
         )
-    return _broadcast(name, a, b) + rows + columns
-
-
-def _broadcast(name: str, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    first, second = a[:-2], b[:-2]
-    width = max(len(first), len(second))
-    first, second = (1,) * (width - len(first)) + first, (1,) * (width - len(second)) + second
-    stack: list[int] = []
-    for left, right in zip(first, second, strict=True):
-        if left != right and 1 not in (left, right):
-            raise ValueError(
-                f"{name}: the leading axes of a and b must broadcast, got a of shape {a} and b of shape {b}"
-            )
-        stack.append(right if left == 1 else left)
-    return tuple(stack)
+    stack = common_shape(a[:-2], b[:-2])
+    if stack is None:
+        raise ValueError(
+            f"{name}: the leading axes of a and b must broadcast, got a of shape {a} and b of shape {b}"
+        )
+    return stack + rows + columns

@@ -1,18 +1,11 @@
-"""BLAS routines by their addresses.
-
-`scipy.linalg.blas` holds the interpreter's lock while it computes. The same routines called by
-`ctypes`, at the addresses that SciPy exports for Cython, do not.
-"""
+"""Operations on matrices by routines of the BLAS."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache, partial
-from typing import Any, cast
+from functools import partial
 
 import numpy as np
-import scipy.linalg.cython_blas
-import scipy.linalg.cython_lapack
 
 from ...base import DType, NotSupportedError
 from ...base.blas import Factor, Matrix, Plan, Routine
@@ -20,16 +13,9 @@ from ...base.checks import scalar_of
 from ...base.ops import ArraySpec, OperationSpec, TriangularSpec
 from ..runtime._memory import HostArray
 from ..runtime._stream import Work
-from ._routines import LETTERS, routine
-from ._routines import Routine as Address
+from ._routines import find
 
-__all__ = ["LONGEST", "Blas", "find"]
-
-# LAPACK has what the BLAS lacks: products of complex symmetric matrices and vectors.
-_EXPORTED = cast(
-    "Mapping[str, Any]",
-    {**scipy.linalg.cython_lapack.__pyx_capi__, **scipy.linalg.cython_blas.__pyx_capi__},
-)
+__all__ = ["LONGEST", "Blas"]
 
 LONGEST = 1 << 30
 """Sizes that the routines can count: they do in 32 bits."""
@@ -131,10 +117,3 @@ class _Call:
 
 def _nothing() -> None:
     """The result is empty."""
-
-
-@cache
-def find(dtype: DType, name: str) -> Address | None:
-    """A routine for a type of element; None where there is none."""
-    name = LETTERS[dtype] + name if dtype in LETTERS else ""
-    return routine(_EXPORTED, name) if name in _EXPORTED else None

@@ -1,27 +1,22 @@
 """LAPACK's routines, applied to each matrix of a stack.
 
-`scipy.linalg` holds the interpreter's lock while it computes, these do not: they are called at the addresses
-that SciPy exports for Cython. LAPACK is column-major: to it, a matrix whose rows lie together is the
-transpose of that matrix.
+LAPACK is column-major: to it, a matrix whose rows lie together is the transpose of that matrix.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 from itertools import repeat
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
-import scipy.linalg.cython_lapack
 
 from ...base import DType, NotSupportedError
 from ..runtime._memory import HostArray
-from ._routines import LETTERS, Routine, routine
+from ._routines import find
 
 __all__ = ["Lapack", "check_size", "each"]
 
-_EXPORTED = cast("dict[str, Any]", scipy.linalg.cython_lapack.__pyx_capi__)
 _LARGEST = 2**31 - 1
 # A call that gives the interpreter's lock back may wait 5 ms to have it again. So of small matrices only one
 # in each group gives it back: as many as together take so many steps, which is about 0.3 ms.
@@ -47,13 +42,13 @@ class Lapack:
     """
 
     def __init__(self, dtype: DType, rows: int, columns: int) -> None:
-        self._letter = LETTERS[dtype]
+        self._type = dtype
         self._dtype = dtype.dtype
         self.is_complex: bool = dtype.kind == "complex"
         empty: HostArray = np.empty(0, self._dtype)
         self.real: np.dtype[Any] = np.real(empty).dtype
         self._product = rows * columns * min(rows, columns)
-        if _routine("dpotrf", holds_lock=False) is None:
+        if find(DType.float64, "potrf") is None:
             raise NotSupportedError(
                 "this build of SciPy has a LAPACK with integers of 64 bits", backend="cpu"
             )
@@ -77,7 +72,7 @@ class Lapack:
             else:
                 columns.append(repeat(value.ctypes.data if isinstance(value, np.ndarray) else value))
         group = max(1, _GROUP // (_STEPS.get(name, 1) * self._product + _OVERHEAD))
-        holding, free = (_routine(self._letter + name, holds_lock=holds_lock) for holds_lock in (True, False))
+        holding, free = (find(self._type, name, holds_lock=holds_lock) for holds_lock in (True, False))
         assert holding is not None
         assert free is not None
         for number, addresses in enumerate(zip(*columns, strict=False), 1):
@@ -127,8 +122,3 @@ def check_size(what: str, size: int) -> None:
             f"the CPU backend's LAPACK counts in 32 bits, {what} need {size}; allowed: {_LARGEST}",
             backend="cpu",
         )
-
-
-@cache
-def _routine(name: str, *, holds_lock: bool) -> Routine | None:
-    return routine(_EXPORTED, name, holds_lock=holds_lock)

@@ -1,34 +1,48 @@
-"""Fortran routines by the addresses that SciPy exports for Cython."""
+"""Routines of BLAS and LAPACK by the addresses that SciPy exports for Cython.
+
+`scipy.linalg` holds the interpreter's lock while it computes. The same routines called by `ctypes` do not.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeAlias, cast
+
+import scipy.linalg.cython_blas
+import scipy.linalg.cython_lapack
 
 from ...base import DType
 
-__all__ = ["LETTERS", "Routine", "routine"]
+__all__ = ["Routine", "find"]
 
 Routine: TypeAlias = Callable[..., None]
 """A routine that takes the addresses of its arguments."""
 
-LETTERS = {DType.float32: "s", DType.float64: "d", DType.complex64: "c", DType.complex128: "z"}
-"""The first letter of a routine's name, by the type of the elements."""
-
+# The first letter of a routine's name, by the type of the elements.
+_LETTERS = {DType.float32: "s", DType.float64: "d", DType.complex64: "c", DType.complex128: "z"}
+# LAPACK has what the BLAS lacks: products of complex symmetric matrices and vectors.
+_EXPORTED = cast(
+    "dict[str, Any]",
+    {**scipy.linalg.cython_lapack.__pyx_capi__, **scipy.linalg.cython_blas.__pyx_capi__},
+)
 _FITTING = re.compile(rb"void \((\w+ \*(, )?)+\)")
 
 
-def routine(exported: Mapping[str, Any], name: str, *, holds_lock: bool = False) -> Routine | None:
-    """Make a routine callable; None where this SciPy's integers are not those that we pass.
+@cache
+def find(dtype: DType, name: str, *, holds_lock: bool = False) -> Routine | None:
+    """A routine for a type of element; None where there is none, or its integers are not those that we pass.
 
     Args:
-        exported: ``__pyx_capi__`` of the module.
-        name: Name of the routine, with its letter.
+        dtype: Type of the elements.
+        name: Name of the routine, without the letter of the type.
         holds_lock: Whether it keeps the interpreter's lock while it computes.
     """
-    capsule = exported[name]
+    capsule = _EXPORTED.get(_LETTERS.get(dtype, "") + name)
+    if capsule is None:
+        return None
     name_of = ctypes.pythonapi.PyCapsule_GetName
     name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
     address_of = ctypes.pythonapi.PyCapsule_GetPointer

@@ -15,8 +15,8 @@ from ..kit._checks import check_dtype, check_same_dtype
 from ..kit._pieces import pieces
 from ..runtime._memory import CpuMemory, HostArray
 from ..runtime._stream import Work
-from ._fortran import LONGEST, find
-from ._routines import Routine
+from ._fortran import LONGEST
+from ._routines import Routine, find
 
 __all__ = ["asum", "axpy", "dot", "iamax", "nrm2", "rot", "scal", "swap"]
 

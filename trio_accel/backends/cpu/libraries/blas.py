@@ -15,7 +15,8 @@ from ..kit._checks import check_dtype, check_same_dtype
 from ..kit._pieces import convert, to_float32
 from ..runtime._memory import CpuMemory, HostArray
 from ..runtime._stream import Work
-from ._fortran import LONGEST, Blas, find
+from ._fortran import LONGEST, Blas
+from ._routines import find
 from ._vectors import asum, axpy, dot, iamax, nrm2, rot, scal, swap
 
 __all__ = ["asum", "axpy", "by_blas", "dot", "gemm", "iamax", "matmul", "nrm2", "rot", "scal", "swap"]
