@@ -6,13 +6,13 @@ the arrays that it was to change are damaged, and their use is refused.
 
 What all refuse, before anything is launched:
 
-* `TypeError`: no operand is on a device, dtypes differ, or the operation does not have this one; a factor
-  that the dtype cannot hold, such as a complex one of real arrays.
-* `ValueError`: shapes that do not fit, unknown letters, and a result that shares memory with an operand,
-  unless a function allows that.
+* `TypeError`: no operand is on a device, dtypes differ, or a factor is complex and the arrays are real.
+* `ValueError`: shapes that do not fit, unknown letters, factors outside the range of the dtype; an array to
+  write to that has another shape or dtype than the result, or shares memory with an operand, unless that is
+  allowed.
 * `numpy.linalg.LinAlgError`, which is a `ValueError`: what a solver takes is no stack of matrices, or not of
   square ones where they have to be.
-* `NotSupportedError`: the backend does not have it.
+* `NotSupportedError`: the backend does not have it, or not for this dtype; of solvers, a `TypeError`.
 """
 
 # fmt: off

@@ -3,7 +3,7 @@
 See `Device.ask` for cancellation and the errors that any operation can end with. If one fails, the array that
 it was to change is damaged, and its use is refused. All functions raise:
 
-* `TypeError`: dtypes differ, or a factor that the dtype cannot hold.
+* `TypeError`: dtypes differ, or a factor is complex and the arrays are real.
 * `ValueError`: shapes that do not fit, an unknown letter, or an `out` that shares memory with an operand.
 * `LibraryError`: a structure that was put together by hand and is wrong.
 """

@@ -1,0 +1,104 @@
+"""What the docstring of `trio_accel.linalg` says of all its functions: with which errors they refuse."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import trio_accel as ta
+from trio_accel import linalg
+
+# Of each function its operands, and a call with them: matrices (m), vectors (v), in capitals what is changed.
+CALLS: dict[str, tuple[str, Callable[..., Awaitable[object]]]] = {
+    "asum": ("v", linalg.asum),
+    "axpy": ("vV", lambda x, y: linalg.axpy(1.0, x, y)),
+    "cholesky": ("m", linalg.cholesky),
+    "det": ("m", linalg.det),
+    "dot": ("vv", linalg.dot),
+    "eig": ("m", linalg.eig),
+    "eigh": ("mm", lambda a, b: linalg.eigh(a, b=b)),
+    "eigvals": ("m", linalg.eigvals),
+    "eigvalsh": ("mm", lambda a, b: linalg.eigvalsh(a, b=b)),
+    "gemm": ("mmM", lambda a, b, c: linalg.gemm(1.0, a, b, 1.0, c)),
+    "gemv": ("mvV", lambda a, x, y: linalg.gemv(1.0, a, x, 1.0, y)),
+    "ger": ("vvM", lambda x, y, a: linalg.ger(1.0, x, y, a)),
+    "iamax": ("v", linalg.iamax),
+    "inv": ("m", linalg.inv),
+    "lstsq": ("mm", linalg.lstsq),
+    "lu": ("m", linalg.lu),
+    "lu_solve": ("mm", lambda lu, b: linalg.lu_solve((lu, np.zeros(3, np.int32)), b)),
+    "matmul": ("mmM", lambda a, b, out: linalg.matmul(a, b, out=out)),
+    "nrm2": ("v", linalg.nrm2),
+    "qr": ("m", linalg.qr),
+    "rot": ("VV", lambda x, y: linalg.rot(x, y, 0.6, 0.8)),
+    "scal": ("V", lambda x: linalg.scal(2.0, x)),
+    "slogdet": ("m", linalg.slogdet),
+    "solve": ("mm", linalg.solve),
+    "solve_triangular": ("mm", linalg.solve_triangular),
+    "svd": ("m", linalg.svd),
+    "svdvals": ("m", linalg.svdvals),
+    "swap": ("VV", linalg.swap),
+    "symm": ("mmM", lambda a, b, c: linalg.symm(1.0, a, b, 1.0, c)),
+    "symv": ("mvV", lambda a, x, y: linalg.symv(1.0, a, x, 1.0, y)),
+    "syr": ("vM", lambda x, a: linalg.syr(1.0, x, a)),
+    "syr2": ("vvM", lambda x, y, a: linalg.syr2(1.0, x, y, a)),
+    "syr2k": ("mmM", lambda a, b, c: linalg.syr2k(1.0, a, b, 1.0, c)),
+    "syrk": ("mM", lambda a, c: linalg.syrk(1.0, a, 1.0, c)),
+    "trmm": ("mmM", lambda a, b, out: linalg.trmm(1.0, a, b, out=out)),
+    "trmv": ("mvV", lambda a, x, out: linalg.trmv(a, x, out=out)),
+    "trsm": ("mmM", lambda a, b, out: linalg.trsm(1.0, a, b, out=out)),
+    "trsv": ("mvV", lambda a, x, out: linalg.trsv(a, x, out=out)),
+}
+# Arrays of any shape are as good.
+OF_ANY_SHAPE = {"scal"}
+
+
+def host(letter: str, *, size: int = 3, dtype: str = "float64") -> Any:
+    """An operand of a call."""
+    return np.ones((size,) * (2 if letter in "mM" else 1), dtype) + np.eye(size, dtype=dtype)[0]
+
+
+async def put(device: ta.Device, operands: str) -> list[ta.AccelRef]:
+    """All operands of a call."""
+    return [await device.put(host(letter)) for letter in operands]
+
+
+def test_every_function_is_there() -> None:
+    functions = {name for name in linalg.__all__ if inspect.isfunction(getattr(linalg, name))}
+    assert set(CALLS) == functions
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_no_operand_on_a_device(name: str) -> None:
+    operands, call = CALLS[name]
+    with pytest.raises(TypeError, match="no operand is on a device"):
+        await call(*map(host, operands))
+
+
+@pytest.mark.parametrize("name", [name for name, (operands, _) in CALLS.items() if len(operands) > 1])
+async def test_dtypes_that_differ(device: ta.Device, name: str) -> None:
+    operands, call = CALLS[name]
+    arrays = await put(device, operands)
+    for place, letter in enumerate(operands[1:], 1):
+        wrong = arrays.copy()
+        wrong[place] = await device.put(host(letter, dtype="float32"))
+        # What is written to may be held against the result, with its shape.
+        expected = (TypeError, ValueError) if letter.isupper() else (TypeError,)
+        with pytest.raises(expected, match="dtype"):
+            await call(*wrong)
+
+
+@pytest.mark.parametrize("name", sorted(set(CALLS) - OF_ANY_SHAPE))
+async def test_shapes_that_do_not_fit(device: ta.Device, name: str) -> None:
+    operands, call = CALLS[name]
+    wrong = await put(device, operands)
+    if len(operands) > 1:
+        wrong[-1] = await device.put(host(operands[-1], size=4))
+    else:
+        wrong[0] = await device.put(host("v" if operands == "m" else "m"))
+    with pytest.raises(ValueError, match=r"shape|dimension|axes|axis"):
+        await call(*wrong)
