@@ -228,3 +228,11 @@ class Methods:
 
     def two(self, a: Any, b: Any, *, c: Any = 1) -> Any:
         return [a, b, c]
+
+
+class Streams:
+    """Closes the standard streams of its process."""
+
+    def closes(self) -> int:
+        os.closerange(0, 3)
+        return 1
