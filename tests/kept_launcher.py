@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar, Self, TypeAlias
 
@@ -27,6 +28,8 @@ _OF_A_TEST = ("PYTEST_CURRENT_TEST", "TRIO_ACCEL_TEST_MARK")
 _INSTALLED = frozenset({"trio_accel", "cuda", "nvmath"})
 _EMPTY = 2.0
 _LAST = -1
+# Modules beside tests are the same in each of them.
+_FOLDER = Path(__file__).parent
 
 Circumstances: TypeAlias = tuple[object, ...]
 
@@ -46,6 +49,7 @@ class Left:
 
     workers: set[int] = attrs.field(factory=set)
     chunks: set[int] = attrs.field(factory=set)
+    imports: set[int] = attrs.field(factory=set)
     is_as_before: bool = True
 
 
@@ -105,8 +109,9 @@ class KeptLink(LauncherLink):
             packages = {name.partition(".")[0] for name in detail.get("preload", ())}
             left.is_as_before &= packages <= _INSTALLED
         elif kind == "import":
-            # A child may still be trying it, and it may be a module of the test.
-            left.is_as_before = False
+            assert isinstance(detail, dict)
+            left.imports.add(number)
+            left.is_as_before &= _is_lasting(detail["module"])
         elif kind == "keep":
             left.chunks.add(number)
         elif kind == "forget":
@@ -116,6 +121,8 @@ class KeptLink(LauncherLink):
     async def receive(self) -> Report:
         report = await super().receive()
         if self._left is not None:
+            if report.kind in ("imported", "unimported"):
+                self._left.imports.discard(report.number)
             if report.kind in ("failed", "exited"):
                 self._left.workers.discard(report.number)
             self._left.is_as_before &= report.kind != "fresh"
@@ -139,7 +146,7 @@ class KeptLink(LauncherLink):
                 self.send("kill", worker)
             if self._outbox:
                 return False
-            while left.workers:
+            while left.workers or left.imports:
                 _close(await self.receive())
             self.send("ping", _LAST)
             while (report := await self.receive()).number != _LAST:
@@ -157,6 +164,12 @@ class KeptLink(LauncherLink):
         self._left = None
         self._has_asked = trio.Event()
         KeptLink.idle = self
+
+
+def _is_lasting(module: str) -> bool:
+    """Whether a module has the same content in each test."""
+    spec = find_spec(module)
+    return spec is not None and spec.origin is not None and _FOLDER in Path(spec.origin).parents
 
 
 def _close(report: Report) -> None:

@@ -30,6 +30,16 @@ class ProgramActor(LibraryActor):
         recipe = Recipe.decode(argument)
         return OwnSupervision(name=recipe.name, intensity=recipe.intensity, backoff=recipe.backoff)
 
+    @classmethod
+    def blocks_of(cls, argument: str) -> tuple[int, ...]:
+        """Those of the arrays that its constructor gets."""
+        return tuple(dict.fromkeys(array.block for array in Recipe.decode(argument).arrays))
+
+    @classmethod
+    def modules_of(cls, argument: str) -> tuple[str, ...]:
+        """That of its class or function."""
+        return (Recipe.decode(argument).target.partition(":")[0],)
+
     @asynccontextmanager
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
         """Hold an instance; after a crash the next one is made when the last call of this one is over."""

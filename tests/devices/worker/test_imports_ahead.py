@@ -88,8 +88,8 @@ def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
 async def test_a_module_is_tried_by_a_child_and_then_imported_once(
     workshop: Launcher, modules: Modules, caplog: pytest.LogCaptureFixture
 ) -> None:
-    modules.write("one")
-    modules.write("two", "import one\n")
+    modules.write("one", "import pdb, readline\n")
+    modules.write("two", "import one, numpy, scipy.linalg\n")
     await workshop.import_ahead(("one", "two"), BASE)
     assert await loaded_in_a_worker(workshop, "one", "two") == [True, True]
     for name in ("one", "two"):
@@ -365,11 +365,11 @@ async def test_a_backend_that_names_nothing_can_have_modules_ahead(
 
 
 async def test_a_device_serves_while_a_module_is_imported_for_the_next_worker(
-    system: ta.System, modules: Modules, pipe: Path
+    system: ta.System, modules: Modules, pipe: Path, nursery: trio.Nursery
 ) -> None:
     async with system.open_device("cpu", options=options()) as device:
         x = await device.put(np.arange(3.0))
-        device.dispatch.import_ahead("slow")
+        nursery.start_soon((await open_launcher(system)).import_ahead, ("slow",), BASE)
         await until(lambda: modules.importers("slow"))
         # Its recovery does not wait for the trial.
         await replace_worker(device)

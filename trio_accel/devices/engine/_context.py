@@ -48,12 +48,14 @@ class Session:
         context: The context actor.
         libraries: Library actors that were started, by import path.
         submissions: Operations that nobody waits for.
+        discard: Drops what was opened ahead of the library of an import path.
         variables: Context variables that they are served with; None for those of the submitter.
     """
 
     generation: int
     engine: Engine
     context: ActorContext
+    discard: Callable[[str], None]
     variables: Context | None = None
     libraries: dict[str, Ref[LibraryActor]] = attrs.field(factory=dict[str, Ref[LibraryActor]])
     submissions: Submissions = attrs.field(init=False)
@@ -163,7 +165,7 @@ class ContextActor(LibraryOpener):
             may_defer=owner.may_defer,
             on_progress=context.report_progress,
         )
-        session = Session(engine.generation, engine, context, owner.variables)
+        session = Session(engine.generation, engine, context, self.discard, owner.variables)
         self._engine, self._libraries = engine, session.libraries
         self._found = session.submissions.found
         cause: BaseException | None = None

@@ -69,7 +69,15 @@ class KernelLibraries:
 
     async def drop(self, name: str) -> None:
         """Close what was opened ahead of a library, and taken by nobody."""
-        for opening in self._openings.pop(name, ()):
+        await self._end(self._openings.pop(name, []))
+
+    def discard(self, name: str) -> None:
+        """Have nobody take what was opened ahead of a library, and have it closed soon."""
+        self._nursery.start_soon(self._end, self._openings.pop(name, []))
+
+    @enable_ki_protection
+    async def _end(self, openings: list[_Opening]) -> None:
+        for opening in openings:
             await opening.is_over.wait()
             if opening.library is not None:
                 await trio.to_thread.run_sync(opening.library.close)

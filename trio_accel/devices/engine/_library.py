@@ -71,6 +71,16 @@ class LibraryActor(Actor):
         return None
 
     @classmethod
+    def blocks_of(cls, argument: str) -> tuple[int, ...]:
+        """Blocks that the library of an argument uses from its start, and not only in operations."""
+        return ()
+
+    @classmethod
+    def modules_of(cls, argument: str) -> tuple[str, ...]:
+        """Modules that the library of an argument imports: the launcher imports them for the next workers."""
+        return ()
+
+    @classmethod
     def library_of(cls, argument: str | None) -> str:
         """Name of the backend's library for an argument of the import path; None where it has none."""
         return cls.library if argument is None else f"{cls.library}?{argument}"

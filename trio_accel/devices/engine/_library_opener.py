@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import logging
 import sys
 from collections.abc import AsyncGenerator, Callable, Container, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import attrs
 import trio
@@ -16,7 +17,6 @@ from ...actors import (
     ActorContext,
     ActorFailedError,
     ActorStoppedError,
-    Message,
     Policy,
     Ref,
     Request,
@@ -26,15 +26,25 @@ from ...actors import (
 )
 from ...backends.base import ContextPoisonedError, DeviceLostError
 from .._options import DeviceOptions
-from ..base._import_paths import argument_of
+from ..base._import_paths import argument_of, title_of
 from ._engine import Engine
 from ._library import LibraryActor, OwnSupervision
 from ._recovery import recovery_policy
 
-__all__ = ["CloseLibrary", "LibraryOpener", "OpenLibrary", "PrepareLibrary", "find_actor", "load_actor"]
+__all__ = [
+    "CloseLibrary",
+    "LibraryOpener",
+    "OpenLibrary",
+    "PrepareLibrary",
+    "blocks_of",
+    "find_actor",
+    "load_actor",
+    "modules_of",
+]
 
 # Each waits for its own library alone, however many others wait for theirs.
 _GROUP, _LIMIT = "libraries", sys.maxsize
+_logger = logging.getLogger("trio_accel.devices")
 
 
 @attrs.frozen
@@ -51,8 +61,8 @@ class OpenLibrary(Request["LibraryOpener", Ref[LibraryActor]]):
 
 
 @attrs.frozen
-class PrepareLibrary(Message["LibraryOpener"]):
-    """Open the library of an actor ahead, unless that runs already.
+class PrepareLibrary(Request["LibraryOpener", None]):
+    """Open the library of an actor ahead, unless that runs already; the reply comes when that is over.
 
     Attributes:
         library: Import path, ``"package.module:Class"``.
@@ -88,8 +98,8 @@ class LibraryOpener(Actor):
         self._found: Callable[[str, Ref[LibraryActor]], None] = _nobody
         # By import path: held while its actor is being started, or its library opened ahead.
         self._turns: dict[str, trio.Lock] = {}
-        # Import paths of those whose library was opened ahead, whether they have taken it by now or not.
-        self._ahead: set[str] = set()
+        # By import path the libraries that were opened ahead, or are: also of actors that have taken theirs.
+        self._ahead: dict[str, str] = {}
         # Those that end alone, by import path: their supervisors, also of those that have ended for good.
         self._supervisors: dict[str, Ref[LibrarySupervisor]] = {}
         # Names of the actors that are being started.
@@ -137,10 +147,8 @@ class LibraryOpener(Actor):
             if supervisor is not None:
                 await supervisor.stop()
             if path in self._ahead:
-                self._ahead.discard(path)
-                actor_class = await find_actor(path, "close")
-                await self._engine.libraries.drop(actor_class.library_of(argument_of(path)))
-        del self._turns[path]
+                await self._engine.libraries.drop(self._ahead.pop(path))
+        self._turns.pop(path, None)
 
     async def prepare(self, paths: Iterable[str]) -> None:
         """Open libraries ahead, one after the other; one that is asked for meanwhile goes first.
@@ -153,10 +161,24 @@ class LibraryOpener(Actor):
             if path in self._libraries or path in self._ahead or turn.locked():
                 continue
             async with turn:
-                with suppress(Exception):
-                    actor_class = await find_actor(path, "a device")
-                    await self._engine.libraries.prepare(actor_class.library_of(argument_of(path)))
-                    self._ahead.add(path)
+                try:
+                    await self._prepare(path)
+                except Exception as error:  # noqa: BLE001  # it is told to those who use it
+                    self._ahead.pop(path, None)
+                    if not self._engine.is_lost:
+                        shown = title_of(path), describe(error)
+                        _logger.warning("%s: %s was not opened ahead: %s", self.context.path, *shown)
+
+    async def _prepare(self, path: str) -> None:
+        actor_class = await find_actor(path, "a device")
+        name = self._ahead[path] = actor_class.library_of(argument_of(path))
+        await self._engine.libraries.prepare(name)
+
+    def discard(self, path: str) -> None:
+        """Have nobody take the library that was opened ahead, or that is being opened."""
+        name = self._ahead.pop(path, None)
+        if name is not None:
+            self._engine.libraries.discard(name)
 
     def _turn(self, path: str) -> trio.Lock:
         turn = self._turns.get(path)
@@ -253,6 +275,25 @@ async def _raise_end(supervisor: Ref[LibrarySupervisor]) -> None:
 
 def _nobody(path: str, library: Ref[LibraryActor]) -> None:
     """Nobody waits for a library."""
+
+
+def blocks_of(path: str) -> tuple[int, ...]:
+    """Blocks that a library uses from its start, whose actor's module is imported here."""
+    actor_class, argument = _imported(path), argument_of(path)
+    return () if actor_class is None or argument is None else actor_class.blocks_of(argument)
+
+
+def modules_of(path: str) -> tuple[str, ...]:
+    """Modules that a library needs beside its own, whose actor's module is imported here."""
+    actor_class, argument = _imported(path), argument_of(path)
+    return () if actor_class is None or argument is None else actor_class.modules_of(argument)
+
+
+def _imported(path: str) -> type[LibraryActor] | None:
+    """The class of a library actor, if its module is imported here."""
+    module, _, name = path.partition("?")[0].partition(":")
+    found: object = getattr(sys.modules.get(module), name, None)
+    return found if isinstance(found, type) and issubclass(found, LibraryActor) else None
 
 
 def _name_of(

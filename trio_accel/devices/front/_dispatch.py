@@ -69,9 +69,6 @@ class Dispatch(Protocol):
         """See `Device.statistics`."""
         ...
 
-    def import_ahead(self, module: str) -> None:
-        """Have contexts to come find a module of the program imported, where they are in other processes."""
-
     async def close_library(self, path: str) -> None:
         """See `Device.close_library`."""
 

@@ -342,9 +342,6 @@ class InlineDispatch:
             losses=self._device.losses.count,
         )
 
-    def import_ahead(self, module: str) -> None:
-        """Nothing to do: contexts to come are in this process, too."""
-
     async def close_library(self, path: str) -> None:
         """See `Device.close_library`."""
         self._in_use.discard(path)

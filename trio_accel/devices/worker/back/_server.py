@@ -19,7 +19,7 @@ from ..._options import DeviceOptions
 from ...arrays._blocks import BlockTable
 from ...base._availability import Availability
 from ...engine._context import ContextActor, Session, context_policy
-from ...engine._library_opener import CloseLibrary, PrepareLibrary
+from ...engine._library_opener import CloseLibrary
 from ...operations._hooks import EngineHook
 from ..transport._channel import Channel, EndOfChannel
 from ..transport._frames import WorkerConfig, placed_block
@@ -30,6 +30,7 @@ from ._blocks import WorkerBlocks
 from ._events import EventForwarder
 from ._leases import WorkerLeases
 from ._memory import WorkerMemory
+from ._prepared import PreparedLibraries
 from ._remote_copies import RemoteCopies
 from ._requests import WorkerRequests
 
@@ -61,6 +62,7 @@ class WorkerServer:
         self.blocks: BlockTable = BlockTable(config.device, self._availability)
         self._table = WorkerBlocks(self.blocks)
         self._memory = WorkerMemory(channel, self._give_up)
+        self._prepared = PreparedLibraries(self._memory)
         self._requests = WorkerRequests(channel, page, self.blocks, self._table, self._memory.slabs)
         self._leases = WorkerLeases(channel, self._requests)
         self._copies = RemoteCopies(channel.send)
@@ -94,12 +96,12 @@ class WorkerServer:
             "poison": self._on_poison,
             "observe": self._events.observe,
             "close": self._on_close,
-            "unchunk": self._memory.remove_chunk,
+            "unchunk": self._prepared.remove_chunk,
             "kept": self._memory.forget,
             "tell_chunk": self._memory.tell_again,
             "unslab": self._on_unslab,
             "prepare": self._on_prepare,
-            "forget": self._on_forget,
+            "forget": self._prepared.forget,
         }
 
     # What the context asks of its owner.
@@ -185,19 +187,13 @@ class WorkerServer:
         device = backend.open_device(info.index, memory_limit=limit, keeper=self._memory)
         return self._copies.wrap(device)
 
-    def _on_prepare(self, path: str) -> None:
-        # Not in a context that is about to end.
-        with suppress(ActorError, trio.WouldBlock):
-            self._context.tell_nowait(PrepareLibrary(path))
+    def _on_prepare(self, path: str, addresses: Iterable[Any]) -> None:
+        self._prepared.prepare(path, map(placed_block, addresses))
 
-    def _on_forget(self, path: str) -> None:
-        self._nursery.start_soon(self._close_library, None, path)
-
-    async def _close_library(self, number: int | None, path: str) -> None:
+    async def _close_library(self, number: int, path: str) -> None:
         with suppress(ActorError):
             await self._context.ask(CloseLibrary(path))
-        if number is not None:
-            self._channel.send(("result", number, None), now=True)
+        self._channel.send(("result", number, None), now=True)
 
     async def _stand_ready(self) -> None:
         """Have the context's actor run before anybody needs it; what it needs of the memory follows."""
@@ -212,6 +208,7 @@ class WorkerServer:
         except Exception as error:  # noqa: BLE001  # the application decides
             self._lose(error)
             await trio.sleep_forever()
+        self._prepared.open(self._device, self._context, self._nursery)
         self._nursery.start_soon(self._watch_context)
 
     async def _watch_context(self) -> None:
@@ -248,7 +245,9 @@ class WorkerServer:
             self._channel.send(("started",), now=True)
 
     def _begin(self, session: Session, generation: int, blocks: list[PlacedBlock]) -> None:
+        self._prepared.remove_leaving()
         self._device.adopt(blocks)
+        self._prepared.begin(session, blocks)
         self._availability.begin(generation)
         for block in blocks:
             self._table.adopt(block.block, block.nbytes)

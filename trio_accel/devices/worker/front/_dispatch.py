@@ -315,10 +315,6 @@ class WorkerDispatch:
         statistics: DeviceStatistics = await self._calls.ask("count")
         return statistics
 
-    def import_ahead(self, module: str) -> None:
-        """Have the launcher import a module of the program, for the workers that start from then on."""
-        self._pool.import_ahead(module)
-
     async def close_library(self, path: str) -> None:
         """See `Device.close_library`."""
         self._pool.forget(path)

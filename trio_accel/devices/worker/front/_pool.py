@@ -17,6 +17,7 @@ from ...base._libraries_in_use import LibrariesInUse
 from ...base._shortage import is_shortage
 from ...completion._strategies import SyncCompletion, window_of
 from ...engine._device_state import DeviceState
+from ...engine._library_opener import blocks_of, modules_of
 from ..launcher._launcher import Launcher, LauncherError
 from ..launcher._program import program_arguments
 from ..transport._answers import ANSWERS
@@ -196,19 +197,27 @@ class WorkerPool:
     def use(self, library: str) -> None:
         """A library is in use from now on: those that stand ready open it ahead, too."""
         self.in_use.add(library)
-        for link in self._spares:
-            link.send(("prepare", library))
-
-    def import_ahead(self, module: str) -> None:
-        """Have the workers that start from then on begin with a module of the program imported."""
         if self._preload:
-            self._nursery.start_soon(self._launcher.import_ahead, (module,), self._preload)
+            # For the workers that start from then on.
+            modules = modules_of(library)
+            self._nursery.start_soon(self._launcher.import_ahead, modules, self._preload)
+        for link in self._links:
+            if not link.is_serving:
+                self._prepare(link, library)
+
+    def _prepare(self, link: WorkerLink, library: str) -> None:
+        """Have a worker open a library ahead, if it is known where its blocks lie."""
+        places = [self._chunks.blocks.get(block) for block in blocks_of(library)]
+        addresses = [place for place in places if place is not None and place[2] in self._chunks.chunks]
+        if len(addresses) == len(places):
+            link.send(("prepare", library, tuple(addresses)))
 
     def forget(self, library: str) -> None:
         """A library was closed: those that stand ready close it, too."""
         self.in_use.discard(library)
-        for link in self._spares:
-            link.send(("forget", library))
+        for link in self._links:
+            if not link.is_serving:
+                link.send(("forget", library))
 
     def share(self, chunk: Chunk, maker: WorkerLink) -> None:
         """Have all workers but its maker map a chunk."""
@@ -260,12 +269,7 @@ class WorkerPool:
         return not self._is_closed and len(self._spares) < self._options.spares
 
     async def _add_spare(self) -> None:
-        known = self.in_use.paths
-        link = await self._start()
-        self._spares.append(link)
-        for library in self.in_use.paths:
-            if library not in known:
-                link.send(("prepare", library))
+        self._spares.append(await self._start())
 
     async def _start_when_possible(self) -> WorkerLink:
         """Start a worker; where this process has too few descriptors for that, try again for a while."""
@@ -309,19 +313,23 @@ class WorkerPool:
         )
         self._links.add(link)
         self._nursery.start_soon(self._serve, link)
+        in_use = self.in_use.paths
+        placed = [library for library in in_use if blocks_of(library)]
         try:
             link.configure(
                 WorkerConfig(
                     device=self._device,
                     path=self._path,
                     options=self._options,
-                    in_use=self.in_use.paths,
+                    in_use=tuple([library for library in in_use if library not in placed]),
                     is_observed=self._is_observed,
                     window=min(self._window, _WINDOW),
                     fast_paths=current_fast_paths(),
                 ),
                 tuple(self._chunks.chunks.values()),
             )
+            for library in placed:
+                self._prepare(link, library)
             self._slabs.tell(link)
             await link.wait(lambda: link.is_ready)
         except BaseException:

@@ -29,6 +29,8 @@ _GOOD = "good"
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
 _SELF = "/proc/self"
 _MASKS = (b"SigBlk", b"SigIgn", b"SigCgt")
+# Handled by readline from its import on, which debuggers import: it tells of the size of a terminal.
+_HARMLESS = {signal.SIGWINCH}
 
 
 class Candidate(NamedTuple):
@@ -233,6 +235,7 @@ def _signals() -> dict[str, tuple[object, ...]]:
     return {
         number.name: (signal.getsignal(number), *[mask >> (number - 1) & 1 for mask in masks])
         for number in signal.Signals
+        if number not in _HARMLESS
     }
 
 

@@ -8,7 +8,9 @@ chunk             id, bytes; with its descriptor: memory that there is already, 
 kept              id: the descriptor of a chunk has come
 tell_chunk        id: send a chunk again, whose descriptor was lost
 unchunk           id: that memory is gone
-prepare           import path of a library that is in use now: open it ahead
+prepare           import path of a library that is in use now, blocks as in start, that it has from its start,
+                  behind the chunks that they lie in: open it ahead
+forget            import path of a library that was closed: what was opened ahead is not needed
 start             generation, blocks as (block, bytes, chunk, offset): begin to serve
 template          number, the launch with positions of blocks in place of their ids; ahead of its first
                   replay
@@ -89,7 +91,8 @@ class WorkerConfig:
         device: Name of the device, such as ``"cpu:0"``.
         path: Path of the device's actor; the actors of the worker have the paths that the tree shows.
         options: Options of the device.
-        in_use: Import paths of the libraries that are in use: it opens them ahead.
+        in_use: Import paths of the libraries that are in use, and have no blocks from their start: it opens
+            them ahead.
         is_observed: Whether somebody observes messages.
         window: The most seconds to stay awake for a request that is due; 0 to sleep.
         fast_paths: Those that are taken.

@@ -1,0 +1,48 @@
+"""A program that notes where it is made; workers import this module."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import trio_accel as ta
+from trio_accel.programs import Array
+
+
+class Noted:
+    """Notes by process what happens to it, waits where it is told to, and refuses where it is told to."""
+
+    def __init__(self, x: Array, *, folder: str) -> None:
+        self.folder = Path(folder)
+        self.x = x
+        self.note("made")
+        if (self.folder / "refuse").exists():
+            raise KeyError("refused on purpose")
+        if (self.folder / "hold").exists():
+            # Until it has had a writer.
+            (self.folder / "hold").read_bytes()
+        # What a program should not do: it is as of the moment when it was made.
+        self.first = float(x[0])
+
+    def warm_up(self) -> None:
+        self.note("warm")
+
+    def note(self, what: str, *, append: Callable[..., int] = os.open) -> None:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        descriptor = append(self.folder / what, flags)
+        os.write(descriptor, b"%d\n" % os.getpid())
+        os.close(descriptor)
+
+    def sum(self) -> float:
+        return float(self.x.sum())
+
+    def told_first(self) -> float:
+        return self.first
+
+    @ta.programs.method(updates=["self.x"])
+    def add(self, number: float) -> None:
+        self.x += number
+
+    def __del__(self) -> None:
+        self.note("gone")
