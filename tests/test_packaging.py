@@ -25,7 +25,19 @@ from trio_accel.backends.cuda.manifest import VENDOR
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-EXTRAS = {"benchmarks", "coverage", "cuda12", "cuda13", "dev", "docs", "lint", "plot", "test", "types"}
+EXTRAS = {
+    "benchmarks",
+    "coverage",
+    "cuda12",
+    "cuda13",
+    "encode",
+    "dev",
+    "docs",
+    "lint",
+    "plot",
+    "test",
+    "types",
+}
 
 
 def fenced(language: str, *, after: str = "") -> str:
@@ -60,7 +72,11 @@ def test_the_wheel_holds_the_package_with_types_and_data(wheel: zipfile.Path) ->
     names = {name for name in wheel.root.namelist() if ".dist-info/" not in name and not name.endswith("/")}
     assert names == tracked("trio_accel/**/*", "_trio_accel.py")
     assert "trio_accel/py.typed" in names
-    assert {Path(name).suffix for name in names if name.startswith("trio_accel/cli/data/")} >= {".wav", ".gz"}
+    assert {Path(name).suffix for name in names if name.startswith("trio_accel/cli/data/")} >= {
+        ".wav",
+        ".gz",
+        ".txt",
+    }
     kernels = "trio_accel/backends/cuda/kernels/"
     assert {f"{kernels}arrays.cu", f"{kernels}faults.cu"} <= names  # compiled where they are used
 

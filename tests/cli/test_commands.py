@@ -33,7 +33,13 @@ def test_help_names_the_commands(cli: Cli, arguments: list[str]) -> None:
 def test_help_of_the_demo_names_its_steps_in_order(cli: Cli) -> None:
     done = cli("demo", "--help")
     assert done.code == 0
-    assert re.findall(r"^│ (\w+) ", done.out, re.MULTILINE) == ["matmul", "spectrum", "solve", "recover"]
+    assert re.findall(r"^│ (\w+) ", done.out, re.MULTILINE) == [
+        "matmul",
+        "spectrum",
+        "solve",
+        "recover",
+        "encode",
+    ]
     assert "Exit codes: 0 every check holds" in done.out
 
 
@@ -47,6 +53,13 @@ def test_help_of_the_demo_names_its_steps_in_order(cli: Cli) -> None:
         ("demo spectrum", ["--audio", "--output", "--backend", "--isolation", "--json"]),
         ("demo solve", ["--matrix", "--rtol", "--max-iterations", "--backend", "--isolation", "--json"]),
         ("demo recover", ["--rounds", "--backend", "--isolation", "--json"]),
+        (
+            "demo encode",
+            [
+                *("--query", "--text", "--model", "--faults", "--rounds", "--clients"),
+                *("--backend", "--isolation", "--json"),
+            ],
+        ),
     ],
 )
 def test_every_option_is_described(cli: Cli, command: str, options: list[str]) -> None:
@@ -67,7 +80,7 @@ def test_version(cli: Cli) -> None:
     ("command", "reason"),
     [
         ("bogus", 'Unknown command "bogus". Available commands: demo, info, bench.'),
-        ("demo bogus", "there is no demo 'bogus'; there are matmul, spectrum, solve, recover"),
+        ("demo bogus", "there is no demo 'bogus'; there are matmul, spectrum, solve, recover, encode"),
         ("demo matmul extra", "too many arguments: extra"),
         ("demo --nothing", "Unknown option"),
         ("demo --backend", "requires an argument"),
