@@ -1,0 +1,25 @@
+"""Expressions that every backend computes: parsed, typed by NumPy's rules, evaluated by NumPy."""
+
+from ._evaluate import evaluate
+from ._expression import Expression, parse
+from ._functions import FUNCTIONS, Function
+from ._reduction import REDUCTIONS, Reduction, TypedReduction, evaluate_reduction, typed_reduction
+from ._typing import ArgumentType, Step, TypedExpression, Weak, typed
+
+__all__ = [
+    "FUNCTIONS",
+    "REDUCTIONS",
+    "ArgumentType",
+    "Expression",
+    "Function",
+    "Reduction",
+    "Step",
+    "TypedExpression",
+    "TypedReduction",
+    "Weak",
+    "evaluate",
+    "evaluate_reduction",
+    "parse",
+    "typed",
+    "typed_reduction",
+]

@@ -1,0 +1,63 @@
+"""Typed expressions, evaluated by NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ._functions import FUNCTIONS
+from ._typing import Step, TypedExpression
+
+__all__ = ["evaluate"]
+
+_UFUNCS = {function.name: function.ufunc for function in FUNCTIONS.values() if function.ufunc is not None}
+
+_OTHERS: dict[str, Any] = {"where": np.where, "real": np.real, "imag": np.imag}
+
+
+def evaluate(expression: TypedExpression, arguments: Sequence[Any]) -> list[npt.NDArray[Any]]:
+    """Compute the results for arrays that broadcast, and NumPy scalars.
+
+    Args:
+        expression: The typed expression.
+        arguments: Arrays or numbers of the types that it was typed for; Python numbers as their carriers.
+
+    Returns:
+        The results, which may be arguments, or broadcast.
+    """
+    values: list[Any] = []
+    left = _last_uses(expression)
+    with np.errstate(all="ignore"):
+        for number, step in enumerate(expression.steps):
+            values.append(_value(step, values, arguments))
+            for used in left[number]:
+                # Large temporaries make way for the next ones.
+                values[used] = None
+    return [np.asarray(values[number]) for number in expression.outputs]
+
+
+def _last_uses(expression: TypedExpression) -> list[list[int]]:
+    """By step, what no later step needs."""
+    last = dict[int, int]()
+    for number, step in enumerate(expression.steps):
+        last.update(dict.fromkeys(step.steps, number))
+    found: list[list[int]] = [[] for _ in expression.steps]
+    for used, number in last.items():
+        if used not in expression.outputs:
+            found[number].append(used)
+    return found
+
+
+def _value(step: Step, values: list[Any], arguments: Sequence[Any]) -> Any:
+    dtype = step.dtype.dtype
+    if step.function == "argument":
+        return np.asarray(arguments[int(step.value.real)], dtype)
+    if step.function == "constant":
+        return np.array(step.value, dtype)
+    given = [values[number] for number in step.steps]
+    if step.function == "cast":
+        return given[0].astype(dtype)
+    return (_UFUNCS.get(step.function) or _OTHERS[step.function])(*given)

@@ -1,0 +1,328 @@
+"""Expressions as text: a small part of Python's grammar, parsed and never run by Python."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import textwrap
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn, TypeAlias
+
+import attrs
+
+from ._functions import CONSTANTS, FUNCTIONS, OPERATORS
+
+__all__ = ["Call", "Expression", "Literal", "Name", "Node", "Place", "parse"]
+
+Place: TypeAlias = tuple[int, int]
+"""Line, from 1 on, and column, from 0 on, in characters."""
+
+_MOST_CHARACTERS = 10_000
+_MOST_NODES = 2_000
+_MOST_DEPTH = 200
+_MOST_INTEGER = 1 << 64
+# Of a bare expression.
+_DEFAULT_OUTPUT = "out"
+
+
+@attrs.frozen
+class Name:
+    """An argument, or what an earlier statement assigned."""
+
+    name: str
+    place: Place = attrs.field(eq=False)
+
+
+@attrs.frozen
+class Literal:
+    """A number that is written in the expression."""
+
+    value: complex
+    place: Place = attrs.field(eq=False)
+
+
+@attrs.frozen
+class Call:
+    """A function of its arguments; operators are functions."""
+
+    function: str
+    arguments: tuple[Node, ...]
+    place: Place = attrs.field(eq=False)
+    is_operator: bool = False
+
+
+Node: TypeAlias = "Name | Literal | Call"
+
+
+@attrs.frozen
+class Expression:
+    """Parsed statements.
+
+    Attributes:
+        text: What was parsed.
+        inputs: Names of the arguments, in order.
+        outputs: Names of the results, in order.
+        statements: What is assigned to which name, in order.
+    """
+
+    text: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    statements: tuple[tuple[str, Node], ...]
+
+    def refuse(self, message: str, place: Place) -> NoReturn:
+        """Raise a `ValueError` that shows a place of the text."""
+        raise ValueError(_told(self.text, message, place))
+
+
+def _told(text: str, message: str, place: Place) -> str:
+    lines = text.splitlines() or [""]
+    line, column = place
+    shown = lines[min(line, len(lines)) - 1]
+    # Of a long line, what is around the place.
+    start = max(0, column - 60)
+    return f"{message}, in line {line}, column {column + 1}\n    {shown[start : start + 100]}\n    " + (
+        " " * (column - start) + "^"
+    )
+
+
+@functools.lru_cache(1024)
+def parse(
+    text: str, inputs: tuple[str, ...] | None = None, outputs: tuple[str, ...] | None = None
+) -> Expression:
+    """Parse statements such as ``"t = a - b; y = t * t"``.
+
+    Args:
+        text: Assignments, with ``;`` or new lines between them; or one expression, whose result is ``out``.
+        inputs: Names of the arguments, in order; by default in the order in which the text reads them.
+        outputs: Names of the results, in order; by default what is assigned and not read
+            by a later statement.
+
+    Raises:
+        ValueError: Something that is not allowed in an expression; the message shows where.
+    """
+    text = textwrap.dedent(text).strip("\n")
+    if len(text) > _MOST_CHARACTERS:
+        raise ValueError(f"the expression has {len(text)} characters; at most {_MOST_CHARACTERS} are allowed")
+    parser = _Parser(text)
+    statements = tuple(parser.statements())
+    found = _inputs(statements)
+    assigned = list(dict.fromkeys(name for name, _ in statements))
+    chosen = _unread(statements) if outputs is None else outputs
+    for name in chosen:
+        if name not in assigned:
+            raise ValueError(f"output {name!r} is not assigned; {', '.join(assigned)} are")
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise ValueError(f"outputs must be different names, at least one, got {chosen}")
+    return Expression(text, _ordered(found, inputs), tuple(chosen), statements)
+
+
+def _ordered(found: list[str], inputs: tuple[str, ...] | None) -> tuple[str, ...]:
+    """The arguments in the order that was asked for."""
+    if inputs is None:
+        return tuple(found)
+    missing = [name for name in found if name not in inputs]
+    if missing:
+        raise ValueError(f"the expression reads {', '.join(missing)}, which inputs {inputs} do not name")
+    unread = [name for name in inputs if name not in found]
+    if unread or len(set(inputs)) < len(inputs):
+        raise ValueError(
+            f"inputs must be different names that the expression reads, got {inputs}; it reads {found}"
+        )
+    return inputs
+
+
+def _inputs(statements: Iterable[tuple[str, Node]]) -> list[str]:
+    """Names that are read before they are assigned, in order."""
+    found: dict[str, None] = {}
+    assigned: set[str] = set()
+    for name, node in statements:
+        found.update(dict.fromkeys(read for read in _names(node) if read not in assigned))
+        assigned.add(name)
+    return list(found)
+
+
+def _unread(statements: Sequence[tuple[str, Node]]) -> tuple[str, ...]:
+    """Names whose last value no later statement reads."""
+    kept: dict[str, None] = {}
+    for name, node in statements:
+        for read in _names(node):
+            kept.pop(read, None)
+        kept[name] = None
+    return tuple(kept)
+
+
+def _names(node: Node) -> list[str]:
+    if isinstance(node, Name):
+        return [node.name]
+    if isinstance(node, Literal):
+        return []
+    return [name for argument in node.arguments for name in _names(argument)]
+
+
+class _Parser:
+    """Makes nodes of Python's own syntax tree, refusing what is not in the tables."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._lines = text.splitlines()
+        self._count = 0
+        self._makers: dict[type[ast.expr], Callable[[Any, int], Node]] = {
+            ast.Constant: self._constant,
+            ast.Name: self._name,
+            ast.UnaryOp: self._unary,
+            ast.BinOp: self._binary,
+            ast.BoolOp: self._logical,
+            ast.Compare: self._compare,
+            ast.IfExp: self._conditional,
+            ast.Call: self._function,
+        }
+
+    def statements(self) -> Iterable[tuple[str, Node]]:
+        tree = self._tree()
+        if not tree.body:
+            raise ValueError("the expression is empty")
+        for statement in tree.body:
+            match statement:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    if name in FUNCTIONS or name in CONSTANTS:
+                        self._refuse(f"{name!r} is a function or number, and cannot be assigned", statement)
+                    yield name, self._node(value, 0)
+                case ast.AugAssign(target=ast.Name(id=name) as target, op=operator, value=value):
+                    function = OPERATORS.get(type(operator).__name__)
+                    if function is None:
+                        self._refuse(f"{_what(operator)} is not allowed", statement)
+                    read = Name(name, self._place(target))
+                    yield name, Call(function, (read, self._node(value, 0)), self._place(statement), True)
+                case ast.Expr(value=value) if len(tree.body) == 1:
+                    yield _DEFAULT_OUTPUT, self._node(value, 0)
+                case ast.Expr():
+                    self._refuse("a result that no name is given to", statement)
+                case _:
+                    self._refuse(f"{_what(statement)} is not allowed: write name = expression", statement)
+
+    def _tree(self) -> ast.Module:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return ast.parse(self._text)
+        except SyntaxError as error:
+            place = error.lineno or 1, max((error.offset or 1) - 1, 0)
+            raise ValueError(_told(self._text, str(error.msg), place)) from None
+        except (RecursionError, MemoryError):
+            raise ValueError("the expression is nested too deeply") from None
+        except ValueError as error:
+            # A zero byte, or digits without end.
+            raise ValueError(f"the expression cannot be read: {error}") from None
+
+    def _node(self, node: ast.expr, depth: int) -> Node:
+        self._count += 1
+        if depth > _MOST_DEPTH or self._count > _MOST_NODES:
+            self._refuse("the expression is too long, or nested too deeply, from here on", node)
+        make: Callable[[Any, int], Node] | None = self._makers.get(type(node))
+        if make is None:
+            self._refuse(f"{_what(node)} is not allowed in an expression", node)
+        # What is written as a chain is nested, too.
+        links = len(getattr(node, "values", ())) + len(getattr(node, "comparators", ()))
+        return make(node, depth + 1 + links)
+
+    def _constant(self, node: ast.Constant, _: int) -> Node:
+        return Literal(self._number(node.value, node), self._place(node))
+
+    def _name(self, node: ast.Name, _: int) -> Node:
+        if node.id in FUNCTIONS:
+            self._refuse(f"{node.id} is a function: write {node.id}(...)", node)
+        place = self._place(node)
+        return Literal(CONSTANTS[node.id], place) if node.id in CONSTANTS else Name(node.id, place)
+
+    def _unary(self, node: ast.UnaryOp, depth: int) -> Node:
+        if isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+            return Literal(-self._number(node.operand.value, node), self._place(node))
+        return self._call(node.op, [node.operand], node, depth)
+
+    def _binary(self, node: ast.BinOp, depth: int) -> Node:
+        return self._call(node.op, [node.left, node.right], node, depth)
+
+    def _logical(self, node: ast.BoolOp, depth: int) -> Node:
+        return self._chain(node.op, [self._node(value, depth) for value in node.values], self._place(node))
+
+    def _conditional(self, node: ast.IfExp, depth: int) -> Node:
+        items = tuple(self._node(each, depth) for each in (node.test, node.body, node.orelse))
+        return Call("where", items, self._place(node), True)
+
+    def _call(
+        self, operator: ast.operator | ast.unaryop, items: list[ast.expr], node: ast.expr, depth: int
+    ) -> Node:
+        function = OPERATORS.get(type(operator).__name__)
+        if function is None:
+            self._refuse(f"the operator {_what(operator)} is not allowed in an expression", node)
+        return Call(function, tuple(self._node(item, depth) for item in items), self._place(node), True)
+
+    def _chain(self, operator: ast.boolop, items: list[Node], place: Place) -> Node:
+        function = OPERATORS[type(operator).__name__]
+        return functools.reduce(lambda left, right: Call(function, (left, right), place, True), items)
+
+    def _compare(self, node: ast.Compare, depth: int) -> Node:
+        items = [self._node(each, depth) for each in (node.left, *node.comparators)]
+        found: list[Node] = []
+        for operator, left, right in zip(node.ops, items, items[1:], strict=False):
+            function = OPERATORS.get(type(operator).__name__)
+            if function is None:
+                self._refuse(f"the operator {_what(operator)} is not allowed in an expression", node)
+            found.append(Call(function, (left, right), self._place(node), True))
+        # As in Python, a < b < c means a < b and b < c.
+        return self._chain(ast.And(), found, self._place(node))
+
+    def _function(self, node: ast.Call, depth: int) -> Node:
+        if not isinstance(node.func, ast.Name):
+            self._refuse("only functions of the table can be called, by their names", node)
+        name = node.func.id
+        function = FUNCTIONS.get(name)
+        if function is None:
+            self._refuse(f"there is no function {name!r} in expressions{_similar(name)}", node)
+        if node.keywords or any(isinstance(argument, ast.Starred) for argument in node.args):
+            self._refuse(f"{name} takes its arguments by their places only", node)
+        if len(node.args) != function.arity:
+            self._refuse(f"{name} takes {function.arity} arguments, got {len(node.args)}", node)
+        items = tuple(self._node(argument, depth) for argument in node.args)
+        return Call(name, items, self._place(node))
+
+    def _number(self, value: object, node: ast.expr) -> complex:
+        if not isinstance(value, (bool, int, float, complex)):
+            self._refuse(f"a {type(value).__name__} is not allowed in an expression; numbers are", node)
+        if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= _MOST_INTEGER:
+            self._refuse("a whole number must have at most 64 bits", node)
+        return value
+
+    def _place(self, node: ast.expr | ast.stmt) -> Place:
+        # Python counts bytes.
+        line = self._lines[node.lineno - 1] if node.lineno <= len(self._lines) else ""
+        return node.lineno, len(line.encode()[: node.col_offset].decode(errors="replace"))
+
+    def _refuse(self, message: str, node: ast.expr | ast.stmt) -> NoReturn:
+        raise ValueError(_told(self._text, message, self._place(node)))
+
+
+def _what(node: ast.AST) -> str:
+    """What a node is, in words."""
+    names = {
+        "MatMult": "@",
+        "Is": "is",
+        "IsNot": "is not",
+        "In": "in",
+        "NotIn": "not in",
+        "Attribute": "an attribute (.name)",
+        "Subscript": "an index ([...])",
+        "NamedExpr": "an assignment (:=)",
+        "JoinedStr": "a string",
+    }
+    name = type(node).__name__
+    return names.get(name, f"{name!r}")
+
+
+def _similar(name: str) -> str:
+    import difflib
+
+    similar = difflib.get_close_matches(name, FUNCTIONS, 3)
+    return f"; there is {', '.join(similar)}" if similar else ""

@@ -1,0 +1,276 @@
+"""Reductions by expressions: what is mapped, how it is combined, and in which types."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from ..dtypes import DType
+from ._evaluate import evaluate
+from ._expression import Expression, parse
+from ._typing import ArgumentType, Step, TypedExpression, Weak, typed
+
+__all__ = ["REDUCTIONS", "Reduction", "TypedReduction", "evaluate_reduction", "typed_reduction"]
+
+ReductionName: TypeAlias = Literal[
+    "sum", "prod", "min", "max", "any", "all", "argmin", "argmax", "expression"
+]
+
+REDUCTIONS: tuple[str, ...] = ("sum", "prod", "min", "max", "any", "all", "argmin", "argmax")
+"""Reductions that have names."""
+
+_IDENTITIES: dict[str, complex] = {"sum": 0, "prod": 1, "any": False, "all": True}
+# Sums and products of these are made in a wider type, and rounded once.
+_WIDER = {
+    DType.float16: DType.float64,
+    DType.bfloat16: DType.float64,
+    DType.float32: DType.float64,
+    DType.complex64: DType.complex128,
+}
+_MOST_ROUNDS = 4
+
+
+@attrs.frozen
+class Reduction:
+    """A reduction as it is declared.
+
+    Attributes:
+        map: What is reduced: an expression with one result.
+        name: One of `REDUCTIONS`, or ``"expression"``.
+        combine: Of ``"expression"``: an expression of ``a`` and ``b``.
+        identity: Of ``"expression"``: the result of no elements; None if there is none.
+        post: What becomes of the result: an expression of ``a``, and ``n``, how many elements were reduced.
+    """
+
+    map: Expression
+    name: ReductionName
+    combine: Expression | None = None
+    identity: complex | None = None
+    post: Expression | None = None
+
+    @staticmethod
+    def parse(text: str, reduce: str, *, identity: complex | None, post: str | None) -> Reduction:
+        """Parse its expressions.
+
+        Raises:
+            ValueError: One of them is wrong; the message says which, and shows where.
+        """
+        mapped = _parsed("map", text)
+        after = None if post is None else _parsed("post", post)
+        if after is not None and not set(after.inputs) <= {"a", "n"}:
+            raise ValueError(f"post: reads {', '.join(after.inputs)}; it has a, the result, and n, the count")
+        if reduce in REDUCTIONS:
+            if identity is not None:
+                raise ValueError(f"identity: {reduce} has its own; give one with an expression only")
+            return Reduction(mapped, reduce, post=after)  # type: ignore[arg-type]  # one of the names
+        if reduce.isidentifier():
+            raise ValueError(
+                f"reduce: there is no {reduce!r}; there are {', '.join(REDUCTIONS)}, "
+                "or an expression of a and b"
+            )
+        combine = _parsed("reduce", reduce)
+        if sorted(combine.inputs) != ["a", "b"]:
+            raise ValueError(
+                f"reduce: must be an expression of a and b, it reads {', '.join(combine.inputs)}"
+            )
+        return Reduction(mapped, "expression", combine, identity, after)
+
+    @property
+    def takes_nothing(self) -> bool:
+        """Whether there is a result of no elements."""
+        return self.name in _IDENTITIES or self.identity is not None
+
+    @property
+    def is_index(self) -> bool:
+        """Whether the result is the number of an element."""
+        return self.name in ("argmin", "argmax")
+
+
+def _parsed(what: str, text: str) -> Expression:
+    try:
+        parsed = parse(text)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from None
+    if len(parsed.outputs) != 1:
+        raise ValueError(f"{what}: must have one result, it has {', '.join(parsed.outputs)}")
+    return parsed
+
+
+@attrs.frozen
+class TypedReduction:
+    """A reduction of arguments of certain types.
+
+    Attributes:
+        reduction: What is computed.
+        map: Makes a value of `accumulator` of each element.
+        accumulator: What is combined.
+        combine: Of an expression: makes one value of two, both of `accumulator`.
+        reduced: What the combined value is converted to.
+        post: Of the converted value, and of the count, makes the result; None for nothing.
+        dtype: Type of the result.
+    """
+
+    reduction: Reduction
+    map: TypedExpression
+    accumulator: DType
+    combine: TypedExpression | None
+    reduced: DType
+    post: TypedExpression | None
+    dtype: DType
+
+
+@functools.lru_cache(1024)
+def typed_reduction(
+    reduction: Reduction,
+    arguments: tuple[ArgumentType, ...],
+    dtype: DType | None = None,
+    result: DType | None = None,
+) -> TypedReduction:
+    """Find the types of a reduction, as NumPy's functions of these names have them.
+
+    Args:
+        reduction: The reduction.
+        arguments: Types of the inputs of `Reduction.map`.
+        dtype: What the values are converted to before they are combined; None for what NumPy takes.
+        result: What the result is converted to; None for what it is.
+
+    Raises:
+        TypeError: There is no such reduction of these types.
+        NotSupportedError, ValueError: See `typed`.
+    """
+    (value,) = typed(reduction.map, arguments).dtypes
+    chosen = value if dtype is None else dtype
+    combine: TypedExpression | None = None
+    reduced = accumulator = _accumulated(reduction.name, chosen, is_chosen=dtype is not None)
+    if reduction.name in ("sum", "prod"):
+        accumulator = _WIDER.get(reduced, reduced)
+    if reduction.combine is not None:
+        combine = _combined(reduction.combine, chosen, is_chosen=dtype is not None)
+        (reduced,) = (accumulator,) = combine.dtypes
+    mapped = typed(reduction.map, arguments, (reduced,))
+    if accumulator is not reduced:
+        # First what NumPy would make of it, then what it is added in.
+        mapped = _wider(mapped, accumulator)
+    final = DType.int64 if reduction.is_index else reduced
+    after = None
+    if reduction.post is not None or result is not None:
+        post = parse("a") if reduction.post is None else reduction.post
+        kinds: dict[str, ArgumentType] = {"a": final, "n": Weak.int}
+        after = typed(post, tuple(kinds[name] for name in post.inputs), (result,))
+    return TypedReduction(
+        reduction, mapped, accumulator, combine, final, after, final if after is None else after.dtypes[0]
+    )
+
+
+def _wider(mapped: TypedExpression, dtype: DType) -> TypedExpression:
+    """The same, with its result converted once more."""
+    (number,) = mapped.outputs
+    steps = (*mapped.steps, Step("cast", dtype, (number,)))
+    return attrs.evolve(mapped, steps=steps, outputs=(len(steps) - 1,))
+
+
+def _accumulated(name: str, value: DType, *, is_chosen: bool) -> DType:
+    """What a named reduction combines."""
+    if name in ("any", "all"):
+        return DType.bool
+    if name in ("min", "max", "argmin", "argmax") and value.kind == "complex":
+        raise TypeError(f"{name} of {value}: complex numbers have no order")
+    if name in ("sum", "prod") and not is_chosen and not value.is_inexact:
+        # Short whole numbers would overflow: NumPy takes the platform's, which is 64 bits.
+        return DType.uint64 if value.kind == "uint" else DType.int64
+    return value
+
+
+def _combined(combine: Expression, value: DType, *, is_chosen: bool) -> TypedExpression:
+    """Type an expression of ``a`` and ``b`` so that its result is what it takes."""
+    for _ in range(_MOST_ROUNDS):
+        found = typed(combine, (value, value))
+        (result,) = found.dtypes
+        if result is value:
+            return found
+        if is_chosen:
+            return typed(combine, (value, value), (value,))
+        value = result
+    raise TypeError(
+        f"reduce: the result of {combine.text!r} is never of the type that it takes; give a dtype"
+    )
+
+
+def evaluate_reduction(
+    reduction: TypedReduction,
+    arguments: Sequence[Any],
+    shape: tuple[int, ...],
+    axes: tuple[int, ...],
+    *,
+    keepdims: bool,
+) -> npt.NDArray[Any]:
+    """Compute a reduction by NumPy.
+
+    Args:
+        reduction: The typed reduction.
+        arguments: Arrays and NumPy scalars of its types, which broadcast to `shape`.
+        shape: What is reduced.
+        axes: Which axes, from 0 on, in order.
+        keepdims: Whether they stay, with one element.
+    """
+    (values,) = evaluate(reduction.map, arguments)
+    values = np.broadcast_to(values, shape)
+    with np.errstate(all="ignore"):
+        result = _combine(reduction, values, axes, keepdims).astype(reduction.reduced.dtype)
+    if reduction.post is None:
+        return result
+    post = reduction.reduction.post
+    given = {"a": result, "n": np.int64(math.prod(shape[axis] for axis in axes))}
+    (finished,) = evaluate(reduction.post, [given[name] for name in (post.inputs if post else ("a",))])
+    return np.broadcast_to(finished, result.shape)
+
+
+def _combine(
+    reduction: TypedReduction, values: npt.NDArray[Any], axes: tuple[int, ...], keepdims: bool
+) -> npt.NDArray[Any]:
+    name = reduction.reduction.name
+    ufuncs: dict[str, Any] = {
+        "sum": np.add,
+        "prod": np.multiply,
+        "min": np.minimum,
+        "max": np.maximum,
+        "any": np.logical_or,
+        "all": np.logical_and,
+    }
+    if name in ufuncs:
+        made = ufuncs[name].reduce(values, axis=axes, dtype=values.dtype, keepdims=keepdims)
+        return np.asarray(made)
+    kept = [axis for axis in range(values.ndim) if axis not in axes]
+    shape = tuple(1 if axis in axes else values.shape[axis] for axis in range(values.ndim))
+    ahead = values.transpose(*axes, *kept)
+    flat = ahead.reshape(
+        math.prod(values.shape[axis] for axis in axes), *(values.shape[each] for each in kept)
+    )
+    if name == "expression":
+        made = _halved(reduction, flat)
+    else:
+        find: Callable[..., Any] = np.argmin if name == "argmin" else np.argmax
+        made = np.asarray(find(flat, axis=0))
+    return made.reshape(shape) if keepdims else made
+
+
+def _halved(reduction: TypedReduction, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Combine along the first axis, pair by pair."""
+    assert reduction.combine is not None
+    if not len(values):
+        return np.full(values.shape[1:], reduction.reduction.identity, values.dtype)
+    names = reduction.reduction.combine.inputs if reduction.reduction.combine else ()
+    while len(values) > 1:
+        half = len(values) // 2
+        pair = {"a": values[:half], "b": values[half : 2 * half]}
+        (made,) = evaluate(reduction.combine, [pair[name] for name in names])
+        made = np.broadcast_to(made, pair["a"].shape)
+        values = np.concatenate([made, values[2 * half :]]) if len(values) % 2 else made
+    result: npt.NDArray[Any] = np.asarray(values[0])
+    return result

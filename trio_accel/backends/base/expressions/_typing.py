@@ -1,0 +1,353 @@
+"""Types of an expression: NumPy's promotion (NEP 50), step by step.
+
+A typed expression is a list of steps. Each step has one dtype and works on earlier steps that have just the
+dtypes that it is computed in, so the backends need no rules of their own: conversions are steps, too.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Sequence
+from typing import Any, NoReturn, TypeAlias, cast
+
+import attrs
+import numpy as np
+
+from ..dtypes import DType
+from ..errors import NotSupportedError
+from ._expression import Call, Expression, Literal, Node, Place
+from ._functions import FUNCTIONS, Function
+
+__all__ = ["ArgumentType", "Step", "TypedExpression", "Weak", "typed"]
+
+
+class Weak(enum.Enum):
+    """Type of a Python number: its kind counts, and its size does not."""
+
+    int = "int"
+    float = "float"
+    complex = "complex"
+
+    @property
+    def carrier(self) -> DType:
+        """What it is computed in as long as it meets no array."""
+        return _CARRIERS[self]
+
+
+_CARRIERS = {Weak.int: DType.int64, Weak.float: DType.float64, Weak.complex: DType.complex128}
+_RANKS = (Weak.int, Weak.float, Weak.complex)
+_PYTHON: dict[Weak, Any] = {Weak.int: int, Weak.float: float, Weak.complex: complex}
+_EXAMPLES: dict[Weak, Any] = {Weak.int: 0, Weak.float: 0.0, Weak.complex: 0j}
+# Between Python numbers; other functions take them as arrays of their own types.
+_WEAK_ARITHMETIC = ("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power", "negative",
+                    "positive")  # fmt: skip
+_LOW = (DType.float8_e4m3fn, DType.float8_e5m2)
+
+ArgumentType: TypeAlias = "DType | Weak"
+"""Type of an argument, or of a step: a Python number has a weak one."""
+
+
+@attrs.frozen
+class Step:
+    """One value of a typed expression.
+
+    Attributes:
+        function: ``"argument"``, ``"constant"``, ``"cast"``, or a name of `Function`.
+        dtype: Type of the value.
+        steps: Numbers of the steps that it is computed of.
+        value: Of a constant its value, of an argument its number.
+    """
+
+    function: str
+    dtype: DType
+    steps: tuple[int, ...] = ()
+    value: complex | int = 0
+
+
+@attrs.frozen
+class TypedExpression:
+    """An expression for arguments of certain types.
+
+    Attributes:
+        steps: The values, each computed of earlier ones.
+        outputs: Numbers of the steps that are the results.
+        bounds: For whole Python numbers: number of the argument, and the narrowest dtypes that it becomes.
+    """
+
+    steps: tuple[Step, ...]
+    outputs: tuple[int, ...]
+    bounds: tuple[tuple[int, DType], ...] = ()
+
+    @property
+    def dtypes(self) -> tuple[DType, ...]:
+        """Dtypes of the results."""
+        return tuple(self.steps[number].dtype for number in self.outputs)
+
+
+@functools.lru_cache(4096)
+def typed(
+    expression: Expression,
+    arguments: tuple[ArgumentType, ...],
+    dtypes: tuple[DType | None, ...] = (),
+) -> TypedExpression:
+    """Find the types of an expression.
+
+    Args:
+        expression: The expression.
+        arguments: Types of its inputs.
+        dtypes: What the results are converted to; None for what they are.
+
+    Raises:
+        TypeError: A function has no such types; the message shows where.
+        NotSupportedError: NumPy has it, and no backend here.
+        ValueError: A number that its type cannot hold.
+    """
+    typist = _Typist(expression, arguments)
+    for name, node in expression.statements:
+        typist.assign(name, node)
+    return typist.finish(dtypes or (None,) * len(expression.outputs))
+
+
+class _Typist:
+    """Makes the steps; equal steps are made once."""
+
+    def __init__(self, expression: Expression, arguments: tuple[ArgumentType, ...]) -> None:
+        self._expression = expression
+        self._steps: list[Step] = []
+        self._found: dict[tuple[object, ...], int] = {}
+        # Of weak steps, by their numbers.
+        self._weak: dict[int, Weak] = {}
+        self._names: dict[str, int] = {}
+        self._bounds: dict[tuple[int, DType], None] = {}
+        for place, (name, kind) in enumerate(zip(expression.inputs, arguments, strict=True)):
+            if kind in _LOW:
+                raise NotSupportedError(
+                    f"{name} is of {kind}, which expressions do not compute with; use cast()"
+                )
+            dtype = kind.carrier if isinstance(kind, Weak) else kind
+            number = self._step(Step("argument", dtype, (), place), kind)
+            self._names[name] = number
+
+    def assign(self, name: str, node: Node) -> None:
+        self._names[name] = self._node(node)
+
+    def finish(self, dtypes: Sequence[DType | None]) -> TypedExpression:
+        outputs: list[int] = []
+        for name, dtype in zip(self._expression.outputs, dtypes, strict=True):
+            number = self._strong(self._names[name])
+            place = next(node.place for other, node in reversed(self._expression.statements) if other == name)
+            outputs.append(number if dtype is None else self._convert(number, dtype, place))
+        return TypedExpression(tuple(self._steps), tuple(outputs), tuple(self._bounds))
+
+    def _step(self, step: Step, kind: ArgumentType | None = None) -> int:
+        weak = kind if isinstance(kind, Weak) else None
+        # Zeros of both signs are different values.
+        key = (step.function, step.dtype, step.steps, repr(step.value), weak)
+        number = self._found.get(key)
+        if number is None:
+            number = self._found[key] = len(self._steps)
+            self._steps.append(step)
+            if weak is not None:
+                self._weak[number] = weak
+        return number
+
+    def _node(self, node: Node) -> int:
+        if isinstance(node, Literal):
+            return self._literal(node)
+        if not isinstance(node, Call):
+            return self._names[node.name]
+        steps = tuple(self._node(argument) for argument in node.arguments)
+        function = FUNCTIONS[node.function]
+        if function.rule == "cast":
+            return self._convert(self._strong(steps[0]), DType(function.name), node.place)
+        return getattr(self, f"_{function.rule}")(node, function, steps)  # type: ignore[no-any-return]
+
+    def _literal(self, node: Literal) -> int:
+        value = node.value
+        if isinstance(value, bool):
+            return self._step(Step("constant", DType.bool, (), value))
+        kind = {int: Weak.int, float: Weak.float, complex: Weak.complex}[type(value)]
+        dtype = kind.carrier
+        if kind is Weak.int and cast("int", value) > np.iinfo(np.int64).max:
+            dtype = DType.uint64
+        elif kind is Weak.int and cast("int", value) < np.iinfo(np.int64).min:
+            self._refuse("a whole number must have at most 64 bits", node.place)
+        return self._step(Step("constant", dtype, (), value), kind)
+
+    def _ufunc(self, node: Call, function: Function, steps: tuple[int, ...]) -> int:
+        kinds = [self._kind(number) for number in steps]
+        self._check_power(node, function, kinds)
+        if all(isinstance(kind, Weak) for kind in kinds) and function.name in _WEAK_ARITHMETIC:
+            return self._weak_arithmetic(function, steps)
+        *needed, result = self._resolve(node, function, kinds)
+        is_refused = any(dtype.kind not in function.kinds for dtype in needed)
+        if is_refused:
+            self._refuse_dtypes(node, kinds)
+        if function.name == "sign" and needed[0].kind == "complex":
+            self._refuse_dtypes(node, kinds)
+        return self._call(node, function.name, result, steps, needed)
+
+    def _call(
+        self, node: Call, name: str, result: DType, steps: tuple[int, ...], needed: Sequence[DType]
+    ) -> int:
+        converted = [
+            self._convert(number, dtype, argument.place)
+            for number, dtype, argument in zip(steps, needed, node.arguments, strict=True)
+        ]
+        return self._step(Step(name, result, tuple(converted)))
+
+    def _resolve(self, node: Call, function: Function, kinds: list[ArgumentType]) -> list[DType]:
+        """Types of a ufunc's arguments and of its result, as NumPy has them."""
+        # A Python number never widens bfloat16; NumPy, which does not know it, would take float32.
+        low = DType.bfloat16 if DType.bfloat16 in kinds else None
+        given = [
+            (low.dtype if low is not None and kind is Weak.float else _PYTHON[kind])
+            if isinstance(kind, Weak)
+            else kind.dtype
+            for kind in kinds
+        ]
+        if all(isinstance(kind, Weak) for kind in kinds):
+            given = [cast("Weak", kind).carrier.dtype for kind in kinds]
+        try:
+            return [DType.of(dtype) for dtype in function.ufunc.resolve_dtypes((*given, None))]
+        except TypeError:
+            self._refuse_dtypes(node, kinds)
+
+    def _weak_arithmetic(self, function: Function, steps: tuple[int, ...]) -> int:
+        kind = max((self._weak[number] for number in steps), key=_RANKS.index)
+        if function.name == "divide" and kind is Weak.int:
+            kind = Weak.float
+        converted = tuple(self._cast(number, kind.carrier) for number in steps)
+        return self._step(Step(function.name, kind.carrier, converted), kind)
+
+    def _check_power(self, node: Call, function: Function, kinds: list[ArgumentType]) -> None:
+        """Refuse a power of whole numbers whose exponent may be negative: its value is none of them."""
+        if function.name != "power" or not all(_is_whole(kind) for kind in kinds):
+            return
+        exponent, kind = node.arguments[1], kinds[1]
+        if isinstance(exponent, Literal):
+            is_fine = exponent.value.real >= 0
+        else:
+            is_fine = isinstance(kind, DType) and kind.kind in ("uint", "bool")
+        if not is_fine:
+            self._refuse(
+                "a power of whole numbers needs an exponent that is not negative: a number that is written, "
+                "or an array of an unsigned dtype; convert one of them: float64(...)",
+                exponent.place,
+            )
+
+    def _where(self, node: Call, function: Function, steps: tuple[int, ...]) -> int:
+        dtype = self._common(node, steps[1:])
+        return self._call(node, "where", dtype, steps, [DType.bool, dtype, dtype])
+
+    def _clip(self, node: Call, function: Function, steps: tuple[int, ...]) -> int:
+        dtype = self._common(node, steps)
+        if dtype.kind in ("complex", "bool"):
+            self._refuse_dtypes(node, [self._kind(number) for number in steps])
+        x, low, high = (
+            self._convert(number, dtype, argument.place)
+            for number, argument in zip(steps, node.arguments, strict=True)
+        )
+        return self._step(Step("minimum", dtype, (self._step(Step("maximum", dtype, (x, low))), high)))
+
+    def _part(self, node: Call, function: Function, steps: tuple[int, ...]) -> int:
+        number = self._strong(steps[0])
+        dtype = self._steps[number].dtype
+        real = {DType.complex64: DType.float32, DType.complex128: DType.float64}.get(dtype)
+        if real is not None:
+            return self._step(Step(function.name, real, (number,)))
+        return number if function.name == "real" else self._step(Step("constant", dtype, (), 0))
+
+    def _angle(self, node: Call, function: Function, steps: tuple[int, ...]) -> int:
+        number = self._strong(steps[0])
+        dtype = self._steps[number].dtype
+        if dtype.kind == "complex":
+            real = DType.float32 if dtype is DType.complex64 else DType.float64
+            parts = [self._step(Step(part, real, (number,))) for part in ("imag", "real")]
+            return self._step(Step("arctan2", real, tuple(parts)))
+        if dtype.kind != "float":
+            dtype = DType.float64
+        zero = self._step(Step("constant", dtype, (), 0.0))
+        return self._step(Step("arctan2", dtype, (zero, self._cast(number, dtype))))
+
+    def _common(self, node: Call, steps: tuple[int, ...]) -> DType:
+        """The dtype that values are brought to, as `numpy.result_type` finds it."""
+        kinds = [self._kind(number) for number in steps]
+        low = DType.bfloat16 in kinds
+        given = [
+            kind.dtype
+            if isinstance(kind, DType)
+            else (DType.bfloat16.dtype if low and kind is Weak.float else _EXAMPLES[kind])
+            for kind in kinds
+        ]
+        try:
+            return DType.of(np.result_type(*given))
+        except TypeError:
+            self._refuse_dtypes(node, kinds)
+
+    def _kind(self, number: int) -> ArgumentType:
+        return self._weak.get(number, self._steps[number].dtype)
+
+    def _strong(self, number: int) -> int:
+        """The same as a value of its own dtype, for what treats Python numbers as arrays."""
+        weak = self._weak.get(number)
+        return number if weak is None else self._rigid(number, weak.carrier)
+
+    def _rigid(self, number: int, dtype: DType) -> int:
+        """A step that is not weak, with the value of a weak one."""
+        step = self._steps[number]
+        if step.function == "constant":
+            return self._step(Step("constant", dtype, (), step.value))
+        return self._step(Step("cast", dtype, (number,)))
+
+    def _convert(self, number: int, dtype: DType, place: Place) -> int:
+        """A value as another dtype; what NumPy would refuse is refused."""
+        step, weak = self._steps[number], self._weak.get(number)
+        source = step.dtype
+        if dtype in _LOW:
+            self._refuse(f"expressions do not compute with {dtype}", place, NotSupportedError)
+        if source.kind == "complex" and dtype.kind not in ("complex", "bool"):
+            self._refuse(
+                f"{source} to {dtype} would drop the imaginary part: take real(...) or absolute(...)",
+                place,
+                TypeError,
+            )
+        if weak is Weak.int and dtype.kind in ("int", "uint"):
+            self._check_held(number, dtype, place)
+        if weak is not None:
+            return self._rigid(number, dtype)
+        return self._cast(number, dtype)
+
+    def _check_held(self, number: int, dtype: DType, place: Place) -> None:
+        """Require that a dtype holds a whole Python number, now or when there is one."""
+        step = self._steps[number]
+        if step.function == "argument":
+            self._bounds[(int(cast("int", step.value)), dtype)] = None
+        if step.function == "constant":
+            limits, value = np.iinfo(dtype.dtype), cast("int", step.value)
+            if not limits.min <= value <= limits.max:
+                self._refuse(f"{value} is outside {limits.min} to {limits.max}, which {dtype} holds", place)
+
+    def _cast(self, number: int, dtype: DType) -> int:
+        if self._steps[number].dtype is dtype:
+            return number
+        return self._step(Step("cast", dtype, (number,)), self._weak.get(number))
+
+    def _refuse_dtypes(self, node: Call, kinds: Sequence[ArgumentType]) -> NoReturn:
+        names = ", ".join(
+            f"a Python {kind.value}" if isinstance(kind, Weak) else kind.value for kind in kinds
+        )
+        self._refuse(f"{node.function} does not take {names}", node.place, TypeError)
+
+    def _refuse(
+        self, message: str, place: Place, error: type[ValueError | TypeError | NotSupportedError] = ValueError
+    ) -> NoReturn:
+        try:
+            self._expression.refuse(message, place)
+        except ValueError as told:
+            raise error(str(told)) from None
+
+
+def _is_whole(kind: ArgumentType) -> bool:
+    return kind is Weak.int if isinstance(kind, Weak) else kind.kind in ("int", "uint", "bool")

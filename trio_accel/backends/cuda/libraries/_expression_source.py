@@ -1,0 +1,233 @@
+"""C++ of typed expressions: a function body for each element, and the kernels around it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import attrs
+import numpy as np
+
+from ...base import DType
+from ...base.expressions import Step, TypedExpression
+
+__all__ = [
+    "ELEMENT_TYPES",
+    "Access",
+    "Layouts",
+    "body",
+    "element_of",
+    "elementwise_source",
+    "load",
+    "prelude",
+    "register_of",
+]
+
+Access: TypeAlias = Literal["dense", "same", "strided"]
+"""How elements of an array follow each other: without gaps, one for all, or by strides."""
+
+_PRELUDE = Path(__file__).parents[1] / "kernels" / "expressions.cu"
+
+_REGISTERS = {
+    DType.float64: "double",
+    DType.float32: "float",
+    DType.float16: "float",
+    DType.bfloat16: "float",
+    DType.complex64: "c64",
+    DType.complex128: "c128",
+    DType.int8: "i8",
+    DType.int16: "i16",
+    DType.int32: "i32",
+    DType.int64: "i64",
+    DType.uint8: "u8",
+    DType.uint16: "u16",
+    DType.uint32: "u32",
+    DType.uint64: "u64",
+    DType.bool: "bool",
+}
+_LOW = {DType.float16: "f16", DType.bfloat16: "bf16"}
+ELEMENT_TYPES = frozenset(_REGISTERS)
+"""Dtypes that expressions compute with."""
+
+# What these make of rounded values needs no rounding.
+_EXACT = frozenset(
+    {
+        *("where", "minimum", "maximum", "fmin", "fmax", "negative", "positive", "absolute", "fabs", "floor"),
+        *("ceil", "trunc", "rint", "sign", "copysign", "conjugate"),
+    }
+)
+
+
+@functools.cache
+def prelude() -> str:
+    """Types and functions that every kernel begins with."""
+    return _PRELUDE.read_text(encoding="utf-8")
+
+
+def register_of(dtype: DType) -> str:
+    """The C++ type of a value."""
+    return _REGISTERS[dtype]
+
+
+def element_of(dtype: DType) -> str:
+    """The C++ class that loads and stores elements."""
+    return {DType.float16: "F16", DType.bfloat16: "BF16"}.get(dtype, f"Element<{register_of(dtype)}>")
+
+
+def body(expression: TypedExpression, arguments: Sequence[str], prefix: str = "t") -> tuple[str, list[str]]:
+    """Statements that compute an expression, and the names of its results.
+
+    Args:
+        expression: The expression.
+        arguments: C++ of the arguments.
+        prefix: What the names of the values begin with.
+    """
+    lines: list[str] = []
+    for number, step in enumerate(expression.steps):
+        value = _value(step, arguments, expression.steps, prefix)
+        lines.append(f"const {register_of(step.dtype)} {prefix}{number} = {value};")
+    return "\n".join(lines), [f"{prefix}{number}" for number in expression.outputs]
+
+
+def _value(step: Step, arguments: Sequence[str], steps: Sequence[Step], prefix: str) -> str:
+    if step.function == "argument":
+        return arguments[int(step.value.real)]
+    if step.function == "constant":
+        return _constant(step)
+    given = [f"{prefix}{number}" for number in step.steps]
+    if step.function == "cast":
+        return _cast(given[0], steps[step.steps[0]].dtype, step.dtype)
+    value = f"f_{step.function}({', '.join(given)})"
+    if step.dtype in _LOW and step.function not in _EXACT:
+        return f"to_{_LOW[step.dtype]}({value})"
+    return value
+
+
+def _cast(value: str, source: DType, dtype: DType) -> str:
+    if dtype in _LOW:
+        # As NumPy: float64 to float16 is rounded once, everything else passes through float32.
+        is_double = dtype is DType.float16 and source is DType.float64
+        return f"to_{_LOW[dtype]}({value if is_double else f'Cast<float>::of({value})'})"
+    return f"Cast<{register_of(dtype)}>::of({value})"
+
+
+def _constant(step: Step) -> str:
+    return _literal(np.array(step.value, step.dtype.dtype), step.dtype)
+
+
+def _literal(value: np.ndarray[tuple[()], np.dtype[np.generic]], dtype: DType) -> str:
+    """C++ of a number, bit for bit."""
+    if dtype.kind == "complex":
+        part = DType.float32 if dtype is DType.complex64 else DType.float64
+        parts = [_literal(np.array(each, part.dtype), part) for each in (value.real, value.imag)]
+        return f"({register_of(dtype)}{{{parts[0]}, {parts[1]}}})"
+    if dtype in _LOW:
+        return f"constant_f32({int(value.astype(np.float32).view(np.uint32)):#x}u)"
+    if dtype is DType.float64:
+        return f"constant_f64({int(value.view(np.uint64)):#x}ull)"
+    if dtype is DType.float32:
+        return f"constant_f32({int(value.view(np.uint32)):#x}u)"
+    if dtype is DType.bool:
+        return "true" if value else "false"
+    return f"({register_of(dtype)}){int(value) & 0xFFFF_FFFF_FFFF_FFFF:#x}ull"
+
+
+@attrs.frozen
+class Layouts:
+    """How the arrays of a kernel lie: compiled for it, whatever the extents are.
+
+    Attributes:
+        axes: How many axes are left when those that lie in one go are one.
+        access: With one axis: for each array, results first, how its elements follow each other.
+        is_wide: Whether numbers of elements take 64 bits.
+    """
+
+    axes: int
+    access: tuple[Access, ...]
+    is_wide: bool = False
+
+
+def load(dtype: DType, address: str) -> str:
+    """C++ that reads an element."""
+    return f"{element_of(dtype)}::load({address})"
+
+
+def elementwise_source(
+    expression: TypedExpression, inputs: Sequence[DType | None], scalars: Sequence[DType], layouts: Layouts
+) -> str:
+    """The source of a kernel ``elementwise`` that computes every element.
+
+    Args:
+        expression: The typed expression.
+        inputs: Dtypes of its arguments that are arrays; None for those that are scalars.
+        scalars: Dtypes of the scalars, in order.
+        layouts: How the arrays lie.
+    """
+    arrays = sum(dtype is not None for dtype in inputs)
+    results = len(expression.outputs)
+    sizes = [dtype.itemsize for dtype in (*expression.dtypes, *inputs) if dtype is not None]
+    strided = _place(layouts, sizes)
+    loads, taken, numbers = list[str](), 0, 0
+    for dtype in inputs:
+        if dtype is None:
+            at = f"at_scalar(arguments.scalars[{numbers}])"
+            loads.append(load(scalars[numbers], at))
+            numbers += 1
+        else:
+            loads.append(load(dtype, f"arguments.in[{taken}] + {strided[results + taken]}"))
+            taken += 1
+    statements, names = body(expression, loads)
+    stores = [
+        f"{element_of(dtype)}::store(arguments.out[{number}] + {strided[number]}, {name});"
+        for number, (name, dtype) in enumerate(zip(names, expression.dtypes, strict=True))
+    ]
+    return f"""{prelude()}
+{_arguments(results, arrays, len(scalars), layouts)}
+KERNEL(elementwise, Arguments)
+{{
+    const Index step = (Index)gridDim.x * blockDim.x;
+    for (Index i = (Index)blockIdx.x * blockDim.x + threadIdx.x; i < (Index)arguments.count; i += step) {{
+{_indented(statements)}
+{_indented(chr(10).join(stores))}
+    }}
+}}
+"""
+
+
+def _arguments(results: int, arrays: int, scalars: int, layouts: Layouts) -> str:
+    # C++ has no arrays of no elements.
+    axes = layouts.axes
+    return f"""typedef {"u64" if layouts.is_wide else "u32"} Index;
+struct Arguments {{
+    i64 count;
+    char *out[{results}];
+    const char *in[{max(arrays, 1)}];
+    Scalar scalars[{max(scalars, 1)}];
+    i64 shape[{max(axes, 1)}];
+    i64 strides[{results + arrays}][{max(axes, 1)}];
+}};"""
+
+
+def _place(layouts: Layouts, sizes: Sequence[int]) -> list[str]:
+    """C++ of each array's bytes to element ``i``."""
+    if layouts.axes > 1:
+        return [
+            f"offset_of<{layouts.axes}>(i, arguments.shape, arguments.strides[{number}])"
+            for number in range(len(sizes))
+        ]
+    # Elements without gaps have a stride that is known when the kernel is compiled.
+    made: dict[Access, str] = {
+        "same": "0",
+        "dense": "(i64)i * {size}",
+        "strided": "(i64)i * arguments.strides[{number}][0]",
+    }
+    return [
+        made[access].format(number=number, size=size)
+        for number, (access, size) in enumerate(zip(layouts.access, sizes, strict=True))
+    ]
+
+
+def _indented(text: str, spaces: int = 8) -> str:
+    return "\n".join(f"{' ' * spaces}{line}" for line in text.splitlines())
