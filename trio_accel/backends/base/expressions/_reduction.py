@@ -207,22 +207,19 @@ def evaluate_reduction(
     arguments: Sequence[Any],
     shape: tuple[int, ...],
     axes: tuple[int, ...],
-    *,
-    keepdims: bool,
 ) -> npt.NDArray[Any]:
-    """Compute a reduction by NumPy.
+    """Compute a reduction by NumPy; the axes that are reduced go.
 
     Args:
         reduction: The typed reduction.
         arguments: Arrays and NumPy scalars of its types, which broadcast to `shape`.
         shape: What is reduced.
         axes: Which axes, from 0 on, in order.
-        keepdims: Whether they stay, with one element.
     """
     (values,) = evaluate(reduction.map, arguments)
     values = np.broadcast_to(values, shape)
     with np.errstate(all="ignore"):
-        result = _combine(reduction, values, axes, keepdims).astype(reduction.reduced.dtype)
+        result = _combine(reduction, values, axes).astype(reduction.reduced.dtype)
     if reduction.post is None:
         return result
     post = reduction.reduction.post
@@ -231,9 +228,7 @@ def evaluate_reduction(
     return np.broadcast_to(finished, result.shape)
 
 
-def _combine(
-    reduction: TypedReduction, values: npt.NDArray[Any], axes: tuple[int, ...], keepdims: bool
-) -> npt.NDArray[Any]:
+def _combine(reduction: TypedReduction, values: npt.NDArray[Any], axes: tuple[int, ...]) -> npt.NDArray[Any]:
     name = reduction.reduction.name
     ufuncs: dict[str, Any] = {
         "sum": np.add,
@@ -244,20 +239,16 @@ def _combine(
         "all": np.logical_and,
     }
     if name in ufuncs:
-        made = ufuncs[name].reduce(values, axis=axes, dtype=values.dtype, keepdims=keepdims)
-        return np.asarray(made)
+        return np.asarray(ufuncs[name].reduce(values, axis=axes, dtype=values.dtype))
     kept = [axis for axis in range(values.ndim) if axis not in axes]
-    shape = tuple(1 if axis in axes else values.shape[axis] for axis in range(values.ndim))
     ahead = values.transpose(*axes, *kept)
     flat = ahead.reshape(
         math.prod(values.shape[axis] for axis in axes), *(values.shape[each] for each in kept)
     )
     if name == "expression":
-        made = _halved(reduction, flat)
-    else:
-        find: Callable[..., Any] = np.argmin if name == "argmin" else np.argmax
-        made = np.asarray(find(flat, axis=0))
-    return made.reshape(shape) if keepdims else made
+        return _halved(reduction, flat)
+    find: Callable[..., Any] = np.argmin if name == "argmin" else np.argmax
+    return np.asarray(find(flat, axis=0))
 
 
 def _halved(reduction: TypedReduction, values: npt.NDArray[Any]) -> npt.NDArray[Any]:

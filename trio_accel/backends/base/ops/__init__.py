@@ -12,6 +12,7 @@ from ._shapes import common_shape, product_shape, transformed_shape
 from ._spec import (
     Descriptor, OperationSpec, SpecField, array_key, arrays_of, map_arrays, specification, value_key,
 )
+from .expression import ElementwiseSpec, ReductionSpec
 from .fft import FftDirection, FftKind, FftNorm, FftSpec
 from .graphs import GraphNode, GraphRecipe, GraphSpec, graph_recipe
 from .jit import (
@@ -34,12 +35,14 @@ from .sparse import CsrToDenseSpec, SddmmCsrSpec, SpmmCsrSpec, SpmvCsrSpec
 __all__ = [
     "PHILOX_ROW", "RESULT_WORDS", "ArraySpec", "AsumSpec", "AxpySpec", "CheckDiagonalSpec", "CholeskySpec",
     "CodeFormat", "CopyFromHostSpec", "CopySpec", "CopyToHostSpec", "CsrToDenseSpec", "Descriptor",
-    "DetSpec", "Dim3", "Distribution", "DotSpec", "EigSpec", "EighSpec", "FftDirection", "FftKind",
+    "DetSpec", "Dim3", "Distribution", "DotSpec", "EigSpec", "EighSpec", "ElementwiseSpec",
+    "FftDirection", "FftKind",
     "FftNorm", "FftSpec", "FillSpec", "GemmSpec", "GraphNode",
     "GraphRecipe", "GraphSpec", "HostUse", "IamaxSpec", "KernelCode", "KernelInfoSpec",
     "KernelLayout", "KernelParameter", "KernelRecipe", "KernelRole", "KernelSpec", "LuSolveSpec", "LuSpec",
     "MatmulSpec", "Nrm2Spec", "NumberRole", "OperationSpec", "PeerArray", "Peers", "PhiloxSpec",
-    "ProgramCall", "ProgramFetch", "ProgramResult", "ProgramReturn", "QrSpec", "Role", "RotSpec",
+    "ProgramCall", "ProgramFetch", "ProgramResult", "ProgramReturn", "QrSpec", "ReductionSpec", "Role",
+    "RotSpec",
     "ScalSpec", "SddmmCsrSpec", "Side", "SolveSpec", "SpecField", "SpmmCsrSpec", "SpmvCsrSpec",
     "StatusArray", "SvdSpec", "SwapSpec", "SymmSpec", "SyrkSpec", "Transpose", "Triangle", "TriangularSpec",
     "array_key", "arrays_of", "common_shape", "complex_of", "contiguous_strides", "exact", "graph_recipe",

@@ -15,8 +15,9 @@ from ...base.kernels import kernel
 from ...base.ops import ArraySpec, KernelParameter, KernelRecipe, KernelSpec, scalar_offsets
 from ..runtime._memory import CpuMemory, HostArray
 from ..runtime._stream import Work
+from ._expressions import elementwise, reduce
 
-__all__ = ["launch"]
+__all__ = ["elementwise", "launch", "reduce"]
 
 _Function: TypeAlias = Callable[..., object]
 

@@ -18,8 +18,11 @@ __all__ = [
     "Access",
     "Layouts",
     "body",
+    "cast_of",
     "element_of",
     "elementwise_source",
+    "indented",
+    "literal_of",
     "load",
     "prelude",
     "register_of",
@@ -60,6 +63,9 @@ _EXACT = frozenset(
 )
 
 
+_MASK = (1 << 64) - 1
+
+
 @functools.cache
 def prelude() -> str:
     """Types and functions that every kernel begins with."""
@@ -95,17 +101,20 @@ def _value(step: Step, arguments: Sequence[str], steps: Sequence[Step], prefix: 
     if step.function == "argument":
         return arguments[int(step.value.real)]
     if step.function == "constant":
-        return _constant(step)
+        return literal_of(step.value, step.dtype)
     given = [f"{prefix}{number}" for number in step.steps]
     if step.function == "cast":
-        return _cast(given[0], steps[step.steps[0]].dtype, step.dtype)
+        return cast_of(given[0], steps[step.steps[0]].dtype, step.dtype)
     value = f"f_{step.function}({', '.join(given)})"
     if step.dtype in _LOW and step.function not in _EXACT:
         return f"to_{_LOW[step.dtype]}({value})"
     return value
 
 
-def _cast(value: str, source: DType, dtype: DType) -> str:
+def cast_of(value: str, source: DType, dtype: DType) -> str:
+    """C++ that converts a value."""
+    if source is dtype:
+        return value
     if dtype in _LOW:
         # As NumPy: float64 to float16 is rounded once, everything else passes through float32.
         is_double = dtype is DType.float16 and source is DType.float64
@@ -113,15 +122,12 @@ def _cast(value: str, source: DType, dtype: DType) -> str:
     return f"Cast<{register_of(dtype)}>::of({value})"
 
 
-def _constant(step: Step) -> str:
-    return _literal(np.array(step.value, step.dtype.dtype), step.dtype)
-
-
-def _literal(value: np.ndarray[tuple[()], np.dtype[np.generic]], dtype: DType) -> str:
+def literal_of(number: complex, dtype: DType) -> str:
     """C++ of a number, bit for bit."""
+    value = np.array(number, dtype.dtype)
     if dtype.kind == "complex":
         part = DType.float32 if dtype is DType.complex64 else DType.float64
-        parts = [_literal(np.array(each, part.dtype), part) for each in (value.real, value.imag)]
+        parts = [literal_of(each.item(), part) for each in (value.real, value.imag)]
         return f"({register_of(dtype)}{{{parts[0]}, {parts[1]}}})"
     if dtype in _LOW:
         return f"constant_f32({int(value.astype(np.float32).view(np.uint32)):#x}u)"
@@ -131,7 +137,7 @@ def _literal(value: np.ndarray[tuple[()], np.dtype[np.generic]], dtype: DType) -
         return f"constant_f32({int(value.view(np.uint32)):#x}u)"
     if dtype is DType.bool:
         return "true" if value else "false"
-    return f"({register_of(dtype)}){int(value) & 0xFFFF_FFFF_FFFF_FFFF:#x}ull"
+    return f"({register_of(dtype)}){int(value) & _MASK:#x}ull"
 
 
 @attrs.frozen
@@ -189,8 +195,8 @@ KERNEL(elementwise, Arguments)
 {{
     const Index step = (Index)gridDim.x * blockDim.x;
     for (Index i = (Index)blockIdx.x * blockDim.x + threadIdx.x; i < (Index)arguments.count; i += step) {{
-{_indented(statements)}
-{_indented(chr(10).join(stores))}
+{indented(statements)}
+{indented(chr(10).join(stores))}
     }}
 }}
 """
@@ -229,5 +235,6 @@ def _place(layouts: Layouts, sizes: Sequence[int]) -> list[str]:
     ]
 
 
-def _indented(text: str, spaces: int = 8) -> str:
+def indented(text: str, spaces: int = 8) -> str:
+    """Lines behind so many spaces."""
     return "\n".join(f"{' ' * spaces}{line}" for line in text.splitlines())

@@ -8,13 +8,13 @@ from ...base.kernels import kernel
 from ...base.ops import KernelInfoSpec, KernelRecipe, KernelSpec, OperationSpec
 from ..kit._call import Call
 from ..kit._compile import compile_kernel
-from ..kit._library import CudaLibrary
 from ..kit._loaded_kernel import LoadedKernel
+from ._expressions import ExpressionLibrary, ExpressionPlan
 
 __all__ = ["JitLibrary"]
 
 
-class JitLibrary(CudaLibrary):
+class JitLibrary(ExpressionLibrary):
     """A plan is a loaded kernel: so it is compiled where that may block, and kept while it is used."""
 
     name: ClassVar[str] = "jit"
@@ -22,9 +22,10 @@ class JitLibrary(CudaLibrary):
     most_plans: ClassVar[int] = 256
 
     def _key_of(self, spec: OperationSpec) -> tuple[object, ...]:
-        # Whatever the arrays are: one kernel is loaded once.
-        assert isinstance(spec, (KernelSpec, KernelInfoSpec))
-        return (spec.recipe,)
+        if isinstance(spec, (KernelSpec, KernelInfoSpec)):
+            # Whatever the arrays are: one kernel is loaded once.
+            return (spec.recipe,)
+        return super()._key_of(spec)
 
     def _load(self, spec: KernelSpec | KernelInfoSpec) -> LoadedKernel:
         recipe = KernelRecipe.decode(spec.recipe)
@@ -47,10 +48,10 @@ class JitLibrary(CudaLibrary):
         loaded: LoadedKernel = call.plan
         loaded.inform(spec)
 
-    def _close_plan(self, plan: LoadedKernel) -> None:
+    def _close_plan(self, plan: LoadedKernel | ExpressionPlan) -> None:
         plan.close()
 
-    def _is_busy(self, plan: LoadedKernel) -> bool:
+    def _is_busy(self, plan: LoadedKernel | ExpressionPlan) -> bool:
         return plan.is_busy
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from cuda.bindings import driver
 
 from ._compiler import compiled
 from ._context import CudaContext
+from ._stream import CudaStream
 
-__all__ = ["Function", "Kernels"]
+__all__ = ["Function", "Kernels", "Module"]
 
 _FOLDER = Path(__file__).parents[1] / "kernels"
 _THREADS = 256
@@ -55,6 +57,40 @@ class Function:
         )
 
 
+class Module:
+    """Loaded kernels that may be unloaded again.
+
+    Attributes:
+        functions: The kernels, in the order in which they were named.
+    """
+
+    __slots__ = ("_module", "_runs", "functions")
+
+    def __init__(self, module: Any, functions: tuple[Function, ...]) -> None:
+        self._module = module
+        self.functions: tuple[Function, ...] = functions
+        # By stream, the number of its event after the last launch there.
+        self._runs: dict[CudaStream, int] = {}
+
+    def note_use(self, stream: CudaStream) -> None:
+        """One of the kernels has been launched on a stream."""
+        self._runs[stream] = stream.timeline.sequence + 1
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a stream may not have got past it."""
+        self._runs = {
+            stream: number
+            for stream, number in self._runs.items()
+            if not stream.is_destroyed and stream.refresh() < number
+        }
+        return bool(self._runs)
+
+    def close(self) -> None:
+        """Unload it: nothing of it runs any more. The context is current."""
+        driver.cuLibraryUnload(self._module)
+
+
 class Kernels:
     """The compiled sources of one device.
 
@@ -76,14 +112,37 @@ class Kernels:
             name: Name of the kernel.
             nbytes: Size of the structure that it takes.
         """
-        check = self._context.check
         with self._context:
-            kernel = check(driver.cuLibraryGetKernel(self._module(source), name.encode()))
-            function = check(driver.cuKernelGetFunction(kernel))
-            with suppress(RuntimeError):
-                # Else its first launch may; drivers before CUDA 12.4 have no such function.
-                check(driver.cuFuncLoad(function))
-            return Function(self._context, function, nbytes, self._most)
+            return self._function(self._module(source), name, nbytes)
+
+    def load(self, text: str, names: Sequence[str], nbytes: int) -> Module:
+        """Compile a source that is given as a text, and load its kernels; blocks. The context is current.
+
+        Args:
+            text: The source.
+            names: Names of the kernels.
+            nbytes: Size of the structure that each takes.
+        """
+        module = self._loaded(text)
+        try:
+            return Module(module, tuple(self._function(module, name, nbytes) for name in names))
+        except BaseException:
+            driver.cuLibraryUnload(module)
+            raise
+
+    @property
+    def most_blocks(self) -> int:
+        """How many blocks a kernel is launched with at most."""
+        return self._most
+
+    def _function(self, module: Any, name: str, nbytes: int) -> Function:
+        check = self._context.check
+        kernel = check(driver.cuLibraryGetKernel(module, name.encode()))
+        function = check(driver.cuKernelGetFunction(kernel))
+        with suppress(RuntimeError):
+            # Else its first launch may; drivers before CUDA 12.4 have no such function.
+            check(driver.cuFuncLoad(function))
+        return Function(self._context, function, nbytes, self._most)
 
     def close(self) -> None:
         """Unload everything; no kernel runs any more. The context is current."""
@@ -95,10 +154,13 @@ class Kernels:
     def _module(self, source: str) -> Any:
         with self._lock:
             if source not in self._modules:
-                code = self._compile((_FOLDER / f"{source}.cu").read_text(encoding="utf-8"))
-                load = driver.cuLibraryLoadData(code, None, None, 0, None, None, 0)
-                self._modules[source] = self._context.check(load)
+                text = (_FOLDER / f"{source}.cu").read_text(encoding="utf-8")
+                self._modules[source] = self._loaded(text)
             return self._modules[source]
+
+    def _loaded(self, text: str) -> Any:
+        code = self._compile(text)
+        return self._context.check(driver.cuLibraryLoadData(code, None, None, 0, None, None, 0))
 
     def _compile(self, text: str) -> bytes:
         from cuda.core import ProgramOptions
