@@ -55,13 +55,20 @@ class Reduction:
     post: Expression | None = None
 
     @staticmethod
-    def parse(text: str, reduce: str, *, identity: complex | None, post: str | None) -> Reduction:
+    def parse(
+        text: str,
+        reduce: str,
+        *,
+        identity: complex | None = None,
+        post: str | None = None,
+        inputs: tuple[str, ...] | None = None,
+    ) -> Reduction:
         """Parse its expressions.
 
         Raises:
             ValueError: One of them is wrong; the message says which, and shows where.
         """
-        mapped = _parsed("map", text)
+        mapped = _parsed("map", text, inputs)
         after = None if post is None else _parsed("post", post)
         if after is not None and not set(after.inputs) <= {"a", "n"}:
             raise ValueError(f"post: reads {', '.join(after.inputs)}; it has a, the result, and n, the count")
@@ -92,9 +99,9 @@ class Reduction:
         return self.name in ("argmin", "argmax")
 
 
-def _parsed(what: str, text: str) -> Expression:
+def _parsed(what: str, text: str, inputs: tuple[str, ...] | None = None) -> Expression:
     try:
-        parsed = parse(text)
+        parsed = parse(text, inputs)
     except ValueError as error:
         raise ValueError(f"{what}: {error}") from None
     if len(parsed.outputs) != 1:

@@ -1,0 +1,272 @@
+"""Expressions that are computed for each element."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Generic, TypeVar, cast, overload
+
+import attrs
+
+from ..backends.base import DType, DTypeLike
+from ..backends.base.expressions import ElementwiseRecipe, Expression, parse
+from ..backends.base.ops import ElementwiseSpec
+from ..devices import AccelRef, Operation, Planned, Planner, device_of
+from ._actor import JitActor
+from ._arguments import ExpressionArgument, Taken, bound, result_dtype, take
+
+__all__ = ["ComputeElementwise", "Elementwise", "elementwise"]
+
+ReplyT = TypeVar("ReplyT")
+
+
+class Elementwise(Generic[ReplyT]):
+    """An expression over arrays, made by `elementwise`.
+
+    It is compiled on CUDA at its first call with certain dtypes and layouts, and computed by NumPy on the
+    CPU.
+    """
+
+    __slots__ = ("_dtypes", "_expression", "_is_single", "operation")
+
+    def __init__(
+        self,
+        expression: Expression,
+        dtypes: Mapping[str, DType],
+        *,
+        is_single: bool,
+        name: str,
+    ) -> None:
+        self._expression = expression
+        self._dtypes = tuple(dtypes.get(output) for output in expression.outputs)
+        self._is_single = is_single
+        self.operation: str = f"jit.{name}"
+
+    def __repr__(self) -> str:
+        return f"<Elementwise {self.operation}({', '.join(self.inputs)}) -> {', '.join(self.outputs)}>"
+
+    @property
+    def text(self) -> str:
+        """The expression."""
+        return self._expression.text
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of its arguments, in order."""
+        return self._expression.inputs
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of its results, in order."""
+        return self._expression.outputs
+
+    def compute(
+        self,
+        *arguments: ExpressionArgument,
+        out: AccelRef | Sequence[AccelRef | None] | None = None,
+        **named: ExpressionArgument,
+    ) -> ComputeElementwise[ReplyT]:
+        """Make the message that computes it: ``await device.ask(expression.compute(...))``.
+
+        Raises:
+            TypeError: Too few or too many arguments, or one that there is not.
+        """
+        given = bound(self.operation, self.inputs, arguments, named)
+        if out is None or isinstance(out, AccelRef):
+            outs: tuple[AccelRef | None, ...] = (out,) * len(self.outputs) if out is None else (out,)
+        else:
+            outs = tuple(out)
+        if len(outs) != len(self.outputs):
+            raise TypeError(
+                f"{self.operation}: out must name {len(self.outputs)} arrays, for {', '.join(self.outputs)}; "
+                f"got {len(outs)}"
+            )
+        return ComputeElementwise(self, given, outs)
+
+    async def __call__(
+        self,
+        *arguments: ExpressionArgument,
+        out: AccelRef | Sequence[AccelRef | None] | None = None,
+        **named: ExpressionArgument,
+    ) -> ReplyT:
+        """Compute it on the device of its arrays.
+
+        Args:
+            *arguments: Arrays and numbers, in the order of `inputs`; arrays broadcast. A number of Python's
+            takes
+                the dtype of the arrays it meets, as in NumPy.
+            out: Array to write to, of the broadcast shape; or a sequence of these, one for each result, with
+                None for a new one. It may be an argument that is not broadcast: then that is changed in
+                place.
+            **named: Arguments by their names.
+
+        Returns:
+            The result; where outputs were named, the results.
+
+        Raises:
+            TypeError: A wrong argument, or a function has no such dtypes; the message shows where.
+            ValueError: Shapes that do not broadcast, a number that a dtype cannot hold, or `out` that shares
+                memory with an argument and is not the same array.
+            NotSupportedError: float8.
+        """
+        message = self.compute(*arguments, out=out, **named)
+        return await device_of(self.operation, *message.arguments, *message.out).ask(message)
+
+    def plan(
+        self,
+        planner: Planner,
+        arguments: Sequence[ExpressionArgument],
+        out: Sequence[AccelRef | None],
+    ) -> Planned[ReplyT]:
+        """Validate the arguments of a call, and lower it; see `Operation.plan`."""
+        taken = take(planner, self.inputs, arguments)
+        recipe = self._recipe(planner.name, taken, out)
+        expression = recipe.typed
+        taken.check_bounds(planner.name, expression.bounds)
+        results = [
+            planner.output(taken.shape, dtype, each, argument=name)
+            for name, dtype, each in zip(self.outputs, expression.dtypes, out, strict=True)
+        ]
+        for number, given in enumerate(out):
+            if given is not None:
+                self._check_apart(planner, number, results, taken)
+        spec = ElementwiseSpec(
+            recipe.encode(), taken.arrays, tuple([result.spec for result in results]), taken.scalars
+        )
+        reply: Any = results[0] if self._is_single else tuple(results)
+        return Planned(spec, cast("ReplyT", reply))
+
+    def _recipe(self, operation: str, taken: Taken, out: Sequence[AccelRef | None]) -> ElementwiseRecipe:
+        try:
+            recipe = ElementwiseRecipe(self._expression, taken.arguments, self._dtypes)
+            found = recipe.typed.dtypes
+            dtypes = tuple(
+                result_dtype(operation, name, dtype, declared, each)
+                for name, dtype, declared, each in zip(self.outputs, found, self._dtypes, out, strict=True)
+            )
+        except (TypeError, ValueError) as error:
+            if str(error).startswith(operation):
+                raise
+            raise type(error)(f"{operation}: {error}") from None
+        return recipe if dtypes == self._dtypes else attrs.evolve(recipe, dtypes=dtypes)
+
+    def _check_apart(self, planner: Planner, number: int, results: Sequence[AccelRef], taken: Taken) -> None:
+        """Refuse a result over elements of an argument that are read for other elements of the result."""
+        name, written = self.outputs[number], results[number].spec
+        others = {
+            argument: array
+            for argument, array in zip(taken.array_names, taken.lying, strict=True)
+            if array != written
+        }
+        others |= {
+            output: result.spec
+            for output, result in zip(self.outputs[:number], results, strict=False)
+            if output not in others
+        }
+        planner.distinct(name, written, **others)
+
+
+@attrs.frozen(eq=False)
+class ComputeElementwise(Operation[JitActor, ReplyT]):
+    """One computation of an expression; see `Elementwise.compute`.
+
+    Attributes:
+        expression: The expression.
+        arguments: One for each of its inputs.
+        out: Arrays to write to, one for each result; None for a new one.
+    """
+
+    expression: Elementwise[ReplyT]
+    arguments: tuple[ExpressionArgument, ...]
+    out: tuple[AccelRef | None, ...]
+    library: ClassVar[str] = "trio_accel.jit:JitActor"
+
+    @property
+    def operation(self) -> str:
+        """Name of the operation."""
+        return self.expression.operation
+
+    def plan(self, planner: Planner) -> Planned[ReplyT]:
+        """Find the types, and name the results."""
+        return self.expression.plan(planner, self.arguments, self.out)
+
+
+@overload
+def elementwise(
+    text: str,
+    *,
+    inputs: Sequence[str] | None = ...,
+    outputs: None = ...,
+    dtypes: DTypeLike | Mapping[str, DTypeLike] | None = ...,
+    name: str = ...,
+) -> Elementwise[AccelRef]: ...
+@overload
+def elementwise(
+    text: str,
+    *,
+    inputs: Sequence[str] | None = ...,
+    outputs: Sequence[str],
+    dtypes: DTypeLike | Mapping[str, DTypeLike] | None = ...,
+    name: str = ...,
+) -> Elementwise[tuple[AccelRef, ...]]: ...
+def elementwise(
+    text: str,
+    *,
+    inputs: Sequence[str] | None = None,
+    outputs: Sequence[str] | None = None,
+    dtypes: DTypeLike | Mapping[str, DTypeLike] | None = None,
+    name: str = "elementwise",
+) -> Elementwise[AccelRef] | Elementwise[tuple[AccelRef, ...]]:
+    """Make a function of arrays out of an expression, as `cupy.ElementwiseKernel` does.
+
+    The expression is a small part of Python: arithmetic, comparisons, ``and``, ``or``, ``not``, bitwise
+    operators, ``a if condition else b``, and functions of NumPy by their names, such as ``sqrt``, ``where``,
+    ``maximum`` and ``float32``. Types are NumPy's (NEP 50). It is parsed, and never run by Python:
+    attributes, indices and other calls are refused.
+
+    >>> import trio_accel as ta
+    >>> ta.jit.elementwise("d = x - mean; y = d * d / variance")
+    <Elementwise jit.elementwise(x, mean, variance) -> y>
+    >>> ta.jit.elementwise("s = sin(x); c = cos(x)", outputs=("s", "c"))
+    <Elementwise jit.elementwise(x) -> s, c>
+
+    Args:
+        text: Assignments with ``;`` or new lines between them, or one expression, whose result is ``out``.
+        inputs: Names of the arguments, in order; by default in the order in which the text reads them.
+        outputs: Names of the results, in order; then a call gives a tuple. By default there is one result:
+            the name that is assigned and not read later.
+        dtypes: What the results are converted to, for all of them or by their names; by default what NumPy
+            gives.
+        name: Name of the operation, for statistics, traces and errors.
+
+    Raises:
+        ValueError: Something that is not allowed in an expression; the message shows where. Or results that
+            are not named by `outputs`.
+        TypeError: No such dtype.
+    """
+    chosen = None if outputs is None else tuple(outputs)
+    expression = parse(text, None if inputs is None else tuple(inputs), chosen)
+    if chosen is None and len(expression.outputs) > 1:
+        names = ", ".join(map(repr, expression.outputs))
+        raise ValueError(f"the expression has several results: name those that you want, outputs=({names})")
+    if "out" in expression.inputs:
+        raise ValueError("an input cannot have the name out: that is where results are written to")
+    if not name.isidentifier():
+        raise ValueError(f"name: must be an identifier, got {name!r}")
+    found = _dtypes(expression, dtypes)
+    if chosen is None:
+        return Elementwise[AccelRef](expression, found, is_single=True, name=name)
+    return Elementwise[tuple[AccelRef, ...]](expression, found, is_single=False, name=name)
+
+
+def _dtypes(expression: Expression, dtypes: DTypeLike | Mapping[str, DTypeLike] | None) -> dict[str, DType]:
+    """What each result is converted to."""
+    if dtypes is None:
+        return {}
+    if not isinstance(dtypes, Mapping):
+        return dict.fromkeys(expression.outputs, DType.of(dtypes))
+    unknown = [name for name in dtypes if name not in expression.outputs]
+    if unknown:
+        raise ValueError(
+            f"dtypes: {', '.join(unknown)} is no result; there are {', '.join(expression.outputs)}"
+        )
+    return {name: DType.of(dtype) for name, dtype in dtypes.items()}

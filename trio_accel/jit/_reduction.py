@@ -1,0 +1,212 @@
+"""Expressions that are reduced along axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import attrs
+from numpy.lib.array_utils import normalize_axis_tuple
+
+from ..backends.base import DType, DTypeLike
+from ..backends.base import expressions as base
+from ..backends.base.ops import ReductionSpec
+from ..devices import AccelRef, Operation, Planned, Planner, device_of
+from ._actor import JitActor
+from ._arguments import ExpressionArgument, Taken, bound, result_dtype, take
+
+__all__ = ["ComputeReduction", "Reduction", "reduction"]
+
+_RESERVED = ("axis", "keepdims", "out")
+
+
+class Reduction:
+    """A reduction of arrays, made by `reduction`.
+
+    It is compiled on CUDA at its first call with certain dtypes and layouts, and computed by NumPy on the
+    CPU.
+    """
+
+    __slots__ = ("_dtype", "_reduction", "operation")
+
+    def __init__(self, reduction: base.Reduction, dtype: DType | None, name: str) -> None:
+        self._reduction = reduction
+        self._dtype = dtype
+        self.operation: str = f"jit.{name}"
+
+    def __repr__(self) -> str:
+        how = self._reduction.name if self._reduction.combine is None else self._reduction.combine.text
+        return f"<Reduction {self.operation}({', '.join(self.inputs)}): {how} of {self._reduction.map.text}>"
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of its arguments, in order."""
+        return self._reduction.map.inputs
+
+    def compute(
+        self,
+        *arguments: ExpressionArgument,
+        axis: int | Sequence[int] | None = None,
+        keepdims: bool = False,
+        out: AccelRef | None = None,
+        **named: ExpressionArgument,
+    ) -> ComputeReduction:
+        """Make the message that computes it: ``await device.ask(reduction.compute(...))``.
+
+        Raises:
+            TypeError: Too few or too many arguments, or one that there is not.
+        """
+        given = bound(self.operation, self.inputs, arguments, named)
+        return ComputeReduction(self, given, axis, keepdims, out)
+
+    async def __call__(
+        self,
+        *arguments: ExpressionArgument,
+        axis: int | Sequence[int] | None = None,
+        keepdims: bool = False,
+        out: AccelRef | None = None,
+        **named: ExpressionArgument,
+    ) -> AccelRef:
+        """Compute it on the device of its arrays.
+
+        Sums and products of float16, bfloat16 and float32 are made in float64, those of complex64 in
+        complex128, and rounded once. The order of the elements differs between devices and from NumPy's.
+
+        Args:
+            *arguments: Arrays and numbers, in the order of `inputs`; arrays broadcast against each other.
+            axis: Axis or axes to reduce; None for all. ``argmin`` and ``argmax`` take one, or None.
+            keepdims: Whether reduced axes stay, with one element.
+            out: Array to write to.
+            **named: Arguments by their names.
+
+        Returns:
+            The result.
+
+        Raises:
+            TypeError: A wrong argument, or there is no such reduction of these dtypes.
+            ValueError: Shapes that do not broadcast, an axis that there is not, or no elements where the
+            reduction
+                has no identity.
+            NotSupportedError: float8.
+        """
+        message = self.compute(*arguments, axis=axis, keepdims=keepdims, out=out, **named)
+        return await device_of(self.operation, *message.arguments, out).ask(message)
+
+    def plan(self, planner: Planner, message: ComputeReduction) -> Planned[AccelRef]:
+        """Validate the arguments of a call, and lower it; see `Operation.plan`."""
+        name = planner.name
+        taken = take(planner, self.inputs, message.arguments)
+        if not taken.arrays:
+            raise TypeError(f"{name}: at least one argument must be an array")
+        axes = self._axes(name, taken.shape, message.axis)
+        recipe = self._recipe(name, taken, message.out)
+        found = recipe.typed
+        taken.check_bounds(name, found.map.bounds)
+        if not self._reduction.takes_nothing and any(taken.shape[axis] == 0 for axis in axes):
+            raise ValueError(f"{name}: there are no elements along axes {axes}, and it has no identity")
+        shape = tuple(
+            1 if axis in axes else extent
+            for axis, extent in enumerate(taken.shape)
+            if message.keepdims or axis not in axes
+        )
+        out = planner.output(shape, found.dtype, message.out)
+        if message.out is not None:
+            planner.distinct("out", out.spec, **dict(zip(taken.array_names, taken.lying, strict=True)))
+        return Planned(ReductionSpec(recipe.encode(), axes, taken.arrays, out.spec, taken.scalars), out)
+
+    def _axes(self, name: str, shape: tuple[int, ...], axis: int | Sequence[int] | None) -> tuple[int, ...]:
+        if axis is None:
+            return tuple(range(len(shape)))
+        if self._reduction.is_index and not isinstance(axis, int):
+            raise TypeError(f"{name}: axis must be one axis or None for {self._reduction.name}, got {axis!r}")
+        try:
+            return tuple(sorted(normalize_axis_tuple(axis, len(shape))))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{name}: axis {axis!r} of shape {shape}: {error}") from None
+
+    def _recipe(self, operation: str, taken: Taken, out: AccelRef | None) -> base.ReductionRecipe:
+        try:
+            recipe = base.ReductionRecipe(self._reduction, taken.arguments, self._dtype, None)
+            dtype = result_dtype(operation, "the result", recipe.typed.dtype, None, out)
+        except (TypeError, ValueError) as error:
+            if str(error).startswith(operation):
+                raise
+            raise type(error)(f"{operation}: {error}") from None
+        return recipe if dtype is None else attrs.evolve(recipe, result=dtype)
+
+
+@attrs.frozen(eq=False)
+class ComputeReduction(Operation[JitActor, AccelRef]):
+    """One computation of a reduction; see `Reduction.compute`.
+
+    Attributes:
+        reduction: The reduction.
+        arguments: One for each of its inputs.
+        axis: Axis or axes to reduce; None for all.
+        keepdims: Whether reduced axes stay.
+        out: Array to write to; None for a new one.
+    """
+
+    reduction: Reduction
+    arguments: tuple[ExpressionArgument, ...]
+    axis: int | Sequence[int] | None
+    keepdims: bool
+    out: AccelRef | None
+    library: ClassVar[str] = "trio_accel.jit:JitActor"
+
+    @property
+    def operation(self) -> str:
+        """Name of the operation."""
+        return self.reduction.operation
+
+    def plan(self, planner: Planner) -> Planned[AccelRef]:
+        """Find types and axes, and name the result."""
+        return self.reduction.plan(planner, self)
+
+
+def reduction(
+    text: str,
+    reduce: str = "sum",
+    *,
+    post: str | None = None,
+    identity: complex | None = None,
+    inputs: Sequence[str] | None = None,
+    dtype: DTypeLike | None = None,
+    name: str = "reduction",
+) -> Reduction:
+    """Make a reduction of arrays out of expressions, as `cupy.ReductionKernel` does.
+
+    >>> import trio_accel as ta
+    >>> ta.jit.reduction("x * y", "sum", name="dot")
+    <Reduction jit.dot(x, y): sum of x * y>
+    >>> ta.jit.reduction("x * x", "sum", post="sqrt(a / n)", name="rms")
+    <Reduction jit.rms(x): sum of x * x>
+    >>> ta.jit.reduction("abs(x)", "a if a > b else b", identity=0)
+    <Reduction jit.reduction(x): a if a > b else b of abs(x)>
+
+    Args:
+        text: What is reduced: an expression of the arguments, as `elementwise` takes it, with one result.
+        reduce: ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, ``"any"``, ``"all"``, ``"argmin"``,
+            ``"argmax"``; or an expression of ``a`` and ``b`` that combines two values. It must be
+            associative and commutative: values are combined in any order.
+        post: What becomes of the result: an expression of ``a``, and of ``n``, how many elements were
+            reduced.
+        identity: With an expression: the result of no elements.
+        inputs: Names of the arguments, in order; by default in the order in which the text reads them.
+        dtype: What values are converted to before they are combined; by default what NumPy takes: sums and
+            products of whole numbers have 64 bits.
+        name: Name of the operation, for statistics, traces and errors.
+
+    Raises:
+        ValueError: Something that is not allowed in an expression; the message shows where.
+        TypeError: No such dtype.
+    """
+    parsed = base.Reduction.parse(
+        text, reduce, identity=identity, post=post, inputs=None if inputs is None else tuple(inputs)
+    )
+    taken = [each for each in parsed.map.inputs if each in _RESERVED]
+    if taken:
+        raise ValueError(f"an input cannot have the name {taken[0]}: that is an argument of each call")
+    if not name.isidentifier():
+        raise ValueError(f"name: must be an identifier, got {name!r}")
+    return Reduction(parsed, None if dtype is None else DType.of(dtype), name)
