@@ -32,7 +32,10 @@ def source(text: str, name: str = "kernel.cu") -> KernelCode:
 def ptx(code: str | bytes, name: str = "kernel.ptx") -> KernelCode:
     """PTX, which the driver compiles when it is loaded."""
     if isinstance(code, bytes):
-        code = code.rstrip(b"\0").decode()
+        try:
+            code = code.rstrip(b"\0").decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"ptx: must be a text; a cubin or fatbin is none: {error}") from error
     return KernelCode("ptx", _text("ptx", code), _text("name", name))
 
 

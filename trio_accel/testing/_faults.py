@@ -75,7 +75,7 @@ def poison(device: Device, reason: str = "poisoned by a test") -> None:
 
 def inject_fault(
     device: Device,
-    operation: type[Operation[Any, Any] | MultiDeviceOperation[Any]],
+    operation: type[Operation[Any, Any] | MultiDeviceOperation[Any]] | str,
     *,
     fail: Exception | None = None,
     delay: float | None = None,
@@ -95,8 +95,9 @@ def inject_fault(
 
     Args:
         device: Device whose operations are hit.
-        operation: Message class, such as `trio_accel.linalg.Matmul`. Of an operation that spans devices, the
-            part of this device is hit.
+        operation: Message class, such as `trio_accel.linalg.Matmul`, or the name of the operation, such as
+            ``"jit.saxpy"`` for launches of that kernel. Of an operation that spans devices, the part of this
+            device is hit.
         fail: The launch fails as if the backend had raised this; each launch raises a copy of its own.
             What happens then follows the error's class: one that the error table does not know makes
             the library suspect, so that its actor crashes and is restarted.
@@ -118,10 +119,7 @@ def inject_fault(
             the fault does not have.
         TypeError: An operation that is no message class, or an error that is none or cannot be copied.
     """
-    if not (isinstance(operation, type) and issubclass(operation, (Operation, MultiDeviceOperation))):
-        raise TypeError(
-            f"inject_fault: operation must be a message class such as linalg.Matmul, got {operation!r}"
-        )
+    name = _name_of(operation)
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise ValueError(f"inject_fault: count must be a whole number of at least 1, got {count!r}")
     marked = dict(zip(_MARKS, (hang, poison, segfault, kill), strict=True))
@@ -144,9 +142,21 @@ def inject_fault(
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < float("inf"):
         raise ValueError(f"inject_fault: delay must be seconds of at least 0, got {delay!r}")
     fault = Fault(kind=cast("FaultKind", kind), how=how, error=fail, seconds=seconds)
-    plan = FaultPlan(operation_name(operation), fault, count)
+    plan = FaultPlan(name, fault, count)
     opened(device).state.faults.add(plan)
     return FaultInjection(device, plan)
+
+
+def _name_of(operation: object) -> str:
+    # With its capability, as errors and events name it.
+    if isinstance(operation, str) and "." in operation:
+        return operation
+    if not (isinstance(operation, type) and issubclass(operation, (Operation, MultiDeviceOperation))):
+        raise TypeError(
+            "inject_fault: operation must be a message class such as linalg.Matmul, or a name such as "
+            f"'jit.saxpy', got {operation!r}"
+        )
+    return operation_name(operation)
 
 
 def _check_copies(error: Exception) -> None:

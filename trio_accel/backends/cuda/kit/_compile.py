@@ -164,7 +164,7 @@ def kernels_in(text: str) -> tuple[str, ...]:
     """Names of the kernels that a source declares, as far as that can be told without compiling it."""
     names: list[str] = []
     for declaration in text.split("__global__")[1:]:
-        found = _NAME.search(_ATTRIBUTE.sub(" ", re.split(r"[{;]", declaration, maxsplit=1)[0] + "("))
+        found = _NAME.search(_ATTRIBUTE.sub(" ", re.split(r"[{;]", declaration, maxsplit=1)[0]))
         if found is not None and found[1] not in names:
             names.append(found[1])
     return tuple(names)

@@ -90,6 +90,8 @@ def _compile(source: str, options: ProgramOptions, target: Target, names: Sequen
         return CompiledCode(bytes(made.code), symbols)
     finally:
         program.close()
+        # An error's traceback has this frame: a program that ends as part of a cycle complains on stderr.
+        del program
 
 
 def _text(symbol: str | bytes) -> str:
