@@ -197,9 +197,9 @@ class WorkerPool:
     def use(self, library: str) -> None:
         """A library is in use from now on: those that stand ready open it ahead, too."""
         self.in_use.add(library)
-        if self._preload:
+        modules = modules_of(library)
+        if modules and self._preload:
             # For the workers that start from then on.
-            modules = modules_of(library)
             self._nursery.start_soon(self._launcher.import_ahead, modules, self._preload)
         for link in self._links:
             if not link.is_serving:
