@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...base import as_bits, scalar
 from ...base.kernels import kernel
 from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, HostUse
 from ..kit._pieces import convert
-from ..runtime._memory import CpuMemory
+from ..runtime._memory import CpuMemory, HostArray
 from ..runtime._stream import Work
 
 __all__ = ["copy", "copy_from_host", "copy_to_host", "fill"]
@@ -23,7 +22,7 @@ def copy_from_host(spec: CopyFromHostSpec, memory: CpuMemory) -> Work:
     """Prepare a copy of a host array of any strides."""
     out, use = as_bits(memory.view(spec.out)), HostUse(as_bits(spec.host))
     spec.note_use(use)
-    return partial(_read_host, out, use)
+    return partial(_with_host, use, partial(np.copyto, out))
 
 
 @kernel(CopyToHostSpec, backend="cpu")
@@ -31,23 +30,15 @@ def copy_to_host(spec: CopyToHostSpec, memory: CpuMemory) -> Work:
     """Prepare a copy to a host array of any strides."""
     use, source = HostUse(as_bits(spec.host)), as_bits(memory.view(spec.source))
     spec.note_use(use)
-    return partial(_write_host, use, source)
+    return partial(_with_host, use, lambda host: np.copyto(host, source))
 
 
-def _read_host(out: npt.NDArray[Any], use: HostUse) -> None:
+def _with_host(use: HostUse, copy: Callable[[HostArray], None]) -> None:
+    """Copy from or to the host array, unless that was withdrawn."""
     host = use.begin()
     if host is not None:
         try:
-            np.copyto(out, host)
-        finally:
-            use.end()
-
-
-def _write_host(use: HostUse, source: npt.NDArray[Any]) -> None:
-    host = use.begin()
-    if host is not None:
-        try:
-            np.copyto(host, source)
+            copy(host)
         finally:
             use.end()
 

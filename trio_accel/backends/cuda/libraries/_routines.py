@@ -85,9 +85,7 @@ class RoutineLibrary(VectorLibrary):
         return None if key in self._tried else partial(self._in_context, self._try_out, spec, key)
 
     def _try_out(self, spec: OperationSpec, key: tuple[object, ...]) -> None:
-        arrays = {
-            field.name: getattr(spec, field.name) for field in spec.descriptor().fields if field.is_array
-        }
+        arrays = _arrays(spec)
         kind, room = KINDS[spec.inputs()[0].dtype], 16 * _LARGE**2
         with self._blas.scratch(len(arrays) * room) as (_, place):
             addresses = {field: place + number * room for number, field in enumerate(arrays)}
@@ -103,9 +101,11 @@ class RoutineLibrary(VectorLibrary):
 
 def _small(spec: Any) -> Any:
     """An operation of one matrix that needs the same kernels: sizes with as many bits are one size."""
-    names = [field.name for field in spec.descriptor().fields if field.is_array]
-    arrays = {name: getattr(spec, name) for name in names}
-    return attrs.evolve(spec, **{name: _small_array(array) for name, array in arrays.items() if array})
+    return attrs.evolve(spec, **{name: _small_array(array) for name, array in _arrays(spec).items() if array})
+
+
+def _arrays(spec: Any) -> dict[str, ArraySpec | None]:
+    return {field.name: getattr(spec, field.name) for field in spec.descriptor().fields if field.is_array}
 
 
 def _small_array(array: ArraySpec) -> ArraySpec:

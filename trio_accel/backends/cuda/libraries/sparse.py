@@ -15,7 +15,7 @@ from nvmath.bindings import cusparse
 from ...base import DType, LibraryError
 from ...base.checks import NATIVE, scalar_of
 from ...base.kernels import kernel
-from ...base.ops import CsrToDenseSpec, SddmmCsrSpec, SpmmCsrSpec, SpmvCsrSpec, StatusArray
+from ...base.ops import CsrToDenseSpec, SddmmCsrSpec, SpmmCsrSpec, SpmvCsrSpec, StatusArray, array_key
 from ..kit._call import Call
 from ..kit._checks import check_dtype, check_shapes
 from ..kit._device import LibraryDevice
@@ -342,10 +342,7 @@ def _stored(spec: _Csr) -> int:
 def _layout(spec: _Csr) -> tuple[object, ...]:
     """What tells the structure of a matrix from others."""
     indptr, indices = spec.indptr, spec.indices
-    return (
-        *(indptr.block, indptr.offset, indptr.shape, indptr.strides, id(indptr.dtype)),
-        *(indices.block, indices.offset, indices.shape, indices.strides, id(indices.dtype)),
-    )
+    return indptr.block, *array_key(indptr), indices.block, *array_key(indices)
 
 
 def _structure(spec: SpmvCsrSpec) -> _Structure:
