@@ -41,11 +41,16 @@ def written(folder: Path, content: bytes, name: str = "model.safetensors") -> Pa
 
 
 @pytest.mark.usefixtures("small_pieces")
-async def test_each_dtype_and_shape_is_exact(device: ta.Device, tmp_path: Path) -> None:
+@pytest.mark.parametrize("packed", [False, True])
+async def test_each_dtype_and_shape_is_exact(device: ta.Device, tmp_path: Path, *, packed: bool) -> None:
     shapes = ((), (0,), (3, 0, 2), (7,), (5, 3), (1, 4096), (4097,), (3, 50, 70))
     arrays = {f"{dtype} {shape}": noise(shape, dtype) for dtype in WORDS for shape in shapes}
-    weights = await ta.weights.load(device, written(tmp_path, encoded(arrays, {"format": "pt"})))
+    path = written(tmp_path, encoded(arrays, {"format": "pt"}))
+    weights = await ta.weights.load(device, path, packed=packed)
     assert list(weights) == list(arrays)
+    blocks = {array.block for array in weights.values()}
+    assert len(blocks) == (len(WORDS) if packed else len(arrays))
+    assert all(array.spec.offset % 256 == 0 for array in weights.values())
     assert weights.metadata == {"format": "pt"}
     assert weights.nbytes == sum(array.nbytes for array in arrays.values())
     for name, expected in arrays.items():
@@ -84,6 +89,25 @@ async def test_a_conversion_that_would_lose_something_is_refused(device: ta.Devi
     for dtype in ("int8", "bool"):
         with pytest.raises(TypeError, match="dtype must be a floating or complex type"):
             await ta.weights.load(device, path, dtype=dtype)
+
+
+async def test_packed_arrays_do_not_overlap_and_are_released_together(
+    device: ta.Device, tmp_path: Path
+) -> None:
+    arrays = {name: noise((size,), "float32") for name, size in (("a", 3), ("b", 100), ("c", 64), ("d", 1))}
+    path = written(tmp_path, encoded({**arrays, "e": noise((9,), "int8")}))
+    before = await used(device)
+    weights = await ta.weights.load(device, path, dtype="float64", packed=True)
+    assert (await used(device))[1] - before[1] == 2
+    await weights["b"].fill(0)
+    for name in "acd":
+        expected = arrays[name].astype("float64")
+        np.testing.assert_array_equal(await weights[name].to_host(), expected)
+    weights["a"].release()
+    with pytest.raises(ta.StaleRefError):
+        await weights["d"].to_host()
+    assert (await weights["e"].to_host()).shape == (9,)
+    assert len(await ta.weights.load(device, path, names=(), packed=True)) == 0
 
 
 async def test_names_are_chosen(device: ta.Device, tmp_path: Path) -> None:

@@ -150,6 +150,7 @@ class EncodeStep:
             bench.device,
             model.weights,
             names=weights_of(model.shape),
+            packed=True,
             dtype="float32",
             progress=lambda done, total: progress.update(done, total, "loading weights"),
         )

@@ -29,6 +29,8 @@ __all__ = ["Progress", "load"]
 _PIECE = 4 << 20
 # While one is on its way to the device, the next is read.
 _BUFFERS = 2
+# In bytes: where arrays that lie in one block begin, as separate blocks do.
+_ALIGNMENT = 256
 # A conversion may keep the interpreter: of so many elements, for less than a millisecond.
 _AT_ONCE = 1 << 17
 
@@ -42,6 +44,7 @@ async def load(
     *,
     names: Iterable[str] | None = None,
     dtype: DTypeLike | None = None,
+    packed: bool = False,
     progress: Progress | None = None,
 ) -> Weights:
     """Read safetensors files into arrays of a device.
@@ -59,6 +62,9 @@ async def load(
         names: The tensors to load; by default all.
         dtype: Floating element type of the arrays to which floating and complex tensors are converted, as
             `numpy.ndarray.astype` does. Whole numbers and booleans stay what they are.
+        packed: Whether all arrays of one element type lie in one block of memory, which is given back with
+            the last of them, or when one is released. A program that takes them all then depends on one
+            block, and not on hundreds: its calls are shorter.
         progress: Called in the loop's thread, with the bytes of the files that are on the device, and of
             all. What it raises ends the loading.
 
@@ -85,7 +91,7 @@ async def load(
         tensors = _choose(files, chosen, wanted)
         while True:
             try:
-                return await _Loading(device, files, tensors, progress).run()
+                return await _Loading(device, files, tensors, packed=packed, progress=progress).run()
             except (ContextPoisonedError, StaleRefError):
                 losses += 1
                 if losses > device.options.retry:
@@ -114,15 +120,25 @@ class _Loading:
     """One try to load tensors."""
 
     def __init__(
-        self, device: Device, files: OpenFiles, tensors: list[_Tensor], progress: Progress | None
+        self,
+        device: Device,
+        files: OpenFiles,
+        tensors: list[_Tensor],
+        *,
+        packed: bool,
+        progress: Progress | None,
     ) -> None:
         self._device = device
         self._files = files
         self._tensors = tensors
+        self._packed = packed
         self._progress = progress
         self._total = sum(tensor.info.nbytes for tensor in tensors)
         self._done = 0
-        self._arrays: dict[str, AccelRef] = {}
+        # Blocks of memory as arrays of one axis; in which of them a tensor lies, and from which element on.
+        self._sizes: dict[str, int] = {}
+        self._places = {tensor.info.name: self._place(tensor) for tensor in tensors}
+        self._blocks: dict[str, AccelRef] = {}
         # Of tensors that are converted, a piece as it is in the file.
         self._raw = np.empty(0, np.uint8)
 
@@ -132,16 +148,35 @@ class _Loading:
         try:
             await self._load_all()
         except BaseException:
-            for array in self._arrays.values():
-                array.release()
+            for block in self._blocks.values():
+                block.release()
             # A kept error would keep the memory.
-            self._arrays.clear()
+            self._blocks.clear()
             raise
-        return Weights(self._arrays, self._files.metadata)
+        return Weights(
+            {tensor.info.name: self._array(tensor.info) for tensor in self._tensors}, self._files.metadata
+        )
+
+    def _place(self, tensor: _Tensor) -> tuple[str, int]:
+        """Where a tensor is to lie: in a block of its own, or behind those of its dtype."""
+        if not self._packed:
+            self._sizes[tensor.info.name] = tensor.info.size
+            return tensor.info.name, 0
+        step = _ALIGNMENT // tensor.dtype.itemsize
+        start = -(-self._sizes.get(tensor.dtype.value, 0) // step) * step
+        self._sizes[tensor.dtype.value] = start + tensor.info.size
+        return tensor.dtype.value, start
+
+    def _array(self, info: TensorInfo) -> AccelRef:
+        block, start = self._places[info.name]
+        return self._blocks[block][start : start + info.size].reshape(info.shape)
 
     async def _check_memory(self) -> None:
         """Refuse what the device cannot hold, before anything is made."""
-        wanted = sum(tensor.info.size * tensor.dtype.itemsize for tensor in self._tensors)
+        wanted = sum(
+            self._sizes[block] * dtype.itemsize
+            for block, dtype in {self._places[one.info.name][0]: one.dtype for one in self._tensors}.items()
+        )
         memory = (await self._device.statistics()).memory
         if wanted > memory.limit - memory.used:
             # Some may have been let go and not been given back.
@@ -164,6 +199,10 @@ class _Loading:
         buffers = [_Buffer(self._device.host_empty(size, "uint8")) for _ in range(_BUFFERS)]
         if any(tensor.dtype is not tensor.info.dtype for tensor in self._tensors):
             self._raw = np.empty(size, np.uint8)
+        if self._packed:
+            # Filled, since there are gaps.
+            for dtype, count in self._sizes.items():
+                self._blocks[dtype] = await self._device.zeros(count, dtype)
         for number, (tensor, start, stop) in enumerate(_pieces(self._tensors)):
             buffer = buffers[number % _BUFFERS]
             await self._settle(buffer)
@@ -178,7 +217,7 @@ class _Loading:
         for buffer in buffers:
             await self._settle(buffer)
         await trio.to_thread.run_sync(self._files.check_unchanged)
-        for name, array in self._arrays.items():
+        for name, array in self._blocks.items():
             array.block.check(f"load: {name}")
 
     async def _settle(self, buffer: _Buffer) -> None:
@@ -196,13 +235,13 @@ class _Loading:
 
     async def _put(self, tensor: _Tensor, host: npt.NDArray[Any], start: int, buffer: _Buffer) -> None:
         """Hand a piece over to the device."""
-        info = tensor.info
-        part = (slice(start, start + host.size),)
-        made = self._arrays.get(info.name)
+        block, first = self._places[tensor.info.name]
+        part = (slice(first + start, first + start + host.size),)
+        made = self._blocks.get(block)
         operation: Operation[Any, AccelRef] = (
-            PutFirst(host, (info.size,), part) if made is None else PutPart(host, made.reshape(-1), part)
+            PutFirst(host, (tensor.info.size,), part) if made is None else PutPart(host, made, part)
         )
-        nbytes = host.size * info.dtype.itemsize
+        nbytes = host.size * tensor.info.dtype.itemsize
         try:
             pending = self._device.submit(operation)
         except QueueFullError:
@@ -211,8 +250,7 @@ class _Loading:
             self._count(nbytes)
         else:
             out, buffer.pending, buffer.nbytes = pending.value, pending, nbytes
-        if made is None:
-            self._arrays[info.name] = out.reshape(info.shape)
+        self._blocks[block] = out
 
     def _read(
         self, tensor: _Tensor, start: int, stop: int, memory: npt.NDArray[np.uint8]

@@ -1,0 +1,329 @@
+"""A sentence encoder as a program under load: what losses of its context cost, and what it costs to be one.
+
+The model has the shape of all-MiniLM-L6-v2 and random weights. It is PyTorch's on CUDA, and NumPy's on the
+CPU backend.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import trio
+import trio.testing
+
+import trio_accel as ta
+from trio_accel.cli import _encode_load
+from trio_accel.cli._encode_load import EncodeLoad
+from trio_accel.cli._minilm import Encoder, Shape, weights_of
+from trio_accel.cli._minilm_files import Batch
+from trio_accel.cli._results import Bench
+from trio_accel.cli._screen import SilentReporter
+
+MINILM = Shape(layers=6, heads=12, width=384, inner=1536, words=30522, places=512, types=2, epsilon=1e-12)
+SMALL = attrs.evolve(MINILM, layers=2, width=48, inner=64, words=100)
+CLIENTS = 32
+# Sentences and tokens of a request under load.
+REQUEST = 4, 32
+# Requests that are alike would hide one that got the answer of another.
+REQUESTS = 16
+
+Strike = Callable[[EncodeLoad], Awaitable[None]]
+
+
+@attrs.define
+class Report:
+    """What rounds of one fault came to.
+
+    Attributes:
+        name: The fault.
+        rounds: How often it came.
+        requests: Requests meanwhile.
+        lost: Requests without an answer, or with two, or with an error.
+        unlike: Embeddings that are not those from before the faults, bit for bit.
+        changed: Arrays of weights that were lost or changed.
+        from_strike: Seconds from the fault to the first right answer of the next context.
+        from_seen: Seconds from the moment when the program knows of the loss.
+    """
+
+    name: str
+    rounds: int
+    requests: int = 0
+    lost: int = 0
+    unlike: int = 0
+    changed: int = 0
+    from_strike: list[float] = attrs.field(factory=list)
+    from_seen: list[float] = attrs.field(factory=list)
+
+    def __str__(self) -> str:
+        struck, seen = self.from_strike, self.from_seen
+        return (
+            f"{self.name:24} {self.rounds:3} rounds {self.requests:6} requests, lost {self.lost}, "
+            f"unlike {self.unlike}, weights changed {self.changed}; back after the fault "
+            f"{statistics.median(struck) * 1e3:.0f} ms (at most {max(struck) * 1e3:.0f}), "
+            f"after the loss is seen {statistics.median(seen) * 1e3:.0f} ms (at most {max(seen) * 1e3:.0f})"
+        )
+
+
+@attrs.frozen
+class Stand:
+    """A device with the encoder.
+
+    Attributes:
+        device: The device.
+        weights: Its weights.
+        program: The encoder.
+        cls: The encoder's class.
+        shape: What it is like.
+        bench: As a step of the demo has it.
+    """
+
+    device: ta.Device
+    weights: ta.weights.Weights
+    program: Any
+    cls: type[Encoder]
+    shape: Shape
+    bench: Bench
+
+
+def encoder_class(backend: str) -> type[Encoder]:
+    """The class that a backend has."""
+    if backend == "cpu":
+        return Encoder
+    cls: type[Encoder] = import_module("trio_accel.cli._minilm_torch").TorchEncoder
+    return cls
+
+
+def random_weights(shape: Shape) -> dict[str, Any]:
+    """The same in each run."""
+    random = np.random.default_rng(26)
+    return {
+        name: random.standard_normal(sizes, np.float32) * np.float32(0.05)
+        for name, sizes in weights_of(shape).items()
+    }
+
+
+async def write_weights(device: ta.Device, shape: Shape, path: Path) -> None:
+    """Write the weights as a file."""
+    arrays = {name: await device.put(array) for name, array in random_weights(shape).items()}
+    await ta.weights.save(path, arrays)
+    for array in arrays.values():
+        array.release()
+
+
+@asynccontextmanager
+async def open_stand(
+    system: ta.System, backend: str, shape: Shape, path: Path, *, spares: int
+) -> AsyncGenerator[Stand, None]:
+    """A device in a worker, with the encoder."""
+    options = ta.DeviceOptions(
+        isolation="process",
+        retry=1,
+        spares=spares,
+        intensity=ta.Intensity(1000, 60.0),
+        backoff=ta.Backoff(initial=0.0, base=0.0, jitter=0.0),
+    )
+    cls = encoder_class(backend)
+    async with system.open_device(backend, options=options) as device:
+        if not await trio.Path(path).exists():
+            await write_weights(device, shape, path)
+        weights = await ta.weights.load(device, path, packed=True)
+        async with ta.programs.open_program(
+            device, cls, dict(weights), layers=shape.layers, heads=shape.heads, epsilon=shape.epsilon
+        ) as program:
+            bench = Bench(system=system, device=device, progress=SilentReporter())
+            yield Stand(device, weights, program, cls, shape, bench)
+        weights.release()
+
+
+def batch(shape: Shape, sentences: int, tokens: int, seed: int) -> Batch:
+    """Sentences of random tokens; each is shorter than the one before, down to half."""
+    random = np.random.default_rng(seed)
+    lengths = np.linspace(tokens, tokens // 2, sentences).astype(int)
+    mask = (np.arange(tokens) < lengths[:, None]).astype(np.float32)
+    ids = random.integers(0, shape.words, (sentences, tokens))
+    return Batch(ids * (mask > 0), mask)
+
+
+async def bad_index(load: EncodeLoad) -> None:
+    """On CUDA a look-up out of range; on the CPU backend an injected poison."""
+    await _encode_load._strike(load)
+
+
+async def kill(load: EncodeLoad) -> None:
+    pid = (await load.device.statistics()).pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+
+async def play(stand: Stand, name: str, strike: Strike, rounds: int, *, spares: int = 0) -> Report:
+    """Strike under load, round after round.
+
+    Args:
+        stand: Who is struck.
+        name: The fault.
+        strike: Makes it happen.
+        rounds: How often.
+        spares: Workers that must stand ready before each.
+    """
+    report = Report(name, rounds)
+    batches = [batch(stand.shape, *REQUEST, seed) for seed in range(REQUESTS)]
+    load = EncodeLoad(stand.bench, stand.program, stand.cls, batches, stand.shape.width)
+    await load.expect()
+    before = await _encode_load._hashes(stand.weights)
+    async with trio.open_nursery() as nursery:
+        load.start(nursery, CLIENTS)
+        for _ in range(rounds):
+            # What was hit once is over, and everybody has asked again.
+            await load.wait_settled(0.0)
+            await _wait_spares(stand.device, spares)
+            await _strike(load, strike, report)
+        await load.wait_settled(0.0)
+        load.stop()
+    names = {(fate.client, fate.request) for fate in load.fates}
+    failed = [fate.outcome for fate in load.fates if fate.is_same is None]
+    report.requests = load.asked
+    report.lost = abs(load.asked - len(names)) + len(load.fates) - len(names) + len(failed)
+    report.unlike = sum(fate.is_same is False for fate in load.fates)
+    report.changed = await _encode_load._changed_since(stand.weights, before)
+    return report
+
+
+async def _strike(load: EncodeLoad, strike: Strike, report: Report) -> None:
+    generation, known, start = load.device.generation, len(load.fates), time.perf_counter()
+    seen: list[float] = []
+
+    async def watch() -> None:
+        await wait_loss(load.device)
+        seen.append(time.perf_counter())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        await trio.testing.wait_all_tasks_blocked(0.0)
+        start = time.perf_counter()
+        nursery.start_soon(strike, load)
+        with trio.fail_after(30):
+            while not any(
+                fate.ended > generation and fate.is_same is not None for fate in load.fates[known:]
+            ):
+                await load.wait_change()
+        back = time.perf_counter()
+    report.from_strike.append(back - start)
+    report.from_seen.append(back - seen[0])
+
+
+async def wait_loss(device: Any) -> None:
+    """Wait until the program knows that the context is lost."""
+    availability = device.state.availability
+    while availability.is_ready:
+        await availability.wait_changed()
+
+
+async def _wait_spares(device: Any, spares: int) -> None:
+    with trio.fail_after(60):
+        while device.dispatch.spares < spares:  # noqa: ASYNC110  # nobody tells
+            await trio.sleep(0.005)
+
+
+@attrs.frozen
+class Throughput:
+    """How fast the encoder is as a program, and called in a plain loop by a program of its own.
+
+    Attributes:
+        tokens: Tokens of each of the 32 sentences of a batch.
+        ours: Batches per second as a program, the median.
+        plain: And in the loop.
+    """
+
+    tokens: int
+    ours: float
+    plain: float
+
+    @property
+    def ratio(self) -> float:
+        return self.ours / self.plain
+
+    def __str__(self) -> str:
+        return (
+            f"batches of 32 × {self.tokens} tokens: {self.ours:.0f} per second as a program, "
+            f"{self.plain:.0f} in a plain loop, ratio {self.ratio:.3f}"
+        )
+
+
+async def measure_throughput(
+    stand: Stand, backend: str, *, tokens: int, batches: int, pairs: int, askers: int = 8
+) -> Throughput:
+    """Take turns with the plain loop, which has the same class in this process.
+
+    Args:
+        stand: Who is asked.
+        backend: Which backend that is.
+        tokens: Of each sentence.
+        batches: In each turn.
+        pairs: Turns of each.
+        askers: Requests under way at a time.
+    """
+    sentences = [batch(stand.shape, 32, tokens, seed) for seed in range(4)]
+    plain = await trio.to_thread.run_sync(_Plain, stand.cls, stand.shape, backend, sentences)
+    arrays = [(await stand.device.put(one.ids), await stand.device.put(one.mask)) for one in sentences]
+
+    async def ask(numbers: Any) -> None:
+        for number in numbers:
+            ids, mask = arrays[number % len(arrays)]
+            found = await stand.program.ask(stand.cls.encode, ids, mask, stand.shape.width)
+            found.release()
+
+    async def ours(count: int) -> float:
+        start, numbers = time.perf_counter(), iter(range(count))
+        async with trio.open_nursery() as nursery:
+            for _ in range(askers):
+                nursery.start_soon(ask, numbers)
+        return count / (time.perf_counter() - start)
+
+    await ours(2 * askers)
+    await trio.to_thread.run_sync(plain.run, 4)
+    turns = [(await ours(batches), await trio.to_thread.run_sync(plain.run, batches)) for _ in range(pairs)]
+    for ids, mask in arrays:
+        ids.release()
+        mask.release()
+    return Throughput(
+        tokens, statistics.median(ours for ours, _ in turns), statistics.median(other for _, other in turns)
+    )
+
+
+class _Plain:
+    """The encoder without anything around it."""
+
+    def __init__(self, cls: type[Encoder], shape: Shape, backend: str, sentences: list[Batch]) -> None:
+        weights = random_weights(shape)
+        pairs: list[Any] = [(one.ids, one.mask) for one in sentences]
+        self._wait = _nothing
+        if backend != "cpu":
+            torch: Any = import_module("torch")
+            weights = {name: torch.as_tensor(array, device="cuda") for name, array in weights.items()}
+            pairs = [tuple(torch.as_tensor(array, device="cuda") for array in pair) for pair in pairs]
+            self._wait = torch.cuda.synchronize
+        self._pairs = pairs
+        self._width = shape.width
+        self._encoder = cls(weights, layers=shape.layers, heads=shape.heads, epsilon=shape.epsilon)
+
+    def run(self, count: int) -> float:
+        """So many batches; returns batches per second."""
+        start = time.perf_counter()
+        for number in range(count):
+            self._encoder.encode(*self._pairs[number % len(self._pairs)], self._width)
+        self._wait()
+        return count / (time.perf_counter() - start)
+
+
+def _nothing() -> None:
+    """The CPU has computed when a call returns."""

@@ -1,0 +1,58 @@
+"""PyTorch's encoder as a program outlives what happens to it, and is nearly as fast as without."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import encoder_rounds
+import pytest
+from chosen import BACKEND
+from encoder_rounds import MINILM, SMALL, bad_index, kill, measure_throughput, open_stand, play
+from scale import IS_SMALL, ROUNDS, scaled
+
+import trio_accel as ta
+
+SHAPE = scaled(MINILM, SMALL)
+# Seconds until it answers again: in all, and with a spare from the moment when the loss is seen.
+BACK, BACK_BY_SPARE = 0.8, 0.05
+
+
+@pytest.fixture(autouse=True)
+def _pytorch() -> None:
+    if BACKEND != "cpu":
+        pytest.importorskip("torch")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("spares", [0, 1])
+@pytest.mark.parametrize("fault", ["index", "kill"])
+async def test_no_request_is_lost_and_no_number_changes(
+    system: ta.System, tmp_path: Path, fault: str, spares: int
+) -> None:
+    path = tmp_path / "weights.safetensors"
+    async with open_stand(system, BACKEND, SHAPE, path, spares=spares) as stand:
+        strike = {"index": bad_index, "kill": kill}[fault]
+        report = await play(stand, fault, strike, ROUNDS, spares=spares)
+        print(report)
+        assert stand.device.generation == 1 + ROUNDS
+    assert report.requests >= ROUNDS * encoder_rounds.CLIENTS
+    assert (report.lost, report.unlike, report.changed) == (0, 0, 0)
+    assert len(report.from_strike) == len(report.from_seen) == ROUNDS
+    if not IS_SMALL:
+        bound, times = (BACK_BY_SPARE, report.from_seen) if spares else (BACK, report.from_strike)
+        assert statistics.median(times) <= bound
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(300)
+async def test_as_a_program_it_is_nearly_as_fast_as_in_a_loop(system: ta.System, tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    async with open_stand(system, BACKEND, SHAPE, path, spares=0) as stand:
+        batches, pairs = scaled((100, 7), (4, 2))
+        found = await measure_throughput(stand, BACKEND, tokens=scaled(128, 8), batches=batches, pairs=pairs)
+        print(found)
+    assert found.ours > 0
+    assert found.plain > 0
+    if not IS_SMALL:
+        assert found.ratio >= 0.95
