@@ -29,6 +29,8 @@ class Kernel:
         function: Enqueues or prepares an operation, as the backend says.
         plan: Makes what operations of one plan key have in common; None where there is nothing of the kind.
         is_quick: Whether `plan` takes no longer than a launch, so that it is called in place.
+        is_blocking: Whether `function` may take long, so that it is called in a thread.
+        prepares: Whether there may be anything to do before it is called in place.
     """
 
     spec: type[OperationSpec]
@@ -36,6 +38,12 @@ class Kernel:
     function: Callable[..., Any]
     plan: Callable[..., Any] | None = None
     is_quick: bool = False
+    is_blocking: bool = False
+    prepares: bool = attrs.field(init=False)
+
+    @prepares.default
+    def _prepares(self) -> bool:
+        return self.is_blocking or (self.plan is not None and not self.is_quick)
 
 
 def kernel(
@@ -44,6 +52,7 @@ def kernel(
     backend: str,
     plan: Callable[..., Any] | None = None,
     is_quick: bool = False,
+    is_blocking: bool = False,
 ) -> Callable[[FunctionT], FunctionT]:
     """Declare a function as a kernel; a function may be one for several classes and backends.
 
@@ -56,11 +65,13 @@ def kernel(
         plan: Makes what operations with equal `Descriptor.plan_key` have in common. It may block; it is
             called off the event loop, and its result, which is not None, is kept. For backends that say so.
         is_quick: Whether `plan` takes no longer than a launch: then it is called in place.
+        is_blocking: Whether the function may wait for the device, or takes long for another reason: then it
+            is called in a thread, and the event loop goes on. For backends that say so.
     """
 
     def declare(function: FunctionT) -> FunctionT:
         declared = getattr(function, _KERNELS, ())
-        setattr(function, _KERNELS, (*declared, Kernel(spec, backend, function, plan, is_quick)))
+        setattr(function, _KERNELS, (*declared, Kernel(spec, backend, function, plan, is_quick, is_blocking)))
         return function
 
     return declare

@@ -24,6 +24,7 @@ __all__ = [
     "AccelStream",
     "ChunkKeeper",
     "Hold",
+    "InThread",
     "KernelLibrary",
     "Loan",
     "MemoryStatistics",
@@ -204,6 +205,24 @@ class AccelStream(Protocol):
         """Take no more work. What is enqueued still runs; does not wait for it."""
 
 
+@attrs.frozen
+class InThread:
+    """What `KernelLibrary.prepare` returns for an operation whose `enqueue` blocks, each time.
+
+    The engine calls `enqueue` in a thread then.
+
+    Attributes:
+        plan: What must be done once before, as for other operations; None if there is nothing to do.
+    """
+
+    plan: Callable[[], None] | None = None
+
+    def __call__(self) -> None:
+        """Do it."""
+        if self.plan is not None:
+            self.plan()
+
+
 class KernelLibrary(Protocol):
     """One vendor library of one device: enqueues the operations that it has."""
 
@@ -226,12 +245,16 @@ class KernelLibrary(Protocol):
 
         Returns:
             Something that blocks, to be called in a thread while nothing else of the library is called;
-            it raises what `enqueue` would. None if there is nothing to do, as nearly always.
+            it raises what `enqueue` would. `InThread` if `enqueue` blocks all the same, each time. None if
+            there is nothing to do, as nearly always.
         """
         ...
 
     def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
         """Put an operation on a stream.
+
+        Where `prepare` returns `InThread`, it is called in a thread. Meanwhile nothing else of the library is
+        called, nor enqueued on the stream; but the context may be lost, and the device closed.
 
         Raises:
             NotSupportedError: The library has no such operation or dtype; nothing was enqueued.

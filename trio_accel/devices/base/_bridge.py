@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 
+import outcome
 import trio
 
-__all__ = ["Chores", "LoopNotifier"]
+__all__ = ["Chores", "LoopNotifier", "call_in_thread"]
 
 _logger = logging.getLogger("trio_accel.devices")
 
@@ -80,4 +83,49 @@ def _do(name: str, chore: Callable[[], None]) -> None:
     try:
         chore()
     except Exception:
+        _logger.exception("%s failed", name)
+
+
+def call_in_thread(
+    name: str, function: Callable[[], object], done: Callable[[Exception | None], None]
+) -> None:
+    """Call something that blocks in a thread; nobody has to wait for it. Called on the Trio thread.
+
+    Args:
+        name: For people.
+        function: What is called.
+        done: Called on the Trio thread afterwards, unless the run is over, with what was raised.
+    """
+    token = trio.lowlevel.current_trio_token()
+
+    def deliver(result: outcome.Outcome[object]) -> None:
+        error = _failure_of(result.error) if isinstance(result, outcome.Error) else None
+        with suppress(trio.RunFinishedError):
+            token.run_sync_soon(_report, name, done, error)
+
+    trio.lowlevel.start_thread_soon(function, deliver, name)
+
+
+def _failure_of(error: BaseException) -> Exception:
+    """What a thread has raised, as an exception that keeps its lines, and nothing alive."""
+    left: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while left:
+        one = left.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            left += [one.__cause__, one.__context__]
+    if isinstance(error, Exception):
+        return error
+    failure = RuntimeError(f"a thread raised {type(error).__name__}")
+    failure.__cause__ = error
+    return failure
+
+
+def _report(name: str, done: Callable[[Exception | None], None], error: Exception | None) -> None:
+    try:
+        done(error)
+    except Exception:
+        # An exception that leaves this function would end the whole run.
         _logger.exception("%s failed", name)

@@ -157,11 +157,35 @@ class Completer:
         on_progress()
         self._on_progress()
 
+    def watch(self, operation: InFlight, lane: Lane) -> None:
+        """Have the end of an operation seen that a thread has enqueued; the stream is others' again."""
+        self.port.watch(lane.stream, operation.event)
+        self.lanes.notify(lane.load)
+
+    def refuse(self, operation: InFlight, error: Exception) -> None:
+        """The backend has failed to enqueue an operation in a thread: what it has enqueued still runs."""
+        launch, reply = operation.launch, operation.reply
+        operation.reply = None
+        self.completed += 1
+        notify(self._hooks, Phase.COMPLETE, launch)
+        made = {block for block, _ in launch.allocations}
+        is_suspect = classify(error) is FailureClass.SUSPECT
+        for output in launch.outputs:
+            # What refuses an operation has not begun to change anything.
+            if is_suspect or output.id in made:
+                output.spoil(launch.name, error)
+        self._memory.release_all(made)
+        if reply is not None:
+            self._tell(operation, reply, error)
+        notify(self._hooks, Phase.REPLY, launch)
+
     def _report(self, operation: InFlight, reply: Reply, error: Exception) -> None:
-        launch = operation.launch
-        for block in launch.outputs:
-            block.spoil(launch.name, error)
-        self._context.locate(error, launch)
+        for block in operation.launch.outputs:
+            block.spoil(operation.launch.name, error)
+        self._tell(operation, reply, error)
+
+    def _tell(self, operation: InFlight, reply: Reply, error: Exception) -> None:
+        self._context.locate(error, operation.launch)
         if classify(error) is FailureClass.SUSPECT:
             reply.fail_as_crash(error)
             if operation.crash is not None:

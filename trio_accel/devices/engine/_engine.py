@@ -27,6 +27,7 @@ from ._launch_gate import LaunchGate
 from ._launch_order import LaunchOrder
 from ._leases import Leases
 from ._memory_in_use import MemoryInUse
+from ._threaded import ThreadedLaunches
 from ._watchdog import Watchdog
 
 __all__ = ["Engine"]
@@ -58,6 +59,7 @@ class Engine(ContextState):
         lanes: Its streams, with the operations in flight.
         gate: Where operations wait to be launched.
         enqueuer: Gives operations to the backend.
+        threaded: The same for those whose kernel blocks.
         completer: Replies when they are done.
         completion: How that is learned of.
         watchdog: Looks after what is in flight.
@@ -142,6 +144,7 @@ class Engine(ContextState):
             on_launch=on_launch,
             may_defer=may_defer,
         )
+        self.threaded: ThreadedLaunches = ThreadedLaunches(self.gate, self.enqueuer, self.completer)
 
     @property
     def launched(self) -> int:
@@ -160,7 +163,8 @@ class Engine(ContextState):
 
     def queues(self) -> dict[str, QueueStatistics]:
         """Count what waits and what is in flight, by the import path of the library."""
-        waiting = Counter(launch.library for launch in self.gate.order)
+        # What a thread enqueues keeps its place in the order.
+        waiting = Counter(launch.library for launch in self.gate.order if not launch.is_in_flight)
         in_flight = self.lanes.count()
         return {
             library: QueueStatistics(waiting=waiting[library], in_flight=in_flight[library])

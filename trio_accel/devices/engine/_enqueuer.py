@@ -14,7 +14,7 @@ from ..completion._port import CompletionPort
 from ..operations._hooks import EngineHook, Phase, enter, notify
 from ..operations._operation import Launch
 from ._context_state import ContextState
-from ._in_flight import InFlight
+from ._in_flight import NOT_YET, InFlight
 from ._lane import Lane
 from ._meeting import PartInFlight, PartLaunch
 from ._memory_in_use import MemoryInUse
@@ -142,17 +142,9 @@ class Enqueuer:
         Raises:
             Exception: As for `enqueue`.
         """
-        if self._context.is_lost:
-            raise ActorStoppedError(f"{launch.name} was not started: the context is lost", path=lane.owner)
-        has_staged = False
-        memory, stream, meeting = self._memory, lane.stream, launch.meeting
+        self._make_ready(launch, lane, failure)
+        stream, meeting = lane.stream, launch.meeting
         try:
-            self._begin(launch, lane, failure)
-            memory.exchange(self._blocks, launch.allocations)
-            memory.order(stream, launch.reads, launch.writes)
-            for copy in launch.staged:
-                has_staged = True
-                self._copies.enqueue(copy, stream)
             yield
             came = stream.record()
             meeting.enter(stream)
@@ -164,16 +156,80 @@ class Enqueuer:
             ran = stream.record()
             meeting.leave(stream)
         except Exception as error:
-            self._abandon(launch, lane, error, has_staged=has_staged)
+            self._abandon(launch, lane, error, has_staged=bool(launch.staged))
             self._context.locate(error, launch)
             raise
         operation = self._record(lane, launch, PartInFlight)
         operation.join(meeting, came, ran)
         if launch.fault is not None:
             launch.fault.fault.after()
-        memory.release_all([output.id for output in launch.outputs if output.is_released])
+        self._memory.release_all([output.id for output in launch.outputs if output.is_released])
         self.launched += 1
         return operation
+
+    def begin(self, launch: Launch, lane: Lane, failure: Exception | None) -> InFlight:
+        """Do what comes before the call of the backend, which is its caller's.
+
+        Returns:
+            The operation in flight; `end` gives it its event.
+
+        Raises:
+            Exception: As for `enqueue`.
+        """
+        self._make_ready(launch, lane, failure)
+        # Nobody else records anything until `end`.
+        lane.stream.flush()
+        operation = InFlight(launch, NOT_YET, self.launched)
+        operation.occupy(self._memory.uses, lane.stream, is_whole=True)
+        lane.operations.append(operation)
+        lane.load.outstanding += 1
+        launch.is_in_flight = True
+        self._memory.release_all([output.id for output in launch.outputs if output.is_released])
+        self.launched += 1
+        return operation
+
+    def end(self, operation: InFlight, lane: Lane, error: Exception | None) -> Exception | None:
+        """The backend was called for an operation: what it has enqueued by now is waited for.
+
+        Args:
+            operation: The operation.
+            lane: Where it is.
+            error: What the backend has raised.
+
+        Returns:
+            What it has failed with, if it has.
+        """
+        launch, stream = operation.launch, lane.stream
+        fault = None if launch.fault is None or error is not None else launch.fault.fault
+        if fault is not None:
+            try:
+                fault.behind(self._device, stream, sorted(launch.writes), self._holds)
+            except Exception as failed:  # noqa: BLE001  # it is the operation's
+                error = failed
+        operation.bind(stream, stream.record())
+        if fault is not None:
+            fault.after()
+        return error
+
+    def _make_ready(self, launch: Launch, lane: Lane, failure: Exception | None) -> None:
+        """Do what comes before the call of the backend; raises as `enqueue` does."""
+        if self._context.is_lost:
+            raise ActorStoppedError(f"{launch.name} was not started: the context is lost", path=lane.owner)
+        has_staged = False
+        memory, stream = self._memory, lane.stream
+        try:
+            if self._on_launch is not None:
+                self._on_launch(launch)
+            self._begin(launch, lane, failure)
+            memory.exchange(self._blocks, launch.allocations)
+            memory.order(stream, launch.reads, launch.writes)
+            for copy in launch.staged:
+                has_staged = True
+                self._copies.enqueue(copy, stream)
+        except Exception as error:
+            self._abandon(launch, lane, error, has_staged=has_staged)
+            self._context.locate(error, launch)
+            raise
 
     def end_holds(self) -> None:
         """Let go on what injected faults hold up."""

@@ -5,14 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
+import attrs
+
 from ...actors import DeferredReply, DirectReply
 from ...backends.base import AccelEvent, AccelStream, InputFailedError
 from ..operations._operation import Launch
 
-__all__ = ["BlockUse", "BlockUses", "InFlight", "Reply"]
+__all__ = ["NOT_YET", "BlockUse", "BlockUses", "InFlight", "Reply"]
 
 Reply: TypeAlias = "DeferredReply[None] | DirectReply"
 """What the asker of an operation waits for: by way of the library's mailbox, or without it."""
+
+
+@attrs.frozen(eq=False)
+class _NotYet:
+    """The event of an operation while a thread enqueues it."""
+
+    is_done: bool = False
+    error: Exception | None = None
+
+
+NOT_YET = _NotYet()
 
 
 class InFlight:
@@ -20,7 +33,7 @@ class InFlight:
 
     Attributes:
         launch: What was launched.
-        event: Done when it is.
+        event: Done when it is; `NOT_YET` until it is enqueued.
         number: How many were launched before it.
         uses: The blocks that it uses.
         after: Work in flight that makes its inputs, if any; done when this is, though perhaps not seen to be.
@@ -90,6 +103,15 @@ class InFlight:
             use.last_write, use.reads = written, None
             if is_whole:
                 use.writer = self
+
+    def bind(self, stream: AccelStream, event: AccelEvent) -> None:
+        """It is enqueued: this is its event, which it occupies its blocks until."""
+        self.event = event
+        for use in self.uses:
+            if use.last_write == (stream, NOT_YET):
+                use.last_write = stream, event
+            if use.reads is not None and use.reads.get(stream) is NOT_YET:
+                use.reads[stream] = event
 
     def vacate(self, unpin: Callable[[BlockUse], None]) -> None:
         """It is over: what it has pinned is used by it no more.

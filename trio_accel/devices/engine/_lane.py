@@ -23,11 +23,23 @@ class StreamLoad:
 
     outstanding: int = 0
     finished: int = 0
+    is_taken: bool = False
+    """Whether a thread enqueues on the stream: then there is no room for anything else."""
 
     @property
     def is_full(self) -> bool:
         """Whether the stream takes no more for now."""
         return self.outstanding >= _MOST_ON_A_STREAM
+
+    def take(self) -> None:
+        """A thread enqueues from now on."""
+        self.is_taken = True
+        self.outstanding += _MOST_ON_A_STREAM
+
+    def give_back(self) -> None:
+        """It does not any more."""
+        self.is_taken = False
+        self.outstanding -= _MOST_ON_A_STREAM
 
 
 @attrs.define(eq=False)

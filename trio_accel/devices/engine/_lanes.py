@@ -55,7 +55,6 @@ class Lanes:
             lane: The lane.
             on_idle: Called in a thread when nothing is in flight on it.
         """
-        self._streams.release(lane.stream)
         lane.on_idle = on_idle
         self.sweep(lane)
 
@@ -63,12 +62,20 @@ class Lanes:
         """Remove a lane that takes no more work and has nothing in flight."""
         if lane.on_idle is not None and not lane.operations:
             self.all.remove(lane)
+            # Not before: a thread may enqueue on it.
+            self._streams.release(lane.stream)
             # A vendor's library waits for whatever the device does.
             self._chores.start(f"to close the library behind stream {lane.stream.name}", lane.on_idle)
 
     def count(self) -> Counter[str]:
         """Count the operations in flight by the import path of their library."""
         return Counter(operation.launch.library for lane in self.all for operation in lane.operations)
+
+    def notify(self, load: StreamLoad) -> None:
+        """Wake those that wait for a change on a stream."""
+        for lane in tuple(self.all):
+            if lane.load is load:
+                lane.notify()
 
     async def drain(self, owner: str | None) -> None:
         """Wait until nothing is in flight, of all or of one library actor.

@@ -30,6 +30,8 @@ class LaunchGate:
         # Those whose library actor has begun with them, and those of them that are taken back.
         self._waiting: dict[Launch, Lane] = {}
         self._withdrawn: set[Launch] = set()
+        # Those that are in flight, and keep their places until a thread has enqueued them.
+        self._kept: set[Launch] = set()
 
     def leave(self, launch: Launch) -> None:
         """Note that an operation is launched, or never will be."""
@@ -39,11 +41,22 @@ class LaunchGate:
 
     def over(self, launch: Launch) -> None:
         """Note that nobody waits for an operation any more: unless it is in flight, it holds nothing now."""
-        if launch.is_forgotten:
+        if launch.is_forgotten or launch in self._kept:
             return
         self.leave(launch)
         if not launch.is_in_flight:
             launch.forget()
+
+    def keep(self, launch: Launch) -> None:
+        """A thread enqueues an operation: it keeps its place until it is `launched`, whoever waits for it."""
+        self._kept.add(launch)
+        # Those of the same library, too, as its actor may be another one by then.
+        self.order.make_turns()
+
+    def launched(self, launch: Launch) -> None:
+        """The thread has done so."""
+        self._kept.discard(launch)
+        self.leave(launch)
 
     def may_launch(self, launch: Launch, lane: Lane) -> bool:
         """Whether what it needs is there, and room in the window, and all that goes before is launched."""
@@ -94,11 +107,15 @@ class LaunchGate:
         try:
             for arrival in launch.arrivals:
                 arrival.tell(lane.notify)
-            while (lane.is_full or not launch.has_arrived) and self._counts_on(launch, lane):
-                await lane.wait_changed()
-            turn = self.order.turn(launch)
-            if turn is not None and launch not in self._withdrawn:
-                await turn.wait()
+            is_ready = False
+            while not is_ready:
+                while (lane.is_full or not launch.has_arrived) and self._counts_on(launch, lane):
+                    await lane.wait_changed()
+                turn = self.order.turn(launch)
+                is_ready = turn is None or launch in self._withdrawn or turn.is_ready
+                if turn is not None and not is_ready:
+                    # Meanwhile a thread may begin to enqueue on the stream.
+                    await turn.wait()
             if launch in self._withdrawn:
                 raise WithdrawnError
         finally:

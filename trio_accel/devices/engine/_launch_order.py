@@ -48,7 +48,7 @@ class LaunchOrder:
             if launch.library == self._library:
                 turns[launch] = None
                 return
-            self._make_turns()
+            self.make_turns()
         turns[launch] = self._order.enter(launch.reads, launch.writes)
 
     def leave(self, launch: Launch) -> None:
@@ -66,8 +66,7 @@ class LaunchOrder:
 
     def enter_lease(self, block: int, *, write: bool) -> Turn:
         """Give a lease of a block its place."""
-        if not self.has_turns:
-            self._make_turns()
+        self.make_turns()
         self.is_clear = False
         blocks = frozenset([block])
         return self._order.enter(frozenset() if write else blocks, blocks if write else frozenset())
@@ -83,7 +82,10 @@ class LaunchOrder:
             if turn is not None:
                 turn.release()
 
-    def _make_turns(self) -> None:
+    def make_turns(self) -> None:
+        """Give turns to all, also while they are of one library."""
+        if self.has_turns:
+            return
         self.has_turns = True
         for launch in self._turns:
             self._turns[launch] = self._order.enter(launch.reads, launch.writes)

@@ -23,7 +23,7 @@ from ...actors import (
     handles,
     quick,
 )
-from ...backends.base import KernelLibrary
+from ...backends.base import InThread, KernelLibrary
 from ...backends.base.fast_paths import current_fast_paths
 from ..base._errors import FailureClass, classify
 from ..operations._operation import Launch
@@ -91,6 +91,7 @@ class LibraryActor(Actor):
         self._gate = engine.gate
         self._enqueuer = engine.enqueuer
         self._completer = engine.completer
+        self._threaded = engine.threaded
         self._cancel_grace = engine.cancel_grace
         self._kernels: KernelLibrary
         self._lane: Lane
@@ -128,11 +129,14 @@ class LibraryActor(Actor):
     def launch_now(self, message: Launch) -> object:
         """Enqueue an operation, unless it would have to wait."""
         try:
-            if self._kernels.prepare(message.spec) is not None:
-                return NOT_NOW
+            # Before the library is asked anything, as a thread may be in it.
             if not self._gate.may_launch(message, self._lane):
                 return NOT_NOW
-            return self._launch(message)
+            prepare = self._kernels.prepare(message.spec)
+            if prepare is None:
+                return self._launch(message)
+            is_planned = isinstance(prepare, InThread) and prepare.plan is None
+            return self._launch_in_thread(message) if is_planned else NOT_NOW
         except Exception as error:  # noqa: BLE001  # whose it is, is told there
             return self._refused(error)
 
@@ -174,13 +178,18 @@ class LibraryActor(Actor):
     async def launch(self, message: Launch) -> DeferredReply[None]:
         """Enqueue an operation, when the window has room and those before it are launched."""
         failure: Exception | None = None
+        gate, lane = self._gate, self._lane
         try:
+            if lane.load.is_taken:
+                await gate.wait(message, lane)
             prepare = self._kernels.prepare(message.spec)
-            if prepare is not None:
-                failure = await self._gate.prepare(message, self._lane, prepare)
-            if not self._gate.may_launch(message, self._lane):
-                await self._gate.wait(message, self._lane)
-            return self._launch(message, failure)
+            is_blocking = isinstance(prepare, InThread)
+            plan = prepare.plan if isinstance(prepare, InThread) else prepare
+            if plan is not None:
+                failure = await gate.prepare(message, lane, plan)
+            if not gate.may_launch(message, lane):
+                await gate.wait(message, lane)
+            return self._launch_in_thread(message, failure) if is_blocking else self._launch(message, failure)
         except Exception as error:  # noqa: BLE001  # whose it is, is told there
             return self._refused(error)
 
@@ -190,8 +199,7 @@ class LibraryActor(Actor):
         gate, kernels, lane = self._gate, self._kernels, self._lane
         part = Part(message, kernels, lane, self.context, gate, self._enqueuer, self._completer)
         try:
-            check_part(message, kernels)
-            prepare = kernels.prepare(message.spec)
+            prepare = check_part(message, kernels)
             if prepare is not None:
                 part.failure = await gate.prepare(message, lane, prepare)
             if not gate.may_launch(message, lane):
@@ -229,6 +237,18 @@ class LibraryActor(Actor):
         )
         operation.reply = reply
         self._completer.see_to(operation, lane, reply)
+        return reply
+
+    def _launch_in_thread(self, launch: Launch, failure: Exception | None = None) -> DeferredReply[None]:
+        """Begin with an operation whose kernel blocks; as `_launch`."""
+        context, lane, cancel_grace = self.context, self._lane, self._cancel_grace
+        operation = self._threaded.begin(launch, lane, failure)
+        operation.crash = context.crash
+        reply: DeferredReply[None] = context.defer(
+            on_cancel=lambda: cancel_grace.start(lane, operation, reply.context)
+        )
+        operation.reply = reply
+        self._threaded.start(operation, self._kernels, lane)
         return reply
 
     def _refused(self, error: Exception) -> DeferredReply[None]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 
 from ...actors import ActorContext, DeferredReply
-from ...backends.base import KernelLibrary, NotSupportedError
+from ...backends.base import InThread, KernelLibrary, NotSupportedError
 from ._completer import Completer
 from ._enqueuer import Enqueuer
 from ._lane import Lane
@@ -106,11 +106,21 @@ class Part:
             self._completer.port.watch(self._lane.stream, self._in_flight.event)
 
 
-def check_part(launch: PartLaunch, kernels: KernelLibrary) -> None:
+def check_part(launch: PartLaunch, kernels: KernelLibrary) -> Callable[[], None] | None:
     """Refuse a part that its library does not have.
 
+    Returns:
+        What is to be done before it is launched; see `KernelLibrary.prepare`.
+
     Raises:
-        NotSupportedError: It has no kernel for it.
+        NotSupportedError: It has no kernel for it, or one that blocks: the others would wait for that.
     """
     if type(launch.spec) not in kernels.operations:
         raise NotSupportedError(f"library {kernels.name!r} has no {type(launch.spec).__name__}")
+    prepare = kernels.prepare(launch.spec)
+    if isinstance(prepare, InThread):
+        raise NotSupportedError(
+            f"library {kernels.name!r} has a kernel for {type(launch.spec).__name__} that blocks, and so "
+            "runs no part of an operation that spans devices"
+        )
+    return prepare

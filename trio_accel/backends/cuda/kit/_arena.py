@@ -39,7 +39,7 @@ class Arena:
     @property
     def nbytes(self) -> int:
         """Bytes of all areas."""
-        return sum(size for _, size in self._areas.values())
+        return sum(size for _, size in tuple(self._areas.values()))
 
     def begin(self, stream: CudaStream) -> Lot:
         """Take the area of a stream for one operation: until that ends, nobody gives it back."""
@@ -78,9 +78,10 @@ class Arena:
 
     def give_back_idle(self) -> bool:
         """Give back the areas of streams with nothing to do; returns whether there were any."""
+        # A thread that enqueues may take or put an area meanwhile.
         idle = [
             stream
-            for stream in self._areas
+            for stream in tuple(self._areas)
             if stream.is_destroyed or stream.refresh() >= stream.timeline.sequence
         ]
         if not idle or self._context.is_lost:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import attrs
 
-from ...base import AccelError, AccelStream, LibraryError, NotSupportedError, OutOfMemoryError
+from ...base import AccelError, AccelStream, InThread, LibraryError, NotSupportedError, OutOfMemoryError
 from ...base.kernels import Kernel, kernels_of, load_module_kernels
 from ...base.ops import OperationSpec
 from ..runtime._driver import CudaMemoryError
@@ -26,6 +26,7 @@ _NOT_FOUND = "FunctionNotFoundError"
 # Statuses that say the same in all libraries: not enough memory; the library does not have the operation.
 _EXHAUSTED = frozenset({"ALLOC_FAILED", "INSUFFICIENT_RESOURCES"})
 _MISSING = frozenset({"NOT_SUPPORTED", "ARCH_MISMATCH", "MISSING_DEPENDENCY"})
+_PLANNED = InThread()
 
 Errors: TypeAlias = Mapping[type[Exception], type[enum.IntEnum]]
 """By the exception classes of a vendor's bindings, their enumerations of codes."""
@@ -87,8 +88,15 @@ class CudaLibrary:
     def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
         """Make the plan of an operation, if it has none yet; see `KernelLibrary.prepare`."""
         kernel = self._kernels.get(type(spec))
-        if kernel is None or kernel.plan is None or kernel.is_quick or self._find_plan(spec) is not None:
+        if kernel is None or not kernel.prepares:
             return None
+        if kernel.is_blocking:
+            is_planned = kernel.plan is None or kernel.is_quick or self._find_plan(spec) is not None
+            return _PLANNED if is_planned else InThread(self._planning(spec, kernel))
+        return None if self._find_plan(spec) is not None else self._planning(spec, kernel)
+
+    def _planning(self, spec: OperationSpec, kernel: Kernel) -> Callable[[], None]:
+        assert kernel.plan is not None
         return partial(self._in_context, self._make_plan, spec, kernel.plan)
 
     def _key_of(self, spec: OperationSpec) -> tuple[object, ...]:
@@ -141,7 +149,12 @@ class CudaLibrary:
         # Like `with context`, which takes longer as it remembers what a whole thread has to restore.
         is_foreign = context.make_current()
         try:
-            self._run(kernel, spec, stream)
+            if kernel.is_blocking:
+                # In a thread of the engine: the device may be closed meanwhile.
+                with stream.in_use():
+                    self._run(kernel, spec, stream)
+            else:
+                self._run(kernel, spec, stream)
         except Exception as error:
             told = self._told(error)
             if told is error:

@@ -4,8 +4,8 @@ To the vendor, who knows matrices by columns, a matrix by rows is its transpose.
 of the matrix, nothing is laid out anew: Cholesky of the other triangle, and singular values with U and V
 exchanged.
 
-Routines that iterate, `xgesvd` and `xsyev_batched`, wait for the device, and never get a NaN or an infinity:
-with one, `gesvd` of 300² took 52 s.
+Routines that iterate, `xgesvd` and `xsyev_batched`, wait for the device: they are called in a thread. They
+never get a NaN or an infinity: with one, `gesvd` of 300² took 52 s.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ class SolverLibrary(CudaLibrary):
         job = "N" if spec.u is None else "S" if spec.u.shape[-1] == least == _rows(spec.vh) else "A"
         return (self._ready(Routine("xgesvd", dtype, {"m": most, "n": least}, {"job": ord(job)})),)
 
-    @kernel(SvdSpec, backend="cuda", plan=_plan_svd)
+    @kernel(SvdSpec, backend="cuda", plan=_plan_svd, is_blocking=True)
     def _svd(self, spec: SvdSpec, call: Call) -> None:
         status, (m, n) = call.status(spec.info), spec.a.shape[-2:]
         if not call.plan:
@@ -318,7 +318,7 @@ class SolverLibrary(CudaLibrary):
             routine = attrs.evolve(routine, batch=batch)
         return (self._ready(routine),)
 
-    @kernel(EighSpec, backend="cuda", plan=_plan_eigh)
+    @kernel(EighSpec, backend="cuda", plan=_plan_eigh, is_blocking=True)
     def _eigh(self, spec: EighSpec, call: Call) -> None:
         status = call.status(spec.info)
         if not call.plan:

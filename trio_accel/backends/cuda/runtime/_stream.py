@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 
 from cuda.bindings import driver
 
@@ -69,6 +69,8 @@ class CudaStream:
         self._next: list[Callable[[], None]] = []
         self._finishing: deque[CudaEvent] = deque()
         self.is_destroyed: bool = False
+        # How many threads enqueue on it that nobody waits for.
+        self._users = 0
         self._lock = threading.RLock()
 
     @property
@@ -86,7 +88,7 @@ class CudaStream:
     @property
     def has_ended(self) -> bool:
         """Whether the stream is closed and everything enqueued is done, or never will be."""
-        if not self.is_closed:
+        if not self.is_closed or self._users:
             return False
         if self.is_destroyed:
             return True
@@ -107,6 +109,22 @@ class CudaStream:
             failure = self._context.failure()
             assert failure is not None
             raise failure
+
+    @contextmanager
+    def in_use(self) -> Generator[None, None, None]:
+        """Enqueue on it in a thread that the device does not wait for when it is closed: it has not ended.
+
+        Raises:
+            RuntimeError, ContextPoisonedError: As for `check`.
+        """
+        with self._lock:
+            self.check()
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
 
     def record(self) -> CudaEvent:
         """Make an event after everything enqueued so far; see `AccelStream.record`."""
@@ -269,7 +287,8 @@ class CudaStream:
     def close(self) -> None:
         """Take no more work. What is enqueued still runs; does not wait for it."""
         self.flush()
-        self.is_closed = True
+        with self._lock:
+            self.is_closed = True
 
     def destroy(self) -> None:
         """Give the stream back: it has ended."""
