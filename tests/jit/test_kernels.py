@@ -163,6 +163,28 @@ async def test_macros_dialect_and_headers_of_a_folder(device: ta.Device, tmp_pat
 
 
 @on_cuda
+@pytest.mark.parametrize("isolation", ["inline"])
+async def test_headers_of_cuda_are_found_behind_the_folders_that_are_given(
+    device: ta.Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trio_accel.backends.cuda.kit import _compile
+
+    for folder, text in (("own", "2.0"), ("cuda", "3.0")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "both.h").write_text(f"#define BOTH {text}\n")
+    (tmp_path / "cuda" / "installed.h").write_text("#define INSTALLED 0.5\n")
+    monkeypatch.setattr(_compile, "_header_folders", lambda: (str(tmp_path / "cuda"),))
+    kernel = one(
+        "fill",
+        '#include <installed.h>\n#include "both.h"\n'
+        'extern "C" __global__ void fill(double* x) { x[threadIdx.x] = BOTH + INSTALLED; }',
+        options=jit.CompileOptions(include_path=[tmp_path / "own"]),
+    )
+    (out,) = await kernel(await device.zeros(8))
+    np.testing.assert_array_equal(await out.to_host(), np.full(8, 2.5))
+
+
+@on_cuda
 async def test_a_kernel_without_c_linkage_is_found_by_its_name(device: ta.Device) -> None:
     kernel = one(
         "inner::plain", "namespace inner { __global__ void plain(double* x) { x[threadIdx.x] = 4; } }"

@@ -15,7 +15,7 @@ from ..devices import AccelRef, Device, Operand, Operation, Planned, Planner, de
 from ._actor import JitActor
 from ._code import Code, CompileOptions, as_code
 from ._occupancy import Occupancy, QueryOccupancy
-from ._parameters import Parameter, Scalars, check_array
+from ._parameters import Parameter, Scalars, always_held, check_array
 from ._rules import Extents, Rule, check_block, check_grid, check_shared, extents, shape_of
 
 __all__ = ["Kernel", "LaunchKernel"]
@@ -109,7 +109,7 @@ class Kernel:
         self._scalars = Scalars(dtypes, scalar_offsets(dtypes)[0])
         names = tuple(parameters)
         self._steps = tuple(
-            (each, None if shape is None else Rule(f"shape of {each.name}", shape, names))
+            (each, None if shape is None else Rule(f"shape of {each.name}", shape, names), always_held(each))
             for each, shape in zip(named, (given.shape for given in parameters.values()), strict=True)
         )
         with_block = (*names, "block")
@@ -164,12 +164,12 @@ class Kernel:
         if not named and len(arguments) == len(steps):
             return LaunchKernel(self, arguments)
         values: dict[str, Operand | complex] = dict(
-            zip((each.name for each, _ in steps), arguments, strict=False)
+            zip((step[0].name for step in steps), arguments, strict=False)
         )
-        names = [each.name for each, _ in steps]
+        names = [step[0].name for step in steps]
         unknown = [name for name in named if name not in names or name in values]
         values.update(named)
-        missing = [each.name for each, shape in steps if each.name not in values and shape is None]
+        missing = [each.name for each, shape, _ in steps if each.name not in values and shape is None]
         if len(arguments) > len(steps) or unknown or missing:
             raise TypeError(
                 f"{self.operation} takes {len(names)} arguments ({', '.join(names)}), got {len(arguments)}"
@@ -222,26 +222,25 @@ class Kernel:
         self, planner: Planner, arguments: Sequence[Operand | complex | None]
     ) -> Planned[tuple[AccelRef, ...]]:
         """Validate the arguments of a launch, and lower it; see `Operation.plan`."""
-        taken = _Taken(planner)
-        for (parameter, shape), argument in zip(self._steps, arguments, strict=True):
-            if parameter.role == "scalar":
-                taken.add_scalar(parameter, argument)
-            else:
-                taken.add_array(parameter, shape, argument)
+        taken = _Taken()
+        values, scalars, name = taken.values, taken.scalars, planner.name
+        for step, argument in zip(self._steps, arguments, strict=True):
+            parameter, shape, holds = step
+            if holds is None:
+                taken.add_array(planner, parameter, shape, argument)
+                continue
+            # Nearly all numbers need no closer look.
+            kinds, least, most = holds
+            number: Any = argument
+            if type(number) not in kinds or not least <= number <= most:
+                number = element(name, parameter.name, argument, parameter.dtype)
+            values[parameter.name] = number
+            scalars.append(number)
         if taken.outputs:
-            taken.make_outputs()
-        grid, block, shared = self._extents(planner.name, taken.values)
-        arrays = taken.arrays
-        spec = KernelSpec(
-            self._text,
-            grid,
-            block,
-            shared,
-            tuple(arrays["read"]),
-            tuple(arrays["update"]),
-            tuple(arrays["write"]),
-            self._scalars.pack(taken.scalars),
-        )
+            taken.make_outputs(planner)
+        grid, block, shared = self._extents(name, values)
+        arrays = tuple(taken.read), tuple(taken.updated), tuple(taken.written)
+        spec = KernelSpec(self._text, grid, block, shared, *arrays, self._scalars.pack(scalars))
         return Planned(spec, tuple(taken.changed))
 
     def _extents(self, name: str, values: dict[str, Any]) -> tuple[Dim3, Dim3, int]:
@@ -266,48 +265,51 @@ class _Taken:
 
     Attributes:
         values: What rules get, by name.
-        arrays: Arrays by their roles.
+        read: Arrays that are read.
+        updated: Arrays that are changed in place.
+        written: Arrays that are written; None for one that is to be made.
         scalars: Numbers.
         changed: Arrays that are changed.
-        outputs: Outputs with a rule for their shape: where they go, and what was given.
+        outputs: Outputs with a rule for their shape, and their places in `written` and `changed`.
     """
 
-    __slots__ = ("_planner", "arrays", "changed", "outputs", "scalars", "values")
+    __slots__ = ("changed", "outputs", "read", "scalars", "updated", "values", "written")
 
-    def __init__(self, planner: Planner) -> None:
-        self._planner = planner
+    def __init__(self) -> None:
         self.values: dict[str, Any] = {}
-        self.arrays: dict[str, list[Any]] = {"read": [], "update": [], "write": []}
+        self.read: list[Any] = []
+        self.updated: list[Any] = []
+        self.written: list[Any] = []
         self.scalars: list[Any] = []
         self.changed: list[Any] = []
         self.outputs: list[tuple[KernelParameter, Rule, int, int]] = []
 
-    def add_scalar(self, parameter: KernelParameter, argument: object) -> None:
-        number = element(self._planner.name, parameter.name, argument, parameter.dtype)
-        self.values[parameter.name] = number
-        self.scalars.append(number)
-
-    def add_array(self, parameter: KernelParameter, shape: Rule | None, argument: Any) -> None:
-        planner, name, role = self._planner, parameter.name, parameter.role
-        if shape is not None:
-            self.outputs.append((parameter, shape, len(self.arrays[role]), len(self.changed)))
-        if shape is not None and argument is None:
-            self.arrays[role].append(None)
-            self.changed.append(None)
-            return
+    def add_array(
+        self, planner: Planner, parameter: KernelParameter, shape: Rule | None, argument: Any
+    ) -> None:
+        """Take an array, or note that it is to be made."""
+        name, role = parameter.name, parameter.role
         if role == "read":
             array = planner.read(name, argument)
+            self.read.append(array)
         else:
+            several = self.updated if role == "update" else self.written
+            if shape is not None:
+                self.outputs.append((parameter, shape, len(several), len(self.changed)))
+                if argument is None:
+                    several.append(None)
+                    self.changed.append(None)
+                    return
             # One that is written in full is in use in the same way.
             array = planner.update(name, argument)
+            several.append(array)
             self.changed.append(argument)
         check_array(planner.name, parameter, array)
-        self.arrays[role].append(array)
         self.values[name] = array
 
-    def make_outputs(self) -> None:
+    def make_outputs(self, planner: Planner) -> None:
         """Make the outputs that were left out, and check the shapes of those that were given."""
-        planner, values = self._planner, self.values
+        values = self.values
         for parameter, rule, place, changed in self.outputs:
             name = parameter.name
             shape = shape_of(planner.name, name, rule.value(values))
@@ -315,7 +317,7 @@ class _Taken:
                 out = planner.output(shape, parameter.dtype)
                 check_array(planner.name, parameter, out.spec)
                 self.changed[changed] = out
-                values[name] = self.arrays["write"][place] = out.spec
+                values[name] = self.written[place] = out.spec
             elif values[name].shape != shape:
                 raise ValueError(
                     f"{planner.name}: {name} must have shape {shape}, got shape {values[name].shape}"

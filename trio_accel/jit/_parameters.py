@@ -10,9 +10,20 @@ import attrs
 import numpy as np
 
 from ..backends.base import DType, DTypeLike
-from ..backends.base.ops import ArraySpec, KernelLayout, KernelParameter, KernelRole
+from ..backends.base.ops import ArraySpec, KernelLayout, KernelParameter, KernelRole, contiguous_strides
+from ..backends.base.values import ALWAYS_HELD
 
-__all__ = ["Parameter", "Scalars", "ShapeRule", "check_array", "reads", "scalar", "updates", "writes"]
+__all__ = [
+    "Parameter",
+    "Scalars",
+    "ShapeRule",
+    "always_held",
+    "check_array",
+    "reads",
+    "scalar",
+    "updates",
+    "writes",
+]
 
 ShapeRule: TypeAlias = Callable[..., "int | Sequence[int]"]
 """Tells the shape of a new array from arguments of the kernel, which it names as its own parameters."""
@@ -113,6 +124,21 @@ def _array(role: KernelRole, dtype: DTypeLike, ndim: int | None, layout: KernelL
     return Parameter(role, DType.of(dtype), ndim, layout)
 
 
+def always_held(
+    parameter: KernelParameter,
+) -> tuple[frozenset[type[object]], float, float] | None:
+    """Types of numbers, and the least and the most of them, that a scalar holds for sure; None for arrays."""
+    if parameter.role != "scalar":
+        return None
+    dtype = parameter.dtype
+    if dtype.kind in ("int", "uint"):
+        limits = np.iinfo(dtype.dtype)
+        return frozenset({int}), int(limits.min), int(limits.max)
+    if dtype.kind == "float":
+        return frozenset({int, float}), -ALWAYS_HELD, ALWAYS_HELD
+    return frozenset(), 0, 0
+
+
 def check_array(operation: str, parameter: KernelParameter, array: ArraySpec) -> None:
     """Refuse an array that the kernel would take for another.
 
@@ -127,7 +153,11 @@ def check_array(operation: str, parameter: KernelParameter, array: ArraySpec) ->
         )
     if parameter.ndim is not None and array.ndim != parameter.ndim:
         raise ValueError(f"{operation}: {name} must have {parameter.ndim} axes, got shape {array.shape}")
-    if parameter.layout == "contiguous" and not array.is_contiguous:
+    if (
+        parameter.layout == "contiguous"
+        and array.strides != contiguous_strides(array.shape, array.dtype.itemsize)
+        and not array.is_contiguous
+    ):
         raise ValueError(
             f"{operation}: {name} must be contiguous, got a view of shape {array.shape} with strides "
             f"{array.strides}; copy it (await {name}.copy()), or declare it with layout='packed'"

@@ -60,10 +60,6 @@ class CUlaunchAttributeID(IntEnum):
     CU_LAUNCH_ATTRIBUTE_COOPERATIVE = 2
     CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4
 
-class CUjit_option(IntEnum):
-    CU_JIT_ERROR_LOG_BUFFER = 5
-    CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES = 6
-
 class CUstreamCaptureMode(IntEnum):
     CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1
 
@@ -222,8 +218,8 @@ def cuMemSetAccess(
 # Kernels.
 def cuLibraryLoadData(
     code: bytes,
-    jitOptions: Sequence[CUjit_option] | None,
-    jitOptionsValues: Sequence[object] | None,
+    jitOptions: None,
+    jitOptionsValues: None,
     numJitOptions: int,
     libraryOptions: None,
     libraryOptionValues: None,

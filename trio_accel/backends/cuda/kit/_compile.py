@@ -5,8 +5,10 @@ The work is done by cuda.core, behind the disk cache; here its errors become our
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import attrs
@@ -16,13 +18,15 @@ from ...base.code_cache import CompiledCode
 from ...base.ops import KernelCode, KernelRecipe
 from ..runtime._compiler import Target, compiled
 
-__all__ = ["CompiledKernel", "architecture_of", "compile_kernel", "kernels_in"]
+__all__ = ["CompiledKernel", "architecture_of", "compile_kernel", "kernels_in", "ptx_log"]
 
 MadeT = TypeVar("MadeT")
 
 # What cuda.core and cuda.bindings raise where NVIDIA's library is not installed.
 _NOT_FOUND = frozenset({"DynamicLibNotFoundError", "FunctionNotFoundError"})
 _LOG = "compilation log:"
+# Of the runtime with what belongs to the language, and of the C++ libraries.
+_HEADERS = ("cudart", "cccl")
 # Options of the compiler that are the linker's, too.
 _LINKED = frozenset(
     {"ftz", "prec_div", "prec_sqrt", "fma", "max_register_count", "lineinfo", "debug", "ptxas_options"}
@@ -83,6 +87,9 @@ def _compile(
 
     def work() -> CompiledCode:
         made: dict[str, Any] = {**recipe.options, **more, "arch": arch, "name": code.name}
+        if "#include" in str(code.data) or "pre_include" in made:
+            # Behind the folders that were given.
+            made["include_path"] = [*made.get("include_path", ()), *_header_folders()]
         chosen = ProgramOptions(**made)
         options.extend(option.decode() for option in chosen.as_bytes("nvrtc", target))
         names = (recipe.name,) if code is recipe.code[0] else ()
@@ -158,6 +165,36 @@ def _error(
         source=code.name,
         options=options,
     )
+
+
+@functools.cache
+def _header_folders() -> tuple[str, ...]:
+    """Where headers of CUDA lie that are installed, such as cuda_fp16.h and cooperative_groups.h."""
+    from cuda.pathfinder import find_nvidia_header_directory
+
+    found: list[str] = []
+    for name in _HEADERS:
+        # Older releases know fewer names.
+        with suppress(RuntimeError):
+            folder = find_nvidia_header_directory(name)
+            if folder is not None:
+                found.append(folder)
+    return tuple(dict.fromkeys(found))
+
+
+def ptx_log(code: bytes) -> str:
+    """What is wrong with PTX that the driver has refused: nvJitLink tells, if it is installed."""
+    from cuda.core import Linker, ObjectCode
+
+    try:
+        linker = Linker(ObjectCode.from_ptx(code))
+        try:
+            linker.link("cubin")
+        finally:
+            linker.close()
+    except Exception as error:  # noqa: BLE001  # whatever it says is the log
+        return "" if isinstance(error, Warning) or type(error).__name__ in _NOT_FOUND else str(error).strip()
+    return ""
 
 
 def kernels_in(text: str) -> tuple[str, ...]:

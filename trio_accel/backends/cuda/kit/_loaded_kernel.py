@@ -15,15 +15,13 @@ from ...base import AccelError, CompilationError, DriverError, LibraryError
 from ...base.ops import Dim3, KernelInfoSpec, KernelRecipe, KernelSpec, scalar_offsets
 from ..runtime._context import CudaContext
 from ..runtime._stream import CudaStream
-from ._compile import CompiledKernel, kernels_in
+from ._compile import CompiledKernel, kernels_in, ptx_log
 
 __all__ = ["LoadedKernel"]
 
 _OF_FUNCTION = driver.CUfunction_attribute
 _OF_DEVICE = driver.CUdevice_attribute
 _OF_LAUNCH = driver.CUlaunchAttributeID
-_OPTION = driver.CUjit_option
-_LOG_BYTES = 1 << 14
 _ALIGNMENT = 16
 _POINTER = 8
 # More blocks need a permission: no device promises to have room for them.
@@ -54,16 +52,15 @@ class LoadedKernel:
         self.recipe: KernelRecipe = recipe
         self.is_plain: bool = all(each.layout != "packed" for each in recipe.parameters)
         self._context = context
-        check = context.check
-        self._library = _load(context, recipe, compiled)
+        self._library: Any = None
         try:
-            self._kernel = self._find(compiled.symbol)
+            self._load(compiled)
             self._check_parameters()
-            self._function = check(driver.cuKernelGetFunction(self._kernel))
-            with suppress(RuntimeError):
-                # Else its first launch may; drivers before CUDA 12.4 have no such function.
-                check(driver.cuFuncLoad(self._function))
             self._read_limits()
+        except DriverError as error:
+            self.close()
+            # Most code is looked at only when a kernel of it is asked for.
+            raise self._not_loaded(compiled, error) from error
         except BaseException:
             self.close()
             raise
@@ -73,6 +70,28 @@ class LoadedKernel:
         self._fitting: set[tuple[object, ...]] = set()
         # By stream, the number of its event after the last launch there.
         self._runs: dict[CudaStream, int] = {}
+
+    def _load(self, compiled: CompiledKernel) -> None:
+        check = self._context.check
+        load = driver.cuLibraryLoadData(compiled.code, None, None, 0, None, None, 0)
+        self._library = check(load)
+        self._kernel = self._find(compiled.symbol)
+        self._function = check(driver.cuKernelGetFunction(self._kernel))
+        with suppress(RuntimeError):
+            # Else its first launch may; drivers before CUDA 12.4 have no such function.
+            check(driver.cuFuncLoad(self._function))
+
+    def _not_loaded(self, compiled: CompiledKernel, error: DriverError) -> CompilationError:
+        first = self.recipe.code[0]
+        log = ptx_log(compiled.code) if compiled.is_ptx else ""
+        return CompilationError(
+            f"kernel {self.recipe.name!r}: the driver does not load {first.name} ({first.format}): "
+            f"{error.message}" + (f"\n{log}\n" if log else ""),
+            library="jit",
+            code=error.code,
+            log=log,
+            source=first.name,
+        )
 
     def _find(self, symbol: str) -> Any:
         code, kernel = driver.cuLibraryGetKernel(self._library, symbol.encode())
@@ -241,7 +260,7 @@ class LoadedKernel:
         if threads > self._max_threads:
             raise LibraryError(
                 f"kernel {name!r}: a block of {_extents(spec.block)} has {threads} threads; it can have "
-                f"{self._max_threads}, with the {self._registers} registers that each thread needs",
+                f"{self._max_threads}, by launch bounds or the {self._registers} registers of each thread",
                 library="jit",
                 code="block",
             )
@@ -316,32 +335,9 @@ class LoadedKernel:
 
     def close(self) -> None:
         """Unload it: nothing of it runs any more. The context is current."""
-        driver.cuLibraryUnload(self._library)
+        if self._library is not None:
+            driver.cuLibraryUnload(self._library)
 
 
 def _extents(extents: Dim3) -> str:
     return " x ".join(map(str, extents))
-
-
-def _load(context: CudaContext, recipe: KernelRecipe, compiled: CompiledKernel) -> Any:
-    """Have the driver load a module; it compiles PTX."""
-    log = bytearray(_LOG_BYTES)
-    names: list[Any] = [_OPTION.CU_JIT_ERROR_LOG_BUFFER, _OPTION.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
-    values: list[Any] = [log, _LOG_BYTES]
-    if compiled.is_ptx:
-        result = driver.cuLibraryLoadData(compiled.code, names, values, len(names), None, None, 0)
-    else:
-        result = driver.cuLibraryLoadData(compiled.code, None, None, 0, None, None, 0)
-    try:
-        return context.check(result)
-    except DriverError as error:
-        text = bytes(log).partition(b"\0")[0].decode(errors="replace").strip()
-        first = recipe.code[0]
-        raise CompilationError(
-            f"kernel {recipe.name!r}: the driver does not load {first.name} ({first.format}): "
-            f"{error.message}" + (f"\n{text}\n" if text else ""),
-            library="jit",
-            code=error.code,
-            log=text,
-            source=first.name,
-        ) from error

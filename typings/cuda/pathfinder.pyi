@@ -1,0 +1,3 @@
+# What the CUDA backend uses of cuda-pathfinder, beside the process that looks for libraries.
+
+def find_nvidia_header_directory(libname: str) -> str | None: ...
