@@ -81,8 +81,7 @@ class Generator:
             shape: Shape of the result.
             out: uint32 array of this shape to write to; by default a new one.
         """
-        extents, row = self._take(shape)
-        return await self._device.ask(Bits(self._seed, row, extents, out))
+        return await self._device.ask(Bits(*self._take(shape), out))
 
     async def uniform(
         self,
@@ -102,8 +101,7 @@ class Generator:
             high: Upper bound, which may be drawn: the numbers come from above 0 up to 1, as in cuRAND.
             out: Array of this shape and dtype to write to; by default a new one.
         """
-        extents, row = self._take(shape)
-        return await self._device.ask(Uniform(self._seed, row, extents, DType.of(dtype), low, high, out))
+        return await self._device.ask(Uniform(*self._take(shape), DType.of(dtype), low, high, out))
 
     async def normal(
         self,
@@ -123,8 +121,7 @@ class Generator:
             scale: Standard deviation.
             out: Array of this shape and dtype to write to; by default a new one.
         """
-        extents, row = self._take(shape)
-        return await self._device.ask(Normal(self._seed, row, extents, DType.of(dtype), loc, scale, out))
+        return await self._device.ask(Normal(*self._take(shape), DType.of(dtype), loc, scale, out))
 
     async def exponential(
         self,
@@ -142,8 +139,7 @@ class Generator:
             scale: Mean.
             out: Array of this shape and dtype to write to; by default a new one.
         """
-        extents, row = self._take(shape)
-        return await self._device.ask(Exponential(self._seed, row, extents, DType.of(dtype), scale, out))
+        return await self._device.ask(Exponential(*self._take(shape), DType.of(dtype), scale, out))
 
     async def lognormal(
         self,
@@ -163,8 +159,7 @@ class Generator:
             sigma: Standard deviation of the logarithms.
             out: Array of this shape and dtype to write to; by default a new one.
         """
-        extents, row = self._take(shape)
-        return await self._device.ask(Lognormal(self._seed, row, extents, DType.of(dtype), mean, sigma, out))
+        return await self._device.ask(Lognormal(*self._take(shape), DType.of(dtype), mean, sigma, out))
 
     async def integers(
         self, shape: int | Sequence[int], low: int, high: int, *, out: AccelRef | None = None
@@ -180,14 +175,13 @@ class Generator:
             high: The number above the greatest; by at most 2**32 above `low`.
             out: int64 array of this shape to write to; by default a new one.
         """
-        extents, row = self._take(shape)
-        return await self._device.ask(Integers(self._seed, row, extents, low, high, out))
+        return await self._device.ask(Integers(*self._take(shape), low, high, out))
 
-    def _take(self, shape: int | Sequence[int]) -> tuple[tuple[int, ...], int]:
-        """Read a shape, and take the rows for it out of the sequence."""
+    def _take(self, shape: int | Sequence[int]) -> tuple[int, int, tuple[int, ...]]:
+        """Read a shape, and take the rows for it out of the sequence: seed, first row and extents."""
         extents = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
         if any(isinstance(extent, bool) or operator.index(extent) < 0 for extent in extents):
             raise ValueError(f"shape must hold sizes of at least 0, got {shape!r}")
         row = self._row
         self._row += rows_of(int(np.prod(extents, dtype=object)) if extents else 1)
-        return tuple(int(extent) for extent in extents), row
+        return self._seed, row, tuple(int(extent) for extent in extents)
