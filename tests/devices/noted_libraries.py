@@ -21,8 +21,9 @@ class NotedLibraries:
 
     Attributes:
         folder: Each opening adds a line to a file there: process, context, thread, library. A file
-            ``refuse-<library>`` makes an opening fail, ``exit-<library>`` makes it end its process, and a
-            named pipe ``wait-<library>`` makes it wait until the writer has closed that.
+            ``refuse-<library>`` makes an opening fail, ``lose-<library>`` makes it find its context lost,
+            ``exit-<library>`` makes it end its process, and a named pipe ``wait-<library>`` makes it wait until
+            the writer has closed that.
     """
 
     folder: Path
@@ -38,6 +39,8 @@ class NotedLibraries:
                 (self.folder / f"wait-{name}").read_bytes()
             if (self.folder / f"exit-{name}").exists():
                 os._exit(5)
+            if (self.folder / f"lose-{name}").exists():
+                raise ta.ContextPoisonedError(f"lost over {name}")
             if (self.folder / f"refuse-{name}").exists():
                 raise ta.NotSupportedError(f"{name} is refused on purpose")
             return inner(name)

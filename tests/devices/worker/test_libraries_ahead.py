@@ -190,3 +190,25 @@ async def test_a_spare_that_outlives_a_generation_opens_nothing_twice(
         await transform(device)
         await until(lambda: "fft" in noted.names(left))
         assert noted.names(left) == ["blas", "fft"]
+
+
+async def test_a_spare_that_finds_its_context_lost_takes_over_nothing(
+    system: ta.System, noted: NotedLibraries
+) -> None:
+    async with system.open_device(BACKEND, options=options(streams=noted, spares=1)) as device:
+        first = await spare(device)
+        await transform(device)
+        await until_opened(noted, first, "fft")
+        (noted.folder / "lose-fft").touch()
+        await replace_worker(device)
+        assert pid(device) == first
+        # Those that follow die of it, and nobody hears of that.
+        await until(lambda: len({of for of, _, name in noted.opened if name == "fft"}) >= 4)
+        await transform(device)
+        (noted.folder / "lose-fft").unlink()
+        doomed = {of for of, _, name in noted.opened if name == "fft"}
+        pool = device.dispatch._pool  # type: ignore[attr-defined]
+        await until(lambda: {link.process.pid for link in pool._spares} - doomed)
+        await replace_worker(device)
+        await transform(device)
+        assert device.generation == 3

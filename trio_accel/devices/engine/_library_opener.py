@@ -165,7 +165,10 @@ class LibraryOpener(Actor):
                     await self._prepare(path)
                 except Exception as error:  # noqa: BLE001  # it is told to those who use it
                     self._ahead.pop(path, None)
-                    if not self._engine.is_lost:
+                    if isinstance(error, (ContextPoisonedError, DeviceLostError)):
+                        # Nobody is to take over with it, and to find that out.
+                        self._engine.lose_context(error)
+                    elif not self._engine.is_lost:
                         shown = title_of(path), describe(error)
                         _logger.warning("%s: %s was not opened ahead: %s", self.context.path, *shown)
 
