@@ -22,8 +22,8 @@ class NotedLibraries:
     Attributes:
         folder: Each opening adds a line to a file there: process, context, thread, library. A file
             ``refuse-<library>`` makes an opening fail, ``lose-<library>`` makes it find its context lost,
-            ``exit-<library>`` makes it end its process, and a named pipe ``wait-<library>`` makes it wait until
-            the writer has closed that.
+            ``exit-<library>`` makes it end its process, and a named pipe ``wait-<library>`` makes it wait
+            until the writer has closed that.
     """
 
     folder: Path

@@ -15,7 +15,7 @@ from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.backends.base.ops import ScalSpec
-from trio_accel.backends.cpu import _device
+from trio_accel.backends.cpu import manifest
 from trio_accel.backends.cpu.kit._library import Kernels
 
 AT_ONCE = ta.Backoff(initial=0.0, base=0.0, jitter=0.0)
@@ -30,13 +30,13 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.entered = threading.Event()
         self.leave = threading.Event()
-        load = _device.load_kernels
+        load = manifest.load_kernels
 
         def load_kernels(name: str, device: str) -> Kernels:
             kernels = load(name, device)
             return {**kernels, ScalSpec: lambda spec, memory: self._work} if name == "blas" else kernels
 
-        monkeypatch.setattr(_device, "load_kernels", load_kernels)
+        monkeypatch.setattr(manifest, "load_kernels", load_kernels)
 
     def _work(self) -> None:
         self.entered.set()
