@@ -150,7 +150,8 @@ class SparseLibrary(CudaLibrary):
         indptr, indices, data, x_at, out_at = addresses
         kind, (one, zero) = _VALUE_TYPES[spec.data.dtype], _factors(spec.data.dtype)
         with ExitStack() as undo:
-            matrix = undo.enter_context(_csr(spec, (indptr, indices, data), kind))
+            matrix = _create_csr(spec, (indptr, indices, data), kind)
+            undo.callback(cusparse.destroy_sp_mat, matrix)
             x = cusparse.create_dn_vec(spec.columns, x_at, kind)
             undo.callback(cusparse.destroy_dn_vec, x)
             out = cusparse.create_dn_vec(spec.rows, out_at, kind)
@@ -309,14 +310,18 @@ class SparseLibrary(CudaLibrary):
 @contextmanager
 def _csr(spec: _Csr, addresses: tuple[int, int, int], kind: int) -> Generator[int]:
     """The descriptor of a sparse matrix, of which nothing is needed once an operation is enqueued."""
-    index = _INDEX_TYPES[spec.indptr.dtype]
-    matrix = cusparse.create_csr(
-        spec.rows, spec.columns, _stored(spec), *addresses, index, index, cusparse.IndexBase.ZERO, kind
-    )
+    matrix = _create_csr(spec, addresses, kind)
     try:
         yield matrix
     finally:
         cusparse.destroy_sp_mat(matrix)
+
+
+def _create_csr(spec: _Csr, addresses: tuple[int, int, int], kind: int) -> int:
+    index = _INDEX_TYPES[spec.indptr.dtype]
+    return cusparse.create_csr(
+        spec.rows, spec.columns, _stored(spec), *addresses, index, index, cusparse.IndexBase.ZERO, kind
+    )
 
 
 @contextmanager
