@@ -462,3 +462,39 @@ def test_blocks_are_not_expected_where_no_chunk_is_mapped(open_kept, open_rig, k
             second.device.expect([place])
     with open_rig() as alone, pytest.raises(RuntimeError, match="keeper"):
         alone.device.expect([place])
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_what_is_adopted_counts_and_what_was_expected_does_not(open_kept, data):
+    """Whatever was expected where, and of which blocks: all is as if nothing had been."""
+    sizes = data.draw(st.lists(st.integers(0, 5000), min_size=1, max_size=8))
+    with Keeper() as keeper:
+        with open_kept(keeper) as first:
+            for block, nbytes in enumerate(sizes):
+                put(first, block, noise(nbytes, block))
+            first.stream.synchronize()
+            places = {block: first.device.placement(block) for block in range(len(sizes))}
+        alive = data.draw(st.sets(st.sampled_from(sorted(places))))
+        with open_kept(keeper) as second:
+            keeper.map_into(second.device)
+            for _ in range(data.draw(st.integers(0, 3))):
+                told = data.draw(st.lists(st.tuples(*[st.sampled_from(sorted(places))] * 2)))
+                # Where another one of them lies, too.
+                expected = [PlacedBlock(block, *places[other][1:]) for block, other in told]
+                second.device.expect(expected)
+                for block, place in {place.block: place for place in expected}.items():
+                    assert second.device.placement(block) == place
+            second.device.adopt([places[block] for block in alive])
+            for block, place in places.items():
+                if block in alive:
+                    assert second.device.placement(block) == place
+                    assert np.array_equal(get(second, block, place.nbytes), noise(place.nbytes, block))
+                else:
+                    with pytest.raises(KeyError):
+                        second.device.placement(block)
+            counts = second.device.memory()
+            assert (counts.blocks, counts.used) == (len(alive), sum(sizes[block] for block in alive))
+            for block in alive:
+                second.device.free(block)
+            assert second.device.memory().used == second.device.memory().blocks == 0
