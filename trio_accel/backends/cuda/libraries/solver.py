@@ -11,27 +11,15 @@ never get a NaN or an infinity: with one, `gesvd` of 300² took 52 s.
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import attrs
 from nvmath.bindings import cublas, cusolver
 
-from ...base import DType, NotSupportedError
+from ...base import DType, NotSupportedError, ops
 from ...base.checks import NATIVE
 from ...base.kernels import kernel
-from ...base.ops import (
-    ArraySpec,
-    CheckDiagonalSpec,
-    CholeskySpec,
-    DetSpec,
-    EighSpec,
-    LuSolveSpec,
-    LuSpec,
-    QrSpec,
-    SolveSpec,
-    SvdSpec,
-    real_of,
-)
+from ...base.ops import ArraySpec
 from ..kit._call import Call, Order
 from ..kit._checks import check_dtype
 from ..kit._device import LibraryDevice
@@ -44,6 +32,7 @@ from ._solver_trials import Trials
 
 __all__ = ["SolverLibrary"]
 
+_ByLu: TypeAlias = ops.LuSpec | ops.DetSpec | ops.SolveSpec | ops.LuSolveSpec
 _TRANSPOSES = {"N": 0, "T": 1, "C": 2}
 _WORD = 4
 # Stacks of matrices up to these sizes have routines of their own.
@@ -100,7 +89,7 @@ class SolverLibrary(CudaLibrary):
         self._own.apply(call.handle, "screen", matrices, status, triangle)
         self._own.apply(call.handle, "blank", matrices, status, triangle)
 
-    def _plan_cholesky(self, spec: CholeskySpec) -> tuple[Routine, ...]:
+    def _plan_cholesky(self, spec: ops.CholeskySpec) -> tuple[Routine, ...]:
         n, dtype, options = spec.a.shape[-1], _dtype_of(spec.a), {"uplo": _code(_triangle(spec))}
         if _is_empty(spec.a):
             return ()
@@ -110,8 +99,8 @@ class SolverLibrary(CudaLibrary):
         self._trials.run(attrs.evolve(routine, options={"uplo": UPPER}, batch=2))
         return (routine,)
 
-    @kernel(CholeskySpec, backend="cuda", plan=_plan_cholesky)
-    def _cholesky(self, spec: CholeskySpec, call: Call) -> None:
+    @kernel(ops.CholeskySpec, backend="cuda", plan=_plan_cholesky)
+    def _cholesky(self, spec: ops.CholeskySpec, call: Call) -> None:
         out, status, triangle = call.array(spec.out), call.status(spec.info), _triangle(spec)
         if not out.size:
             return
@@ -121,12 +110,12 @@ class SolverLibrary(CudaLibrary):
         self._enqueue(call, call.plan[0], status, a=out)
         self._own.apply(call.handle, "finish_triangle", out, status, triangle)
 
-    def _plan_lu(self, spec: LuSpec | DetSpec | SolveSpec | LuSolveSpec) -> tuple[Routine, ...]:
+    def _plan_lu(self, spec: _ByLu) -> tuple[Routine, ...]:
         """LU, and substitution behind it where right-hand sides are given."""
-        a = spec.lu if isinstance(spec, LuSolveSpec) else spec.a
+        a = spec.lu if isinstance(spec, ops.LuSolveSpec) else spec.a
         (m, n), dtype, count = a.shape[-2:], _dtype_of(a), stacked(a)
-        trans = _TRANSPOSES[spec.trans if isinstance(spec, LuSolveSpec) else "N"]
-        out = spec.out if isinstance(spec, (SolveSpec, LuSolveSpec)) else None
+        trans = _TRANSPOSES[spec.trans if isinstance(spec, ops.LuSolveSpec) else "N"]
+        out = spec.out if isinstance(spec, (ops.SolveSpec, ops.LuSolveSpec)) else None
         columns, total = (0, 0) if out is None else (out.shape[-1], stacked(out))
         if _is_empty(a):
             return ()
@@ -143,8 +132,8 @@ class SolverLibrary(CudaLibrary):
         sizes = {"n": n, "columns": columns * (total if count == 1 else 1) or 1}
         return planned, self._ready(Routine("xgetrs", dtype, sizes, {"trans": trans}), factor)
 
-    @kernel(LuSpec, backend="cuda", plan=_plan_lu)
-    def _lu(self, spec: LuSpec, call: Call) -> None:
+    @kernel(ops.LuSpec, backend="cuda", plan=_plan_lu)
+    def _lu(self, spec: ops.LuSpec, call: Call) -> None:
         status = call.status(spec.info)
         if call.plan:
             packed = call.copy_of(spec.a, "F")
@@ -152,8 +141,8 @@ class SolverLibrary(CudaLibrary):
             call.convert(transposed(packed), call.array(spec.lu))
             self._own.move_pivots(call.handle, pivots, call.array(spec.piv), -1)
 
-    @kernel(DetSpec, backend="cuda", plan=_plan_lu)
-    def _det(self, spec: DetSpec, call: Call) -> None:
+    @kernel(ops.DetSpec, backend="cuda", plan=_plan_lu)
+    def _det(self, spec: ops.DetSpec, call: Call) -> None:
         stack, is_complex = spec.a.shape[:-2], _is_complex(spec.a.dtype)
         # Of each matrix in double precision: the determinant, its sign, and the logarithm of its size.
         made = call.workspace_array(DType.complex128, (*stack, 3))
@@ -171,15 +160,15 @@ class SolverLibrary(CudaLibrary):
                 dtype = DType.complex128 if is_complex and place < 2 else DType.float64
                 call.convert(_part(made, place, dtype), call.array(out))
 
-    @kernel(SolveSpec, backend="cuda", plan=_plan_lu)
-    def _solve(self, spec: SolveSpec, call: Call) -> None:
+    @kernel(ops.SolveSpec, backend="cuda", plan=_plan_lu)
+    def _solve(self, spec: ops.SolveSpec, call: Call) -> None:
         status = call.status(spec.info)
         if call.plan:
             packed = call.copy_of(spec.a, "F")
             self._substitute(call, packed, self._factor(call, packed, status), spec.b, spec.out)
 
-    @kernel(LuSolveSpec, backend="cuda", plan=_plan_lu)
-    def _lu_solve(self, spec: LuSolveSpec, call: Call) -> None:
+    @kernel(ops.LuSolveSpec, backend="cuda", plan=_plan_lu)
+    def _lu_solve(self, spec: ops.LuSolveSpec, call: Call) -> None:
         status = call.status(spec.info)
         if call.plan:
             pivots = _pivots(call, spec.piv.shape)
@@ -215,8 +204,8 @@ class SolverLibrary(CudaLibrary):
         self._enqueue(call, call.plan[1], said, a=factors, pivots=pivots, x=x)
         call.convert(transposed(x), call.array(out))
 
-    @kernel(CheckDiagonalSpec, backend="cuda")
-    def _check_diagonal(self, spec: CheckDiagonalSpec, call: Call) -> None:
+    @kernel(ops.CheckDiagonalSpec, backend="cuda")
+    def _check_diagonal(self, spec: ops.CheckDiagonalSpec, call: Call) -> None:
         status = call.status(spec.info)
         if not _is_empty(spec.a):
             # As if LU had named the first pivot of each.
@@ -224,7 +213,7 @@ class SolverLibrary(CudaLibrary):
             matrices = DeviceArray.packed(call.packed(spec.a), _dtype_of(spec.a), spec.a.shape)
             self._own.apply(call.handle, "confirm_pivots", matrices, status)
 
-    def _plan_qr(self, spec: QrSpec) -> tuple[Routine, ...]:
+    def _plan_qr(self, spec: ops.QrSpec) -> tuple[Routine, ...]:
         (m, n), dtype = spec.a.shape[-2:], _dtype_of(spec.a)
         if _is_empty(spec.a):
             return ()
@@ -234,8 +223,8 @@ class SolverLibrary(CudaLibrary):
         sizes = {"m": m, "n": spec.q.shape[-1], "k": min(m, n)}
         return planned, self._ready(Routine("?orgqr", dtype, sizes))
 
-    @kernel(QrSpec, backend="cuda", plan=_plan_qr)
-    def _qr(self, spec: QrSpec, call: Call) -> None:
+    @kernel(ops.QrSpec, backend="cuda", plan=_plan_qr)
+    def _qr(self, spec: ops.QrSpec, call: Call) -> None:
         *stack, m, n = spec.a.shape
         k, r = min(m, n), call.array(spec.r)
         if not call.plan:
@@ -255,7 +244,7 @@ class SolverLibrary(CudaLibrary):
             self._enqueue(call, call.plan[1], said, a=q, tau=tau)
             call.convert(transposed(q), call.array(spec.q))
 
-    def _plan_svd(self, spec: SvdSpec) -> tuple[Routine, ...]:
+    def _plan_svd(self, spec: ops.SvdSpec) -> tuple[Routine, ...]:
         (m, n), dtype = spec.a.shape[-2:], _dtype_of(spec.a)
         most, least = max(m, n), min(m, n)
         if _is_empty(spec.a):
@@ -267,8 +256,8 @@ class SolverLibrary(CudaLibrary):
         job = "N" if spec.u is None else "S" if spec.u.shape[-1] == least == _rows(spec.vh) else "A"
         return (self._ready(Routine("xgesvd", dtype, {"m": most, "n": least}, {"job": ord(job)})),)
 
-    @kernel(SvdSpec, backend="cuda", plan=_plan_svd, is_blocking=True)
-    def _svd(self, spec: SvdSpec, call: Call) -> None:
+    @kernel(ops.SvdSpec, backend="cuda", plan=_plan_svd, is_blocking=True)
+    def _svd(self, spec: ops.SvdSpec, call: Call) -> None:
         status, (m, n) = call.status(spec.info), spec.a.shape[-2:]
         if not call.plan:
             _fill_identity(call, spec.u)
@@ -291,7 +280,7 @@ class SolverLibrary(CudaLibrary):
             self._enqueue(call, call.plan[0], said, a=packed, s=call.array(spec.s), u=left, vh=right)
         self._own.merge(call.handle, said, status, stacked(packed))
 
-    def _svd_batched(self, spec: SvdSpec, call: Call, packed: DeviceArray, said: int) -> None:
+    def _svd_batched(self, spec: ops.SvdSpec, call: Call, packed: DeviceArray, said: int) -> None:
         *stack, m, n = packed.shape
         dtype = packed.dtype
         left, right = call.workspace_array(dtype, (*stack, n, n)), call.workspace_array(dtype, (*stack, m, m))
@@ -301,7 +290,7 @@ class SolverLibrary(CudaLibrary):
             turned = transposed(first_rows(right, spec.u.shape[-1]))
             call.convert(turned, call.array(spec.u), conjugate=_is_complex(dtype))
 
-    def _plan_eigh(self, spec: EighSpec) -> tuple[Routine, ...]:
+    def _plan_eigh(self, spec: ops.EighSpec) -> tuple[Routine, ...]:
         n, dtype = spec.a.shape[-1], _dtype_of(spec.a)
         if spec.b is not None:
             raise NotSupportedError(
@@ -318,8 +307,8 @@ class SolverLibrary(CudaLibrary):
             routine = attrs.evolve(routine, batch=batch)
         return (self._ready(routine),)
 
-    @kernel(EighSpec, backend="cuda", plan=_plan_eigh, is_blocking=True)
-    def _eigh(self, spec: EighSpec, call: Call) -> None:
+    @kernel(ops.EighSpec, backend="cuda", plan=_plan_eigh, is_blocking=True)
+    def _eigh(self, spec: ops.EighSpec, call: Call) -> None:
         status = call.status(spec.info)
         if not call.plan:
             return
@@ -340,7 +329,7 @@ def _dtype_of(array: ArraySpec) -> DType:
 
 
 def _is_complex(dtype: DType) -> bool:
-    return real_of(dtype) is not dtype
+    return ops.real_of(dtype) is not dtype
 
 
 def _is_empty(array: ArraySpec) -> bool:
@@ -355,7 +344,7 @@ def _bytes_of_one(array: ArraySpec) -> int:
     return math.prod(array.shape[-2:]) * array.dtype.itemsize
 
 
-def _triangle(spec: CholeskySpec) -> str:
+def _triangle(spec: ops.CholeskySpec) -> str:
     """The triangle that is read, of the transpose; of the factor, it is the one that becomes zero."""
     return "L" if spec.upper else "U"
 
