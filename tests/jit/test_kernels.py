@@ -90,6 +90,32 @@ async def test_a_packed_array_that_is_updated_keeps_the_rest(device: ta.Device) 
     np.testing.assert_array_equal(await x.to_host(), expected)
 
 
+async def test_an_array_of_any_layout_is_passed_as_it_lies(device: ta.Device) -> None:
+    kernel = jit.Kernel(
+        "diagonal",
+        'extern "C" __global__ void diagonal(const double* x, long long step, double* out) {'
+        " out[threadIdx.x] = x[threadIdx.x * step]; }",
+        parameters={
+            "x": jit.reads("float64", layout="any"),
+            "step": jit.scalar("int64"),
+            "out": jit.writes("float64", shape=lambda x: x.size),
+        },
+        grid=1,
+        block=lambda x: x.size,
+        cpu="own_kernels:strided_cpu",
+    )
+    x = await device.put(np.arange(25.0).reshape(5, 5))
+    (out,) = await kernel(x[:, 2], 5)
+    np.testing.assert_array_equal(await out.to_host(), [2, 7, 12, 17, 22])
+
+
+async def test_an_array_without_axes(device: ta.Device) -> None:
+    x = await device.put(np.array(2.5, np.float32))
+    (out,) = await combine("float32", "float")(2.0, x, x, n=1)
+    assert out.shape == ()
+    assert await out.to_host() == 12.5
+
+
 async def test_an_empty_array_launches_nothing_if_that_is_declared(device: ta.Device) -> None:
     x, y = await device.zeros(0, "float32"), await device.zeros(0, "float32")
     (same,) = await saxpy(0, 1.0, x, y)
