@@ -117,7 +117,7 @@ class Puppet:
         elif kind == "request":
             self._ask(rest[0], rest[3][ALLOCATIONS])
         elif kind == "replay":
-            number, _, _, template, blocks, _ = rest
+            number, _, _, template, blocks, _, _ = rest
             self._ask(
                 number, [(blocks[position], nbytes) for position, nbytes in self._templates[template][3]]
             )

@@ -25,7 +25,10 @@ from trio_accel.backends.base.ops import (
     CopyToHostSpec,
     MatmulSpec,
     OperationSpec,
+    exact,
+    packed,
     reads,
+    specification,
     writes,
 )
 from trio_accel.devices.operations._operation import Launch
@@ -45,6 +48,16 @@ class Named:
 
     id: int
     damaged_by: None = None
+
+
+@specification
+class PackedSpec(OperationSpec):
+    """Two arrays, a text and packed scalars."""
+
+    text: str = exact()
+    content: bytes = packed()
+    a: ArraySpec = reads()
+    out: ArraySpec = writes()
 
 
 @attrs.frozen
@@ -98,12 +111,12 @@ class Worker:
         found = self.table.find(launch, self.addresses.get_by_identity)
         if found is None:
             return None
-        number_of_template, blocks = pickle.loads(pickle.dumps(found, 5))
+        number_of_template, blocks, packed = pickle.loads(pickle.dumps(found, 5))
         template = self.templates[number_of_template]
         binding, blocks_by_id = template.bind(blocks), cast("WorkerBlocks", Blocks())
         if not binding.is_found(blocks_by_id):
             binding.find(blocks_by_id)
-        return template.launch(number, blocks, binding, self._array_at)
+        return template.launch(number, blocks, binding, self._array_at, packed)
 
     def _array_at(self, arrivals: list[Any], *where: Any) -> Any:
         self.asked.append(where)
@@ -157,6 +170,25 @@ def test_the_second_operation_of_a_template_makes_it() -> None:
         assert same(made, product(a, b, out))
         assert made.number == 7
     assert [message[0] for message in worker.told] == ["template"]
+
+
+def packed_launch(content: bytes, read: int, written: int) -> Launch:
+    spec = PackedSpec("text", content, array(read), array(written))
+    return launch_of(spec, outputs=(written,), uses=(("a", read), ("out", written)))
+
+
+def test_packed_scalars_cross_beside_the_template() -> None:
+    worker = Worker()
+    assert worker.across(packed_launch(b"0", 1, 2)) is None
+    crossed = []
+    for content, read, written in ((b"1", 1, 2), (b"1", 1, 2), (b"2", 1, 2), (b"3", 4, 5), (b"1", 1, 2)):
+        made = worker.across(packed_launch(content, read, written))
+        assert made is not None
+        assert same(made, packed_launch(content, read, written))
+        crossed.append(made)
+    assert [message[0] for message in worker.told] == ["template"]
+    # Where nothing is another, the specification is the same object: a library knows its plan by that.
+    assert crossed[0].spec is crossed[1].spec
 
 
 def same(left: Launch, right: Launch) -> bool:

@@ -6,7 +6,7 @@ from ._array import ArraySpec, contiguous_strides
 from ._host_use import HostUse
 from ._peers import PeerArray, Peers
 from ._roles import (
-    NumberRole, Role, StatusArray, exact, number, peers, reads, scalar, status, updates, writes,
+    NumberRole, Role, StatusArray, exact, number, packed, peers, reads, scalar, status, updates, writes,
 )
 from ._shapes import common_shape, product_shape, transformed_shape
 from ._spec import (
@@ -46,7 +46,7 @@ __all__ = [
     "ScalSpec", "SddmmCsrSpec", "Side", "SolveSpec", "SpecField", "SpmmCsrSpec", "SpmvCsrSpec",
     "StatusArray", "SvdSpec", "SwapSpec", "SymmSpec", "SyrkSpec", "Transpose", "Triangle", "TriangularSpec",
     "array_key", "arrays_of", "common_shape", "complex_of", "contiguous_strides", "exact", "graph_recipe",
-    "map_arrays",
-    "number", "peers", "product_shape", "reads", "real_of", "scalar", "scalar_offsets", "specification",
+    "map_arrays", "number", "packed", "peers", "product_shape", "reads", "real_of", "scalar",
+    "scalar_offsets", "specification",
     "status", "transformed_shape", "updates", "value_key", "writes",
 ]

@@ -13,8 +13,8 @@ from ._array import ArraySpec
 from ._peers import Peers
 
 __all__ = [
-    "Access", "Count", "NumberRole", "Role", "StatusArray", "exact", "number", "peers", "reads", "role_of",
-    "scalar", "status", "updates", "writes",
+    "Access", "Count", "NumberRole", "Role", "StatusArray", "exact", "number", "packed", "peers", "reads",
+    "role_of", "scalar", "status", "updates", "writes",
 ]  # fmt: skip
 
 Access: TypeAlias = Literal["read", "write", "update"]
@@ -49,6 +49,7 @@ class Role:
         count: Of arrays: how many there are.
         number: Of a scalar: what it is to an array, where that was declared.
         of: Of such a scalar: the name of that field.
+        is_packed: Of a scalar: whether it is bytes that cross to a worker beside a launch template.
     """
 
     kind: Literal["array", "exact", "scalar", "status", "peers", "other"]
@@ -56,6 +57,7 @@ class Role:
     count: Count = "one"
     number: NumberRole | None = None
     of: str = ""
+    is_packed: bool = False
 
 
 _OTHER = Role("other")
@@ -116,6 +118,15 @@ def exact() -> Any:
 def scalar() -> Any:
     """Declare a field of an `OperationSpec` as a number that is handed to the library with each launch."""
     return _field(Role("scalar"))
+
+
+def packed() -> bytes:
+    """Declare a field of an `OperationSpec` as numbers packed into bytes, handed over with each launch.
+
+    Launches that differ in them and in their blocks alone have one launch template.
+    """
+    field: bytes = _field(Role("scalar", is_packed=True))
+    return field
 
 
 def number(role: NumberRole, of: str) -> Any:

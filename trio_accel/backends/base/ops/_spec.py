@@ -22,6 +22,7 @@ from ._roles import (
     Role,
     exact,
     number,
+    packed,
     peers,
     reads,
     role_of,
@@ -80,6 +81,7 @@ class Descriptor:
         plan_key: Gets what a plan depends on: the class, layouts and alignment of its arrays, exact values.
             Scalars and addresses are handed over with each launch.
         has_status: Whether there are status words.
+        packed: Indexes of the fields with packed scalars.
         peers: Name of the field with arrays of other devices; empty where there is none.
         is_in_order: Tells of nearly all specifications that their fields are in order.
     """
@@ -91,6 +93,7 @@ class Descriptor:
     blocks: Callable[[Any], _Blocks]
     plan_key: Callable[[Any], tuple[object, ...]]
     has_status: bool
+    packed: tuple[int, ...]
     peers: str
     is_in_order: Callable[[Any], bool]
 
@@ -132,7 +135,7 @@ class Descriptor:
 
 
 @dataclass_transform(
-    field_specifiers=(attrs.field, exact, number, peers, reads, scalar, status, updates, writes)
+    field_specifiers=(attrs.field, exact, number, packed, peers, reads, scalar, status, updates, writes)
 )
 def specification(cls: type[SpecT]) -> type[SpecT]:
     """Make a specification of a class whose fields have roles; it is a subclass of `OperationSpec`.
@@ -256,6 +259,7 @@ def _describe(cls: type[Any]) -> Descriptor:
         blocks=_generated(f"({_blocks(fields, 'read')}, {_blocks(fields, 'write')})"),
         plan_key=_plan_key(cls, fields),
         has_status="status" in kinds,
+        packed=tuple(index for index, field in enumerate(fields) if field.role.is_packed),
         peers="".join(field.name for field in fields if field.role.kind == "peers"),
         is_in_order=_test(fields),
     )

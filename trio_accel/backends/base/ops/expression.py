@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ._array import ArraySpec
-from ._roles import exact, reads, scalar, writes
+from ._roles import exact, packed, reads, writes
 from ._spec import OperationSpec, specification
 
 __all__ = ["ElementwiseSpec", "ReductionSpec"]
@@ -24,7 +24,7 @@ class ElementwiseSpec(OperationSpec):
     recipe: str = exact()
     arrays: tuple[ArraySpec, ...] = reads(many=True)
     results: tuple[ArraySpec, ...] = writes(many=True)
-    scalars: bytes = scalar()
+    scalars: bytes = packed()
 
 
 @specification
@@ -43,4 +43,4 @@ class ReductionSpec(OperationSpec):
     axes: tuple[int, ...] = exact()
     arrays: tuple[ArraySpec, ...] = reads(many=True)
     out: ArraySpec = writes()
-    scalars: bytes = scalar()
+    scalars: bytes = packed()

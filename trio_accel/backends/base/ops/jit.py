@@ -12,7 +12,7 @@ import attrs
 
 from ..dtypes import DType
 from ._array import ArraySpec
-from ._roles import StatusArray, exact, reads, scalar, status, updates, writes
+from ._roles import StatusArray, exact, packed, reads, status, updates, writes
 from ._spec import OperationSpec, specification
 
 __all__ = [
@@ -152,7 +152,7 @@ class KernelSpec(OperationSpec):
     read: tuple[ArraySpec, ...] = reads(many=True)
     updated: tuple[ArraySpec, ...] = updates(many=True)
     written: tuple[ArraySpec, ...] = writes(many=True)
-    scalars: bytes = scalar()
+    scalars: bytes = packed()
 
 
 @specification

@@ -114,8 +114,9 @@ class WorkerRequests:
         template: int,
         blocks: tuple[int, ...],
         released: tuple[int, ...],
+        packed: tuple[bytes, ...],
     ) -> None:
-        """Serve a request that differs from earlier ones in its blocks alone."""
+        """Serve a request that differs from earlier ones in its blocks and packed scalars alone."""
         session = self.session
         if released:
             self._table.let_go(released)
@@ -129,7 +130,7 @@ class WorkerRequests:
             if not binding.is_found(table):
                 table.name(binding.allocations)
                 binding.find(table)
-            launch = found.launch(number, blocks, binding, self._array_at)
+            launch = found.launch(number, blocks, binding, self._array_at, packed)
         except Exception as error:  # noqa: BLE001  # the same, or memory that is not here
             allocations: tuple[tuple[int, int], ...]
             outputs: tuple[int, ...]

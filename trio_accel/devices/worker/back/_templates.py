@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
@@ -92,8 +92,10 @@ class LaunchTemplate:
         "_many",
         "_name",
         "_outputs",
+        "_packed",
         "_reads",
         "_uses",
+        "_values",
         "_writes",
     )
 
@@ -124,6 +126,8 @@ class LaunchTemplate:
             for index, field in enumerate(self._fields)
             if isinstance(field, _HostAddress)
         ]
+        self._packed = described.packed
+        self._values: Callable[[Any], Iterable[Any]] = described.values
         self._bindings: dict[tuple[int, ...], Binding] = {}
 
     def bind(self, blocks: tuple[int, ...]) -> Binding:
@@ -156,6 +160,7 @@ class LaunchTemplate:
         blocks: tuple[int, ...],
         binding: Binding,
         shared: Callable[..., npt.NDArray[Any]] = no_host,
+        packed: tuple[bytes, ...] = (),
     ) -> Launch:
         """Make a launch of this template.
 
@@ -164,6 +169,7 @@ class LaunchTemplate:
             blocks: Its blocks, in the order in which they occur.
             binding: What follows from them; its blocks are found.
             shared: Makes an array over memory of the application's; see `decode_launch`.
+            packed: Its packed scalars.
         """
         arrivals: list[Arrival] = []
         spec = binding.spec
@@ -172,6 +178,8 @@ class LaunchTemplate:
             if not arrivals:
                 # Nothing has to be waited for, now or later.
                 binding.spec = spec
+        if packed:
+            spec = self._with_packed(spec, packed)
         return Launch(
             self._name,
             spec,
@@ -187,6 +195,15 @@ class LaunchTemplate:
             number,
             arrivals,
         )
+
+    def _with_packed(self, spec: OperationSpec, packed: tuple[bytes, ...]) -> OperationSpec:
+        """The same specification with these scalars; itself if it has them."""
+        fields = list(self._values(spec))
+        if packed == tuple([fields[index] for index in self._packed]):
+            return spec
+        for index, content in zip(self._packed, packed, strict=True):
+            fields[index] = content
+        return self._make_spec(fields)
 
     def _fields_on(self, blocks: tuple[int, ...]) -> list[Any]:
         """The fields of a specification, but for host arrays; the next call changes them."""

@@ -94,7 +94,9 @@ class TemplateTable:
         self._numbers: dict[_Key, int] = {}
         self._last = 0
 
-    def find(self, launch: Launch, host: _AddressOf = _nowhere) -> tuple[int, tuple[int, ...]] | None:
+    def find(
+        self, launch: Launch, host: _AddressOf = _nowhere
+    ) -> tuple[int, tuple[int, ...], tuple[bytes, ...]] | None:
         """Find the template of a launch; a new one is posted, ahead of what is posted next.
 
         Args:
@@ -102,8 +104,8 @@ class TemplateTable:
             host: Tells the address of one; None where the worker does not have it.
 
         Returns:
-            Number of the template, and the blocks in the order in which they occur. None where the launch has
-            no template, or is the first of its kind: then it is sent whole.
+            Number of the template, the blocks in the order in which they occur, and the packed scalars. None
+            where the launch has no template, or is the first of its kind: then it is sent whole.
 
         Raises:
             TypeError: No other process can import the specification's class.
@@ -113,7 +115,7 @@ class TemplateTable:
         found = _spec_key(launch.spec, host)
         if found is None:
             return None
-        key, blocks = found
+        key, blocks, packed = found
         key += launch.name, launch.library
         for block, nbytes in launch.allocations:
             key.append(nbytes)
@@ -143,7 +145,7 @@ class TemplateTable:
             self._last += 1
             number = numbers[whole] = self._last
             self._post(("template", number, plain))
-        return number, tuple(positions)
+        return number, tuple(positions), packed
 
 
 def _encode(launch: Launch, positions: Mapping[int, int], host: _AddressOf) -> Message:
@@ -166,8 +168,10 @@ def _encode(launch: Launch, positions: Mapping[int, int], host: _AddressOf) -> M
 
 def _spec_key(
     spec: OperationSpec, address: Callable[[npt.NDArray[Any]], Wire | None]
-) -> tuple[list[Any], list[int]] | None:
-    """All of a specification but its blocks, and these: what is equal there is the same once it is encoded.
+) -> tuple[list[Any], list[int], tuple[bytes, ...]] | None:
+    """All of a specification but its blocks and packed scalars, and these.
+
+    What is equal there is the same once it is encoded.
 
     None where it holds status words, or a value that cannot be told from others.
 
@@ -180,10 +184,17 @@ def _spec_key(
         return None
     key: list[Any] = [described.cls]
     blocks: list[int] = []
+    values, packed = described.values(spec), tuple[bytes, ...]()
+    if described.packed:
+        fields: list[Any] = list(values)
+        packed = tuple([fields[index] for index in described.packed])
+        for index in described.packed:
+            fields[index] = None
+        values = fields
     array: Any
     told: tuple[object, ...] | None
     value: object
-    for value in described.values(spec):
+    for value in values:
         kind = type(value)
         if kind is ArraySpec:
             array = value
@@ -198,7 +209,7 @@ def _spec_key(
             if told is None:
                 return None
             key += told
-    return key, blocks
+    return key, blocks, packed
 
 
 def encode_spec(spec: OperationSpec, host: HostEncoder, status: HostEncoder | None = None) -> Wire:

@@ -260,8 +260,8 @@ class OperationRequest(RemoteRequest):
         if found is not None:
             if type(launch.spec) is CopyToHostSpec:
                 hosts.is_written = True
-            template, blocks = found
-            return "replay", self.number, word, self.invalidates, template, blocks, released
+            template, blocks, packed = found
+            return "replay", self.number, word, self.invalidates, template, blocks, released, packed
         if hosts.is_used:
             hosts.begin()
         return "request", self.number, word, self.invalidates, encode_launch(launch, hosts), released

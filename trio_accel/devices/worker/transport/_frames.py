@@ -15,7 +15,7 @@ start             generation, blocks as (block, bytes, chunk, offset): begin to 
 template          number, the launch with positions of blocks in place of their ids; ahead of its first
                   replay
 replay            number, word, whether outputs are invalid although it was not launched, template, blocks,
-                  ids of released blocks
+                  ids of released blocks, packed scalars
 forget_templates  no template of before is named any more
 request           number, word, whether outputs are invalid although it was not launched, the launch, ids of
                   released blocks
