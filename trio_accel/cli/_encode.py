@@ -144,48 +144,26 @@ class EncodeStep:
 
     async def run(self, bench: Bench) -> StepResult:
         """Load, open the program, encode, compare; then break it, if that is wanted."""
-        model, progress = self._model, bench.progress
         start = trio.current_time()
-        weights = await ta.weights.load(
-            bench.device,
-            model.weights,
-            names=weights_of(model.shape),
-            packed=True,
-            dtype="float32",
-            progress=lambda done, total: progress.update(done, total, "loading weights"),
-        )
+        weights = await self._load(bench)
         loading = trio.current_time() - start
-        cls = _program_for(bench.device)
-        shape = model.shape
-        async with ta.programs.open_program(
-            bench.device,
-            cls,
-            dict(weights),
-            layers=shape.layers,
-            heads=shape.heads,
-            epsilon=shape.epsilon,
-            name="encoder",
-        ) as program:
-            work = _Work(bench, model, program, cls)
-            start = trio.current_time()
-            embeddings, tokens = await work.encode(self._sentences)
-            encoding = trio.current_time() - start
-            found, queries = await work.look_for(self.queries, embeddings, self._sentences)
-            several = [*self.queries, *self._sentences][:_COMPARED]
-            both = np.concatenate([found, embeddings])[:_COMPARED]
-            progress.update(1, 1, "comparing with NumPy in float64")
-            error = await in_thread(_worst, model, await _on_host(weights), several, both)
-            outcome = None
-            if self.faults:
-                load = EncodeLoad(
-                    bench, program, cls, [model.batch([one]) for one in self._sentences], shape.width
-                )
-                outcome = await break_under_load(load, weights, clients=self.clients, faults=self.faults)
+        work = _Work(bench, self._model, *await self._open(bench.device, weights))
+        start = trio.current_time()
+        embeddings, tokens = await work.encode(self._sentences)
+        encoding = trio.current_time() - start
+        found, queries = await work.look_for(self.queries, embeddings, self._sentences)
+        bench.progress.update(1, 1, "comparing with NumPy in float64")
+        both = np.concatenate([found, embeddings])[:_COMPARED]
+        several = [*self.queries, *self._sentences][:_COMPARED]
+        error = await in_thread(_worst, self._model, await _on_host(weights), several, both)
+        outcome = await self._break(work, weights) if self.faults else None
+        # After Ctrl-C the end of the device is that of the program: what it computes is not waited for.
+        await work.program.aclose()
         data = EncodeData(
-            model=model.name,
-            layers=shape.layers,
-            width=shape.width,
-            program=cls.__name__,
+            model=self._model.name,
+            layers=self._model.shape.layers,
+            width=self._model.shape.width,
+            program=work.cls.__name__,
             arrays=len(weights),
             nbytes=weights.nbytes,
             loading_seconds=loading,
@@ -197,9 +175,38 @@ class EncodeStep:
             load=outcome,
         )
         checks = [Check(name="difference from NumPy in float64", value=error, limit=_TOLERANCE)]
-        if outcome is not None:
-            checks += outcome.checks()
+        checks += [] if outcome is None else outcome.checks()
         return StepResult(name=self.name, summary=_summarize(data), checks=checks, data=data)
+
+    async def _load(self, bench: Bench) -> ta.weights.Weights:
+        return await ta.weights.load(
+            bench.device,
+            self._model.weights,
+            names=weights_of(self._model.shape),
+            packed=True,
+            dtype="float32",
+            progress=lambda done, total: bench.progress.update(done, total, "loading weights"),
+        )
+
+    async def _open(
+        self, device: ta.Device, weights: ta.weights.Weights
+    ) -> tuple[ta.programs.Program[Encoder], type[Encoder]]:
+        cls, shape = _program_for(device), self._model.shape
+        program = await ta.programs.open_program(
+            device,
+            cls,
+            dict(weights),
+            layers=shape.layers,
+            heads=shape.heads,
+            epsilon=shape.epsilon,
+            name="encoder",
+        )
+        return program, cls
+
+    async def _break(self, work: _Work, weights: ta.weights.Weights) -> Outcome:
+        batches = [self._model.batch([one]) for one in self._sentences]
+        load = EncodeLoad(work.bench, work.program, work.cls, batches, self._model.shape.width)
+        return await break_under_load(load, weights, clients=self.clients, faults=self.faults)
 
 
 @attrs.frozen
