@@ -1,0 +1,26 @@
+"""A sentence encoder as a program: a class of one's own, whose weights are arrays of a device."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import trio_accel as ta
+
+
+class BagOfWords:
+    """The mean of the words of a sentence, projected.
+
+    Args:
+        table: A row for each word.
+        projection: From rows to embeddings.
+    """
+
+    def __init__(self, table: ta.programs.Array, projection: ta.programs.Array) -> None:
+        self.table = table
+        self.projection = projection
+
+    @ta.programs.method(out=lambda words, width: ((words.shape[0], width), "float32"))
+    def encode(self, words: ta.programs.Array, width: int) -> ta.programs.Array:
+        """Embeddings of length 1, of so many numbers each; `words` has a row for each sentence."""
+        found = self.table[words].mean(axis=1) @ self.projection[:, :width]
+        return found / np.linalg.norm(found, axis=1, keepdims=True)
