@@ -112,17 +112,19 @@ class CudaDevice(LibraryDevice):
             NotSupportedError: There is no such library, or its files are not installed.
         """
         self._check_open()
-        if name not in LIBRARIES:
+        key, separator, argument = name.partition("?")
+        if key not in LIBRARIES:
             with self.context:
                 return ModuleLibrary(name, self, self.libraries)
-        problem = self._installed.problem(name)
+        problem = self._installed.problem(key)
         if problem is not None:
             raise self._unsupported(problem)
-        entry = LIBRARIES[name]
+        entry = LIBRARIES[key]
         try:
             with self.context:
                 module = importlib.import_module(entry.module, __package__)
-                library: CudaLibrary = getattr(module, entry.cls)(self)
+                # A program is made of the argument.
+                library: CudaLibrary = getattr(module, entry.cls)(self, *([argument] if separator else []))
                 self.context.settle()
         except ImportError as error:
             if (error.name or "").partition(".")[0] not in _PACKAGES:

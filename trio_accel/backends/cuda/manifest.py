@@ -59,6 +59,7 @@ LIBRARIES: Mapping[str, Library] = {
     "fft": Library(".libraries.fft", "FftLibrary", "cufft"),
     "jit": Library(".libraries.jit", "JitLibrary"),
     "memory": Library(".libraries.memory", "MemoryLibrary"),
+    "program": Library(".libraries.program", "ProgramLibrary"),
     "random": Library(".libraries.random", "RandomLibrary"),
     "solver": Library(".libraries.solver", "SolverLibrary", "cusolver"),
     "sparse": Library(".libraries.sparse", "SparseLibrary", "cusparse"),

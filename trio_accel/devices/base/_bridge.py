@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeAlias
 
-import outcome
 import trio
 
-__all__ = ["Chores", "LoopNotifier", "call_in_thread"]
+__all__ = ["CallThread", "Chores", "LoopNotifier"]
 
 _logger = logging.getLogger("trio_accel.devices")
 
@@ -86,24 +87,58 @@ def _do(name: str, chore: Callable[[], None]) -> None:
         _logger.exception("%s failed", name)
 
 
-def call_in_thread(
-    name: str, function: Callable[[], object], done: Callable[[Exception | None], None]
-) -> None:
-    """Call something that blocks in a thread; nobody has to wait for it. Called on the Trio thread.
+_Call: TypeAlias = "tuple[Callable[[], object], Callable[[Exception | None], None]]"
+
+
+class CallThread:
+    """A thread for calls that block, one after the other; nobody has to wait. Made on the Trio thread.
+
+    What a library keeps for a thread, such as the handles of PyTorch, is there for the next call.
 
     Args:
         name: For people.
-        function: What is called.
-        done: Called on the Trio thread afterwards, unless the run is over, with what was raised.
+
+    Raises:
+        RuntimeError: The system has no thread left.
     """
-    token = trio.lowlevel.current_trio_token()
 
-    def deliver(result: outcome.Outcome[object]) -> None:
-        error = _failure_of(result.error) if isinstance(result, outcome.Error) else None
-        with suppress(trio.RunFinishedError):
-            token.run_sync_soon(_report, name, done, error)
+    __slots__ = ("_calls", "_name", "_token")
 
-    trio.lowlevel.start_thread_soon(function, deliver, name)
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._token = trio.lowlevel.current_trio_token()
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        # A daemon: a call that never returns must not keep the interpreter from ending.
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def call(self, function: Callable[[], object], done: Callable[[Exception | None], None]) -> None:
+        """Call something.
+
+        Args:
+            function: What is called.
+            done: Called on the Trio thread afterwards, unless the run is over, with what was raised.
+        """
+        self._calls.put((function, done))
+
+    def end(self) -> None:
+        """Let the thread end when it has made its calls."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            function, done = call
+            error: Exception | None = None
+            try:
+                function()
+            except BaseException as raised:  # noqa: ASYNC103, BLE001  # Trio has no cancellation here
+                # This frame lives on.
+                error = _failure_of(
+                    raised.with_traceback(raised.__traceback__ and raised.__traceback__.tb_next)
+                )
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(_report, self._name, done, error)
+            # Nothing is held while it waits.
+            del call, function, done, error
 
 
 def _failure_of(error: BaseException) -> Exception:

@@ -224,6 +224,8 @@ class Engine(ContextState):
         """
         self.completion.close()
         self.enqueuer.end_holds()
+        for lane in self.lanes.all:
+            lane.end_thread()
         return await trio.to_thread.run_sync(self._end, not self.in_flight)
 
     def _end(self, is_idle: bool) -> bool:

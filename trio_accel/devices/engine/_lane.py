@@ -9,6 +9,7 @@ import attrs
 import trio
 
 from ...backends.base import AccelStream
+from ..base._bridge import CallThread
 from ._in_flight import InFlight
 
 __all__ = ["Lane", "StreamLoad"]
@@ -56,6 +57,8 @@ class Lane:
     operations: deque[InFlight] = attrs.field(factory=deque[InFlight])
     is_lost: bool = False
     """The context is gone: nothing is launched here any more."""
+    thread: CallThread | None = None
+    """Where kernels that block are called, once there was one."""
     on_idle: Callable[[], None] | None = None
     """Set when the stream takes no more work: called when the last operation is done."""
     _changed: trio.Event | None = attrs.field(default=None, init=False)
@@ -94,6 +97,12 @@ class Lane:
     def forget_seen(self) -> None:
         """Begin anew to time how long it has got nowhere."""
         self._seen = None
+
+    def end_thread(self) -> None:
+        """No kernel is called any more: let the thread end when it has returned from the last one."""
+        if self.thread is not None:
+            self.thread.end()
+            self.thread = None
 
     async def wait_changed(self) -> None:
         """Wait for a change."""

@@ -62,6 +62,7 @@ class Lanes:
         """Remove a lane that takes no more work and has nothing in flight."""
         if lane.on_idle is not None and not lane.operations:
             self.all.remove(lane)
+            lane.end_thread()
             # Not before: a thread may enqueue on it.
             self._streams.release(lane.stream)
             # A vendor's library waits for whatever the device does.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from ...backends.base import KernelLibrary
-from ..base._bridge import call_in_thread
+from ..base._bridge import CallThread
 from ..operations._operation import Launch
 from ._completer import Completer
 from ._enqueuer import Enqueuer
@@ -53,13 +53,15 @@ class ThreadedLaunches:
 
     def start(self, operation: InFlight, library: KernelLibrary, lane: Lane) -> None:
         """Call the backend in a thread; the third step follows by itself."""
-        name = f"{lane.stream.name} {operation.launch.name}"
+        if lane.thread is None:
+            try:
+                lane.thread = CallThread(f"{lane.stream.name} launches")
+            except RuntimeError as error:
+                # The system has no thread left.
+                self._end(operation, lane, error)
+                return
         enqueue = partial(library.enqueue, operation.launch.spec, lane.stream)
-        try:
-            call_in_thread(name, enqueue, partial(self._end, operation, lane))
-        except RuntimeError as error:
-            # The system has no thread left.
-            self._end(operation, lane, error)
+        lane.thread.call(enqueue, partial(self._end, operation, lane))
 
     def _end(self, operation: InFlight, lane: Lane, error: Exception | None) -> None:
         """The thread has returned."""

@@ -90,6 +90,9 @@ class CudaArray:
             StaleRefError: The lease is over.
             AttributeError: The protocol cannot carry the element type.
         """
+        return self._interface()
+
+    def _interface(self) -> dict[str, Any]:
         self._check()
         if self._array.dtype in _CODES:
             # So that `hasattr` says no, and a library that has both protocols takes the other one.
@@ -133,17 +136,24 @@ class CudaArray:
             BufferError: It cannot be had so.
         """
         self._check()
-        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
-            raise BufferError(f"dl_device: the array is on {self.__dlpack_device__()}, not on {dl_device}")
-        if copy:
-            raise BufferError("copy: a lease hands out the memory itself; copy it with ref.copy()")
-        is_versioned = max_version is not None and tuple(max_version) >= _VERSIONED
-        if self._is_read_only and not is_versioned:
+        self._check_export(dl_device, copy)
+        if self._is_read_only and not _is_versioned(max_version):
             raise BufferError(
                 "the array is read-only, which DLPack can say from version 1.0 on, and the consumer asks for "
                 "an older one; use __cuda_array_interface__, or lease it with write=True"
             )
-        capsule = self._view().__dlpack__(stream=-1, max_version=max_version)
+        return self._capsule(max_version)
+
+    def _check_export(self, dl_device: tuple[int, int] | None, copy: bool | None) -> None:
+        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
+            raise BufferError(f"dl_device: the array is on {self.__dlpack_device__()}, not on {dl_device}")
+        if copy:
+            raise BufferError("copy: a lease hands out the memory itself; copy it with ref.copy()")
+
+    def _capsule(self, max_version: tuple[int, int] | None) -> object:
+        is_versioned = _is_versioned(max_version)
+        view = self._view(is_read_only=self._is_read_only and is_versioned)
+        capsule = view.__dlpack__(stream=-1, max_version=max_version)
         code = _CODES.get(self._array.dtype)
         if code is not None:
             _set_code(capsule, code, is_versioned=is_versioned)
@@ -160,7 +170,7 @@ class CudaArray:
         if self._is_over:
             raise StaleRefError("the lease of this array is over; lease it again", device=self._info.name)
 
-    def _view(self) -> StridedMemoryView:
+    def _view(self, *, is_read_only: bool) -> StridedMemoryView:
         from cuda.core import Buffer
         from cuda.core.utils import StridedMemoryView
 
@@ -178,8 +188,12 @@ class CudaArray:
                 tuple(stride // size for stride in array.strides),
                 itemsize=size,
                 dtype=carrier,
-                is_readonly=self._is_read_only,
+                is_readonly=is_read_only,
             )
+
+
+def _is_versioned(max_version: tuple[int, int] | None) -> bool:
+    return max_version is not None and tuple(max_version) >= _VERSIONED
 
 
 def _set_code(capsule: object, code: int, *, is_versioned: bool) -> None:

@@ -1,0 +1,148 @@
+"""Programs for a GPU whose memory the host sees, as that of the stand-in driver: NumPy is their GPU library.
+
+Workers import this module.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import sys
+from typing import Any
+
+import attrs
+import numpy as np
+from cuda.bindings import driver
+
+import trio_accel as ta
+from trio_accel.programs import Array
+
+
+def check(result: Any) -> Any:
+    assert not int(result[0]), result[0]
+    return result[1] if len(result) > 1 else None
+
+
+def host_of(array: Any) -> Any:
+    """A NumPy array over the memory of an array, when its stream has got there."""
+    interface = array.__cuda_array_interface__
+    if interface["stream"] is not None:
+        check(driver.cuStreamSynchronize(interface["stream"]))
+    shape, dtype = interface["shape"], np.dtype(interface["typestr"])
+    strides = interface["strides"] or np.empty(shape, dtype).strides
+    if not math.prod(shape):
+        return np.empty(shape, dtype)
+    reach = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
+    memory = (ctypes.c_char * (reach + dtype.itemsize)).from_address(interface["data"][0])
+    return np.ndarray(shape, dtype, memory, 0, strides)
+
+
+@attrs.define(eq=False)
+class GpuArray:
+    """An array of a GPU library: it has its own memory."""
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: Any
+    strides: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(cls, host: Any) -> GpuArray:
+        host = np.ascontiguousarray(host)
+        array = cls(int(check(driver.cuMemAlloc(max(host.nbytes, 1)))), host.shape, host.dtype)
+        host_of(array)[...] = host
+        return array
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape,
+            "strides": self.strides,
+            "typestr": self.dtype.str,
+            "data": (self.address, False),
+            "version": 3,
+            "stream": None,
+        }
+
+
+class Layer:
+    """``tanh(x @ weights + bias)``."""
+
+    def __init__(self, parameters: dict[str, Array], path: str = "") -> None:
+        self.weights, self.bias = parameters["weights"], parameters["bias"]
+        self.copied = host_of(self.weights).copy()
+        self.kept: Any = None
+        if path:
+            with open(path, "a") as file:
+                file.write(f"{os.getpid()}\n")
+
+    def _forward(self, x: Array) -> Any:
+        return np.tanh(host_of(x) @ host_of(self.weights) + host_of(self.bias))
+
+    def forward(self, x: Array) -> Any:
+        return GpuArray.of(self._forward(x))
+
+    def on_the_host(self, x: Array) -> Any:
+        return self._forward(x)
+
+    @ta.programs.method(out=lambda x: ((x.shape[0], 3), x.dtype))
+    def written(self, x: Array, *, out: Array = None) -> None:
+        host_of(out)[...] = self._forward(x)
+
+    @ta.programs.method(out=lambda x: ((x.shape[0], 3), x.dtype))
+    def declared(self, x: Array) -> Any:
+        return self.forward(x)
+
+    @ta.programs.method(updates=["x"])
+    def double(self, x: Array) -> None:
+        host_of(x)[...] *= 2
+
+    def transposed(self, x: Array) -> Any:
+        made = GpuArray.of(host_of(x))
+        size = made.dtype.itemsize
+        made.shape, made.strides = x.shape[::-1], (size, x.shape[1] * size)
+        return {"turned": made, "same": x, "weights": self.weights, "empty": np.empty((0, 2)), "number": 3}
+
+    def about(self, x: Array) -> Any:
+        interface = x.__cuda_array_interface__
+        return {
+            "read only": x.is_read_only,
+            "flag": interface["data"][1],
+            "has stream": interface["stream"] is not None,
+            "weights have stream": self.weights.__cuda_array_interface__["stream"] is not None,
+            "copied": float(self.copied.sum()),
+        }
+
+    def keep(self, x: Array) -> None:
+        self.kept = x
+
+    def use_kept(self) -> Any:
+        return host_of(self.kept).sum()
+
+    def fails(self, x: Array) -> None:
+        raise ZeroDivisionError(f"of {x.shape}")
+
+    def runs_out(self) -> None:
+        raise MemoryError("no room")
+
+    def streams(self, x: Array) -> Any:
+        return [
+            sys.modules["torch"].used[-1],
+            sys.modules["cupy"].used[-1],
+            x.__cuda_array_interface__["stream"],
+        ]
+
+    def crosses(self, x: Array) -> Any:
+        """Take it by DLPack on streams of one's own."""
+        own = check(driver.cuStreamCreate(1))
+        capsules = [
+            x.__dlpack__(stream=int(own)),
+            x.__dlpack__(stream=int(own), max_version=(1, 0)),
+            x.__dlpack__(stream=x.__cuda_array_interface__["stream"]),
+            x.__dlpack__(stream=-1),
+            x.__dlpack__(),
+        ]
+        check(driver.cuStreamSynchronize(own))
+        check(driver.cuStreamDestroy(own))
+        return len(capsules)
