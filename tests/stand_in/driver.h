@@ -51,7 +51,7 @@ enum {
 };
 
 /* Types of a graph's nodes. */
-enum { NODE_KERNEL = 0, NODE_HOST = 4 };
+enum { NODE_KERNEL = 0, NODE_COPY = 1, NODE_FILL = 2, NODE_HOST = 4 };
 
 enum { CU_LOCATION_DEVICE = 1, CU_LOCATION_HOST = 2 };
 
@@ -159,6 +159,7 @@ struct work {
     void (*drop)(struct stream *stream, struct work *work,
                  CUresult code); /* instead, in a poisoned context */
     int node; /* of what type it is in a graph, and 1 more; 0 where it cannot be captured, as what runs once */
+    bool is_captured; /* it runs as often as its graph, and is dropped with that */
 };
 
 enum { STREAM_NON_BLOCKING = 1, STREAM_MAGIC = 0x5eed5712, EVENT_MAGIC = 0x5eede7e7 };

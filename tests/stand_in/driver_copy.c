@@ -57,6 +57,7 @@ static CUresult copy(void *handle, struct copy_work shape, int from, int to, boo
     struct copy_work *work = new_work(sizeof *work, run_copy);
     shape.work = work->work;
     *work = shape;
+    work->work.node = pageable ? 0 : NODE_COPY + 1;
     return synchronous || pageable ? submit_and_wait(stream, &work->work) : submit(stream, &work->work);
 }
 
@@ -243,6 +244,7 @@ static CUresult fill(void *handle, CUdeviceptr start, size_t pitch, uint32_t val
         return CUDA_ERROR_INVALID_VALUE;
     CHECK(check_device_access(start, (height - 1) * pitch + width * element));
     struct fill_work *work = new_work(sizeof *work, run_fill);
+    work->work.node = NODE_FILL + 1;
     work->start = (char *)start;
     work->pitch = pitch;
     work->value = value;

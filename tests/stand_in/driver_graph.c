@@ -1,7 +1,7 @@
 /* Graphs: what a stream captures instead of running it, and launches of that.
  *
- * Work is captured that can run again as it is: the math libraries' kernels and host functions. Anything else on
- * a capturing stream is refused, and ends the capture without a graph.
+ * Work is captured that can run again as it is: kernels, copies and fills of device memory, host functions. Anything
+ * else on a capturing stream is refused, and ends the capture without a graph.
  */
 #include "driver.h"
 
@@ -49,6 +49,8 @@ static void drop_graph(struct graph *graph) {
         return;
     for (struct node *node = graph->first, *next; node; node = next) {
         next = node->next;
+        if (node->work->drop)
+            node->work->drop(NULL, node->work, CUDA_SUCCESS);
         free(node->work);
         free(node);
     }
@@ -70,6 +72,7 @@ CUresult capture(struct stream *stream, struct work *work) {
         stream->is_capture_broken = true;
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
+    work->is_captured = true;
     struct graph *graph = stream->capture;
     struct node *node = calloc(1, sizeof *node);
     *node = (struct node){.magic = NODE_MAGIC, .work = work};

@@ -396,7 +396,8 @@ static void run_launch(struct stream *stream, struct work *work) {
         spin(stream);
     else if (code != CUDA_SUCCESS)
         fail(stream, code);
-    drop_image(launch->kernel->image);
+    if (!work->is_captured)
+        drop_image(launch->kernel->image);
 }
 
 static void drop_launch(struct stream *stream, struct work *work, CUresult code) {
@@ -430,6 +431,7 @@ static CUresult launch(struct kernel *kernel, const unsigned *shape, unsigned sh
     struct launch_work *work = new_work(sizeof *work + total + 15, run_launch);
     char *value = (char *)(((uintptr_t)work->values + 15) & ~(uintptr_t)15);
     work->work.drop = drop_launch;
+    work->work.node = NODE_KERNEL + 1;
     work->kernel = kernel;
     memcpy(work->shape, shape, sizeof work->shape);
     for (size_t i = 0; i < count; i++) {

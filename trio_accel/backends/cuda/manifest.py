@@ -57,6 +57,7 @@ VERSIONS = {name: (vendor.version, vendor.is_in_parts) for name, vendor in VENDO
 LIBRARIES: Mapping[str, Library] = {
     "blas": Library(".libraries.blas", "BlasLibrary", "cublas"),
     "fft": Library(".libraries.fft", "FftLibrary", "cufft"),
+    "graphs": Library(".libraries.graphs", "GraphLibrary"),
     "jit": Library(".libraries.jit", "JitLibrary"),
     "memory": Library(".libraries.memory", "MemoryLibrary"),
     "program": Library(".libraries.program", "ProgramLibrary"),

@@ -54,7 +54,7 @@ class Arena:
         """
         self._memory.take_workspace(nbytes)
         try:
-            return int(self._context.check(driver.cuMemAllocAsync(nbytes, stream.handle)))
+            return int(self._context.check(driver.cuMemAllocAsync(nbytes, stream.orders_memory.handle)))
         except BaseException:
             self._memory.give_workspace(nbytes)
             raise
@@ -64,11 +64,16 @@ class Arena:
         self._memory.give_workspace(nbytes)
         if not self._context.is_dead:
             # Of a stream that has ended, nothing uses it any more.
-            driver.cuMemFreeAsync(address, 0 if stream.is_destroyed else stream.handle)
+            order = stream.orders_memory
+            driver.cuMemFreeAsync(address, 0 if order.is_destroyed else order.handle)
 
     def put(self, stream: CudaStream, address: int, nbytes: int) -> None:
         """Make this the area of a stream."""
         self._areas[stream] = address, nbytes
+
+    def place(self, stream: CudaStream) -> tuple[int, int]:
+        """Where the area of a stream begins, and its size: what was captured uses it there."""
+        return self._areas.get(stream, (0, 0))
 
     def drop(self, stream: CudaStream) -> None:
         """Give the area of a stream back."""

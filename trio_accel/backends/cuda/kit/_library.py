@@ -45,12 +45,15 @@ class CudaLibrary:
             enumerations of codes.
         refused: Names of those statuses that say that the operation, and not the library, is at fault.
         most_plans: How many plans are kept.
+        is_captured: Whether what a kernel enqueues depends on nothing but its specification and its plan, and
+            on the host nothing follows, so that it can be captured and launched again.
     """
 
     name: ClassVar[str]
     errors: ClassVar[Errors] = {}
     refused: ClassVar[frozenset[str]] = frozenset()
     most_plans: ClassVar[int] = 1024
+    is_captured: ClassVar[bool] = True
 
     def __init__(self, device: LibraryDevice) -> None:
         self._device = device

@@ -36,9 +36,9 @@ class Workspace:
         address, size = self._areas.get(stream, (0, 0))
         if size >= nbytes:
             return address
-        larger = int(self._context.check(driver.cuMemAllocAsync(nbytes, stream.handle)))
+        larger = int(self._context.check(driver.cuMemAllocAsync(nbytes, stream.orders_memory.handle)))
         if size:
-            self._context.check(driver.cuMemFreeAsync(address, stream.handle))
+            self._context.check(driver.cuMemFreeAsync(address, stream.orders_memory.handle))
         self._areas[stream] = larger, nbytes
         self._memory.add_fixed_workspace(nbytes - size)
         return larger
@@ -47,10 +47,11 @@ class Workspace:
         """Give everything back, behind what uses it. The context is current."""
         for stream, (address, size) in self._areas.items():
             self._memory.add_fixed_workspace(-size)
-            if stream.is_destroyed:
+            order = stream.orders_memory
+            if order.is_destroyed:
                 # It has ended, and with it all that used the area.
                 driver.cuMemFreeAsync(address, 0)
             else:
                 # Closed or not: work that nobody waits for any more may be on it.
-                self._context.check(driver.cuMemFreeAsync(address, stream.handle))
+                self._context.check(driver.cuMemFreeAsync(address, order.handle))
         self._areas.clear()

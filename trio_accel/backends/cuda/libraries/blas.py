@@ -226,7 +226,8 @@ class BlasLibrary(RoutineLibrary):
     def _call_by_graph(self, key: Key, stream: CudaStream, arguments: _Arguments) -> None:
         """Make a graph for a key if it is time to, and do without if not."""
         graphs = self._device.graphs
-        if graphs.is_due(key) and graphs.capture(key, partial(self._call_captured, stream, arguments)):
+        is_due = not stream.is_capturing and graphs.is_due(key)
+        if is_due and graphs.capture(key, partial(self._call_captured, stream, arguments)):
             return
         self._blas.select(stream, HOST)
         self._call(*arguments)

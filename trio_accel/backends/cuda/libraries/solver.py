@@ -48,6 +48,8 @@ class SolverLibrary(CudaLibrary):
     """
 
     name: ClassVar[str] = "solver"
+    # It needs memory of the host, and status words.
+    is_captured: ClassVar[bool] = False
     # Stacks of small matrices are factored by cuBLAS.
     errors: ClassVar[Errors] = {cusolver.cuSOLVERError: cusolver.Status, cublas.cuBLASError: cublas.Status}
     refused: ClassVar[frozenset[str]] = frozenset({"INVALID_VALUE", "MATRIX_TYPE_NOT_SUPPORTED"})

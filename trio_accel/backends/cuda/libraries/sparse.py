@@ -104,6 +104,8 @@ class SparseLibrary(CudaLibrary):
     """
 
     name: ClassVar[str] = "sparse"
+    # What it enqueues depends on whether a structure was looked at.
+    is_captured: ClassVar[bool] = False
     errors: ClassVar[Errors] = {cusparse.cuSPARSEError: cusparse.Status}
     refused: ClassVar[frozenset[str]] = frozenset({"INVALID_VALUE", "MATRIX_TYPE_NOT_SUPPORTED"})
 

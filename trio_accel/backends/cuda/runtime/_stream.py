@@ -38,7 +38,10 @@ class CudaStream:
         is_closed: Whether it takes no more work.
         is_destroyed: Whether it has ended and was given back.
         timeline: The word that it writes to.
+        is_capturing: Whether what is enqueued is captured, and does not run.
     """
+
+    is_capturing: bool = False
 
     def __init__(
         self,
@@ -77,6 +80,11 @@ class CudaStream:
     def name(self) -> str:
         """Name of the stream."""
         return self._name
+
+    @property
+    def orders_memory(self) -> CudaStream:
+        """In whose order memory is taken for what is enqueued here: another stream if this one captures."""
+        return self
 
     @property
     def failure(self) -> Exception | None:

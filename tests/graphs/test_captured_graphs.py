@@ -1,0 +1,209 @@
+"""Graphs of the driver: when a chain is captured, what it uses then, and what happens if it cannot be."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import scipy.sparse
+from chosen import BACKEND
+
+import trio_accel as ta
+from trio_accel import graphs, linalg
+
+pytestmark = [
+    pytest.mark.skipif(BACKEND != "cuda", reason="graphs of the driver are those of CUDA"),
+    # The calls of the driver are counted in this process.
+    pytest.mark.parametrize("isolation", ["inline"]),
+]
+
+N = 6
+Spy = Callable[[str], "Calls"]
+
+
+@attrs.define(eq=False)
+class Calls:
+    """How often a function of the driver was called, and what it says instead of its own answer."""
+
+    count: int = 0
+    answer: tuple[Any, ...] | None = None
+
+
+@pytest.fixture
+def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
+    from cuda.bindings import driver
+
+    def watch(name: str) -> Calls:
+        calls, function = Calls(), getattr(driver, name)
+
+        def counted(*arguments: object) -> tuple[Any, ...]:
+            calls.count += 1
+            answer: tuple[Any, ...] = calls.answer or function(*arguments)
+            return answer
+
+        monkeypatch.setattr(driver, name, counted)
+        return calls
+
+    return watch
+
+
+def matrix(seed: int, n: int = N) -> Any:
+    return np.random.default_rng(seed).standard_normal((n, n))
+
+
+async def put(device: ta.Device, *seeds: int, n: int = N) -> list[ta.AccelRef]:
+    return [await device.put(matrix(seed, n)) for seed in seeds]
+
+
+async def sums(x: ta.AccelRef, y: ta.AccelRef) -> ta.AccelRef:
+    """``2 y + x``, without a product, which has graphs of its own."""
+    out = await y.copy()
+    await linalg.scal(2.0, out)
+    return await linalg.axpy(1.0, x, out)
+
+
+async def test_a_repeated_chain_is_one_launch(device: ta.Device, spy: Spy) -> None:
+    x, y = await put(device, 1, 2)
+    graph = await graphs.capture(device, sums, x, y)
+    await graph.replay()
+    # By now the libraries are open, which capture something themselves.
+    launches, captures = spy("cuGraphLaunch"), spy("cuStreamBeginCapture")
+    for turn in range(1, 10):
+        out = await graph.replay()
+        np.testing.assert_array_equal(await out.to_host(), 2 * matrix(2) + matrix(1))
+        assert launches.count == max(turn - 2, 0)
+    assert captures.count == 1
+    await linalg.scal(3.0, y)
+    np.testing.assert_array_equal(await (await graph.replay()).to_host(), 6 * matrix(2) + matrix(1))
+
+
+async def test_each_place_has_a_graph_of_its_own(device: ta.Device, spy: Spy) -> None:
+    pairs = [await put(device, 2 * number, 2 * number + 1) for number in range(5)]
+    graph = await graphs.capture(device, sums, *pairs[0])
+    launches = spy("cuGraphLaunch")
+    for turn in range(60):
+        number = turn % 5
+        out = await graph(*pairs[number])
+        expected = 2 * matrix(2 * number + 1) + matrix(2 * number)
+        np.testing.assert_array_equal(await out.to_host(), expected)
+    assert 30 <= launches.count <= 45
+
+
+async def test_there_are_not_too_many(device: ta.Device, spy: Spy) -> None:
+    many = await put(device, *range(90))
+    graph = await graphs.capture(device, sums, many[0], many[1])
+    await graph.replay()
+    made, destroyed = spy("cuGraphInstantiate"), spy("cuGraphExecDestroy")
+    # Those that are in use stay; then others are.
+    for others in ((1, 3), (5, 7)):
+        for _ in range(24):
+            for number in range(0, 90, 2):
+                for other in others:
+                    await graph(many[number], many[other])
+        assert made.count - destroyed.count == 64
+    assert destroyed.count > 0
+    out = await graph(many[4], many[3])
+    np.testing.assert_array_equal(await out.to_host(), 2 * matrix(3) + matrix(4))
+
+
+async def test_workspace_that_moves(device: ta.Device, spy: Spy) -> None:
+    """A chain whose operations need more and more of it, and one that has needed less before."""
+
+    async def packs(x: ta.AccelRef, y: ta.AccelRef) -> ta.AccelRef:
+        out = await y.copy()
+        rows, columns = x.shape
+        for number in range(1, rows):
+            await linalg.axpy(0.5, x[:number, ::2], out[:number, ::2])
+        return await linalg.axpy(1.0, x[:, : columns - 1], out[:, 1:])
+
+    small, large = await put(device, 1, 2), await put(device, 3, 4, n=60)
+    chains = [(packs, small), (packs, large), (sums, small)]
+    made = [(await graphs.capture(device, step, *arrays), step, arrays) for step, arrays in chains]
+    captures, launches = spy("cuStreamBeginCapture"), spy("cuGraphLaunch")
+    for turn in range(15):
+        for graph, step, arrays in made if turn % 2 else made[:1]:
+            expected = await (await step(*arrays)).to_host()
+            np.testing.assert_array_equal(await (await graph.replay()).to_host(), expected)
+    assert launches.count > 10
+    # Of what was captured first, at least one was captured again.
+    assert captures.count > len(made)
+
+
+async def test_what_cannot_be_captured_is_replayed_one_by_one(device: ta.Device, spy: Spy) -> None:
+    (x,) = await put(device, 1)
+    sparse = await ta.sparse.csr(device, scipy.sparse.eye_array(N, format="csr") * 3.0)
+
+    async def step(x: ta.AccelRef) -> ta.AccelRef:
+        return await linalg.scal(2.0, await ta.sparse.spmv(sparse, x[0]))
+
+    graph = await graphs.capture(device, step, x)
+    await graph.replay()
+    launches, captures = spy("cuGraphLaunch"), spy("cuStreamBeginCapture")
+    for _ in range(6):
+        np.testing.assert_array_equal(await (await graph.replay()).to_host(), 6 * matrix(1)[0])
+    assert (launches.count, captures.count) == (0, 0)
+
+
+async def test_the_driver_does_not_capture(
+    device: ta.Device, spy: Spy, caplog: pytest.LogCaptureFixture
+) -> None:
+    from cuda.bindings import driver
+
+    x, y = await put(device, 1, 2)
+    graph = await graphs.capture(device, sums, x, y)
+    await graph.replay()
+    captures, made = spy("cuStreamBeginCapture"), spy("cuGraphInstantiate")
+    made.answer = (driver.CUresult.CUDA_ERROR_NOT_SUPPORTED, None)
+    with caplog.at_level(logging.INFO, "trio_accel.devices"):
+        for _ in range(8):
+            out = await graph.replay()
+    np.testing.assert_array_equal(await out.to_host(), 2 * matrix(2) + matrix(1))
+    assert captures.count == 1
+    assert "a graph of 3 operations is replayed one by one" in caplog.text
+
+
+async def test_the_driver_refuses_a_launch(device: ta.Device, spy: Spy) -> None:
+    from cuda.bindings import driver
+
+    x, y = await put(device, 1, 2)
+    graph = await graphs.capture(device, sums, x, y)
+    launches = spy("cuGraphLaunch")
+    launches.answer = (driver.CUresult.CUDA_ERROR_INVALID_VALUE,)
+    for _ in range(8):
+        out = await graph.replay()
+        np.testing.assert_array_equal(await out.to_host(), 2 * matrix(2) + matrix(1))
+    assert launches.count == 1
+
+
+async def test_an_operation_that_is_refused_in_the_middle(device: ta.Device) -> None:
+    x, y = await put(device, 1, 2)
+    bits = await x.cast("float8_e4m3fn")
+
+    async def step(x: ta.AccelRef, y: ta.AccelRef) -> ta.AccelRef:
+        await linalg.scal(2.0, y)
+        await linalg.matmul(bits, bits)
+        return await linalg.axpy(1.0, x, y)
+
+    graph = await graphs.capture(device, step, x, y)
+    with pytest.raises(ta.NotSupportedError, match=r"linalg.Matmul in the graph: .*float8"):
+        await graph.replay()
+    # It was being changed when that was found.
+    with pytest.raises(ta.StaleRefError, match=r"spoiled by graphs.Replay"):
+        await y.to_host()
+    good = await graphs.capture(device, sums, x, (await put(device, 2))[0])
+    np.testing.assert_array_equal(await (await good.replay()).to_host(), 2 * matrix(2) + matrix(1))
+    assert device.generation == 1
+
+
+async def test_workspace_counts_and_is_given_back(system: ta.System, isolation: Any) -> None:
+    async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation)) as device:
+        x, y = await put(device, 1, 2, n=40)
+        graph = await graphs.capture(device, lambda x, y: linalg.axpy(1.0, x.T, y), x, y)
+        for _ in range(6):
+            await graph.replay()
+        await device.synchronize()
+        assert (await device.statistics()).memory.workspace >= 2 * x.nbytes
