@@ -176,6 +176,9 @@ class CudaLibrary:
         finally:
             call.release()
 
+    def attach(self, stream: CudaStream) -> None:
+        """Take what the library needs for a stream, ahead of operations there; the context is current."""
+
     def close(self) -> None:
         """Give handles and workspaces back; a lost context keeps them, as it would refuse to."""
         if not self._context.is_dead and not self._is_closed:

@@ -88,6 +88,10 @@ class BlasLibrary(RoutineLibrary):
         if self._integers is None:
             self._integers = IntegerProducts(self._device.kernels)
 
+    def attach(self, stream: CudaStream) -> None:
+        """Take the workspace of cuBLAS; see `CudaLibrary.attach`."""
+        self._blas.select(stream, HOST)
+
     def _destroy(self) -> None:
         self._device.graphs.drop(self)
         super()._destroy()

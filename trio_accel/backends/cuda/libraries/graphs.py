@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import attrs
 
-from ...base import AccelError, AccelStream, NotSupportedError
+from ...base import AccelError, AccelStream, InThread, NotSupportedError
 from ...base.kernels import kernel
 from ...base.ops import GraphRecipe, GraphSpec, OperationSpec, graph_recipe
 from ..kit._call import Call
@@ -37,11 +37,13 @@ class _Chain:
         recipe: Its operations.
         call: By which its captured graphs are known.
         is_captured: Whether all of it can be captured.
+        is_blocking: Whether one of them blocks when it is enqueued.
     """
 
     recipe: GraphRecipe
     call: GraphCall
     is_captured: bool
+    is_blocking: bool
 
 
 @attrs.frozen(eq=False)
@@ -82,9 +84,17 @@ class GraphLibrary(CudaLibrary):
     def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
         """Open the libraries of a chain, and prepare its operations; later on capture it."""
         prepare = super().prepare(spec)
-        if prepare is not None or not self._due or not isinstance(spec, GraphSpec):
-            return prepare
-        chain: _Chain = self._find_plan(spec)
+        if prepare is not None:
+            # Also what is used first may block.
+            return InThread(prepare)
+        chain: _Chain | None = self._find_plan(spec) if isinstance(spec, GraphSpec) else None
+        if chain is None:
+            return None
+        if chain.is_blocking:
+            return InThread()
+        return self._prepare_capture(chain, spec) if self._due else None
+
+    def _prepare_capture(self, chain: _Chain, spec: Any) -> Callable[[], None] | None:
         try:
             key = self._key(chain, spec, self._stream)
         except KeyError:
@@ -96,7 +106,7 @@ class GraphLibrary(CudaLibrary):
 
     def _plan_chain(self, spec: GraphSpec) -> _Chain:
         recipe = graph_recipe(spec.recipe)
-        is_captured = True
+        is_captured, is_blocking = True, False
         for node, bound in zip(recipe.nodes, recipe.bind(spec.arrays), strict=True):
             library = self._library(node.library)
             if type(bound) not in library.operations:
@@ -108,7 +118,10 @@ class GraphLibrary(CudaLibrary):
             is_captured = is_captured and library.is_captured
             while (prepare := library.prepare(bound)) is not None:
                 prepare()
-        return _Chain(recipe, GraphCall(self), is_captured)
+                if isinstance(prepare, InThread):
+                    is_blocking = True
+                    break
+        return _Chain(recipe, GraphCall(self), is_captured and not is_blocking, is_blocking)
 
     def _library(self, name: str) -> CudaLibrary:
         library = self._libraries.get(name)
@@ -222,9 +235,18 @@ class GraphLibrary(CudaLibrary):
         large as it needs, so that the second time nothing grows.
         """
         place = self._device.arena.place
+        for library in self._libraries.values():
+            if library is not self:
+                # Memory of its own is taken now: a driver may refuse that while it captures.
+                library.attach(stream)
         while True:
             before = place(stream)
-            executable = stream.capture(enqueue)
+            try:
+                executable = stream.capture(enqueue)
+            except Exception:
+                if place(stream) == before or self._context.is_lost:
+                    raise
+                continue
             if place(stream) == before:
                 return _Captured(executable, stream, before)
             stream.discard(executable)
