@@ -21,13 +21,19 @@ ExpressionArgument: TypeAlias = "Operand | complex | np.generic"
 _INT64 = np.iinfo(np.int64)
 
 
-@attrs.frozen
+# As `Argument.encode` writes them: texts are compared in less time than dtypes.
+_ARRAYS = {dtype.value: Argument(dtype, True).encode() for dtype in DType}
+_WEAK = {kind: Argument(kind, False).encode() for kind in Weak}
+_BOOL = Argument(DType.bool, False).encode()
+
+
+@attrs.define(eq=False, on_setattr=None)
 class Taken:
-    """The arguments of one call.
+    """The arguments of one call; not to be changed.
 
     Attributes:
         names: Names of the inputs, in order.
-        arguments: How the expression gets them.
+        signature: How the expression gets them, as `Argument.encode` writes it.
         arrays: Those that are arrays, in order, broadcast to `shape`.
         lying: The same as they lie.
         values: Those that are numbers, in order.
@@ -35,15 +41,22 @@ class Taken:
     """
 
     names: tuple[str, ...]
-    arguments: tuple[Argument, ...]
+    signature: tuple[str, ...]
     arrays: tuple[ArraySpec, ...]
     lying: tuple[ArraySpec, ...]
-    values: tuple[complex, ...]
+    values: list[complex]
     shape: tuple[int, ...]
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """How the expression gets them."""
+        return tuple([Argument.decode(text) for text in self.signature])
 
     @property
     def scalars(self) -> bytes:
         """The numbers, as specifications hold them."""
+        if not self.values:
+            return b""
         dtypes = [argument.dtype for argument in self.arguments if not argument.is_array]
         return pack_scalars(self.values, dtypes)
 
@@ -80,6 +93,8 @@ def bound(
     Raises:
         TypeError: Too few or too many, or one that there is not.
     """
+    if not named and len(arguments) == len(names):
+        return tuple(arguments)
     values = dict(zip(names, arguments, strict=False))
     unknown = [name for name in named if name not in names or name in values]
     missing = [name for name in names if name not in values and name not in named]
@@ -101,40 +116,49 @@ def take(planner: Planner, names: tuple[str, ...], arguments: Sequence[Expressio
         TypeError: Something else than an array or a number.
         ValueError: The shapes do not broadcast, or a whole number has more than 64 bits.
     """
-    kinds: list[Argument] = []
+    signature: list[str] = []
     arrays: list[ArraySpec] = []
     values: list[complex] = []
     for name, argument in zip(names, arguments, strict=True):
-        if isinstance(argument, (bool, int, float, complex, np.generic)):
-            kind, value = _number(planner, name, argument)
-            kinds.append(kind)
-            values.append(value)
-            continue
-        array = planner.read(name, argument)
-        kinds.append(Argument(array.dtype, True))
-        arrays.append(array)
+        if type(argument) is not AccelRef and isinstance(argument, (bool, int, float, complex, np.generic)):
+            signature.append(_kind_of(planner, name, argument))
+            values.append(argument.item() if isinstance(argument, np.generic) else argument)
+        else:
+            array = planner.read(name, argument)
+            signature.append(_ARRAYS[array.dtype.value])
+            arrays.append(array)
+    shape = arrays[0].shape if arrays else ()
+    lying = broadcast = tuple(arrays)
+    for array in lying:
+        if array.shape != shape:
+            shape = _common(planner.name, arrays)
+            broadcast = tuple([_broadcast(array, shape) for array in arrays])
+            break
+    return Taken(names, tuple(signature), broadcast, lying, values, shape)
+
+
+def _common(operation: str, arrays: Sequence[ArraySpec]) -> tuple[int, ...]:
     shape = common_shape(*(array.shape for array in arrays))
     if shape is None:
         told = ", ".join(str(array.shape) for array in arrays)
-        raise ValueError(f"{planner.name}: the shapes {told} do not broadcast to one")
-    broadcast = tuple([_broadcast(array, shape) for array in arrays])
-    return Taken(names, tuple(kinds), broadcast, tuple(arrays), tuple(values), shape)
+        raise ValueError(f"{operation}: the shapes {told} do not broadcast to one")
+    return shape
 
 
-def _number(planner: Planner, name: str, argument: complex | np.generic) -> tuple[Argument, complex]:
+def _kind_of(planner: Planner, name: str, argument: complex | np.generic) -> str:
+    """The type of a number, as `Argument.encode` writes it."""
     if isinstance(argument, np.generic):
         # Also float64, which is a Python float, too: NumPy's numbers have dtypes.
-        value: complex = argument.item()
-        return Argument(planner.dtype(name, argument.dtype), False), value
+        return Argument(planner.dtype(name, argument.dtype), False).encode()
     if isinstance(argument, bool):
-        return Argument(DType.bool, False), argument
+        return _BOOL
     if isinstance(argument, int):
         if not _INT64.min <= argument <= _INT64.max:
             raise ValueError(
                 f"{planner.name}: {name} must have at most 64 bits; numpy.uint64(...) makes large ones"
             )
-        return Argument(Weak.int, False), argument
-    return Argument(Weak.float if isinstance(argument, float) else Weak.complex, False), argument
+        return _WEAK[Weak.int]
+    return _WEAK[Weak.float if isinstance(argument, float) else Weak.complex]
 
 
 def _broadcast(array: ArraySpec, shape: tuple[int, ...]) -> ArraySpec:

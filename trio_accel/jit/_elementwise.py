@@ -18,6 +18,23 @@ __all__ = ["ComputeElementwise", "Elementwise", "elementwise"]
 
 ReplyT = TypeVar("ReplyT")
 
+_MOST_KNOWN = 256
+
+
+@attrs.frozen
+class _Known:
+    """What is found once for arguments of certain types.
+
+    Attributes:
+        recipe: The expression and its types, as specifications hold them.
+        dtypes: Dtypes of the results.
+        bounds: See `TypedExpression`.
+    """
+
+    recipe: str
+    dtypes: tuple[DType, ...]
+    bounds: tuple[tuple[int, DType], ...]
+
 
 class Elementwise(Generic[ReplyT]):
     """An expression over arrays, made by `elementwise`.
@@ -26,7 +43,7 @@ class Elementwise(Generic[ReplyT]):
     CPU.
     """
 
-    __slots__ = ("_dtypes", "_expression", "_is_single", "operation")
+    __slots__ = ("_dtypes", "_expression", "_is_single", "_known", "operation")
 
     def __init__(
         self,
@@ -40,6 +57,8 @@ class Elementwise(Generic[ReplyT]):
         self._dtypes = tuple(dtypes.get(output) for output in expression.outputs)
         self._is_single = is_single
         self.operation: str = f"jit.{name}"
+        # By the types of the arguments, and of results that are given.
+        self._known: dict[tuple[object, ...], _Known] = {}
 
     def __repr__(self) -> str:
         return f"<Elementwise {self.operation}({', '.join(self.inputs)}) -> {', '.join(self.outputs)}>"
@@ -119,35 +138,39 @@ class Elementwise(Generic[ReplyT]):
     ) -> Planned[ReplyT]:
         """Validate the arguments of a call, and lower it; see `Operation.plan`."""
         taken = take(planner, self.inputs, arguments)
-        recipe = self._recipe(planner.name, taken, out)
-        expression = recipe.typed
-        taken.check_bounds(planner.name, expression.bounds)
+        key = taken.signature, *[None if each is None else each.dtype.value for each in out]
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            known = self._known[key] = self._find_types(planner.name, taken, out)
+        if known.bounds:
+            taken.check_bounds(planner.name, known.bounds)
         results = [
             planner.output(taken.shape, dtype, each, argument=name)
-            for name, dtype, each in zip(self.outputs, expression.dtypes, out, strict=True)
+            for name, dtype, each in zip(self.outputs, known.dtypes, out, strict=True)
         ]
         for number, given in enumerate(out):
             if given is not None:
                 self._check_apart(planner, number, results, taken)
         spec = ElementwiseSpec(
-            recipe.encode(), taken.arrays, tuple([result.spec for result in results]), taken.scalars
+            known.recipe, taken.arrays, tuple([result.spec for result in results]), taken.scalars
         )
         reply: Any = results[0] if self._is_single else tuple(results)
         return Planned(spec, cast("ReplyT", reply))
 
-    def _recipe(self, operation: str, taken: Taken, out: Sequence[AccelRef | None]) -> ElementwiseRecipe:
+    def _find_types(self, operation: str, taken: Taken, out: Sequence[AccelRef | None]) -> _Known:
+        recipe = ElementwiseRecipe(self._expression, taken.arguments, self._dtypes)
         try:
-            recipe = ElementwiseRecipe(self._expression, taken.arguments, self._dtypes)
             found = recipe.typed.dtypes
-            dtypes = tuple(
-                result_dtype(operation, name, dtype, declared, each)
-                for name, dtype, declared, each in zip(self.outputs, found, self._dtypes, out, strict=True)
-            )
         except (TypeError, ValueError) as error:
-            if str(error).startswith(operation):
-                raise
             raise type(error)(f"{operation}: {error}") from None
-        return recipe if dtypes == self._dtypes else attrs.evolve(recipe, dtypes=dtypes)
+        dtypes = tuple(
+            result_dtype(operation, name, dtype, declared, each)
+            for name, dtype, declared, each in zip(self.outputs, found, self._dtypes, out, strict=True)
+        )
+        recipe = attrs.evolve(recipe, dtypes=dtypes)
+        return _Known(recipe.encode(), recipe.typed.dtypes, recipe.typed.bounds)
 
     def _check_apart(self, planner: Planner, number: int, results: Sequence[AccelRef], taken: Taken) -> None:
         """Refuse a result over elements of an argument that are read for other elements of the result."""

@@ -17,7 +17,23 @@ from ._arguments import ExpressionArgument, Taken, bound, result_dtype, take
 
 __all__ = ["ComputeReduction", "Reduction", "reduction"]
 
+_MOST_KNOWN = 256
 _RESERVED = ("axis", "keepdims", "out")
+
+
+@attrs.frozen
+class _Known:
+    """What is found once for arguments of certain types.
+
+    Attributes:
+        recipe: The reduction and its types, as specifications hold them.
+        dtype: Dtype of the result.
+        bounds: See `TypedExpression`.
+    """
+
+    recipe: str
+    dtype: DType
+    bounds: tuple[tuple[int, DType], ...]
 
 
 class Reduction:
@@ -27,12 +43,14 @@ class Reduction:
     CPU.
     """
 
-    __slots__ = ("_dtype", "_reduction", "operation")
+    __slots__ = ("_dtype", "_known", "_reduction", "operation")
 
     def __init__(self, reduction: base.Reduction, dtype: DType | None, name: str) -> None:
         self._reduction = reduction
         self._dtype = dtype
         self.operation: str = f"jit.{name}"
+        # By the types of the arguments, and of a result that is given.
+        self._known: dict[tuple[object, ...], _Known] = {}
 
     def __repr__(self) -> str:
         how = self._reduction.name if self._reduction.combine is None else self._reduction.combine.text
@@ -99,9 +117,14 @@ class Reduction:
         if not taken.arrays:
             raise TypeError(f"{name}: at least one argument must be an array")
         axes = self._axes(name, taken.shape, message.axis)
-        recipe = self._recipe(name, taken, message.out)
-        found = recipe.typed
-        taken.check_bounds(name, found.map.bounds)
+        key = taken.signature, None if message.out is None else message.out.dtype.value
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            known = self._known[key] = self._find_types(name, taken, message.out)
+        if known.bounds:
+            taken.check_bounds(name, known.bounds)
         if not self._reduction.takes_nothing and any(taken.shape[axis] == 0 for axis in axes):
             raise ValueError(f"{name}: there are no elements along axes {axes}, and it has no identity")
         shape = tuple(
@@ -109,10 +132,10 @@ class Reduction:
             for axis, extent in enumerate(taken.shape)
             if message.keepdims or axis not in axes
         )
-        out = planner.output(shape, found.dtype, message.out)
+        out = planner.output(shape, known.dtype, message.out)
         if message.out is not None:
             planner.distinct("out", out.spec, **dict(zip(taken.array_names, taken.lying, strict=True)))
-        return Planned(ReductionSpec(recipe.encode(), axes, taken.arrays, out.spec, taken.scalars), out)
+        return Planned(ReductionSpec(known.recipe, axes, taken.arrays, out.spec, taken.scalars), out)
 
     def _axes(self, name: str, shape: tuple[int, ...], axis: int | Sequence[int] | None) -> tuple[int, ...]:
         if axis is None:
@@ -124,15 +147,14 @@ class Reduction:
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name}: axis {axis!r} of shape {shape}: {error}") from None
 
-    def _recipe(self, operation: str, taken: Taken, out: AccelRef | None) -> base.ReductionRecipe:
+    def _find_types(self, operation: str, taken: Taken, out: AccelRef | None) -> _Known:
+        recipe = base.ReductionRecipe(self._reduction, taken.arguments, self._dtype, None)
         try:
-            recipe = base.ReductionRecipe(self._reduction, taken.arguments, self._dtype, None)
-            dtype = result_dtype(operation, "the result", recipe.typed.dtype, None, out)
+            found = recipe.typed.dtype
         except (TypeError, ValueError) as error:
-            if str(error).startswith(operation):
-                raise
             raise type(error)(f"{operation}: {error}") from None
-        return recipe if dtype is None else attrs.evolve(recipe, result=dtype)
+        recipe = attrs.evolve(recipe, result=result_dtype(operation, "the result", found, None, out))
+        return _Known(recipe.encode(), recipe.typed.dtype, recipe.typed.map.bounds)
 
 
 @attrs.frozen(eq=False)

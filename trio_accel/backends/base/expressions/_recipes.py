@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ __all__ = [
 SCALAR_BYTES = 16
 """Bytes of each scalar: as many as the longest has."""
 
+_FLOAT = struct.Struct("=d8x")
 # What a kind of argument begins with in a text.
 _ARRAY, _SCALAR, _WEAK = "[]", "", "python "
 
@@ -55,8 +57,9 @@ class Argument:
         return f"{self.kind.value}{_ARRAY if self.is_array else _SCALAR}"
 
     @staticmethod
+    @functools.cache
     def decode(text: str) -> Argument:
-        """What `encode` made a text of."""
+        """What `encode` made a text of; there are three texts for each dtype at most."""
         if text.startswith(_WEAK):
             return Argument(Weak(text.removeprefix(_WEAK)), False)
         return Argument(DType(text.removesuffix(_ARRAY)), text.endswith(_ARRAY))
@@ -192,10 +195,13 @@ def _number(text: str) -> complex:
 
 def pack_scalars(values: Sequence[complex], dtypes: Sequence[DType]) -> bytes:
     """Numbers as bytes, each of its own type."""
-    return b"".join(
-        np.array(value, dtype.dtype).tobytes().ljust(SCALAR_BYTES, b"\0")
-        for value, dtype in zip(values, dtypes, strict=True)
-    )
+    return b"".join([_packed(value, dtype) for value, dtype in zip(values, dtypes, strict=True)])
+
+
+def _packed(value: complex, dtype: DType) -> bytes:
+    if dtype is DType.float64:
+        return _FLOAT.pack(value)
+    return np.array(value, dtype.dtype).tobytes().ljust(SCALAR_BYTES, b"\0")
 
 
 def unpack_scalars(data: bytes, dtypes: Sequence[DType]) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -20,6 +20,7 @@ __all__ = [
     "body",
     "cast_of",
     "element_of",
+    "elements_of_thread",
     "elementwise_source",
     "indented",
     "literal_of",
@@ -64,6 +65,8 @@ _EXACT = frozenset(
 
 
 _MASK = (1 << 64) - 1
+# Bytes of an element of which a thread takes more.
+_SHORT = 2
 
 
 @functools.cache
@@ -171,34 +174,77 @@ def elementwise_source(
         scalars: Dtypes of the scalars, in order.
         layouts: How the arrays lie.
     """
-    arrays = sum(dtype is not None for dtype in inputs)
-    results = len(expression.outputs)
-    sizes = [dtype.itemsize for dtype in (*expression.dtypes, *inputs) if dtype is not None]
-    strided = _place(layouts, sizes)
-    loads, taken, numbers = list[str](), 0, 0
+    arrays = [dtype for dtype in inputs if dtype is not None]
+    results = expression.dtypes
+    places = _place(layouts, [dtype.itemsize for dtype in (*results, *arrays)])
+    loads, taken, numbers = list[str](), list[str](), 0
     for dtype in inputs:
         if dtype is None:
-            at = f"at_scalar(arguments.scalars[{numbers}])"
-            loads.append(load(scalars[numbers], at))
+            taken.append(load(scalars[numbers], f"at_scalar(arguments.scalars[{numbers}])"))
             numbers += 1
         else:
-            loads.append(load(dtype, f"arguments.in[{taken}] + {strided[results + taken]}"))
-            taken += 1
-    statements, names = body(expression, loads)
+            number = len(loads)
+            loads.append(load(dtype, f"arguments.in[{number}] + {places[len(results) + number]}"))
+            taken.append(f"loaded.x{number}")
+    statements, names = body(expression, taken)
     stores = [
-        f"{element_of(dtype)}::store(arguments.out[{number}] + {strided[number]}, {name});"
-        for number, (name, dtype) in enumerate(zip(names, expression.dtypes, strict=True))
+        f"{element_of(dtype)}::store(arguments.out[{number}] + {places[number]}, made.x{number});"
+        for number, dtype in enumerate(results)
     ]
     return f"""{prelude()}
-{_arguments(results, arrays, len(scalars), layouts)}
-KERNEL(elementwise, Arguments)
+{_arguments(len(results), len(arrays), len(scalars), layouts)}
+enum {{ EACH = {elements_of_thread((*results, *arrays))} }};
+{_structure("Loaded", arrays)}
+{_structure("Made", results)}
+FUNCTION Loaded load_at(const Arguments &arguments, Index i)
 {{
-    const Index step = (Index)gridDim.x * blockDim.x;
-    for (Index i = (Index)blockIdx.x * blockDim.x + threadIdx.x; i < (Index)arguments.count; i += step) {{
-{indented(statements)}
-{indented(chr(10).join(stores))}
-    }}
+    return {{{", ".join(loads)}}};
 }}
+FUNCTION Made compute(const Arguments &arguments, const Loaded &loaded)
+{{
+{indented(statements, 4)}
+    return {{{", ".join(names)}}};
+}}
+FUNCTION void store_at(const Arguments &arguments, Index i, const Made &made)
+{{
+{indented(chr(10).join(stores), 4)}
+}}
+{_ELEMENTWISE}"""
+
+
+def elements_of_thread(dtypes: Iterable[DType]) -> int:
+    """How many elements a thread loads before it computes: memory is slow, and wide."""
+    return 8 if max(dtype.itemsize for dtype in dtypes) <= _SHORT else 4
+
+
+def _structure(name: str, dtypes: Sequence[DType]) -> str:
+    fields = "".join(f" {register_of(dtype)} x{number};" for number, dtype in enumerate(dtypes))
+    return f"struct {name} {{{fields} }};"
+
+
+_ELEMENTWISE = """
+KERNEL(elementwise, Arguments)
+{
+    const Index count = (Index)arguments.count, tile = (Index)blockDim.x * EACH;
+    for (Index first = blockIdx.x * tile + threadIdx.x; first < count; first += gridDim.x * tile) {
+        if (first + (EACH - 1) * blockDim.x < count) {
+            Loaded loaded[EACH];
+            Made made[EACH];
+#pragma unroll
+            for (int k = 0; k < EACH; k++)
+                loaded[k] = load_at(arguments, first + k * blockDim.x);
+#pragma unroll
+            for (int k = 0; k < EACH; k++)
+                made[k] = compute(arguments, loaded[k]);
+#pragma unroll
+            for (int k = 0; k < EACH; k++)
+                store_at(arguments, first + k * blockDim.x, made[k]);
+        } else {
+            for (Index i = first; i < count; i += blockDim.x)
+                store_at(arguments, i, compute(arguments, load_at(arguments, i)));
+        }
+    }
+}
 """
 
 

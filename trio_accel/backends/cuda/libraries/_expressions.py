@@ -16,14 +16,17 @@ from ...base.ops import ArraySpec, ElementwiseSpec, OperationSpec, ReductionSpec
 from ..kit._call import Call
 from ..kit._library import CudaLibrary
 from ..runtime._kernels import Function, Module
-from ._expression_source import Access, Layouts, elementwise_source
+from ._expression_source import Access, Layouts, elements_of_thread, elementwise_source
 from ._reduction_source import REDUCTION_THREADS, ReductionLayouts, partial_bytes, reduction_source
 
 __all__ = ["ExpressionLibrary", "ExpressionPlan"]
 
 # What a kernel may take on every device.
 _MOST_ARGUMENT_BYTES = 4096
-_NARROW = 1 << 31
+# Numbers of elements, with a grid's step added, are 32 bits up to here.
+_NARROW = 1 << 30
+# More threads than the device has at once: those that are done make way.
+_MOST_BLOCKS = (1 << 31) - 1
 # Reduced elements that each thread has at least, before a result is made in parts.
 _LEAST_ELEMENTS = 4
 # More parts than this are combined by a block, fewer by a thread.
@@ -41,11 +44,13 @@ class ExpressionPlan:
         module: Its kernels.
         arguments: The structure that they take.
         partial: Of a reduction: bytes of what one thread hands on.
+        each: How many elements a thread takes at a time.
     """
 
     module: Module
     arguments: struct.Struct
     partial: int = 0
+    each: int = 1
 
     @property
     def is_busy(self) -> bool:
@@ -97,7 +102,9 @@ class ExpressionLibrary(CudaLibrary):
         form += f"{layouts.axes or 1}q{count * (layouts.axes or 1)}q"
         arguments = _structure(form)
         source = elementwise_source(recipe.typed, arrays, scalars, layouts)
-        return ExpressionPlan(self._device.kernels.load(source, ["elementwise"], arguments.size), arguments)
+        module = self._device.kernels.load(source, ["elementwise"], arguments.size)
+        each = elements_of_thread(array.dtype for array in (*spec.results, *spec.arrays))
+        return ExpressionPlan(module, arguments, each=each)
 
     @kernel(ElementwiseSpec, backend="cuda", plan=_compile_elementwise)
     def _elementwise(self, spec: ElementwiseSpec, call: Call) -> None:
@@ -114,7 +121,7 @@ class ExpressionLibrary(CudaLibrary):
                 buffer, 0, count, *addresses, spec.scalars, *elements.shape,
                 *(step for strides in elements.strides for step in strides),
             )  # fmt: skip
-            function.launch(call.handle, count)
+            function.launch(call.handle, -(-count // plan.each), most=_MOST_BLOCKS)
         plan.module.note_use(call.stream)
 
     def _compile_reduction(self, spec: ReductionSpec) -> ExpressionPlan:
@@ -125,7 +132,7 @@ class ExpressionLibrary(CudaLibrary):
         form = f"5q2Q{count}Q{_scalar_bytes(scalars)}s{kept}q{reduced}q{count * kept}q{count * reduced}q"
         arguments = _structure(form)
         source = reduction_source(reduction, arrays, scalars, layouts)
-        names = ["reduce_block", "reduce_serial", "finish_block", "finish_serial"]
+        names = ["reduce", "finish_block", "finish_serial"]
         module = self._device.kernels.load(source, names, arguments.size)
         return ExpressionPlan(module, arguments, partial_bytes(reduction))
 
@@ -135,8 +142,8 @@ class ExpressionLibrary(CudaLibrary):
         outputs, count = found.outputs, found.count
         if not outputs:
             return
-        most = call.device.kernels.most_blocks
-        is_block, parts = _divided(found, most)
+        is_block = found.layouts.is_block
+        parts = _parts(found, call.device.kernels.most_blocks)
         partial = call.workspace(outputs * parts * plan.partial if parts > 1 else 0)
         # Blocks lay the parts of a result side by side; threads lay results side by side.
         steps = (1, parts) if is_block else (outputs, 1)
@@ -146,8 +153,7 @@ class ExpressionLibrary(CudaLibrary):
             spec.scalars, *(found.kept_shape or (0,)), *(found.reduced_shape or (0,)),
             *_flat(found.kept_strides, len(spec.arrays)), *_flat(found.reduced_strides, len(spec.arrays)),
         )  # fmt: skip
-        by_block, by_thread, ends_by_block, ends_by_thread = plan.module.functions
-        first = by_block if is_block else by_thread
+        first, ends_by_block, ends_by_thread = plan.module.functions
         items = outputs * parts
         _launch(plan, first, call, values, items * REDUCTION_THREADS if is_block else items)
         if parts > 1:
@@ -165,19 +171,22 @@ def _launch(
     plan.module.note_use(call.stream)
 
 
-def _divided(found: _Reduced, most_blocks: int) -> tuple[bool, int]:
-    """Whether blocks reduce, rather than threads; and in how many parts each result is made."""
-    outputs, count = found.outputs, found.count
-    # Threads read one after another where the axes that lie closest are reduced.
-    steps = [
-        (abs(kept[-1]) if kept else 0, abs(reduced[-1]) if reduced else 0)
-        for kept, reduced in zip(found.kept_strides, found.reduced_strides, strict=True)
-    ]
-    kept, reduced = max(steps, default=(0, 0), key=lambda pair: pair[0] + pair[1])
-    is_block = count > REDUCTION_THREADS // 8 and (outputs == 1 or reduced <= kept)
+def _parts(found: _Reduced, most_blocks: int) -> int:
+    """In how many parts each result is made, so that the device is full."""
+    is_block = found.layouts.is_block
     units = most_blocks if is_block else most_blocks * REDUCTION_THREADS
     each = _LEAST_ELEMENTS * (REDUCTION_THREADS if is_block else 1)
-    return is_block, max(1, min(units // outputs, -(-count // each)))
+    return max(1, min(units // found.outputs, -(-found.count // each)))
+
+
+def _is_by_block(outputs: int, count: int, kept_strides: _Strides, reduced_strides: _Strides) -> bool:
+    """Whether threads of a block had better read one after another along the axes that are reduced."""
+    steps = [
+        (abs(kept[-1]) if kept else 0, abs(reduced[-1]) if reduced else 0)
+        for kept, reduced in zip(kept_strides, reduced_strides, strict=True)
+    ]
+    kept, reduced = max(steps, default=(0, 0), key=sum)
+    return count > REDUCTION_THREADS // 8 and (outputs == 1 or reduced <= kept)
 
 
 def _split(arguments: Sequence[Argument]) -> tuple[list[DType | None], list[DType]]:
@@ -242,7 +251,8 @@ def _find_reduced(shape: _Shape, axes: _Shape, strides: _Strides, sizes: _Shape)
     access = tuple(_access(each, size) for each, size in zip(reduced_strides, sizes, strict=True))
     layouts = ReductionLayouts(
         len(kept_shape), len(reduced_shape), access if len(reduced_shape) <= 1 else (),
-        max(outputs, count) >= _NARROW // 2,
+        max(outputs, count) >= _NARROW,
+        _is_by_block(outputs, count, kept_strides, reduced_strides),
     )  # fmt: skip
     return _Reduced(outputs, count, kept_shape, reduced_shape, kept_strides, reduced_strides, layouts)
 

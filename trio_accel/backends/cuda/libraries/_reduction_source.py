@@ -46,12 +46,14 @@ class ReductionLayouts:
         reduced: How many axes are reduced, likewise.
         access: With one reduced axis: for each array, how its elements follow each other there.
         is_wide: Whether numbers of elements take 64 bits.
+        is_block: Whether blocks reduce, rather than threads.
     """
 
     kept: int
     reduced: int
     access: tuple[Access, ...]
     is_wide: bool = False
+    is_block: bool = False
 
 
 def partial_bytes(reduction: TypedReduction) -> int:
@@ -71,10 +73,10 @@ def reduction_source(
     scalars: Sequence[DType],
     layouts: ReductionLayouts,
 ) -> str:
-    """The source of the kernels ``reduce_block``, ``reduce_serial``, ``finish_block`` and ``finish_serial``.
+    """The source of the kernels ``reduce``, ``finish_block`` and ``finish_serial``.
 
-    The first two reduce elements, one result for each block or for each thread. If results are made in parts,
-    the last two combine these.
+    The first reduces elements, one result for each block or for each thread. If results are made in parts,
+    the others combine these.
 
     Args:
         reduction: The typed reduction.
@@ -89,7 +91,9 @@ def reduction_source(
             _partial(reduction),
             _finish(reduction),
             _accumulate(reduction, inputs, scalars, layouts),
-            _KERNELS,
+            _IN_BLOCK,
+            _REDUCE_BLOCK if layouts.is_block else _REDUCE_SERIAL,
+            _FINISH,
         )
     )
 
@@ -240,7 +244,7 @@ def _step(layouts: ReductionLayouts, array: int, dtype: DType) -> str:
     )
 
 
-_KERNELS = """
+_IN_BLOCK = """
 FUNCTION Partial in_block(Partial found)
 {
 #ifndef STAND_IN
@@ -259,8 +263,10 @@ FUNCTION Partial in_block(Partial found)
 #endif
     return found;
 }
+"""
 
-KERNEL(reduce_block, Arguments)
+_REDUCE_BLOCK = """
+KERNEL(reduce, Arguments)
 {
     if (IS_IDLE)
         return;
@@ -277,8 +283,10 @@ KERNEL(reduce_block, Arguments)
         }
     }
 }
+"""
 
-KERNEL(reduce_serial, Arguments)
+_REDUCE_SERIAL = """
+KERNEL(reduce, Arguments)
 {
     const i64 items = arguments.outputs * arguments.parts, step = (i64)gridDim.x * blockDim.x;
     for (i64 item = (i64)blockIdx.x * blockDim.x + threadIdx.x; item < items; item += step) {
@@ -290,7 +298,9 @@ KERNEL(reduce_serial, Arguments)
             ((Partial *)arguments.partial)[item] = found;
     }
 }
+"""
 
+_FINISH = """
 FUNCTION Partial combined(const Arguments &arguments, i64 output, i64 first, i64 step)
 {
     const Partial *const partial = (const Partial *)arguments.partial + output * arguments.output_step;

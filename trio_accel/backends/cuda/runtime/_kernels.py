@@ -49,9 +49,12 @@ class Function:
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
-    def launch(self, stream: int, count: int, *, threads: int = _THREADS) -> None:
-        """Launch it for so many elements, in blocks of so many threads, with what the buffer holds."""
-        blocks = min(-(-count // threads), self._most)
+    def launch(self, stream: int, count: int, *, threads: int = _THREADS, most: int | None = None) -> None:
+        """Launch it for so many elements, in blocks of so many threads, with what the buffer holds.
+
+        By default there are as many blocks at most as the device runs at once.
+        """
+        blocks = min(-(-count // threads), self._most if most is None else most)
         self._context.check(
             driver.cuLaunchKernel(self._handle, blocks, 1, 1, threads, 1, 1, 0, stream, self._pointer, 0)
         )

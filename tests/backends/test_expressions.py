@@ -1,0 +1,329 @@
+"""Expressions without a device: what may be written, its types, and its values by NumPy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from expression_cases import DTYPES, NUMPY_NAMES, Case, cases, data
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trio_accel import NotSupportedError
+from trio_accel.backends.base import DType
+from trio_accel.backends.base.expressions import (
+    FUNCTIONS,
+    Argument,
+    ElementwiseRecipe,
+    Reduction,
+    ReductionRecipe,
+    TypedExpression,
+    Weak,
+    evaluate,
+    evaluate_reduction,
+    pack_scalars,
+    parse,
+    typed,
+    typed_reduction,
+    unpack_scalars,
+)
+
+REFUSED = {
+    "x.real": (1, "an attribute"),
+    "y = x; z = y.__class__": (12, "an attribute"),
+    "x[0]": (1, "an index"),
+    "__import__('os')": (1, "no function '__import__'"),
+    "eval(x)": (1, "no function 'eval'"),
+    "x + open(y)": (5, "no function 'open'"),
+    "(lambda: x)()": (1, "only functions of the table"),
+    "sin(x).real": (1, "an attribute"),
+    "sin": (1, "write sin(...)"),
+    "sqt(x)": (1, "there is sqrt"),
+    "sin(x, y)": (1, "takes 1 arguments, got 2"),
+    "sin(x=y)": (1, "by their places"),
+    "sin(*x)": (1, "by their places"),
+    "x + 'a' * 9": (5, "a str"),
+    "b'a'": (1, "a bytes"),
+    "f'{x}'": (1, "a string"),
+    "None": (1, "a NoneType"),
+    "...": (1, "a ellipsis"),
+    "x + 99999999999999999999": (5, "64 bits"),
+    "[x]": (1, "'List'"),
+    "(x, y)": (1, "'Tuple'"),
+    "{x}": (1, "'Set'"),
+    "[x for x in y]": (1, "'ListComp'"),
+    "(y := x)": (2, ":="),
+    "x @ y": (1, "operator @"),
+    "x is y": (1, "operator is"),
+    "x in y": (1, "operator in"),
+    "a = b = x": (1, "'Assign'"),
+    "a, b = x": (1, "'Assign'"),
+    "a.b = x": (1, "'Assign'"),
+    "sin = x": (1, "cannot be assigned"),
+    "pi = x": (1, "cannot be assigned"),
+    "import os": (1, "'Import'"),
+    "def f(): pass": (1, "'FunctionDef'"),
+    "y = x; x + 1": (8, "no name is given"),
+    "x @= y": (1, "@"),
+    "x +": (4, "invalid syntax"),
+    "x if y": (1, "else"),
+    "é + x.b": (5, "an attribute"),
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_is_no_part_of_an_expression_is_refused_with_its_place(text: str) -> None:
+    column, reason = REFUSED[text]
+    with pytest.raises(ValueError, match="line 1") as caught:
+        parse(text)
+    message = str(caught.value)
+    assert reason.lower() in message.lower()
+    assert f"column {column}\n    {text}\n    {' ' * (column - 1)}^" in message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "# nothing",
+        "\0",
+        "(" * 5000 + "x" + ")" * 5000,
+        "-" * 3000 + "x",
+        "x" + " + x" * 3000,
+        "x" + " and x" * 900,
+        "x < " * 900 + "x",
+        "x\n  y",
+        "1" * 9000,
+        "x" * 20_000,
+        "y = " * 500 + "x",
+    ],
+    ids=lambda text: text[:9],
+)
+def test_texts_that_are_too_much_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        parse(text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet="xyab.,;:=()[]{}+-*/%<>!&|^~@'\"\\ \n0123456789eEjJ_#", max_size=40))
+def test_any_text_is_parsed_or_refused(text: str) -> None:
+    try:
+        found = parse(text)
+    except ValueError:
+        return
+    assert found.outputs
+
+
+def test_names_are_found_in_their_order() -> None:
+    found = parse("d = x - mean; y = d * d / x")
+    assert (found.inputs, found.outputs) == (("x", "mean"), ("y",))
+    found = parse("s = sin(x)\nc = cos(x)\n")
+    assert (found.inputs, found.outputs) == (("x",), ("s", "c"))
+    assert parse("x = x + y; x = x * 2").outputs == ("x",)
+    assert parse("x += y").inputs == ("x", "y")
+    assert parse("a * pi + b").outputs == ("out",)
+    assert parse("t = a; y = t", None, ("t", "y")).outputs == ("t", "y")
+    assert parse("b - a", ("a", "b")).inputs == ("a", "b")
+    for arguments in (
+        ("a - b", ("a",)),
+        ("a", ("a", "b")),
+        ("a", ("a", "a")),
+        ("y = a", None, ("z",)),
+        ("y = a", None, ()),
+    ):
+        with pytest.raises(ValueError, match=r"inputs|output"):
+            parse(*arguments)
+
+
+def assert_same(got: Any, want: Any, what: str) -> None:
+    """Require equal elements; NumPy's testing does not know bfloat16's NaN."""
+    assert got.dtype == want.dtype, what
+    if got.dtype == DType.bfloat16:
+        got, want = got.astype(float), want.astype(float)
+    np.testing.assert_array_equal(got, want, err_msg=what)
+
+
+def types_of(function: str, dtype: DType) -> TypedExpression | None:
+    """A function of arrays of one dtype; None where there is none."""
+    expression = parse(f"{function}({', '.join('xyz'[: FUNCTIONS[function].arity])})")
+    try:
+        return typed(expression, (dtype,) * len(expression.inputs))
+    except (TypeError, ValueError):
+        return None
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_functions_have_the_types_and_values_of_numpy(name: str) -> None:
+    dtype, count = DType(name), 0
+    for function in sorted(NUMPY_NAMES):
+        found = types_of(function, dtype)
+        if found is None:
+            continue
+        count += 1
+        arrays = [data(dtype, 50, seed) for seed in range(FUNCTIONS[function].arity)]
+        with np.errstate(all="ignore"):
+            want = np.asarray(getattr(np, function)(*arrays))
+        (got,) = evaluate(found, arrays)
+        assert got.dtype == found.dtypes[0], function
+        assert_same(got, want, function)
+    # What is not there is not there in NumPy either, but for some functions of complex numbers and powers.
+    assert count >= (30 if dtype.kind in ("complex", "bool") else 55)
+
+
+@settings(max_examples=300, deadline=None)
+@given(cases())
+def test_random_expressions_are_what_python_and_numpy_make_of_them(case: Case) -> None:
+    found = typed(parse(case.text, case.names), tuple(argument.kind for argument in case.arguments))
+    (got,) = evaluate(found, case.values)
+    want = case.by_numpy()
+    assert got.dtype == want.dtype == found.dtypes[0]
+    np.testing.assert_array_equal(np.broadcast_to(got, want.shape), want)
+
+
+def result(text: str, *kinds: Any) -> DType:
+    (dtype,) = typed(parse(text), kinds).dtypes
+    return dtype
+
+
+def test_python_numbers_are_weak() -> None:
+    assert result("x * 2.5", DType.float32) is DType.float32
+    assert result("x + 1", DType.uint8) is DType.uint8
+    assert result("x * 0.5", DType.int8) is DType.float64
+    assert result("x * 1j", DType.float32) is DType.complex64
+    assert result("a * x", Weak.float, DType.float16) is DType.float16
+    assert result("(a + 1) / 2 * x", Weak.int, DType.float16) is DType.float16
+    assert result("a / b", Weak.int, Weak.int) is DType.float64
+    assert result("sin(a) * x", Weak.float, DType.float32) is DType.float64
+    assert result("where(x > 0, x, 0.0)", DType.float32) is DType.float32
+    assert result("x if x > 0 else 0", DType.int16) is DType.int16
+    assert result("clip(x, 0, 10)", DType.int16) is DType.int16
+    # NumPy itself would take float32 for the first of these.
+    assert result("x * 2.5", DType.bfloat16) is DType.bfloat16
+    assert result("x + y", DType.bfloat16, DType.float16) is DType.float32
+
+
+def test_numbers_that_a_dtype_does_not_hold_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"300 is outside -128 to 127.*column 5"):
+        typed(parse("x + 300"), (DType.int8,))
+    with pytest.raises(ValueError, match="64 bits"):
+        typed(parse("x + -9223372036854775809"), (DType.float64,))
+    with pytest.raises(ValueError, match="outside 0 to"):
+        typed(parse("x * -1"), (DType.uint64,))
+    assert typed(parse("a * x"), (Weak.int, DType.int8)).bounds == ((0, DType.int8),)
+    assert typed(parse("a * x"), (Weak.int, DType.float32)).bounds == ()
+    assert result("x + 18446744073709551615", DType.uint64) is DType.uint64
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds", "column", "reason"),
+    [
+        ("x < y", (DType.complex64, DType.complex64), 1, "less does not take complex64, complex64"),
+        ("1 + x & y", (DType.float32, DType.int8), 1, "bitwise_and does not take float32, int8"),
+        ("y = 2 * -x", (DType.bool,), 9, "negative does not take bool"),
+        ("float32(x)", (DType.complex64,), 1, "real(...)"),
+        ("floor(x)", (DType.complex128,), 1, "floor does not take complex128"),
+        ("arcsin(x)", (DType.complex128,), 1, "arcsin does not take"),
+        ("x + 2 ** y", (DType.int8, DType.int8), 10, "power of whole numbers"),
+        ("x ** -1", (DType.int8,), 6, "power of whole numbers"),
+    ],
+)
+def test_types_that_do_not_fit_are_refused_with_their_place(
+    text: str, kinds: tuple[DType, ...], column: int, reason: str
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"line 1") as caught:
+        typed(parse(text), kinds)
+    assert reason in str(caught.value)
+    assert f"column {column}\n" in str(caught.value)
+
+
+def test_float8_is_not_computed_with() -> None:
+    with pytest.raises(NotSupportedError, match="float8_e5m2"):
+        typed(parse("x + 1"), (DType.float8_e5m2,))
+
+
+def test_chains_and_conditions_mean_what_python_means() -> None:
+    x = np.arange(-3.0, 8.0)
+    (got,) = evaluate(typed(parse("0 < x < 5 and not x == 2 or x > 6"), (DType.float64,)), [x])
+    np.testing.assert_array_equal(got, [(0 < each < 5 and each != 2) or each > 6 for each in x])
+    (got,) = evaluate(typed(parse("x if x > 0 else -x if x > -2 else 0"), (DType.float64,)), [x])
+    np.testing.assert_array_equal(got, [each if each > 0 else -each if each > -2 else 0 for each in x])
+    (got,) = evaluate(typed(parse("-x ** 2 // 3 % 4"), (DType.float64,)), [x])
+    np.testing.assert_array_equal(got, [-(each**2) // 3 % 4 for each in x])
+
+
+REDUCED = {"sum": np.sum, "prod": np.prod, "min": np.min, "max": np.max, "any": np.any, "all": np.all,
+           "argmin": np.argmin, "argmax": np.argmax}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("reduce", REDUCED)
+def test_reductions_have_the_types_and_values_of_numpy(reduce: str, name: str) -> None:
+    dtype = DType(name)
+    x = data(dtype, 3 * 4 * 5, 7).reshape(3, 4, 5)
+    try:
+        found = typed_reduction(Reduction.parse("x", reduce), (dtype,))
+    except TypeError:
+        assert dtype.kind == "complex"
+        assert reduce in ("min", "max", "argmin", "argmax")
+        return
+    for axes in [(0,), (2,)] if "arg" in reduce else [(0, 1, 2), (1,), (0, 2), ()]:
+        got = evaluate_reduction(found, [x], x.shape, axes)
+        wide = {"float32": float, "complex64": complex, "float16": float, "bfloat16": float}.get(name)
+        with np.errstate(all="ignore"):
+            source = x.astype(wide) if wide and reduce in ("sum", "prod") else x
+            axis: Any = axes[0] if "arg" in reduce else axes
+            want = np.asarray(REDUCED[reduce](source, axis=axis))
+            narrow = REDUCED[reduce](x, axis=axis)
+            want = want.astype(narrow.dtype)
+        assert_same(got, want, f"{reduce} {name} {axes}")
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 8, 13])
+def test_an_expression_combines_any_number_of_elements(count: int) -> None:
+    reduction = Reduction.parse("x * x", "a + b", identity=0, post="sqrt(a) + n")
+    found = typed_reduction(reduction, (DType.float64,))
+    x = np.arange(2.0 * count).reshape(2, count)
+    got = evaluate_reduction(found, [x], x.shape, (1,))
+    np.testing.assert_allclose(got, np.sqrt((x * x).sum(axis=1)) + count, rtol=1e-15)
+
+
+def test_a_combination_keeps_the_type_that_it_ends_in() -> None:
+    found = typed_reduction(Reduction.parse("x", "a + b * 1.0"), (DType.int32,))
+    assert (found.accumulator, found.dtype) == (DType.float64, DType.float64)
+    found = typed_reduction(Reduction.parse("x", "a + b * 1.0"), (DType.int32,), DType.float32)
+    assert found.dtype is DType.float32
+    with pytest.raises(ValueError, match=r"reduce: an attribute"):
+        Reduction.parse("x", "a.b")
+    for reduce, identity, post in (
+        ("a + c", None, None),
+        ("median", None, None),
+        ("sum", 1, None),
+        ("sum", None, "a + b"),
+    ):
+        with pytest.raises(ValueError, match=r"reduce|identity|post"):
+            Reduction.parse("x", reduce, identity=identity, post=post)
+    with pytest.raises(ValueError, match="map: must have one result"):
+        Reduction.parse("a = x; b = y", "sum")
+
+
+@pytest.mark.parametrize("identity", [None, 0, -1.5, True, 2 - 3j, math.inf])
+def test_recipes_are_texts_that_mean_the_same(identity: complex | None) -> None:
+    arguments = (Argument(DType.float32, True), Argument(Weak.int, False), Argument(DType.float16, False))
+    recipe = ElementwiseRecipe(parse("y = x * a + b"), arguments, (DType.float64,))
+    assert ElementwiseRecipe.decode(recipe.encode()) == recipe
+    reduction = Reduction.parse("x * a + b", "a + b", identity=identity, post="a / n")
+    whole = ReductionRecipe(reduction, arguments, None, DType.float16)
+    again = ReductionRecipe.decode(whole.encode())
+    assert again == whole
+    assert type(again.reduction.identity) is type(identity)
+    assert again.typed == whole.typed
+
+
+def test_scalars_are_bytes_of_their_types() -> None:
+    values: list[complex] = [True, -(2**63), 2**64 - 1, 1.5, 2 - 3j, math.nan]
+    dtypes = [DType.bool, DType.int64, DType.uint64, DType.float16, DType.complex128, DType.float32]
+    packed = pack_scalars(values, dtypes)
+    assert len(packed) == 16 * len(values)
+    assert [repr(each.item()) for each in unpack_scalars(packed, dtypes)] == [repr(each) for each in values]
