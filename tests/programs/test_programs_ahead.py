@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -368,3 +369,32 @@ async def test_the_module_of_a_program_is_imported_ahead(
         await replace(device)
         assert await program.ask("sum") == X.sum()
     assert len(log.read_text().split()) == 4
+
+
+@pytest.mark.parametrize("changes", [{"spares": 1, "retry": 1000}, {"spares": 2, "retry": 1000}])
+async def test_programs_come_and_go_while_workers_do(device: ta.Device, notes: Notes) -> None:
+    """Each answers for its own array, whatever was opened ahead for others in the meantime."""
+    random = Random(device.options.spares)
+    alive: list[tuple[ta.programs.Program[Noted], ta.AccelRef, float]] = []
+    with trio.fail_after(60):
+        for number in range(120):
+            step = random.choice(["open", "close", "ask", "ask", "ask", "lose", "lose spare", "leave"])
+            if step == "open" and len(alive) < 5:
+                x = await device.put(np.full(random.choice([10, 1 << 20, 5 << 20]), float(number)))
+                alive.append((await noted(device, notes, x), x, float(number)))
+            elif step == "lose" and device.dispatch.process:  # type: ignore[attr-defined]
+                device.dispatch.process.kill()  # type: ignore[attr-defined]
+            elif step == "lose spare" and pool(device)._spares:
+                pool(device)._spares[0].process.kill()
+            elif alive and step in ("ask", "leave", "close"):
+                program, x, value = alive[random.randrange(len(alive))]
+                if step == "ask":
+                    assert await program.ask(Noted.sum) == value * x.size
+                    assert await program.ask(Noted.told_first) == value
+                elif step == "leave":
+                    with trio.move_on_after(0.01 * random.random()):
+                        await program.ask(Noted.sum)
+                else:
+                    alive.remove((program, x, value))
+                    await program.aclose()
+                    x.release()

@@ -175,7 +175,12 @@ class LibraryOpener(Actor):
     async def _prepare(self, path: str) -> None:
         actor_class = await find_actor(path, "a device")
         name = self._ahead[path] = actor_class.library_of(argument_of(path))
-        await self._engine.libraries.prepare(name)
+        try:
+            await self._engine.libraries.prepare(name)
+        except Exception:
+            # Else it was discarded meanwhile: what it is made of may be gone.
+            if path in self._ahead:
+                raise
 
     def discard(self, path: str) -> None:
         """Have nobody take the library that was opened ahead, or that is being opened."""
