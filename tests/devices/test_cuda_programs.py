@@ -150,6 +150,12 @@ class _Streams:
     def stream(self, stream: Any) -> Any:
         return stream
 
+    def is_initialized(self) -> bool:
+        return True
+
+    def memory_reserved(self, index: int) -> int:
+        return 4000 + index
+
 
 class _Current:
     def __init__(self, used: list[int], handle: int) -> None:
@@ -166,15 +172,18 @@ class _Current:
 async def test_the_stream_of_the_call_is_the_current_one_of_pytorch_and_cupy(
     device: ta.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert (await device.statistics()).memory.foreign == 0
     for name in ("torch", "cupy"):
         used: list[int] = []
         module: Any = types.ModuleType(name)
         module.used, module.cuda = used, _Streams(used)
         module.version = types.SimpleNamespace(cuda="13.0")
         module.Tensor = type("Tensor", (), {})
+        module.get_default_memory_pool = lambda: types.SimpleNamespace(total_bytes=lambda: 300)
         monkeypatch.setitem(sys.modules, name, module)
     async with await ta.open_program(device, Layer, {"weights": WEIGHTS, "bias": BIAS}) as program:
         torch, cupy, stream = await program.ask(Layer.streams, X)
         assert torch == cupy == stream
+        assert (await device.statistics()).memory.foreign == 4300
         assert sys.modules["torch"].used[-1] == sys.modules["cupy"].used[-1] == 0
         assert sys.modules["torch"].used[0] not in (0, stream)  # the constructor's own

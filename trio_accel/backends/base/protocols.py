@@ -48,6 +48,8 @@ class MemoryStatistics:
         blocks: Number of blocks now.
         limit: The most that may be held.
         workspace: Held by libraries for themselves, beside the blocks.
+        foreign: Reserved by other libraries of the same process, such as PyTorch and CuPy, where they tell.
+            The limit concerns it not.
     """
 
     used: int
@@ -56,6 +58,7 @@ class MemoryStatistics:
     blocks: int
     limit: int
     workspace: int = 0
+    foreign: int = 0
 
 
 class PlacedBlock(NamedTuple):

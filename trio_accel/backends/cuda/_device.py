@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 from cuda.bindings import driver
@@ -28,6 +29,7 @@ from .kit._device import LibraryDevice
 from .kit._library import CudaLibrary, ModuleLibrary
 from .manifest import LIBRARIES
 from .runtime._faults import CudaFaults
+from .runtime._foreign import reserved_by_others
 from .runtime._loan import CudaLoan, Lending
 from .runtime._notifier import EventNotifier
 from .runtime._status_words import StatusWords
@@ -225,7 +227,9 @@ class CudaDevice(LibraryDevice):
 
     def memory(self) -> MemoryStatistics:
         """Count the memory."""
-        return self.addresses.statistics()
+        statistics = self.addresses.statistics()
+        foreign = reserved_by_others(self.info.index)
+        return attrs.evolve(statistics, foreign=foreign) if foreign else statistics
 
     def close(self, grace: float) -> bool:
         """Finish every stream and free everything; blocks for `grace` seconds at most.

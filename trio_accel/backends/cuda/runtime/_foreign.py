@@ -1,17 +1,18 @@
-"""Streams that are not the backend's: what they are called, and how the backend's own follow them."""
+"""Streams and memory of other libraries: handles, how our streams follow theirs, and what they reserve."""
 
 from __future__ import annotations
 
 import operator
+import sys
 from contextlib import suppress
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 from cuda.bindings import driver
 
 from ._context import CudaContext
 from ._stream import CudaStream
 
-__all__ = ["follow", "handle_of"]
+__all__ = ["follow", "handle_of", "reserved_by_others"]
 
 _LEGACY = int(driver.CU_STREAM_LEGACY)
 _UNTIMED = int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
@@ -77,3 +78,17 @@ def follow(stream: CudaStream, handle: int, context: CudaContext) -> None:
         finally:
             # Both streams keep what they need of it.
             driver.cuEventDestroy(event)
+
+
+def reserved_by_others(index: int) -> int:
+    """Bytes of a device's memory that PyTorch and CuPy have taken in this process, if they are imported."""
+    reserved = 0
+    # Another thread may be importing one: then there is not all of it.
+    torch: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    if hasattr(torch, "memory_reserved") and torch.is_initialized():
+        reserved += int(torch.memory_reserved(index))
+    cupy: Any = sys.modules.get("cupy")
+    if hasattr(cupy, "get_default_memory_pool"):
+        with cupy.cuda.Device(index):
+            reserved += int(cupy.get_default_memory_pool().total_bytes())
+    return reserved
