@@ -16,7 +16,14 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 
 # Programs that need worker processes, which only Linux has.
-ISOLATED = ("surviving_worker.py", "own_library.py", "blend.py", "jit_saxpy.py", "embeddings.py")
+ISOLATED = (
+    "surviving_worker.py",
+    "own_library.py",
+    "own_program.py",
+    "blend.py",
+    "jit_saxpy.py",
+    "embeddings.py",
+)
 # Modules that a program beside them uses.
 USED = {"bag_of_words.py": "embeddings.py"}
 # Lines: one with kernels for two backends may have more.
@@ -71,6 +78,14 @@ every request has its fate
         """
 generation 3, 4 MiB intact
 [0-9]+ lost, [0-9]+ right
+""",
+    ),
+    (
+        "own_program.py",
+        "--faults 2",
+        """
+40 steps, 2 workers lost, loss 0[.]0[0-9]{2}, [0-3] wrong
+weights as without a device: right
 """,
     ),
     (

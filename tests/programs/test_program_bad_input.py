@@ -168,15 +168,44 @@ async def test_arguments_that_no_device_has(device: ta.Device) -> None:
 pytestmark = pytest.mark.filterwarnings("ignore:open_device. cpu.0 is open already:RuntimeWarning")
 
 
-async def test_arrays_that_are_released_behind_the_programs_back(device: ta.Device) -> None:
+async def test_arrays_that_no_method_changes_are_frozen_while_it_is_open(device: ta.Device) -> None:
     bias = await device.zeros(3)
-    async with ta.open_program(device, Layer, {"weights": PARAMETERS["weights"], "bias": bias}) as program:
-        await program.ask(Layer.forward, X)
-        bias.release()
-        with pytest.raises(
-            ta.StaleRefError, match=r"Layer\.forward: parameters\['bias'\]: its memory was released"
+    parameters = {"weights": PARAMETERS["weights"], "bias": bias}
+    said = "the program 'layer-.' is open with this array, which no method of it changes"
+    with pytest.raises(TypeError, match="got set"):
+        await open_bad(device, Layer, parameters, scale={1})
+    await bias.fill(1.0)
+    async with ta.open_program(device, Layer, parameters) as program, open_bad(device, Layer, parameters):
+        for refuse in (
+            lambda: bias.fill(2.0),
+            lambda: ta.linalg.scal(2.0, bias),
+            lambda: ta.linalg.matmul(bias.reshape(1, 3), np.eye(3), out=bias.reshape(1, 3)),
+            lambda: bias.lease(write=True).__aenter__(),
         ):
-            await program.ask(Layer.forward, X)
+            with pytest.raises(ValueError, match=said):
+                await refuse()
+        with pytest.raises(ValueError, match=f"release: {said}"):
+            bias.release()
+        result = await program.ask(Layer.forward, X)
+        np.testing.assert_allclose(await result.to_host(), np.tanh(np.ones((2, 3))), rtol=1e-12)
+        # One that is open with it as its state cannot change it either.
+        async with ta.open_program(device, Counter, bias) as counter:
+            with pytest.raises(ValueError, match=rf"Counter\.add: counts: {said}"):
+                await counter.ask(Counter.add, np.ones(3))
+    await bias.fill(2.0)
+    bias.release()
+    with pytest.raises(ta.StaleRefError, match="was released"):
+        await ta.open_program(device, Layer, parameters)
+
+
+async def test_state_that_is_released_behind_the_programs_back(device: ta.Device) -> None:
+    counts = await device.zeros(3)
+    async with ta.open_program(device, Counter, counts) as program:
+        await program.ask(Counter.add, np.ones(3))
+        counts.release()
+        for method in (Counter.total, Counter.add):
+            with pytest.raises(ta.StaleRefError, match=r"Counter\..*: counts: its memory was released"):
+                await program.ask(method, *([np.ones(3)] if method is Counter.add else []))
 
 
 @pytest.mark.parametrize(

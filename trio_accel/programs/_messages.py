@@ -22,7 +22,7 @@ from ..backends.base.ops import (
 )
 from ..backends.base.recipes import MOST_TEXT
 from ..backends.base.trees import Tree, flatten, text_of, tree_of
-from ..devices import AccelRef, Operation, Planned, Planner
+from ..devices import AccelRef, Operand, Operation, Planned, Planner
 from ._actor import PATH, ProgramActor
 from ._method import Method
 
@@ -80,7 +80,8 @@ class _ProgramMessage(Operation[ProgramActor, Any]):
 def message_class(base: type[MessageT], where: str) -> type[MessageT]:
     """The class of messages with the name of a method, by which statistics and faults know them."""
     module, _, name = where.partition(".")
-    return type(name, (base,), {"__module__": module, "__doc__": f"A call of {where}."})
+    made: Any = type(name, (base,), {"__module__": module, "__doc__": f"A call of {where}."})
+    return cast("type[MessageT]", made)
 
 
 @attrs.define(eq=False, slots=False)
@@ -103,7 +104,8 @@ class Call(_ProgramMessage):
         method: The method.
         bound: Its arguments, without `out`.
         out: Arrays of the asker's for declared outputs.
-        state: Arrays that the program was opened with: one of each block.
+        frozen: Arrays that the program was opened with, and nobody changes.
+        state: The others that it was opened with: one of each block.
         slot: Where the result is kept; None if it is declared.
         forget: Slots of results that nobody fetches any more.
     """
@@ -111,6 +113,7 @@ class Call(_ProgramMessage):
     method: Method
     bound: inspect.BoundArguments
     out: object
+    frozen: Sequence[StateArray]
     state: Sequence[StateArray]
     slot: int | None
     forget: tuple[int, ...]
@@ -127,6 +130,11 @@ class Call(_ProgramMessage):
                 updated.append(planner.update(array.where, array.ref))
             else:
                 state.append(planner.read(array.where, array.ref))
+        for array in self.frozen:
+            # They need no order, as nobody writes to them.
+            if not array.ref.block.is_usable:
+                array.ref.block.check(f"{planner.name}: {array.where}")
+        planner.keep(self.frozen)
         arrays = tuple(state), tuple(inputs), tuple(updated)
         if method.out is None:
             words = planner.status(RESULT_WORDS)
@@ -151,7 +159,7 @@ class Call(_ProgramMessage):
         def read(where: str, value: Any) -> int | None:
             if not isinstance(value, (AccelRef, np.ndarray)):
                 return None
-            inputs.append(planner.read(where.removeprefix(prefix), value))
+            inputs.append(planner.read(where.removeprefix(prefix), cast("Operand", value)))
             return len(inputs) - 1
 
         def update(where: str, value: Any) -> int | None:
@@ -258,8 +266,9 @@ def _outputs(
         return ["a", len(outputs) - 1], ref
     if isinstance(declared, dict):
         items = cast("dict[str, object]", declared)
-        theirs = cast("dict[str, object]", given) if isinstance(given, dict) else {}
-        _check_nested(planner.name, where, given, set(theirs) == set(items))
+        theirs = cast("dict[str, object]", given) if isinstance(given, dict) else dict[str, object]()
+        if given is not None and set(theirs) != set(items):
+            raise _not_nested(planner.name, where)
         made = {
             key: _outputs(planner, f"{where}[{key!r}]", item, theirs.get(key), outputs)
             for key, item in items.items()
@@ -268,12 +277,11 @@ def _outputs(
         return tree, {key: reply for key, (_, reply) in made.items()}
     if isinstance(declared, (list, tuple)):
         sequence = cast("Sequence[object]", declared)
-        own: Sequence[object] = (
-            cast("Sequence[object]", given) if isinstance(given, (list, tuple)) else [None] * len(sequence)
-        )
-        _check_nested(
-            planner.name, where, given, isinstance(given, (list, tuple)) and len(own) == len(sequence)
-        )
+        own: Sequence[object] = [None] * len(sequence) if given is None else ()
+        if isinstance(given, (list, tuple)):
+            own = cast("Sequence[object]", given)
+        if len(own) != len(sequence):
+            raise _not_nested(planner.name, where)
         several = [
             _outputs(planner, f"{where}[{index}]", item, own[index], outputs)
             for index, item in enumerate(sequence)
@@ -287,9 +295,8 @@ def _outputs(
     )
 
 
-def _check_nested(name: str, where: str, given: object, fits: bool) -> None:
-    if given is not None and not fits:
-        raise TypeError(f"{name}: {where} must be nested like the declared outputs")
+def _not_nested(name: str, where: str) -> TypeError:
+    return TypeError(f"{name}: {where} must be nested like the declared outputs")
 
 
 def _pair(name: str, declared: object) -> tuple[tuple[int, ...], DType] | None:
@@ -299,10 +306,13 @@ def _pair(name: str, declared: object) -> tuple[tuple[int, ...], DType] | None:
     shape, dtype = cast("tuple[Any, Any]", declared)
     if dtype is None or isinstance(dtype, (dict, list, tuple)):
         return None
-    extents = (shape,) if isinstance(shape, (int, np.integer)) else shape
-    if not isinstance(extents, (list, tuple)):
-        raise TypeError(f"{name}: an output must be declared as (shape, dtype), got {declared!r}")
-    sizes = tuple(operator.index(extent) for extent in cast("Sequence[Any]", extents))
+    is_several = isinstance(cast("object", shape), (list, tuple))
+    extents = cast("Sequence[Any]", shape if is_several else (shape,))
+    try:
+        sizes = tuple([operator.index(extent) for extent in extents])
+    except TypeError:
+        text = f"{name}: an output must be declared as (shape, dtype), got {declared!r}"
+        raise TypeError(text) from None
     if any(size < 0 for size in sizes):
         raise ValueError(f"{name}: the shape of an output has a negative size: {sizes}")
     return sizes, DType.of(dtype)

@@ -16,6 +16,17 @@ Array: TypeAlias = Any
 """An array in the signature of a program. Where it is asked, an `AccelRef` or a NumPy array; where it runs, a
 NumPy array, or on CUDA an object that PyTorch, CuPy and JAX take without a copy."""
 
+# So that type checkers know the parameters of a lambda.
+_Rule: TypeAlias = (
+    Callable[[], Any]
+    | Callable[[Any], Any]
+    | Callable[[Any, Any], Any]
+    | Callable[[Any, Any, Any], Any]
+    | Callable[[Any, Any, Any, Any], Any]
+    | Callable[[Any, Any, Any, Any, Any], Any]
+    | Callable[[Any, Any, Any, Any, Any, Any], Any]
+)
+
 _DECLARED = "_trio_accel_program_method"
 
 
@@ -25,9 +36,7 @@ class _Declared:
     updates: tuple[str, ...]
 
 
-def method(
-    *, out: Callable[..., Any] | None = None, updates: Sequence[str] = ()
-) -> Callable[[FunctionT], FunctionT]:
+def method(*, out: _Rule | None = None, updates: Sequence[str] = ()) -> Callable[[FunctionT], FunctionT]:
     """Declare what a method of a program, or a function, writes. One without it may return any arrays.
 
     Args:

@@ -6,6 +6,7 @@ import inspect
 import itertools
 import sys
 from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
@@ -120,10 +121,9 @@ def open_program(
         NotSupportedError: The backend runs no programs.
         Exception: What the constructor or `warm_up` raised, with a note that names it.
     """
-    return ProgramOpening(
-        _Plan(device, program, args, kwargs, name, intensity, backoff),
-        Program if isinstance(program, type) else FunctionProgram,
-    )
+    plan = _Plan(device, program, args, kwargs, name, intensity, backoff)
+    make: Any = Program if isinstance(program, type) else FunctionProgram
+    return ProgramOpening(plan, make)
 
 
 class _Plan:
@@ -168,40 +168,45 @@ class _Plan:
         name = self._name or self._free_name(names)
         if name in names:
             raise ValueError(f"open_program: {device.path} has a program named {name!r} already")
-        names.add(name)
-        try:
-            state, tree = await self._arguments()
+        with ExitStack() as held:
+            names.add(name)
+            held.callback(names.discard, name)
+            arrays, tree = await self._arguments()
             updated = state_of(cast("type[object]", self._target)) if self._is_class else frozenset[str]()
             recipe = Recipe(
                 name=name,
                 number=next(_numbers),
                 target=self._path,
                 arguments=tree,
-                arrays=tuple(array.ref.spec for array in state),
-                updated=frozenset(number for number, array in enumerate(state) if array.parameter in updated),
+                arrays=tuple(array.ref.spec for array in arrays),
+                updated=frozenset(
+                    number for number, array in enumerate(arrays) if array.parameter in updated
+                ),
                 intensity=self._intensity,
                 backoff=self._backoff,
             )
             library = f"{PATH}?{recipe.encode()}"
-            await self._start(library, state)
-        except BaseException:
-            names.discard(name)
-            raise
-        return Opened(
-            device=device,
-            name=name,
-            target=self._target,
-            library=library,
-            state=state,
-            on_close=lambda: names.discard(name),
-        )
+            changed = {array.ref.block for array in arrays if array.parameter in updated}
+            frozen = [array for array in arrays if array.ref.block not in changed]
+            for array in frozen:
+                held.enter_context(_frozen(array.ref.block, name))
+            await self._start(library, arrays)
+            return Opened(
+                device=device,
+                name=name,
+                target=self._target,
+                library=library,
+                frozen=frozen,
+                state=[array for array in arrays if array.ref.block in changed],
+                on_close=held.pop_all().close,
+            )
 
-    async def _start(self, library: str, state: list[StateArray]) -> None:
+    async def _start(self, library: str, arrays: list[StateArray]) -> None:
         """Have it made, in this context; what fails leaves nothing behind."""
         device = self._device
         message = message_class(Ready, self._where)
         try:
-            await device.ask(message(library, state))
+            await device.ask(message(library, arrays))
         except BaseException:
             with trio.move_on_after(device.options.close_grace, shield=True):
                 await device.close_library(library)
@@ -224,10 +229,9 @@ class _Plan:
             found: list[tuple[str, Any]] = []
             trees[parameter] = flatten(f"{self._where}: {parameter}", value, _collect(found, len(state)))
             for where, array in found:
-                ref = array
-                if isinstance(array, np.ndarray):
-                    ref = hosts.get(id(array)) or await self._device.put(array)
-                    hosts[id(array)] = ref
+                ref: AccelRef | None = array if isinstance(array, AccelRef) else hosts.get(id(array))
+                if ref is None:
+                    ref = hosts[id(array)] = await self._device.put(array)
                 state.append(StateArray(parameter, where.partition(": ")[2], ref))
         return state, call_tree(self._bound.signature, trees)
 
@@ -236,11 +240,21 @@ class _Plan:
         return next(name for number in itertools.count(1) if (name := f"{stem}-{number}") not in names)
 
 
+@contextmanager
+def _frozen(block: Any, name: str) -> Generator[None, None, None]:
+    """Let nobody write to a block meanwhile, or release it."""
+    block.frozen_by += (name,)
+    try:
+        yield
+    finally:
+        block.frozen_by = tuple(other for other in block.frozen_by if other != name)
+
+
 def _collect(found: list[tuple[str, Any]], first: int) -> Callable[[str, Any], int | None]:
     def leaf(where: str, value: Any) -> int | None:
         if not isinstance(value, (AccelRef, np.ndarray)):
             return None
-        found.append((where, value))
+        found.append((where, cast("object", value)))
         return first + len(found) - 1
 
     return leaf

@@ -37,7 +37,8 @@ class Opened:
         name: Its name in the tree.
         target: The class or function.
         library: Import path of its actor, with its recipe.
-        state: Arrays that it was opened with.
+        frozen: Arrays that it was opened with, and none of its methods changes.
+        state: The others.
         on_close: Called when it is closed.
     """
 
@@ -45,6 +46,7 @@ class Opened:
     name: str
     target: Callable[..., Any]
     library: str
+    frozen: Sequence[StateArray]
     state: Sequence[StateArray]
     on_close: Callable[[], None]
 
@@ -110,7 +112,7 @@ class OpenProgram:
         finally:
             with trio.move_on_after(opened.device.options.close_grace + 1.0, shield=True):
                 await opened.device.close_library(opened.library)
-            self._opened = attrs.evolve(opened, state=())
+            self._opened = attrs.evolve(opened, frozen=(), state=())
             self._methods.clear()
             opened.on_close()
 
@@ -124,7 +126,7 @@ class OpenProgram:
             if method.out is None:
                 return await self._ask_unknown(method, state, bound)
             message = message_class(Call, method.where)
-            call = message(self._opened.library, method, bound, out, state, None, ())
+            call = message(self._opened.library, method, bound, out, self._opened.frozen, state, None, ())
             return await self.device.ask(call)
         finally:
             self._asking -= 1
@@ -139,7 +141,8 @@ class OpenProgram:
             slot = next(self._slots)
             forget = tuple(itertools.islice(self._left, _MOST_FORGOTTEN))
             try:
-                found = await self.device.ask(message(library, method, bound, None, state, slot, forget))
+                call = message(library, method, bound, None, self._opened.frozen, state, slot, forget)
+                found = await self.device.ask(call)
                 self._left.difference_update(forget)
                 return await self._fetch(method, slot, found)
             except LibraryError as error:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, cast
 
 import attrs
 import numpy as np
@@ -19,7 +20,7 @@ from ...actors import ActorError
 from .errors import AccelError, LibraryError
 from .ops import ArraySpec, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
 from .recipes import MOST_TEXT, Recipe
-from .trees import build, flatten, is_same_tree, text_of, tree_of
+from .trees import build, flatten, text_of, tree_of
 
 __all__ = ["GONE", "ProgramArrays", "ProgramHost", "load_target"]
 
@@ -93,11 +94,11 @@ class ProgramHost:
         updated = recipe.updated
         views = [arrays.view(array, write=number in updated) for number, array in enumerate(recipe.arrays)]
         args, kwargs = build(recipe.arguments, views)
-        with _named(f"{where}()"):
+        with _Named(f"{where}()"):
             self._program = target(*args, **kwargs)
         warm_up = getattr(self._program, "warm_up", None)
         if callable(warm_up):
-            with _named(f"{where}.warm_up()"):
+            with _Named(f"{where}.warm_up()"):
                 warm_up()
 
     def call(
@@ -127,7 +128,7 @@ class ProgramHost:
             out = build(tree_of(spec.results), outputs) if spec.results else None
             if takes_out and spec.results:
                 kwargs["out"] = out
-            with _named(where):
+            with _Named(where):
                 returned = function(*args, **kwargs)
                 if isinstance(spec, ProgramReturn):
                     self._keep(where, spec, returned)
@@ -187,7 +188,7 @@ class ProgramHost:
         arrays: list[object] = []
         found: list[tuple[str, tuple[int, ...]]] = []
         tree = flatten(f"{where}: its result", returned, self._leaf(arrays, found))
-        if not is_same_tree(tree, tree_of(spec.results)):
+        if tree != tree_of(spec.results):
             raise TypeError(f"{where}: its result is not nested as it was declared: {_shortened(returned)}")
         for (dtype, shape), output in zip(found, spec.written, strict=True):
             if (dtype, shape) != (output.dtype.value, output.shape):
@@ -237,7 +238,7 @@ def load_target(path: str, where: str) -> Any:
         Exception: What the module raised.
     """
     module, _, qualname = path.partition(":")
-    with _named(f"{where}, at the import of {module}"):
+    with _Named(f"{where}, at the import of {module}"):
         try:
             found: Any = importlib.import_module(module)
         except ModuleNotFoundError as error:
@@ -254,17 +255,17 @@ def load_target(path: str, where: str) -> Any:
 def _check_written(where: str, returned: object, out: object, outputs: Sequence[object]) -> None:
     """Refuse what a method has returned that was to write to `out`: nobody would see it."""
     own = {id(output) for output in outputs}
-    items: Sequence[object] = ()
-    if isinstance(returned, Mapping):
-        items = list(returned.values())
-    elif isinstance(returned, (list, tuple)):
-        items = returned
-    is_own = bool(items) and all(id(item) in own for item in items)
-    if not (returned is None or returned is out or id(returned) in own or is_own):
+    if returned is not None and returned is not out and not all(id(item) in own for item in _items(returned)):
         raise TypeError(
             f"{where}: it was to write its result to out, and returned {_shortened(returned)}; return out or "
             "None, or take no argument out: then what is returned is copied"
         )
+
+
+def _items(value: object) -> list[object]:
+    if isinstance(value, dict):
+        return list(cast("dict[object, object]", value).values())
+    return list(cast("Sequence[object]", value)) if isinstance(value, (list, tuple)) else [value]
 
 
 @cache
@@ -278,22 +279,25 @@ def _shortened(value: object) -> str:
     return f"an object of type {type(value).__name__}"
 
 
-@contextmanager
-def _named(where: str) -> Generator[None, None, None]:
-    """Name the code of the user's that an error comes from.
+@attrs.frozen
+class _Named:
+    """Names the code of the user's that an error comes from.
 
     What the engine takes for its own, and what would end a task or the process, is told by another error.
     """
-    try:
-        yield
-    except MemoryError:
-        # The backend says how much there is.
-        raise
-    except (AccelError, ActorError) as error:
-        raise RuntimeError(f"{where} raised {type(error).__name__}: {error}") from error
-    except Exception as error:
+
+    where: str
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, cls: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+    ) -> None:
+        # Of memory the backend says how much there is.
+        if error is None or isinstance(error, MemoryError):
+            return
+        if isinstance(error, (AccelError, ActorError)) or not isinstance(error, Exception):
+            text = f"{self.where} raised {type(error).__name__}: {error}"
+            raise RuntimeError(text) from error  # noqa: TRY004  # it is not about a type
         with suppress(Exception):
-            error.add_note(f"in {where}")
-        raise
-    except BaseException as error:
-        raise RuntimeError(f"{where} raised {type(error).__name__}: {error}") from error
+            error.add_note(f"in {self.where}")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-__all__ = ["Tree", "build", "flatten", "is_same_tree", "text_of", "tree_of"]
+__all__ = ["Tree", "build", "flatten", "text_of", "tree_of"]
 
 Tree: TypeAlias = Any
 """Plain values stand for themselves; a list begins with a tag that says what it stands for."""
@@ -53,11 +54,12 @@ def flatten(where: str, value: object, leaf: Callable[[str, Any], int | None], *
 def _plain(where: str, value: object) -> Tree:
     """The tree of a plain value that JSON does not have."""
     if isinstance(value, (complex, np.complexfloating)):
-        return [_COMPLEX, float(value.real), float(value.imag)]
+        number = complex(cast("complex", value))
+        return [_COMPLEX, number.real, number.imag]
     if isinstance(value, (bytes, bytearray)):
         return [_BYTES, base64.b64encode(value).decode()]
     if isinstance(value, (np.bool_, np.integer, np.floating)):
-        return value.item()
+        return cast("Any", value).item()
     raise TypeError(
         f"{where} must be an array, None, a number, a string, bytes, or a dict, list or tuple of these, "
         f"got {type(value).__name__}"
@@ -84,7 +86,7 @@ def build(tree: Tree, arrays: Sequence[object]) -> Any:
     """
     if type(tree) is not list:
         return tree
-    tag, *items = tree
+    tag, *items = cast("Sequence[Any]", tree)
     if tag == _ARRAY:
         return arrays[items[0]]
     if tag == _DICT:
@@ -97,16 +99,15 @@ def build(tree: Tree, arrays: Sequence[object]) -> Any:
     return values if tag == _LIST else tuple(values)
 
 
-def is_same_tree(tree: Tree, other: Tree) -> bool:
-    """Whether two trees have the same text."""
-    return text_of(tree) == text_of(other)
-
-
 def text_of(tree: Tree) -> str:
     """A tree as text; NaN and infinities too."""
-    return json.dumps(tree, separators=(",", ":"), ensure_ascii=False)
+    return _encode(tree)
 
 
+@lru_cache(1024)
 def tree_of(text: str) -> Tree:
-    """The tree of `text_of`."""
+    """The tree of `text_of`; nothing of it is to be changed, as calls with the same text share it."""
     return json.loads(text)
+
+
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode

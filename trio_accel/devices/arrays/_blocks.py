@@ -53,6 +53,7 @@ class Block:
         generation: That of the device in which it was made.
         damaged_by: The operation that was to write it and did not finish.
         failure: What that failed with.
+        frozen_by: Names of programs that are open with it: nobody may write to it, or release it.
         is_released: Whether its memory was given back.
         spec: The array that it was made for, if that is known.
         table: Where it goes then: that of its device.
@@ -62,6 +63,7 @@ class Block:
         "__weakref__",
         "damaged_by",
         "failure",
+        "frozen_by",
         "generation",
         "id",
         "is_released",
@@ -83,6 +85,7 @@ class Block:
         self.generation: int = generation
         self.damaged_by: str | None = None
         self.failure: BaseException | None = None
+        self.frozen_by: tuple[str, ...] = ()
         self.is_released: bool = False
         self.spec: ArraySpec | None = spec
         self.table: BlockTable = table
@@ -93,6 +96,18 @@ class Block:
             self.is_released = True
             # Operations in flight may use it.
             self.table.drop(self, is_free=False)
+
+    def check_writable(self, argument: str) -> None:
+        """Refuse to write to a block, or to release it, that programs count on.
+
+        Raises:
+            ValueError: It is frozen.
+        """
+        if self.frozen_by:
+            raise ValueError(
+                f"{argument}: the program {self.frozen_by[-1]!r} is open with this array, which no method "
+                "of it changes; close the program first, or take a copy of the array"
+            )
 
     @property
     def is_lost(self) -> bool:

@@ -257,7 +257,12 @@ class AccelRef(NoOperators):
 
     @enable_ki_protection
     def release(self) -> None:
-        """Give the memory back now, for every view of it too; work in flight is finished first."""
+        """Give the memory back now, for every view of it too; work in flight is finished first.
+
+        Raises:
+            ValueError: A program is open with it.
+        """
+        self.block.check_writable("release")
         self.block.release()
         if trio.lowlevel.in_trio_task():
             self.block.table.drain()

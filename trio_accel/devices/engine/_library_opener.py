@@ -6,7 +6,7 @@ import importlib
 import itertools
 import logging
 import sys
-from collections.abc import AsyncGenerator, Callable, Container, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Iterable
 from contextlib import asynccontextmanager
 
 import attrs
@@ -204,11 +204,13 @@ class LibraryOpener(Actor):
         name = _name_of(actor_class, path, running | self._starting, own)
         self._starting.add(name)
         policy = recovery_policy(options, grace=options.close_grace)
-        arguments = (self._engine,) if argument is None else (self._engine, argument)
         try:
             if own is None:
-                return await self.context.spawn(actor_class, *arguments, name=name, policy=policy)
-            return await self._start_alone(path, actor_class, arguments, name, own)
+                # One of a program's own may take the engine alone.
+                arguments = () if argument is None else (argument,)
+                spawn: Callable[..., Awaitable[Ref[LibraryActor]]] = self.context.spawn
+                return await spawn(actor_class, self._engine, *arguments, name=name, policy=policy)
+            return await self._start_alone(path, actor_class, argument, name, own)
         finally:
             self._starting.discard(name)
 
@@ -216,7 +218,7 @@ class LibraryOpener(Actor):
         self,
         path: str,
         actor_class: type[LibraryActor],
-        arguments: tuple[object, ...],
+        argument: str | None,
         name: str,
         own: OwnSupervision,
     ) -> Ref[LibraryActor]:
@@ -231,7 +233,8 @@ class LibraryOpener(Actor):
         self._supervisors[path] = await self.context.spawn(
             LibrarySupervisor,
             actor_class,
-            arguments,
+            self._engine,
+            argument,
             policy,
             started.append,
             name=name,
@@ -247,12 +250,14 @@ class LibrarySupervisor(Actor):
     def __init__(
         self,
         actor_class: type[LibraryActor],
-        arguments: tuple[object, ...],
+        engine: Engine,
+        argument: str | None,
         child_policy: Policy,
         on_start: Callable[[Ref[LibraryActor]], None],
     ) -> None:
         self._class = actor_class
-        self._arguments = arguments
+        self._engine = engine
+        self._argument = argument
         self._policy = child_policy
         self._on_start = on_start
 
@@ -260,7 +265,9 @@ class LibrarySupervisor(Actor):
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
         """Start the actor."""
         name = self._class.library
-        self._on_start(await context.spawn(self._class, *self._arguments, name=name, policy=self._policy))
+        self._on_start(
+            await context.spawn(self._class, self._engine, self._argument, name=name, policy=self._policy)
+        )
         yield
 
 

@@ -194,6 +194,8 @@ class OpenDevice(Device):
         """See `AccelRef.lease`."""
         if ref.device is not self:
             raise ValueError(f"lease: the array is on {ref.device.path}, not on {self.path}")
+        if write:
+            ref.block.check_writable("lease")
         self.state.check_run("lease")
         refuse_recording("lease", "hold the array before the capture, or after a replay")
         async with self.dispatch.lease(ref, write=write, stream=stream) as array:

@@ -348,6 +348,8 @@ class Planner:
     def update(self, argument: str, operand: AccelRef) -> ArraySpec:
         """Take an array that is changed in place."""
         self._use(argument, operand)
+        if operand.block.frozen_by:
+            operand.block.check_writable(f"{self.name}: {argument}")
         self._outputs.append(operand.block)
         return operand.spec
 
@@ -360,6 +362,8 @@ class Planner:
             self._outputs.append(new.block)
             return new
         self._use(argument, out)
+        if out.block.frozen_by:
+            out.block.check_writable(f"{self.name}: {argument}")
         if out.shape != shape or out.dtype is not dtype:
             raise ValueError(
                 f"{self.name}: {argument} must have shape {shape} and dtype {dtype}, "

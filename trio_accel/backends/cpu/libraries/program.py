@@ -91,4 +91,4 @@ class _Arrays:
 
 
 def _host(value: Any) -> HostArray:
-    return value if isinstance(value, np.ndarray) else np.from_dlpack(value)
+    return cast("HostArray", value if isinstance(value, np.ndarray) else np.from_dlpack(value))
