@@ -67,6 +67,27 @@ def test_each_sentence_of_a_batch_is_what_float64_makes_of_it_alone(
         np.testing.assert_allclose(row, embed_one(wide, shape, np.array(one)), rtol=0, atol=2e-5)
 
 
+def test_pytorchs_encoder_computes_the_same_over_the_same_memory() -> None:
+    torch = pytest.importorskip("torch")
+    from trio_accel.cli._minilm_torch import TorchEncoder
+
+    weights = random_weights(SHAPE)
+    ids = np.array([[2, 5, 9, 3], [2, 7, 3, 0]])
+    mask = np.array([[1, 1, 1, 1], [1, 1, 1, 0]], np.float32)
+    other = TorchEncoder(weights, layers=SHAPE.layers, heads=SHAPE.heads, epsilon=SHAPE.epsilon)
+    other.warm_up()
+    found = other.encode(ids, mask, SHAPE.width)
+    assert isinstance(found, torch.Tensor)
+    expected = encoder(weights, SHAPE).encode(ids, mask, SHAPE.width)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=1e-5)
+    # A step of training elsewhere would show: nothing was copied.
+    weights["embeddings.LayerNorm.bias"] += 1
+    assert not np.allclose(other.encode(ids, mask, SHAPE.width).numpy(), expected, atol=1e-3)
+    other.look_up(ids)
+    with pytest.raises(IndexError):
+        other.look_up(np.array([SHAPE.words]))
+
+
 @needs_model
 def test_the_installed_model_has_the_similarities_that_its_publisher_prints() -> None:
     """From the first page of the documentation of sentence-transformers."""

@@ -129,6 +129,7 @@ async def open_stand(
         isolation="process",
         retry=1,
         spares=spares,
+        preload=() if backend == "cpu" else ("torch",),
         intensity=ta.Intensity(1000, 60.0),
         backoff=ta.Backoff(initial=0.0, base=0.0, jitter=0.0),
     )
