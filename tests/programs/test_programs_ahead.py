@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from noted_programs import Noted
+from chosen import BACKEND
+from noted_programs import Noted, Placed
 
 import trio_accel as ta
 from trio_accel.devices.worker.front._link import WorkerLink
@@ -398,3 +399,18 @@ async def test_programs_come_and_go_while_workers_do(device: ta.Device, notes: N
                     alive.remove((program, x, value))
                     await program.aclose()
                     x.release()
+
+
+async def test_a_spare_of_any_backend_knows_the_arrays(system: ta.System, notes: Notes) -> None:
+    async with system.open_device(BACKEND, options=options(spares=1)) as device:
+        x = await device.put(np.arange(3000.0))
+        async with ta.open_program(device, Placed, x, folder=str(notes.folder)) as program:
+            for _ in range(2):
+                await until(lambda: spares(device) and spares(device) <= set(notes.of("made")))
+                (spare,) = spares(device)
+                await replace(device)
+                pid, address, shape = await program.ask(Placed.where)
+                assert (pid, list(shape)) == (spare, [3000])
+                assert address
+                assert notes.of("made").count(spare) == 1
+                assert (await x.to_host()).tolist() == list(range(3000))
