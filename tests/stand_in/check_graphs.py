@@ -105,6 +105,21 @@ def check_what_cannot_be_captured() -> None:
     assert code_of(driver.cuStreamBeginCapture, 0, MODE) == UNSUPPORTED
 
 
+def check_copies_fills_and_memory() -> None:
+    """Copies and fills of device memory are captured. A thread that captures takes no memory for any stream."""
+    scaling = Scaling()
+    other, copy = make_stream(), int(call(driver.cuMemAlloc, 16))
+    call(driver.cuStreamBeginCapture, scaling.stream, MODE)
+    call(driver.cuMemsetD32Async, copy, 0, 4, scaling.stream)
+    call(driver.cuMemcpyDtoDAsync, copy, scaling.vector, 8, scaling.stream)
+    assert code_of(driver.cuMemAllocAsync, 64, other) == UNSUPPORTED
+    graph = call(driver.cuStreamEndCapture, scaling.stream)
+    assert code_of(driver.cuMemAllocAsync, 64, other) == 0
+    call(driver.cuGraphLaunch, call(driver.cuGraphInstantiate, graph, 0), scaling.stream)
+    call(driver.cuStreamSynchronize, scaling.stream)
+    assert list(read(copy, 4, np.float32)) == [1.0, 1.0, 0.0, 0.0]
+
+
 def check_capture_ends_where_it_began() -> None:
     scaling = Scaling()
     call(driver.cuStreamBeginCapture, scaling.stream, MODE)

@@ -15,6 +15,8 @@ enum { ACTIVE = 1, INVALIDATED = 2 };
  * an H200. */
 enum { NODE_BYTES = 57 << 10 };
 
+__thread int stand_in_captures;
+
 struct node {
     unsigned magic;
     struct node *next;
@@ -98,6 +100,7 @@ static CUresult begin_capture(void *handle, int mode) {
         stream->capture = new_graph(stream->context);
         stream->is_capture_broken = false;
         stream->capturer = pthread_self();
+        stand_in_captures++;
     }
     pthread_mutex_unlock(&stand_in_lock);
     return code;
@@ -114,6 +117,7 @@ static CUresult end_capture(struct stream *stream, struct graph **graph) {
         return CUDA_ERROR_ILLEGAL_STATE;
     if (!pthread_equal(stream->capturer, pthread_self()))
         return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+    stand_in_captures--;
     struct graph *captured = stream->capture;
     stream->capture = NULL;
     if (stream->is_capture_broken) {

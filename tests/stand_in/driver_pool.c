@@ -141,6 +141,8 @@ static CUresult allocate_async(CUdeviceptr *address, size_t size, struct pool *p
 
 CUDA(cuMemAllocAsync, 11020, cuMemAllocAsync, CUdeviceptr *address, size_t size, void *stream) {
     ENTER(cuMemAllocAsync);
+    if (stand_in_captures)
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     return allocate_async(address, size, NULL, stream);
 }
 

@@ -86,6 +86,7 @@ class Graph(Generic[ReplyT]):
         # Made by the first replay: memory for results in between, and what `replay` writes to, by blocks.
         self._scratch: AccelRef | None = None
         self._own: dict[int, AccelRef] = {}
+        self._last: _InPlace[ReplyT] | None = None
 
     def __repr__(self) -> str:
         state = ", closed" if self._is_closed else ""
@@ -157,7 +158,7 @@ class Graph(Generic[ReplyT]):
     def close(self) -> None:
         """Let go of its arrays and its memory; replays in flight end first. A second time it does nothing."""
         self._is_closed = True
-        self._arrays, self._scratch, self._own = (), None, {}
+        self._arrays, self._scratch, self._own, self._last = (), None, {}, None
         self._layout = attrs.evolve(self._layout, constants=())
 
     def dot(self) -> str:
@@ -168,6 +169,9 @@ class Graph(Generic[ReplyT]):
         """See `Operation.plan`."""
         if self._is_closed:
             raise RuntimeError(f"{planner.name}: the graph is closed")
+        last = self._last if arrays is None and not planner.is_recording else None
+        if last is not None and last.is_there():
+            return last.plan(planner)
         layout = self._layout
         given = self._given(planner, self._arrays if arrays is None else arrays)
         specs: dict[str, list[ArraySpec]] = {"read": [], "update": [], "write": [], "none": []}
@@ -186,7 +190,25 @@ class Graph(Generic[ReplyT]):
             argument.block: (argument, operand)
             for argument, (operand, _) in zip(layout.inputs, given, strict=True)
         }
-        return Planned(lowered, map_reply(self._reply, lambda ref: self._seen(ref, refs, made)))
+        planned = Planned(lowered, map_reply(self._reply, lambda ref: self._seen(ref, refs, made)))
+        if arrays is None and not planner.is_recording:
+            self._last = self._in_place(planned)
+        return planned
+
+    def _in_place(self, planned: Planned[ReplyT]) -> _InPlace[ReplyT]:
+        """Keep what was planned for a replay in place: the next one is the same."""
+        layout = self._layout
+        taken = [
+            (argument.use, argument.name, ref)
+            for argument, ref in zip(layout.inputs, self._arrays, strict=True)
+        ]
+        taken += [
+            (constant.use, f"{constant.name} in the graph", constant.ref) for constant in layout.constants
+        ]
+        reads = [(name, ref) for use, name, ref in taken if use in ("read", "none")]
+        updates = [(name, ref) for use, name, ref in taken if use in ("update", "write")]
+        again = [*self._own.values(), *([] if self._scratch is None else [self._scratch])]
+        return _InPlace(planned, reads, updates, again)
 
     def _given(self, planner: Planner, arrays: Sequence[Operand]) -> list[tuple[Operand, ArraySpec]]:
         """Take the arrays of a replay, which are as those of the capture."""
@@ -264,6 +286,47 @@ class Graph(Generic[ReplyT]):
         else:
             return ref
         return AccelRef(block, attrs.evolve(ref.spec, block=block.id, offset=ref.spec.offset + shift))
+
+
+@attrs.frozen(eq=False)
+class _InPlace(Generic[ReplyT]):
+    """A replay in place as it was planned before: all of it but that its arrays can be used.
+
+    Attributes:
+        planned: What is launched, and replied.
+        reads: Arrays that it reads, and their names.
+        updates: Arrays that it changes.
+        again: Arrays that are made anew where they lie.
+    """
+
+    planned: Planned[ReplyT]
+    reads: Sequence[tuple[str, AccelRef]]
+    updates: Sequence[tuple[str, AccelRef]]
+    again: Sequence[AccelRef]
+
+    def is_there(self) -> bool:
+        """Whether what it makes anew is where it was."""
+        return all(ref.block.is_usable for ref in self.again)
+
+    def plan(self, planner: Planner) -> Planned[ReplyT]:
+        """The same once more; raises as `Graph.plan_replay` does."""
+        for name, ref in self.reads:
+            planner.read(name, ref)
+        for name, ref in self.updates:
+            planner.update(name, ref)
+        for ref in self.again:
+            planner.again(ref)
+        # A list of before is the program's.
+        reply = self.planned.result()
+        return (
+            self.planned
+            if isinstance(reply, AccelRef)
+            else Planned(self.planned.spec, map_reply(reply, _same))
+        )
+
+
+def _same(ref: AccelRef) -> AccelRef:
+    return ref
 
 
 @attrs.define(eq=False, on_setattr=None)

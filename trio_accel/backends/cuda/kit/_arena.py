@@ -75,6 +75,15 @@ class Arena:
         """Where the area of a stream begins, and its size: what was captured uses it there."""
         return self._areas.get(stream, (0, 0))
 
+    def reserve(self, stream: CudaStream, nbytes: int) -> None:
+        """Make the area of a stream as large as this at least; raises as `take` does."""
+        address, size = self.place(stream)
+        if size < nbytes:
+            larger = self.take(stream, nbytes)
+            if size:
+                self.free(stream, address, size)
+            self.put(stream, larger, nbytes)
+
     def drop(self, stream: CudaStream) -> None:
         """Give the area of a stream back."""
         address, nbytes = self._areas.pop(stream, (0, 0))

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NoReturn
 
 import attrs
 
-from ...base import AccelError, AccelStream, InThread, NotSupportedError
+from ...base import AccelError, AccelStream, InThread, LibraryError, NotSupportedError
 from ...base.kernels import kernel
 from ...base.ops import GraphRecipe, GraphSpec, OperationSpec, graph_recipe
 from ..kit._call import Call
@@ -77,8 +77,9 @@ class GraphLibrary(CudaLibrary):
         self._streams: dict[CudaStream, CaptureStream] = {}
         self._cache: LaunchCache[_Captured] = LaunchCache(_may_go, _discard)
         self._cache.most = _MOST
-        # To be captured before they are launched the next time, and where that was the last time.
-        self._due: set[Key] = set()
+        # To be captured before they are launched the next time, with the bytes of workspace that they need.
+        self._due: dict[Key, int] = {}
+        # Where a chain was launched last.
         self._stream: CudaStream | None = None
 
     def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
@@ -178,7 +179,7 @@ class GraphLibrary(CudaLibrary):
         """A chain has run often enough at a place: it is captured before it is launched there again."""
         if len(self._due) >= _MOST_DUE:
             self._due.clear()
-        self._due.add(key)
+        self._due[key] = self._device.arena.place(key[1])[1]
 
     def _enqueue_all(self, chain: _Chain, spec: GraphSpec, stream: CudaStream) -> None:
         """Enqueue the operations of a chain, one after the other."""
@@ -207,13 +208,13 @@ class GraphLibrary(CudaLibrary):
 
     def _capture(self, key: Key, chain: _Chain, spec: GraphSpec) -> None:
         """Capture a chain at the addresses of a key; without a graph it goes on as before."""
-        self._due.discard(key)
+        workspace = self._due.pop(key, 0)
         launching: CudaStream = key[1]
         stream = self._streams.get(launching)
         if stream is None:
             stream = self._streams[launching] = CaptureStream(launching, self._context)
         try:
-            captured = self._captured(stream, partial(self._enqueue_all, chain, spec))
+            captured = self._captured(stream, workspace, partial(self._enqueue_all, chain, spec))
         except Exception as error:
             # Also of a vendor's library: what it says of a call that it would not capture is no crash of it.
             self._context.look()
@@ -228,28 +229,22 @@ class GraphLibrary(CudaLibrary):
             return
         self._cache.store(key, captured, launching.timeline.sequence)
 
-    def _captured(self, stream: CaptureStream, enqueue: Callable[[CudaStream], None]) -> _Captured:
-        """Capture until the workspace stays where it is.
-
-        While it grows, what was captured first has an area that is given back. Each operation makes it as
-        large as it needs, so that the second time nothing grows.
-        """
-        place = self._device.arena.place
+    def _captured(
+        self, stream: CaptureStream, workspace: int, enqueue: Callable[[CudaStream], None]
+    ) -> _Captured:
+        """Capture a chain. All memory that it needs is taken before: the driver refuses that meanwhile."""
+        arena = self._device.arena
+        arena.reserve(stream, workspace)
         for library in self._libraries.values():
             if library is not self:
-                # Memory of its own is taken now: a driver may refuse that while it captures.
                 library.attach(stream)
-        while True:
-            before = place(stream)
-            try:
-                executable = stream.capture(enqueue)
-            except Exception:
-                if place(stream) == before or self._context.is_lost:
-                    raise
-                continue
-            if place(stream) == before:
-                return _Captured(executable, stream, before)
+        before = arena.place(stream)
+        executable = stream.capture(enqueue)
+        if arena.place(stream) != before:
+            # What was captured first has an area that is given back by now.
             stream.discard(executable)
+            raise LibraryError("its workspace has grown meanwhile", library=self.name, code="workspace")
+        return _Captured(executable, stream, before)
 
     def _destroy(self) -> None:
         self._cache.clear()
