@@ -106,7 +106,7 @@ def check_what_cannot_be_captured() -> None:
 
 
 def check_copies_fills_and_memory() -> None:
-    """Copies and fills of device memory are captured. A thread that captures takes no memory for any stream."""
+    """Copies and fills of device memory are captured. A thread that captures takes no memory."""
     scaling = Scaling()
     other, copy = make_stream(), int(call(driver.cuMemAlloc, 16))
     call(driver.cuStreamBeginCapture, scaling.stream, MODE)

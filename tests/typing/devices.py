@@ -97,6 +97,21 @@ async def random_numbers(device: ta.Device) -> None:
     assert_type(await generator.normal(8), ta.AccelRef)
 
 
+async def graphs(device: ta.Device, a: ta.AccelRef) -> None:
+    async def step(x: ta.AccelRef) -> tuple[ta.AccelRef, list[ta.AccelRef]]:
+        return x, [await ta.linalg.matmul(x, x)]
+
+    graph = await ta.graphs.capture(device, step, a)
+    assert_type(graph, ta.graphs.Graph[tuple[ta.AccelRef, list[ta.AccelRef]]])
+    assert_type(await graph(a), tuple[ta.AccelRef, list[ta.AccelRef]])
+    assert_type(await graph.replay(), tuple[ta.AccelRef, list[ta.AccelRef]])
+    pending = device.submit(ta.graphs.Replay(graph, (a,)))
+    assert_type(pending.value, tuple[ta.AccelRef, list[ta.AccelRef]])
+    await graph(3)  # type: ignore[arg-type]
+    with graph as entered:
+        assert_type(entered.dot(), str)
+
+
 def errors(error: ta.LibraryError, memory: ta.OutOfMemoryError) -> None:
     assert_type(error.library, str)
     assert_type(error.operation, str | None)
