@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -27,6 +27,7 @@ __all__ = [
     "load",
     "prelude",
     "register_of",
+    "structure",
 ]
 
 Access: TypeAlias = Literal["dense", "same", "strided"]
@@ -67,6 +68,8 @@ _EXACT = frozenset(
 _MASK = (1 << 64) - 1
 # Bytes of an element of which a thread takes more.
 _SHORT = 2
+# Steps and arrays of an expression of which it takes one element.
+_LONG, _MANY = 64, 8
 
 
 @functools.cache
@@ -193,9 +196,9 @@ def elementwise_source(
     ]
     return f"""{prelude()}
 {_arguments(len(results), len(arrays), len(scalars), layouts)}
-enum {{ EACH = {elements_of_thread((*results, *arrays))} }};
-{_structure("Loaded", arrays)}
-{_structure("Made", results)}
+enum {{ EACH = {elements_of_thread((*results, *arrays), len(expression.steps))} }};
+{structure("Loaded", arrays)}
+{structure("Made", results)}
 FUNCTION Loaded load_at(const Arguments &arguments, Index i)
 {{
     return {{{", ".join(loads)}}};
@@ -212,12 +215,20 @@ FUNCTION void store_at(const Arguments &arguments, Index i, const Made &made)
 {_ELEMENTWISE}"""
 
 
-def elements_of_thread(dtypes: Iterable[DType]) -> int:
-    """How many elements a thread loads before it computes: memory is slow, and wide."""
+def elements_of_thread(dtypes: Sequence[DType], steps: int) -> int:
+    """How many elements a thread loads before it computes: memory is slow, and wide.
+
+    Args:
+        dtypes: Dtypes of the arrays.
+        steps: How many steps the expression has: copies of a long one take registers and time to compile.
+    """
+    if steps > _LONG or len(dtypes) > _MANY:
+        return 1
     return 8 if max(dtype.itemsize for dtype in dtypes) <= _SHORT else 4
 
 
-def _structure(name: str, dtypes: Sequence[DType]) -> str:
+def structure(name: str, dtypes: Sequence[DType]) -> str:
+    """C++ of a structure with a field for each value."""
     fields = "".join(f" {register_of(dtype)} x{number};" for number, dtype in enumerate(dtypes))
     return f"struct {name} {{{fields} }};"
 

@@ -103,7 +103,8 @@ class ExpressionLibrary(CudaLibrary):
         arguments = _structure(form)
         source = elementwise_source(recipe.typed, arrays, scalars, layouts)
         module = self._device.kernels.load(source, ["elementwise"], arguments.size)
-        each = elements_of_thread(array.dtype for array in (*spec.results, *spec.arrays))
+        dtypes = [array.dtype for array in (*spec.results, *spec.arrays)]
+        each = elements_of_thread(dtypes, len(recipe.typed.steps))
         return ExpressionPlan(module, arguments, each=each)
 
     @kernel(ElementwiseSpec, backend="cuda", plan=_compile_elementwise)

@@ -14,11 +14,13 @@ from ._expression_source import (
     body,
     cast_of,
     element_of,
+    elements_of_thread,
     indented,
     literal_of,
     load,
     prelude,
     register_of,
+    structure,
 )
 
 __all__ = ["REDUCTION_THREADS", "ReductionLayouts", "partial_bytes", "reduction_source"]
@@ -201,11 +203,12 @@ def _accumulate(
     scalars: Sequence[DType],
     layouts: ReductionLayouts,
 ) -> str:
-    """A function that reduces what one thread has to."""
-    bases, loads, numbers = list[str](), list[str](), 0
+    """A function that reduces what one thread has to; it loads several elements before it computes."""
+    arrays = [dtype for dtype in inputs if dtype is not None]
+    bases, loads, taken, numbers = list[str](), list[str](), list[str](), 0
     for dtype in inputs:
         if dtype is None:
-            loads.append(load(scalars[numbers], f"at_scalar(arguments.scalars[{numbers}])"))
+            taken.append(load(scalars[numbers], f"at_scalar(arguments.scalars[{numbers}])"))
             numbers += 1
             continue
         array = len(bases)
@@ -216,17 +219,34 @@ def _accumulate(
         )
         bases.append(f"const char *const base{array} = arguments.in[{array}]{kept};")
         loads.append(load(dtype, f"base{array} + {_step(layouts, array, dtype)}"))
-    statements, (result,) = body(reduction.map, loads)
-    return f"""FUNCTION Partial accumulate(const Arguments &arguments, Index output, Index first, Index step)
+        taken.append(f"loaded.x{array}")
+    statements, (result,) = body(reduction.map, taken)
+    return f"""enum {{ EACH = {elements_of_thread(arrays, len(reduction.map.steps))} }};
+{structure("Loaded", arrays)}
+FUNCTION Partial mapped(const Arguments &arguments, const Loaded &loaded, Index i)
+{{
+{indented(statements, 4)}
+    return element({result}, (i64)i);
+}}
+FUNCTION Partial accumulate(const Arguments &arguments, Index output, Index first, Index step)
 {{
 {indented(chr(10).join(bases), 4)}
     const Index count = (Index)arguments.count;
     Partial found = nothing();
-#pragma unroll 4
-    for (Index i = first; i < count; i += step) {{
-{indented(statements, 8)}
-        found = combine(found, element({result}, (i64)i));
+    Index next = first;
+    for (; next + (EACH - 1) * step < count; next += EACH * step) {{
+        Loaded loaded[EACH];
+#pragma unroll
+        for (int k = 0; k < EACH; k++) {{
+            const Index i = next + k * step;
+            loaded[k] = {{{", ".join(loads)}}};
+        }}
+#pragma unroll
+        for (int k = 0; k < EACH; k++)
+            found = combine(found, mapped(arguments, loaded[k], next + k * step));
     }}
+    for (Index i = next; i < count; i += step)
+        found = combine(found, mapped(arguments, {{{", ".join(loads)}}}, i));
     return found;
 }}"""
 
