@@ -82,9 +82,11 @@ def arguments(cls: type[AccelError]) -> dict[str, Any]:
         "operation": "linalg.Matmul",
         "library": "blas",
         "backend": "cpu",
+        "log": "saxpy.cu(3): error",
+        "source": "saxpy.cu",
     }
     numbers = {"generation": 3, "requested": 2**40, "free": 0, "total": 7, "code": "SINGULAR"}
-    known = {**texts, **numbers, "is_memory_damaged": True, "index": (3, 1)}
+    known = {**texts, **numbers, "is_memory_damaged": True, "index": (3, 1), "options": ("-DN=4",)}
     return {field.alias: known[field.name] for field in attrs.fields(cls)}
 
 

@@ -237,10 +237,10 @@ def value_key(value: object) -> tuple[object, ...] | None:
     The one rule of what counts as the same: zeros of both signs are not, and NaN is the same as itself.
     """
     kind = type(value)
+    if kind in _PLAIN or (kind is tuple and _INT.issuperset(map(type, cast("tuple[object, ...]", value)))):
+        return kind, value
     if kind is float or kind is complex or issubclass(kind, np.generic):
         return type(value), repr(value)
-    if kind in _PLAIN or (kind is tuple and set(map(type, cast("tuple[object, ...]", value))) <= _INT):
-        return kind, value
     return None
 
 

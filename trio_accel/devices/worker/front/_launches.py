@@ -201,6 +201,9 @@ def _spec_key(
             blocks.append(array.block)
             # As `array_key` does it, without a call for each.
             key += array.offset, id(array.dtype), array.shape, array.strides
+        elif kind in PLAIN and kind is not float:
+            # As `value_key` does it.
+            key += kind, value
         elif kind is tuple and (arrays := arrays_of(value)):
             blocks += [array.block for array in arrays]
             key += len(arrays), *[array_key(array) for array in arrays]
