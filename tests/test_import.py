@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +54,10 @@ def imported() -> dict[str, Any]:
     return probe("trio_accel")
 
 
+def test_no_type_of_low_precision_is_hashed(imported: dict[str, Any]) -> None:
+    assert "ml_dtypes" not in imported["modules"]
+
+
 def test_no_heavy_library_is_loaded(imported: dict[str, Any]) -> None:
     assert [name for name in imported["modules"] if name.split(".")[0] in HEAVY] == []
 
@@ -71,7 +74,8 @@ def test_no_driver_is_opened(imported: dict[str, Any]) -> None:
 
 def test_import_takes_little_beyond_trio_and_numpy() -> None:
     seconds = [probe("trio_accel")["seconds"] for _ in range(5)]
-    assert statistics.median(seconds) < LIMIT_SECONDS, seconds
+    # The least: whatever else runs on the machine only adds.
+    assert min(seconds) < LIMIT_SECONDS, seconds
 
 
 def test_the_probe_sees_a_heavy_library() -> None:

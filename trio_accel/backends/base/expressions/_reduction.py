@@ -26,12 +26,13 @@ REDUCTIONS: tuple[str, ...] = ("sum", "prod", "min", "max", "any", "all", "argmi
 """Reductions that have names."""
 
 _IDENTITIES: dict[str, complex] = {"sum": 0, "prod": 1, "any": False, "all": True}
-# Sums and products of these are made in a wider type, and rounded once.
+# Sums and products of these are made in a wider type, and rounded once. By their names, because to hash a
+# dtype of low precision imports ml_dtypes.
 _WIDER = {
-    DType.float16: DType.float64,
-    DType.bfloat16: DType.float64,
-    DType.float32: DType.float64,
-    DType.complex64: DType.complex128,
+    "float16": DType.float64,
+    "bfloat16": DType.float64,
+    "float32": DType.float64,
+    "complex64": DType.complex128,
 }
 _MOST_ROUNDS = 4
 
@@ -156,7 +157,7 @@ def typed_reduction(
     combine: TypedExpression | None = None
     reduced = accumulator = _accumulated(reduction.name, chosen, is_chosen=dtype is not None)
     if reduction.name in ("sum", "prod"):
-        accumulator = _WIDER.get(reduced, reduced)
+        accumulator = _WIDER.get(reduced.value, reduced)
     if reduction.combine is not None:
         combine = _combined(reduction.combine, chosen, is_chosen=dtype is not None)
         (reduced,) = (accumulator,) = combine.dtypes
