@@ -19,6 +19,10 @@ _KERNELS = "_trio_accel_kernels"
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
+def _prepares(kernel: Kernel) -> bool:
+    return kernel.is_blocking or (kernel.plan is not None and not kernel.is_quick)
+
+
 @attrs.frozen
 class Kernel:
     """What runs the operations of one specification class.
@@ -39,11 +43,7 @@ class Kernel:
     plan: Callable[..., Any] | None = None
     is_quick: bool = False
     is_blocking: bool = False
-    prepares: bool = attrs.field(init=False)
-
-    @prepares.default
-    def _prepares(self) -> bool:
-        return self.is_blocking or (self.plan is not None and not self.is_quick)
+    prepares: bool = attrs.field(init=False, default=attrs.Factory(_prepares, takes_self=True))
 
 
 def kernel(

@@ -57,6 +57,8 @@ class Lane:
     operations: deque[InFlight] = attrs.field(factory=deque[InFlight])
     is_lost: bool = False
     """The context is gone: nothing is launched here any more."""
+    is_released: bool = False
+    """Whether the stream was given back."""
     thread: CallThread | None = None
     """Where kernels that block are called, once there was one."""
     on_idle: Callable[[], None] | None = None

@@ -56,15 +56,23 @@ class Lanes:
             on_idle: Called in a thread when nothing is in flight on it.
         """
         lane.on_idle = on_idle
+        if not lane.load.is_taken:
+            # Else a thread enqueues on it.
+            self._release(lane)
         self.sweep(lane)
+
+    def _release(self, lane: Lane) -> None:
+        """Nothing more is enqueued on its stream by this lane."""
+        if not lane.is_released:
+            lane.is_released = True
+            self._streams.release(lane.stream)
 
     def sweep(self, lane: Lane) -> None:
         """Remove a lane that takes no more work and has nothing in flight."""
         if lane.on_idle is not None and not lane.operations:
             self.all.remove(lane)
             lane.end_thread()
-            # Not before: a thread may enqueue on it.
-            self._streams.release(lane.stream)
+            self._release(lane)
             # A vendor's library waits for whatever the device does.
             self._chores.start(f"to close the library behind stream {lane.stream.name}", lane.on_idle)
 

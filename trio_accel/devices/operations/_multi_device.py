@@ -10,7 +10,7 @@ import attrs
 from ...backends.base import AccelDevice, NotSupportedError
 from ...backends.base.ops import ArraySpec, OperationSpec, PeerArray, Peers
 from ..arrays._ref import Device
-from ._operation import Launch, Operation, Planned, PlannedFor, Planner
+from ._operation import Launch, Operation, Planned, PlannedFor, Planner, operation_name
 
 __all__ = [
     "MultiDeviceOperation",
@@ -56,6 +56,11 @@ class MultiDeviceOperation(Generic[ReplyT_co]):
 
     __slots__ = ()
     library: ClassVar[str]
+
+    @property
+    def operation(self) -> str:
+        """Its name; see `Operation.operation`."""
+        return operation_name(type(self))
 
     @property
     def devices(self) -> Sequence[Device]:
