@@ -141,9 +141,12 @@ class LibraryOpener(Actor):
         async with self._turn(path):
             running, supervisor = self._libraries.pop(path, None), self._supervisors.pop(path, None)
             if running is not None:
-                self._engine.closed_alone.add(running.path)
-                await running.stop(drain=True)
-                self._engine.closed_alone.discard(running.path)
+                alone = self._engine.closed_alone
+                alone.add(running.path)
+                try:
+                    await running.stop(drain=True)
+                finally:
+                    alone.discard(running.path)
             if supervisor is not None:
                 await supervisor.stop()
             if path in self._ahead:

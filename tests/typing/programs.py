@@ -1,0 +1,53 @@
+"""What type checkers know of programs; read by mypy and pyright, never run."""
+
+# A `type: ignore` that nothing needs is an error here: it marks what the checkers must refuse.
+# pyright: reportUnnecessaryTypeIgnoreComment=true
+
+from __future__ import annotations
+
+from typing import Any, assert_type
+
+import trio_accel as ta
+from trio_accel.programs import Array, FunctionProgram, Program
+
+
+class Encoder:
+    def __init__(self, weights: Array, *, heads: int = 12) -> None: ...
+
+    def encode(self, ids: Array, mask: Array, *, scale: float = 1.0) -> Array: ...
+
+    @ta.programs.method(out=lambda ids, mask: ((ids.shape[0], 384), "float32"), updates=["mask"])
+    def embed(self, ids: Array, mask: Array, *, out: Array = None) -> None: ...
+
+
+class Other:
+    def encode(self, ids: Array) -> Array: ...
+
+
+def double(x: Array, factor: float = 2.0) -> Array:
+    return x * factor
+
+
+async def programs(device: ta.Device, ids: ta.AccelRef, mask: ta.AccelRef) -> None:
+    encoder = await ta.open_program(device, Encoder, ids, heads=6, name="encoder")
+    assert_type(encoder, Program[Encoder])
+    async with ta.open_program(device, Encoder, ids, intensity=ta.Intensity(3, 5.0)) as other:
+        assert_type(other, Program[Encoder])
+    assert_type(await encoder.ask(Encoder.encode, ids, mask, scale=0.5), Any)
+    assert_type(await encoder.ask(Encoder.embed, ids, mask=mask, out=ids), Any)
+    assert_type(await encoder.ask("encode", ids, mask), Any)
+    await encoder.ask(Encoder.encode, ids)  # type: ignore[call-overload]  # mask is missing
+    await encoder.ask(Encoder.encode, ids, mask, 0.5)  # type: ignore[call-overload]  # scale is a keyword
+    await encoder.ask(Encoder.encode, ids, mask, scale="x")  # type: ignore[arg-type]
+    await encoder.ask(Other.encode, ids)  # type: ignore[call-overload]  # another class's
+    await ta.open_program(device, Encoder, ids, backoff=3)  # type: ignore[call-overload]
+    function = await ta.open_program(device, double)
+    assert_type(await function.ask(ids, factor=3.0), Any)
+    await function.ask(ids, factor="x")  # type: ignore[arg-type]
+    await function.ask()  # type: ignore[call-arg]
+    assert_type(encoder.name, str)
+    assert_type(await encoder.aclose(), None)
+
+
+async def annotated(program: FunctionProgram[[Array]], ids: ta.AccelRef) -> None:
+    assert_type(await program.ask(ids), Any)
