@@ -38,12 +38,15 @@ class _Chain:
         call: By which its captured graphs are known.
         is_captured: Whether all of it can be captured.
         is_blocking: Whether one of them blocks when it is enqueued.
+        due: Where it is to be captured before it is launched the next time, with the bytes of workspace that
+            it needs.
     """
 
     recipe: GraphRecipe
     call: GraphCall
     is_captured: bool
     is_blocking: bool
+    due: dict[Key, int] = attrs.field(factory=dict, init=False)
 
 
 @attrs.frozen(eq=False)
@@ -77,8 +80,8 @@ class GraphLibrary(CudaLibrary):
         self._streams: dict[CudaStream, CaptureStream] = {}
         self._cache: LaunchCache[_Captured] = LaunchCache(_may_go, _discard)
         self._cache.most = _MOST
-        # To be captured before they are launched the next time, with the bytes of workspace that they need.
-        self._due: dict[Key, int] = {}
+        # The key of a chain that was asked for last.
+        self._found: tuple[GraphSpec | None, int, CudaStream | None, Key | None] = (None, 0, None, None)
         # Where a chain was launched last.
         self._stream: CudaStream | None = None
 
@@ -93,7 +96,7 @@ class GraphLibrary(CudaLibrary):
             return None
         if chain.is_blocking:
             return InThread()
-        return self._prepare_capture(chain, spec) if self._due else None
+        return self._prepare_capture(chain, spec) if chain.due else None
 
     def _prepare_capture(self, chain: _Chain, spec: Any) -> Callable[[], None] | None:
         try:
@@ -101,7 +104,7 @@ class GraphLibrary(CudaLibrary):
         except KeyError:
             # What it is to write has no memory yet.
             return None
-        if key not in self._due or not self._cache.has_room():
+        if key not in chain.due or not self._cache.has_room():
             return None
         return partial(self._in_context, self._capture, key, chain, spec)
 
@@ -173,13 +176,13 @@ class GraphLibrary(CudaLibrary):
         if chain.is_captured and not call.stream.is_capturing:
             key = self._key(chain, spec, call.stream)
             if not chain.call.is_refused(key) and self._cache.is_due(key):
-                self._note_due(key)
+                self._note_due(chain, key)
 
-    def _note_due(self, key: Key) -> None:
+    def _note_due(self, chain: _Chain, key: Key) -> None:
         """A chain has run often enough at a place: it is captured before it is launched there again."""
-        if len(self._due) >= _MOST_DUE:
-            self._due.clear()
-        self._due[key] = self._device.arena.place(key[1])[1]
+        if len(chain.due) >= _MOST_DUE:
+            chain.due.clear()
+        chain.due[key] = self._device.arena.place(key[1])[1]
 
     def _enqueue_all(self, chain: _Chain, spec: GraphSpec, stream: CudaStream) -> None:
         """Enqueue the operations of a chain, one after the other."""
@@ -203,12 +206,18 @@ class GraphLibrary(CudaLibrary):
         stream.after(partial(_raise, error))
 
     def _key(self, chain: _Chain, spec: GraphSpec, stream: CudaStream | None) -> Key:
-        address = self._device.address
-        return chain.call, stream, *[address(array) for array in spec.arrays]
+        freed = self._device.addresses.freed
+        at, when, where, key = self._found
+        if at is not spec or when != freed or where is not stream or key is None:
+            address = self._device.address
+            key = chain.call, stream, *[address(array) for array in spec.arrays]
+            # As long as nothing is freed, every block is where it was.
+            self._found = spec, freed, stream, key
+        return key
 
     def _capture(self, key: Key, chain: _Chain, spec: GraphSpec) -> None:
         """Capture a chain at the addresses of a key; without a graph it goes on as before."""
-        workspace = self._due.pop(key, 0)
+        workspace = chain.due.pop(key, 0)
         launching: CudaStream = key[1]
         stream = self._streams.get(launching)
         if stream is None:
