@@ -19,6 +19,8 @@ functional: Any = import_module("torch.nn.functional")
 
 # Read when cuBLAS is first used: a stream has a workspace of its own, and sums have one order.
 _WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+# Sentences and tokens.
+_WARM = ((1, 16), (4, 32))
 
 
 class TorchEncoder(Encoder):
@@ -31,9 +33,10 @@ class TorchEncoder(Encoder):
         self._words: Any = tensors["embeddings.word_embeddings.weight"]
 
     def warm_up(self) -> None:
-        """Load cuBLAS and the kernels."""
-        ids = torch.ones((1, 8), dtype=torch.int64, device=self._words.device)
-        self.encode(ids, torch.ones_like(ids, dtype=torch.float32), self._words.shape[1])
+        """Load cuBLAS and its kernels, which differ with the size of a batch, before a request waits."""
+        for sentences, tokens in _WARM:
+            ids = torch.ones((sentences, tokens), dtype=torch.int64, device=self._words.device)
+            self.encode(ids, torch.ones_like(ids, dtype=torch.float32), self._words.shape[1])
 
     @ta.programs.method(out=embeddings_of)
     def encode(self, ids: ta.programs.Array, mask: ta.programs.Array, width: int) -> ta.programs.Array:
@@ -51,7 +54,8 @@ class TorchEncoder(Encoder):
         It is declared to change its argument, so that it is never run twice.
         """
         with torch.inference_mode():
-            functional.embedding(_tensor(ids), self._words)
+            # Of one column, since each thread prints a line.
+            self._words[:, 0][_tensor(ids)]
 
     def _attend(self, query: Any, key: Any, value: Any, hidden: Any) -> Any:
         return functional.scaled_dot_product_attention(query, key, value, attn_mask=hidden)
