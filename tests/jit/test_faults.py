@@ -107,3 +107,21 @@ async def test_a_function_that_numba_has_compiled(device: ta.Device) -> None:
     y = await device.put(x)
     await kernel(50, 2.0, await device.put(x), y)
     np.testing.assert_array_equal(await y.to_host(), 3 * x)
+
+
+async def test_an_expression_that_is_lost_is_computed_again_unless_it_works_in_place(
+    system: ta.System,
+) -> None:
+    options = ta.DeviceOptions(isolation="process", retry=1)
+    async with system.open_device(BACKEND, options=options) as device:
+        x = np.arange(500.0)
+        ref = await device.put(x)
+        double, total = ta.jit.elementwise("2 * x", name="double"), ta.jit.reduction("x", name="total")
+        inject_fault(device, "jit.double", poison=True)
+        np.testing.assert_array_equal(await (await double(ref)).to_host(), 2 * x)
+        inject_fault(device, "jit.total", poison=True)
+        assert await (await total(ref)).to_host() == x.sum()
+        assert device.generation == 3
+        inject_fault(device, "jit.double", poison=True)
+        with pytest.raises(ta.ContextPoisonedError, match="make the arrays that it was to change again"):
+            await double(ref, out=ref)

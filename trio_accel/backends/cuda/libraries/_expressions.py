@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import struct
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -222,7 +223,7 @@ def _elements(spec: ElementwiseSpec) -> _Elements:
 
 @functools.lru_cache(4096)
 def _find_elements(shape: _Shape, strides: _Strides, sizes: _Shape) -> _Elements:
-    is_wide = _count(shape) >= _NARROW
+    is_wide = math.prod(shape) >= _NARROW
     shape, strides = merged(shape, strides)
     if len(shape) > 1:
         return _Elements(shape, strides, Layouts(len(shape), (), is_wide))
@@ -246,7 +247,7 @@ def _reduced(spec: ReductionSpec) -> _Reduced:
 def _find_reduced(shape: _Shape, axes: _Shape, strides: _Strides, sizes: _Shape) -> _Reduced:
     staying = [axis for axis in range(len(shape)) if axis not in axes]
     kept_shape, reduced_shape = (tuple(shape[axis] for axis in each) for each in (staying, axes))
-    outputs, count = _count(kept_shape), _count(reduced_shape)
+    outputs, count = math.prod(kept_shape), math.prod(reduced_shape)
     kept_shape, kept_strides = merged(kept_shape, tuple(tuple(s[a] for a in staying) for s in strides))
     reduced_shape, reduced_strides = merged(reduced_shape, tuple(tuple(s[a] for a in axes) for s in strides))
     access = tuple(_access(each, size) for each, size in zip(reduced_strides, sizes, strict=True))
@@ -256,10 +257,6 @@ def _find_reduced(shape: _Shape, axes: _Shape, strides: _Strides, sizes: _Shape)
         _is_by_block(outputs, count, kept_strides, reduced_strides),
     )  # fmt: skip
     return _Reduced(outputs, count, kept_shape, reduced_shape, kept_strides, reduced_strides, layouts)
-
-
-def _count(shape: _Shape) -> int:
-    return functools.reduce(lambda a, b: a * b, shape, 1)
 
 
 def _access(strides: _Shape, size: int) -> Access:
