@@ -177,7 +177,8 @@ async def test_an_import_that_initialises_cuda_is_seen(
     driver = modules.folder / "libcuda.so.1"
     compiler = [gcc, "-shared", "-fPIC", "-x", "c", "-", "-o", str(driver)]
     await trio.run_process(compiler, stdin=DRIVER.encode())
-    call = "DRIVER.cuInit(0)\n" if initialises else ""
+    # With threads of the driver's.
+    call = f"DRIVER.cuInit(0)\n{BAD['a thread'][0]}" if initialises else ""
     modules.write("driving", f"import ctypes\nDRIVER = ctypes.CDLL({str(driver)!r})\n{call}")
     await workshop.import_ahead(("driving",), BASE)
     assert await loaded_in_a_worker(workshop, "driving") == [not initialises]
@@ -187,7 +188,7 @@ async def test_an_import_that_initialises_cuda_is_seen(
 def test_a_descriptor_of_the_driver_is_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     files = [{0: "/dev/null"}, {0: "/dev/null", 7: "/dev/nvidiactl", 8: "/dev/nvidia0"}]
     monkeypatch.setattr(_launcher_trial, "_files", partial(files.pop, 0))
-    why = _launcher_trial.Traces().left()
+    why = _launcher_trial.Traces().of_cuda()
     assert why is not None
     assert "initialises CUDA" in why
 

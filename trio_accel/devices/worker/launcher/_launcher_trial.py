@@ -187,7 +187,8 @@ class Trials:
             os.dup2(null, 2)
             before = Traces()
             why = self._forks.add(candidate.module, candidate.path, candidate.environment, directory)
-            said = why or before.left() or _GOOD
+            # That it initialises CUDA says more than the threads that the driver has started.
+            said = before.of_cuda() or why or before.left() or _GOOD
             os.write(_VERDICT, said.encode(errors="replace")[:_MOST])
         finally:
             os._exit(0)
@@ -200,12 +201,20 @@ class Traces:
         self._files = _files()
         self._signals = _signals()
 
+    def of_cuda(self) -> str | None:
+        """Say whether CUDA was initialised since then; None if it was not."""
+        is_open = any(target.startswith("/dev/nvidia") for target in self._opened(_files()))
+        if is_open or _cuda_is_initialised():
+            return "its import initialises CUDA, which a fork could not use then"
+        return None
+
+    def _opened(self, files: dict[int, str]) -> list[str]:
+        return sorted(target for place, target in files.items() if self._files.get(place) != target)
+
     def left(self) -> str | None:
         """Say what has been left behind since then that no fork may have; None if there is nothing."""
         files, signals = _files(), _signals()
-        opened = sorted(target for place, target in files.items() if self._files.get(place) != target)
-        if any(target.startswith("/dev/nvidia") for target in opened) or _cuda_is_initialised():
-            return "its import initialises CUDA, which a fork could not use then"
+        opened = self._opened(files)
         if opened:
             return f"its import has left a file open: {opened[0]}"
         if files != self._files:
