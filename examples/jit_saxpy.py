@@ -28,6 +28,11 @@ def saxpy_cpu(n: int, a: np.float32, x: np.ndarray[Any, Any], y: np.ndarray[Any,
     y[:n] += a * x[:n]
 
 
+def blocks(n: int, block: tuple[int, int, int]) -> int:
+    """A rule: called with the arguments that it names, in the task that launches."""
+    return jit.cdiv(n, block[0])
+
+
 saxpy = jit.Kernel(
     "saxpy",
     SOURCE,
@@ -37,7 +42,7 @@ saxpy = jit.Kernel(
         "x": jit.reads("float32"),
         "y": jit.updates("float32"),
     },
-    grid=lambda n, block: jit.cdiv(n, block[0]),
+    grid=blocks,
     block=256,
     cpu="jit_saxpy:saxpy_cpu",
 )

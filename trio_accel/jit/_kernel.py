@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import attrs
@@ -88,8 +88,9 @@ class Kernel:
         link: Sequence[Code] = (),
         cpu: str | None = None,
     ) -> None:
-        if not isinstance(name, str) or not name.strip():
-            raise ValueError(f"Kernel: name must be the name of a kernel, got {name!r}")
+        called: object = name
+        if not isinstance(called, str) or not called.strip():
+            raise ValueError(f"Kernel: name must be the name of a kernel, got {called!r}")
         self.operation: str = f"jit.{name}"
         """Name of its launches, in errors and events."""
         where, base = f"Kernel {name!r}", name.partition("<")[0].rpartition("::")[2].strip()
@@ -357,8 +358,8 @@ def _named(where: str, parameters: Mapping[str, Parameter]) -> tuple[KernelParam
     Raises:
         TypeError, ValueError: Something else.
     """
-    for name, parameter in parameters.items():
-        given: object = parameter
+    items: Iterable[tuple[object, object]] = parameters.items()
+    for name, given in items:
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
             raise ValueError(f"{where}: parameters: {name!r} is no name of an argument")
         if not isinstance(given, Parameter):

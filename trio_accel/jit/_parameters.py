@@ -117,10 +117,12 @@ def scalar(dtype: DTypeLike) -> Parameter:
 
 
 def _array(role: KernelRole, dtype: DTypeLike, ndim: int | None, layout: KernelLayout) -> Parameter:
-    if layout not in ("contiguous", "packed", "any"):
-        raise ValueError(f"layout: must be 'contiguous', 'packed' or 'any', got {layout!r}")
-    if ndim is not None and (isinstance(ndim, bool) or not isinstance(ndim, int) or ndim < 0):
-        raise ValueError(f"ndim: must be a whole number of at least 0, or None, got {ndim!r}")
+    lies: object = layout
+    if lies not in ("contiguous", "packed", "any"):
+        raise ValueError(f"layout: must be 'contiguous', 'packed' or 'any', got {lies!r}")
+    axes: object = ndim
+    if axes is not None and (isinstance(axes, bool) or not isinstance(axes, int) or axes < 0):
+        raise ValueError(f"ndim: must be a whole number of at least 0, or None, got {axes!r}")
     return Parameter(role, DType.of(dtype), ndim, layout)
 
 
