@@ -7,6 +7,11 @@ import numpy as np
 import trio_accel as ta
 
 
+def shape_of_embeddings(words: ta.programs.Array, width: int) -> tuple[tuple[int, int], str]:
+    """What `BagOfWords.encode` returns is known before it is called."""
+    return (words.shape[0], width), "float32"
+
+
 class BagOfWords:
     """The mean of the words of a sentence, projected.
 
@@ -19,7 +24,7 @@ class BagOfWords:
         self.table = table
         self.projection = projection
 
-    @ta.programs.method(out=lambda words, width: ((words.shape[0], width), "float32"))
+    @ta.programs.method(out=shape_of_embeddings)
     def encode(self, words: ta.programs.Array, width: int) -> ta.programs.Array:
         """Embeddings of length 1, of so many numbers each; `words` has a row for each sentence."""
         found = self.table[words].mean(axis=1) @ self.projection[:, :width]

@@ -243,7 +243,7 @@ class _Work:
         results: list[Query] = []
         for query, row in zip(queries, product, strict=True):
             nearest = np.argsort(-row, kind="stable")[:_NEAREST]
-            ranked = [Nearest(sentence=sentences[one], similarity=float(row[one])) for one in nearest]
+            ranked = [Nearest(sentence=sentences[int(one)], similarity=float(row[one])) for one in nearest]
             results.append(Query(query=query, nearest=ranked))
         return found, results
 

@@ -5,7 +5,7 @@ Devlin et al., "BERT", NAACL 2019; Reimers, Gurevych, "Sentence-BERT", EMNLP 201
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 import numpy as np
@@ -158,7 +158,7 @@ class Encoder:
     def _gelu(self, x: Any) -> Any:
         from scipy.special import erf
 
-        shares = erf(x * np.float32(np.sqrt(0.5)))
+        shares = cast("Any", erf(x * np.float32(np.sqrt(0.5))))
         shares += np.float32(1)
         shares *= np.float32(0.5)
         x *= shares

@@ -60,7 +60,7 @@ class Model:
     name: str
     weights: Path
     shape: Shape
-    _tokenizer: Any
+    _tokenizer: Any = attrs.field(alias="tokenizer")
 
     def batch(self, sentences: Sequence[str]) -> Batch:
         """Cut sentences into tokens; long ones lose their ends. Blocking."""
@@ -190,7 +190,7 @@ def _open_tokenizer(path: Path, shape: Shape) -> Any:
     from tokenizers import Tokenizer
 
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = cast("Any", Tokenizer.from_file(str(path)))
     except Exception as error:  # noqa: BLE001  # it has no class of its own
         raise InputError(f"cannot read {path}: {error!s:.200}") from None
     if tokenizer.get_vocab_size() > shape.words:

@@ -8,7 +8,21 @@ from typing import Any, ParamSpec, TypeAlias, cast
 
 from ..backends.base.ops import FftNorm
 from ..devices import AccelRef, Operand, Operation, device_of
-from . import _messages as messages
+from ._messages import (
+    Fft,
+    FftActor,
+    Fftn,
+    Hfft,
+    Hfftn,
+    Ifft,
+    Ifftn,
+    Ihfft,
+    Ihfftn,
+    Irfft,
+    Irfftn,
+    Rfft,
+    Rfftn,
+)  # fmt: skip
 
 __all__ = [
     "fft", "fft2", "fftn", "hfft", "hfft2", "hfftn", "ifft", "ifft2", "ifftn",
@@ -17,7 +31,7 @@ __all__ = [
 
 ParametersP = ParamSpec("ParametersP")
 _Ask: TypeAlias = Callable[ParametersP, Coroutine[Any, Any, AccelRef]]
-_Message: TypeAlias = Callable[..., Operation[messages.FftActor, AccelRef]]
+_Message: TypeAlias = Callable[..., Operation[FftActor, AccelRef]]
 
 # Of these each copy has its own.
 NAME: str = ""
@@ -88,7 +102,7 @@ async def two_axes(
     return await device_of(NAME, a, out).ask(MESSAGE(a, s, axes, norm, out))
 
 
-@asks(one_axis, messages.Fft)
+@asks(one_axis, Fft)
 def fft() -> None:
     """Discrete Fourier transform along one axis, as `numpy.fft.fft` (cuFFT ``C2C``, ``Z2Z``).
 
@@ -111,7 +125,7 @@ def fft() -> None:
     """
 
 
-@asks(one_axis, messages.Ifft)
+@asks(one_axis, Ifft)
 def ifft() -> None:
     """Inverse discrete Fourier transform along one axis, as `numpy.fft.ifft`.
 
@@ -119,7 +133,7 @@ def ifft() -> None:
     """
 
 
-@asks(one_axis, messages.Rfft)
+@asks(one_axis, Rfft)
 def rfft() -> None:
     """Fourier transform of a real array along one axis, as `numpy.fft.rfft` (cuFFT ``R2C``, ``D2Z``).
 
@@ -130,7 +144,7 @@ def rfft() -> None:
     """
 
 
-@asks(one_axis, messages.Irfft)
+@asks(one_axis, Irfft)
 def irfft() -> None:
     """Inverse of `rfft`, as `numpy.fft.irfft` (cuFFT ``C2R``, ``Z2D``).
 
@@ -142,7 +156,7 @@ def irfft() -> None:
     """
 
 
-@asks(one_axis, messages.Hfft)
+@asks(one_axis, Hfft)
 def hfft() -> None:
     """Fourier transform of a signal with Hermitian symmetry, as `numpy.fft.hfft`: its spectrum is real.
 
@@ -154,7 +168,7 @@ def hfft() -> None:
     """
 
 
-@asks(one_axis, messages.Ihfft)
+@asks(one_axis, Ihfft)
 def ihfft() -> None:
     """Inverse of `hfft`, as `numpy.fft.ihfft`.
 
@@ -165,7 +179,7 @@ def ihfft() -> None:
     """
 
 
-@asks(several_axes, messages.Fftn)
+@asks(several_axes, Fftn)
 def fftn() -> None:
     """Discrete Fourier transform along several axes, as `numpy.fft.fftn` (cuFFT ``C2C``, ``Z2Z``).
 
@@ -187,12 +201,12 @@ def fftn() -> None:
     """
 
 
-@asks(two_axes, messages.Fftn)
+@asks(two_axes, Fftn)
 def fft2() -> None:
     """`fftn` along the last two axes, as `numpy.fft.fft2`."""
 
 
-@asks(several_axes, messages.Ifftn)
+@asks(several_axes, Ifftn)
 def ifftn() -> None:
     """Inverse discrete Fourier transform along several axes, as `numpy.fft.ifftn`.
 
@@ -200,12 +214,12 @@ def ifftn() -> None:
     """
 
 
-@asks(two_axes, messages.Ifftn)
+@asks(two_axes, Ifftn)
 def ifft2() -> None:
     """`ifftn` along the last two axes, as `numpy.fft.ifft2`."""
 
 
-@asks(several_axes, messages.Rfftn)
+@asks(several_axes, Rfftn)
 def rfftn() -> None:
     """Fourier transform of a real array along several axes, as `numpy.fft.rfftn` (cuFFT ``R2C``, ``D2Z``).
 
@@ -217,12 +231,12 @@ def rfftn() -> None:
     """
 
 
-@asks(two_axes, messages.Rfftn)
+@asks(two_axes, Rfftn)
 def rfft2() -> None:
     """`rfftn` along the last two axes, as `numpy.fft.rfft2`."""
 
 
-@asks(several_axes, messages.Irfftn)
+@asks(several_axes, Irfftn)
 def irfftn() -> None:
     """Inverse of `rfftn`, as `numpy.fft.irfftn` (cuFFT ``C2R``, ``Z2D``).
 
@@ -234,12 +248,12 @@ def irfftn() -> None:
     """
 
 
-@asks(two_axes, messages.Irfftn)
+@asks(two_axes, Irfftn)
 def irfft2() -> None:
     """`irfftn` along the last two axes, as `numpy.fft.irfft2`."""
 
 
-@asks(several_axes, messages.Hfftn)
+@asks(several_axes, Hfftn)
 def hfftn() -> None:
     """Fourier transform of an array with Hermitian symmetry, as `scipy.fft.hfftn`: its spectrum is real.
 
@@ -250,12 +264,12 @@ def hfftn() -> None:
     """
 
 
-@asks(two_axes, messages.Hfftn)
+@asks(two_axes, Hfftn)
 def hfft2() -> None:
     """`hfftn` along the last two axes, as `scipy.fft.hfft2`."""
 
 
-@asks(several_axes, messages.Ihfftn)
+@asks(several_axes, Ihfftn)
 def ihfftn() -> None:
     """Inverse of `hfftn`, as `scipy.fft.ihfftn`.
 
@@ -263,6 +277,6 @@ def ihfftn() -> None:
     """
 
 
-@asks(two_axes, messages.Ihfftn)
+@asks(two_axes, Ihfftn)
 def ihfft2() -> None:
     """`ihfftn` along the last two axes, as `scipy.fft.ihfft2`."""

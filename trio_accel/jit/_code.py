@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import attrs
 
@@ -159,6 +159,7 @@ def _text(what: str, text: object) -> str:
 def _bytes(what: str, code: object) -> bytes:
     if not isinstance(code, (bytes, bytearray, memoryview)):
         raise TypeError(f"{what}: must be bytes, got {type(code).__name__}; read it: Path(...).read_bytes()")
-    if not len(code):
+    copied = bytes(cast("bytes", code))
+    if not copied:
         raise ValueError(f"{what}: must not be empty")
-    return bytes(code)
+    return copied

@@ -6,7 +6,7 @@ import inspect
 import math
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from ..backends.base.ops import Dim3
 
@@ -97,10 +97,9 @@ def extents(name: str, what: str, given: Any) -> Dim3:
     if type(given) is int:
         return given, 1, 1
     try:
-        if isinstance(given, Sequence) and not isinstance(given, (str, bytes)):
-            numbers = [operator.index(each) for each in given]
-        else:
-            numbers = [operator.index(given)]
+        is_several = isinstance(given, Sequence) and not isinstance(given, (str, bytes))
+        several = cast("Sequence[Any]", given if is_several else (given,))
+        numbers = [operator.index(each) for each in several]
     except TypeError:
         numbers = []
     if not 1 <= len(numbers) <= _AXES:
@@ -112,7 +111,8 @@ def extents(name: str, what: str, given: Any) -> Dim3:
 def shape_of(name: str, parameter: str, given: Any) -> tuple[int, ...]:
     """The shape that a rule gives an output."""
     try:
-        several = given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
+        is_several = isinstance(given, Sequence) and not isinstance(given, str)
+        several = cast("Sequence[Any]", given if is_several else (given,))
         shape = tuple(operator.index(each) for each in several)
     except TypeError:
         shape = (-1,)

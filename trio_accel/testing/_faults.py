@@ -156,7 +156,7 @@ def _name_of(operation: object) -> str:
             "inject_fault: operation must be a message class such as linalg.Matmul, or a name such as "
             f"'jit.saxpy', got {operation!r}"
         )
-    return operation_name(operation)
+    return operation_name(cast("type[object]", operation))
 
 
 def _check_copies(error: Exception) -> None:

@@ -221,9 +221,9 @@ def _bits(element: str) -> int:
 
 
 def _numbers(name: str, field: str, value: object, most: int) -> tuple[int, ...]:
-    if not isinstance(value, list) or len(cast("list[object]", value)) > most:
-        raise WeightsError(f"{name!r}: {field} must be a list of at most {most}, got {_shown(value)}")
-    numbers: list[Any] = value
+    numbers = cast("list[Any]", value)
+    if not isinstance(value, list) or len(numbers) > most:
+        raise WeightsError(f"{name!r}: {field} must be a list of at most {most}, got {_shown(numbers)}")
     for number in numbers:
         if type(number) is not int or not 0 <= number <= _MOST_BYTES:
             raise WeightsError(f"{name!r}: {field} must hold sizes, got {_shown(number)}")
@@ -246,5 +246,6 @@ def _shown(value: object) -> str:
     # Sizes of the file's own choosing: neither an error of many lines, nor digits without end.
     if isinstance(value, int) and value.bit_length() > 128:
         return "a number of more than 128 bits"
-    text = repr(value) if not isinstance(value, (dict, list)) else f"a {type(value).__name__}"
+    kind = type(value)
+    text = repr(value) if kind not in (dict, list) else f"a {kind.__name__}"
     return text if len(text) <= 80 else f"{text[:80]}…"

@@ -9,7 +9,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -153,7 +153,7 @@ class CodeCache:
             _write(_name_of(key), folder, data)
 
     @contextmanager
-    def _opened(self, *, make: bool) -> Iterator[int | None]:
+    def _opened(self, *, make: bool) -> Generator[int | None, None, None]:
         """The folder's descriptor, if it is one to be trusted; None where there is no folder."""
         path = self._folder
         if path is None:
@@ -179,7 +179,7 @@ class CodeCache:
             os.close(folder)
 
     @contextmanager
-    def _quietly(self, what: str) -> Iterator[None]:
+    def _quietly(self, what: str) -> Generator[None, None, None]:
         """Go on without the cache when the system refuses something; say so once."""
         try:
             yield

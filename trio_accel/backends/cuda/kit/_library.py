@@ -49,7 +49,7 @@ class CudaLibrary:
             on the host nothing follows, so that it can be captured and launched again.
     """
 
-    name: ClassVar[str]
+    name: str
     errors: ClassVar[Errors] = {}
     refused: ClassVar[frozenset[str]] = frozenset()
     most_plans: ClassVar[int] = 1024
@@ -256,7 +256,7 @@ class ModuleLibrary(CudaLibrary):
     """
 
     def __init__(self, library: str, device: LibraryDevice, known: Sequence[str]) -> None:
-        self.name = library  # type: ignore[misc]  # of the class elsewhere
+        self.name = library
         self._known = known
         super().__init__(device)
 

@@ -133,7 +133,7 @@ def literal_of(number: complex, dtype: DType) -> str:
     value = np.array(number, dtype.dtype)
     if dtype.kind == "complex":
         part = DType.float32 if dtype is DType.complex64 else DType.float64
-        parts = [literal_of(each.item(), part) for each in (value.real, value.imag)]
+        parts = [literal_of(each, part) for each in (value.item().real, value.item().imag)]
         return f"({register_of(dtype)}{{{parts[0]}, {parts[1]}}})"
     if dtype in _LOW:
         return f"constant_f32({int(value.astype(np.float32).view(np.uint32)):#x}u)"

@@ -227,7 +227,7 @@ def _find_elements(shape: _Shape, strides: _Strides, sizes: _Shape) -> _Elements
     shape, strides = merged(shape, strides)
     if len(shape) > 1:
         return _Elements(shape, strides, Layouts(len(shape), (), is_wide))
-    access = tuple(_access(each, size) for each, size in zip(strides, sizes, strict=True))
+    access: tuple[Access, ...] = tuple(_access(each, size) for each, size in zip(strides, sizes, strict=True))
     return _Elements(
         shape or (1,), tuple(each or (0,) for each in strides), Layouts(len(shape), access, is_wide)
     )
@@ -250,7 +250,9 @@ def _find_reduced(shape: _Shape, axes: _Shape, strides: _Strides, sizes: _Shape)
     outputs, count = math.prod(kept_shape), math.prod(reduced_shape)
     kept_shape, kept_strides = merged(kept_shape, tuple(tuple(s[a] for a in staying) for s in strides))
     reduced_shape, reduced_strides = merged(reduced_shape, tuple(tuple(s[a] for a in axes) for s in strides))
-    access = tuple(_access(each, size) for each, size in zip(reduced_strides, sizes, strict=True))
+    access: tuple[Access, ...] = tuple(
+        _access(each, size) for each, size in zip(reduced_strides, sizes, strict=True)
+    )
     layouts = ReductionLayouts(
         len(kept_shape), len(reduced_shape), access if len(reduced_shape) <= 1 else (),
         max(outputs, count) >= _NARROW,

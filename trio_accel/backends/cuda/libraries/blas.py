@@ -57,7 +57,7 @@ class _Multiply:
 class BlasLibrary(RoutineLibrary):
     """cuBLAS, by its routines for mixed types; what it does not have by kernels of the backend's own."""
 
-    name: ClassVar[str] = "blas"
+    name = "blas"
     errors: ClassVar[Errors] = {cublas.cuBLASError: cublas.Status}
     refused: ClassVar[frozenset[str]] = frozenset({"INVALID_VALUE"})
 

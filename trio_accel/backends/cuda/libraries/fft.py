@@ -50,7 +50,7 @@ class FftLibrary(CudaLibrary):
     Plans that differ in direction, scaling or alignment execute the same plans of cuFFT.
     """
 
-    name: ClassVar[str] = "fft"
+    name = "fft"
     errors: ClassVar[Errors] = {cufft.cuFFTError: cufft.Result}
     refused: ClassVar[frozenset[str]] = frozenset({"INVALID_SIZE", "INVALID_TYPE", "NOT_IMPLEMENTED"})
     # Each has tables in device memory.

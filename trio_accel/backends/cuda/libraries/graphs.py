@@ -71,7 +71,7 @@ class GraphLibrary(CudaLibrary):
     launched as a graph. By then everything that it needs is loaded.
     """
 
-    name: ClassVar[str] = "graphs"
+    name = "graphs"
     most_plans: ClassVar[int] = 256
 
     def __init__(self, device: LibraryDevice) -> None:

@@ -17,7 +17,7 @@ __all__ = ["JitLibrary"]
 class JitLibrary(ExpressionLibrary):
     """A plan is a loaded kernel: so it is compiled where that may block, and kept while it is used."""
 
-    name: ClassVar[str] = "jit"
+    name = "jit"
     # Each is a module in device memory.
     most_plans: ClassVar[int] = 256
 

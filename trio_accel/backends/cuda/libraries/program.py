@@ -7,7 +7,7 @@ import sys
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +40,7 @@ class ProgramLibrary(CudaLibrary):
         argument: Text of the program's recipe.
     """
 
-    name: ClassVar[str] = "program"
+    name = "program"
 
     def __init__(self, device: LibraryDevice, argument: str) -> None:
         super().__init__(device)

@@ -7,7 +7,6 @@ stream: that would hold up the loop.
 from __future__ import annotations
 
 import struct
-from typing import ClassVar
 
 from ...base import DType, NotSupportedError
 from ...base.kernels import kernel
@@ -41,7 +40,7 @@ _MASK = (1 << 64) - 1
 class RandomLibrary(CudaLibrary):
     """One kernel, told for each array which part of which sequence it draws. Compiled when it is made."""
 
-    name: ClassVar[str] = "random"
+    name = "random"
 
     def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)

@@ -47,7 +47,7 @@ class SolverLibrary(CudaLibrary):
     The plan of an operation is the routines that it is made of; an empty array needs none.
     """
 
-    name: ClassVar[str] = "solver"
+    name = "solver"
     # It needs memory of the host, and status words.
     is_captured: ClassVar[bool] = False
     # Stacks of small matrices are factored by cuBLAS.

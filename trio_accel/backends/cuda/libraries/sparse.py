@@ -103,7 +103,7 @@ class SparseLibrary(CudaLibrary):
     too, by a copy of the structure that a kernel has made: a harmless one if it has found something.
     """
 
-    name: ClassVar[str] = "sparse"
+    name = "sparse"
     # What it enqueues depends on whether a structure was looked at.
     is_captured: ClassVar[bool] = False
     errors: ClassVar[Errors] = {cusparse.cuSPARSEError: cusparse.Status}
