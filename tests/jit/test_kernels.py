@@ -259,3 +259,30 @@ async def test_a_kernel_is_compiled_once(device: ta.Device, monkeypatch: pytest.
         await saxpy(size, 1.0, x, await x.copy())
     await combine("float32", "float")(1.0, x, x, n=3)
     assert compiled == ["saxpy", "combine<float, 3>"]
+
+
+@on_cuda
+@pytest.mark.parametrize("isolation", ["inline"])
+async def test_kernels_that_make_way_are_unloaded(device: ta.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cuda.bindings import driver
+
+    from trio_accel.backends.cuda.libraries.jit import JitLibrary
+
+    unloaded: list[int] = []
+    unload = driver.cuLibraryUnload
+
+    def counted(library: Any) -> Any:
+        unloaded.append(int(library))
+        return unload(library)
+
+    monkeypatch.setattr(driver, "cuLibraryUnload", counted)
+    monkeypatch.setattr(JitLibrary, "most_plans", 2)
+    kernels = [
+        one(f"plus{n}", f'extern "C" __global__ void plus{n}(double* x) {{ x[threadIdx.x] += {n}; }}')
+        for n in range(1, 5)
+    ]
+    x = await device.zeros(8)
+    for kernel in (*kernels, *kernels):
+        await kernel(x)
+    np.testing.assert_array_equal(await x.to_host(), np.full(8, 20.0))
+    assert len(unloaded) == 6
