@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ..dtypes import DType
 from ._evaluate import evaluate
 from ._expression import Expression, parse
-from ._typing import ArgumentType, Step, TypedExpression, Weak, typed
+from ._typing import ArgumentType, TypedExpression, Weak, typed
 
 __all__ = ["REDUCTIONS", "Reduction", "TypedReduction", "evaluate_reduction", "typed_reduction"]
 
@@ -35,6 +35,16 @@ _WIDER = {
     "complex64": DType.complex128,
 }
 _MOST_ROUNDS = 4
+_UFUNCS: dict[str, Any] = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+    "any": np.logical_or,
+    "all": np.logical_and,
+}
+# Elements that are mapped at a time.
+_PIECE = 1 << 18
 
 
 @attrs.frozen
@@ -116,8 +126,8 @@ class TypedReduction:
 
     Attributes:
         reduction: What is computed.
-        map: Makes a value of `accumulator` of each element.
-        accumulator: What is combined.
+        map: Makes a value of `reduced` of each element.
+        accumulator: What the values are converted to, and combined in.
         combine: Of an expression: makes one value of two, both of `accumulator`.
         reduced: What the combined value is converted to.
         post: Of the converted value, and of the count, makes the result; None for nothing.
@@ -162,9 +172,6 @@ def typed_reduction(
         combine = _combined(reduction.combine, chosen, is_chosen=dtype is not None)
         (reduced,) = (accumulator,) = combine.dtypes
     mapped = typed(reduction.map, arguments, (reduced,))
-    if accumulator is not reduced:
-        # First what NumPy would make of it, then what it is added in.
-        mapped = _wider(mapped, accumulator)
     final = DType.int64 if reduction.is_index else reduced
     after = None
     if reduction.post is not None or result is not None:
@@ -174,13 +181,6 @@ def typed_reduction(
     return TypedReduction(
         reduction, mapped, accumulator, combine, final, after, final if after is None else after.dtypes[0]
     )
-
-
-def _wider(mapped: TypedExpression, dtype: DType) -> TypedExpression:
-    """The same, with its result converted once more."""
-    (number,) = mapped.outputs
-    steps = (*mapped.steps, Step("cast", dtype, (number,)))
-    return attrs.evolve(mapped, steps=steps, outputs=(len(steps) - 1,))
 
 
 def _accumulated(name: str, value: DType, *, is_chosen: bool) -> DType:
@@ -224,10 +224,14 @@ def evaluate_reduction(
         shape: What is reduced.
         axes: Which axes, from 0 on, in order.
     """
-    (values,) = evaluate(reduction.map, arguments)
-    values = np.broadcast_to(values, shape)
     with np.errstate(all="ignore"):
-        result = _combine(reduction, values, axes).astype(reduction.reduced.dtype)
+        ufunc = _UFUNCS.get(reduction.reduction.name)
+        if ufunc is not None:
+            result = _by_ufunc(reduction, ufunc, arguments, shape, axes)
+        else:
+            (values,) = evaluate(reduction.map, arguments)
+            result = _combine(reduction, np.broadcast_to(values, shape), axes)
+        result = result.astype(reduction.reduced.dtype)
     if reduction.post is None:
         return result
     post = reduction.reduction.post
@@ -236,18 +240,34 @@ def evaluate_reduction(
     return np.broadcast_to(finished, result.shape)
 
 
+def _by_ufunc(
+    reduction: TypedReduction,
+    ufunc: Any,
+    arguments: Sequence[Any],
+    shape: tuple[int, ...],
+    axes: tuple[int, ...],
+) -> npt.NDArray[Any]:
+    """Reduce rows of the first axis, so many at a time that the mapped values fit into the caches."""
+    size = math.prod(shape)
+    rows = max(1, _PIECE * shape[0] // size) if shape and size > _PIECE else 0
+    if not rows:
+        (values,) = evaluate(reduction.map, arguments)
+        values = np.broadcast_to(values, shape)
+        return np.asarray(ufunc.reduce(values, axis=axes, dtype=reduction.accumulator.dtype))
+    whole = [np.broadcast_to(each, shape) if np.ndim(each) else each for each in arguments]
+    parts: list[npt.NDArray[Any]] = []
+    for start in range(0, shape[0], rows):
+        piece = [each[start : start + rows] if np.ndim(each) else each for each in whole]
+        (values,) = evaluate(reduction.map, piece)
+        values = np.broadcast_to(values, (min(rows, shape[0] - start), *shape[1:]))
+        parts.append(np.asarray(ufunc.reduce(values, axis=axes, dtype=reduction.accumulator.dtype)))
+    if 0 not in axes:
+        return np.concatenate(parts)
+    return np.asarray(ufunc.reduce(parts, axis=0, dtype=reduction.accumulator.dtype))
+
+
 def _combine(reduction: TypedReduction, values: npt.NDArray[Any], axes: tuple[int, ...]) -> npt.NDArray[Any]:
     name = reduction.reduction.name
-    ufuncs: dict[str, Any] = {
-        "sum": np.add,
-        "prod": np.multiply,
-        "min": np.minimum,
-        "max": np.maximum,
-        "any": np.logical_or,
-        "all": np.logical_and,
-    }
-    if name in ufuncs:
-        return np.asarray(ufuncs[name].reduce(values, axis=axes, dtype=values.dtype))
     kept = [axis for axis in range(values.ndim) if axis not in axes]
     ahead = values.transpose(*axes, *kept)
     flat = ahead.reshape(

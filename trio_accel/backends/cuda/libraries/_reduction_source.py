@@ -226,7 +226,7 @@ def _accumulate(
 FUNCTION Partial mapped(const Arguments &arguments, const Loaded &loaded, Index i)
 {{
 {indented(statements, 4)}
-    return element({result}, (i64)i);
+    return element({cast_of(result, reduction.map.dtypes[0], reduction.accumulator)}, (i64)i);
 }}
 FUNCTION Partial accumulate(const Arguments &arguments, Index output, Index first, Index step)
 {{
