@@ -221,34 +221,45 @@ def _accumulate(
         loads.append(load(dtype, f"base{array} + {_step(layouts, array, dtype)}"))
         taken.append(f"loaded.x{array}")
     statements, (result,) = body(reduction.map, taken)
+    elements = indented(statements, 4)
+    value = cast_of(result, reduction.map.dtypes[0], reduction.accumulator)
     return f"""enum {{ EACH = {elements_of_thread(arrays, len(reduction.map.steps))} }};
 {structure("Loaded", arrays)}
 FUNCTION Partial mapped(const Arguments &arguments, const Loaded &loaded, Index i)
 {{
-{indented(statements, 4)}
-    return element({cast_of(result, reduction.map.dtypes[0], reduction.accumulator)}, (i64)i);
+{elements}
+    return element({value}, (i64)i);
 }}
+#define BASES {" ".join(bases)}
+#define LOAD {{{", ".join(loads)}}}
+{_ACCUMULATE}"""
+
+
+_ACCUMULATE = """
 FUNCTION Partial accumulate(const Arguments &arguments, Index output, Index first, Index step)
-{{
-{indented(chr(10).join(bases), 4)}
+{
+    BASES
     const Index count = (Index)arguments.count;
     Partial found = nothing();
     Index next = first;
-    for (; next + (EACH - 1) * step < count; next += EACH * step) {{
+    for (; next + (EACH - 1) * step < count; next += EACH * step) {
         Loaded loaded[EACH];
 #pragma unroll
-        for (int k = 0; k < EACH; k++) {{
+        for (int k = 0; k < EACH; k++) {
             const Index i = next + k * step;
-            loaded[k] = {{{", ".join(loads)}}};
-        }}
+            loaded[k] = LOAD;
+        }
 #pragma unroll
         for (int k = 0; k < EACH; k++)
             found = combine(found, mapped(arguments, loaded[k], next + k * step));
-    }}
-    for (Index i = next; i < count; i += step)
-        found = combine(found, mapped(arguments, {{{", ".join(loads)}}}, i));
+    }
+    for (Index i = next; i < count; i += step) {
+        const Loaded loaded = LOAD;
+        found = combine(found, mapped(arguments, loaded, i));
+    }
     return found;
-}}"""
+}
+"""
 
 
 def _step(layouts: ReductionLayouts, array: int, dtype: DType) -> str:
