@@ -13,11 +13,8 @@ PAGES = sorted(FOLDER.glob("*.md"), key=lambda page: int(page.name.partition("-"
 SECTIONS = ["Context", "Decision", "Consequences", "Figures"]
 
 
-def test_no_number_is_there_twice() -> None:
-    """Pages that are written at the same time have their numbers ahead: there may be gaps meanwhile."""
-    numbers = [int(page.name.partition("-")[0]) for page in PAGES]
-    assert numbers[0] == 1
-    assert len(set(numbers)) == len(numbers)
+def test_the_numbers_are_those_from_one_on() -> None:
+    assert [int(page.name.partition("-")[0]) for page in PAGES] == list(range(1, len(PAGES) + 1))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

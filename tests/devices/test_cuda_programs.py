@@ -168,19 +168,57 @@ class _Current:
         self._used.append(0)
 
 
+def stand_in(name: str) -> Any:
+    """A module that stands for PyTorch or CuPy; `used` are the streams that were current."""
+    used: list[int] = []
+    module: Any = types.ModuleType(name)
+    module.used, module.cuda = used, _Streams(used)
+    module.version = types.SimpleNamespace(cuda="13.0")
+    module.Tensor = type("Tensor", (), {})
+    module.get_default_memory_pool = lambda: types.SimpleNamespace(total_bytes=lambda: 300)
+    return module
+
+
+@inline
+async def test_a_program_that_imports_pytorch_has_its_own_stream_from_the_constructor_on(
+    device: ta.Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "imports_torch.py").write_text(
+        "import sys\n"
+        "from test_cuda_programs import stand_in\n"
+        "sys.modules['torch'] = torch = stand_in('torch')\n"
+        "class Program:\n"
+        "    def __init__(self):\n"
+        "        self.used = list(torch.used)\n"
+        "    def tell(self):\n"
+        "        return self.used\n"
+    )
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setitem(sys.modules, "test_cuda_programs", sys.modules[__name__])
+    # The context's process imports it: this one has the class by its path alone.
+    monkeypatch.setattr(ta.programs._open, "_import_path", lambda target: "imports_torch:Program")
+    try:
+        async with await ta.open_program(device, _Teller) as program:
+            (stream,) = await program.ask(_Teller.tell)
+            assert stream != 0
+    finally:
+        sys.modules.pop("imports_torch", None)
+        sys.modules.pop("torch", None)
+
+
+class _Teller:
+    def tell(self) -> list[int]:
+        raise NotImplementedError
+
+
 @inline
 async def test_the_stream_of_the_call_is_the_current_one_of_pytorch_and_cupy(
     device: ta.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert (await device.statistics()).memory.foreign == 0
     for name in ("torch", "cupy"):
-        used: list[int] = []
-        module: Any = types.ModuleType(name)
-        module.used, module.cuda = used, _Streams(used)
-        module.version = types.SimpleNamespace(cuda="13.0")
-        module.Tensor = type("Tensor", (), {})
-        module.get_default_memory_pool = lambda: types.SimpleNamespace(total_bytes=lambda: 300)
-        monkeypatch.setitem(sys.modules, name, module)
+        monkeypatch.setitem(sys.modules, name, stand_in(name))
     async with await ta.open_program(device, Layer, {"weights": WEIGHTS, "bias": BIAS}) as program:
         torch, cupy, stream = await program.ask(Layer.streams, X)
         assert torch == cupy == stream

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from types import TracebackType
 from typing import Any, Protocol, cast
@@ -72,6 +72,7 @@ class ProgramHost:
     Args:
         argument: Text of the `Recipe`.
         arrays: The arrays of the backend.
+        within: Makes what constructor and `warm_up` run in. It is called when the module is imported.
 
     Attributes:
         recipe: What it is made of.
@@ -81,7 +82,12 @@ class ProgramHost:
         Exception: What constructor or `warm_up` raised, with a note that names them.
     """
 
-    def __init__(self, argument: str, arrays: ProgramArrays) -> None:
+    def __init__(
+        self,
+        argument: str,
+        arrays: ProgramArrays,
+        within: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
         self.recipe: Recipe = Recipe.decode(argument)
         self._arrays = arrays
         self._kept: dict[int, _Kept] = {}
@@ -89,17 +95,22 @@ class ProgramHost:
         where = f"program {recipe.name!r}: {recipe.target}"
         target = load_target(recipe.target, where)
         self._program: Any = target
-        if recipe.arguments is None:
-            return
+        if recipe.arguments is not None:
+            with within():
+                self._program = self._made(target, where)
+
+    def _made(self, target: Any, where: str) -> Any:
+        recipe, arrays = self.recipe, self._arrays
         updated = recipe.updated
         views = [arrays.view(array, write=number in updated) for number, array in enumerate(recipe.arrays)]
         args, kwargs = build(recipe.arguments, views)
         with _Named(f"{where}()"):
-            self._program = target(*args, **kwargs)
-        warm_up = getattr(self._program, "warm_up", None)
+            program = target(*args, **kwargs)
+        warm_up = getattr(program, "warm_up", None)
         if callable(warm_up):
             with _Named(f"{where}.warm_up()"):
                 warm_up()
+        return program
 
     def call(
         self,

@@ -50,8 +50,8 @@ class ProgramLibrary(CudaLibrary):
         # Kept: PyTorch has memory for it as long as the program lives.
         self._first = int(check(driver.cuStreamCreate(_NON_BLOCKING)))
         try:
-            with self._streams.current(self._first):
-                self._host = ProgramHost(argument, self._arrays)
+            # The module is imported before: it may be what imports PyTorch.
+            self._host = ProgramHost(argument, self._arrays, partial(self._streams.current, self._first))
             check(driver.cuStreamSynchronize(self._first))
         except BaseException as error:
             told = self._told(error) if isinstance(error, Exception) else error
