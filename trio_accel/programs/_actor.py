@@ -47,5 +47,5 @@ class ProgramActor(LibraryActor):
             try:
                 yield
             except Exception:
-                await self._engine.synchronize(context.path)
+                await self._engine.synchronize(context.path)  # noqa: ASYNC120  # who cancels it needs no error
                 raise

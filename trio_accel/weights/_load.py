@@ -212,7 +212,7 @@ class _Loading:
             except StaleRefError:
                 # A piece before it has failed, or the context was lost: that error is to be told.
                 for other in buffers:
-                    await self._settle(other)
+                    await self._settle(other)  # noqa: ASYNC120  # who cancels it needs no error
                 raise
         for buffer in buffers:
             await self._settle(buffer)

@@ -46,7 +46,7 @@ class _Chain:
     call: GraphCall
     is_captured: bool
     is_blocking: bool
-    due: dict[Key, int] = attrs.field(factory=dict, init=False)
+    due: dict[Key, int] = attrs.field(factory=dict[Key, int], init=False)
 
 
 @attrs.frozen(eq=False)

@@ -59,7 +59,7 @@ class ProgramLibrary(CudaLibrary):
                 driver.cuStreamDestroy(self._first)
             if told is error:
                 raise
-            raise told from error
+            raise told from error  # noqa: ASYNC104  # only of an Exception
 
     def _destroy(self) -> None:
         self._host.close()
