@@ -31,6 +31,9 @@ DOWNWARDS: dict[str, tuple[str, ...]] = {
     "backends": ("actors", "backends.base"),
     "devices": ("actors", "backends", "backends.base"),
     **dict.fromkeys(CAPABILITIES, ("actors", "backends.base", "devices")),
+    # What services ride on, and what shows them: they know no capability.
+    "patterns": ("actors", "backends.base", "devices"),
+    "telemetry": ("actors", "backends.base", "devices"),
 }
 VENDORS = ("cpu", "cuda", "opencl")
 VENDOR_MAY = ("actors", "backends.base")  # never one another

@@ -6,7 +6,20 @@ it, and a reply arrives when the device has completed the operation.
 
 import logging as _logging
 
-from . import fft, graphs, interop, jit, linalg, programs, random, sparse, testing, weights
+from . import (
+    fft,
+    graphs,
+    interop,
+    jit,
+    linalg,
+    patterns,
+    programs,
+    random,
+    sparse,
+    telemetry,
+    testing,
+    weights,
+)
 from ._version import __version__
 from .actors import (
     Actor,
@@ -176,9 +189,11 @@ __all__ = [
     "list_devices",
     "open_program",
     "open_system",
+    "patterns",
     "programs",
     "random",
     "sparse",
+    "telemetry",
     "testing",
     "weights",
 ]

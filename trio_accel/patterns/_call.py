@@ -1,0 +1,62 @@
+"""What all blueprints have in common: one request, and what a model is."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import attrs
+
+from ..actors import Actor, DeferredReply, Ref, Request, handles
+
+__all__ = ["Call", "Model", "Servant", "as_callable"]
+
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+
+
+@attrs.frozen
+class Call(Request["Servant[Any, Any]", Any], Generic[ItemT]):
+    """Ask a servant for the result of one item.
+
+    Attributes:
+        item: What the model is given.
+    """
+
+    item: ItemT
+
+
+class Servant(Actor, Generic[ItemT, ResultT]):
+    """Base of the actors that serve `Call`: each of them can be the model of another."""
+
+    async def call(self, item: ItemT) -> ResultT | DeferredReply[ResultT]:
+        """Serve one item: return its result, or defer the reply."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how it serves a call")
+
+    @handles(Call)
+    async def _serve(self, message: Call[ItemT]) -> ResultT | DeferredReply[ResultT]:
+        return await self.call(message.item)
+
+
+Model: TypeAlias = Callable[[ItemT], Awaitable[ResultT]] | Ref[Servant[ItemT, ResultT]]
+"""What does the work: an async callable of one item, or the address of a servant."""
+
+
+def as_callable(model: Model[ItemT, ResultT]) -> Callable[[ItemT], Awaitable[ResultT]]:
+    """Return the async callable that a model is, or one that asks the servant.
+
+    Raises:
+        TypeError: The model is neither.
+    """
+    if isinstance(model, Ref):
+        # pyright does not keep the type arguments of a union.
+        servant: Ref[Servant[ItemT, ResultT]] = model  # pyright: ignore[reportUnknownVariableType]
+
+        async def ask(item: ItemT) -> ResultT:
+            result: ResultT = await servant.ask(Call(item))
+            return result
+
+        return ask
+    if not callable(model):
+        raise TypeError(f"a model is an async callable or the address of a servant, not {model!r}")
+    return model
