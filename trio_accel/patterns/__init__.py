@@ -4,6 +4,7 @@ Each blueprint is an actor that serves `Call`. Its model is an async callable, o
 blueprint, so blueprints compose.
 """
 
-from ._call import Call, Model, Servant, as_callable
+from ._call import Call, GetStatistics, Model, Servant, as_callable
+from ._tasks import TaskServant
 
-__all__ = ["Call", "Model", "Servant", "as_callable"]
+__all__ = ["Call", "GetStatistics", "Model", "Servant", "TaskServant", "as_callable"]

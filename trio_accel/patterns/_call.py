@@ -9,7 +9,7 @@ import attrs
 
 from ..actors import Actor, DeferredReply, Ref, Request, handles
 
-__all__ = ["Call", "Model", "Servant", "as_callable"]
+__all__ = ["Call", "GetStatistics", "Model", "Servant", "as_callable"]
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
@@ -26,12 +26,25 @@ class Call(Request["Servant[Any, Any]", Any], Generic[ItemT]):
     item: ItemT
 
 
+@attrs.frozen
+class GetStatistics(Request["Servant[Any, Any]", Any]):
+    """Ask a servant what it has counted since its incarnation began: its `Servant.statistics`."""
+
+
 class Servant(Actor, Generic[ItemT, ResultT]):
     """Base of the actors that serve `Call`: each of them can be the model of another."""
 
     async def call(self, item: ItemT) -> ResultT | DeferredReply[ResultT]:
         """Serve one item: return its result, or defer the reply."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it serves a call")
+
+    def statistics(self) -> object:
+        """What it has counted so far, as a frozen record; None if it counts nothing."""
+        return None
+
+    @handles(GetStatistics)
+    async def _statistics(self, message: GetStatistics) -> object:
+        return self.statistics()
 
     @handles(Call)
     async def _serve(self, message: Call[ItemT]) -> ResultT | DeferredReply[ResultT]:

@@ -1,0 +1,154 @@
+"""A servant whose calls run in tasks of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import attrs
+import outcome
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+import trio_accel as ta
+from trio_accel.actors import ActorFailedError, ActorStoppedError, Message, Policy, handles
+from trio_accel.patterns import Call, GetStatistics, Servant, TaskServant
+
+Act = Callable[[], Awaitable[object]]
+
+
+@attrs.frozen
+class Crash(Message["Runner"]):
+    """Crash the actor."""
+
+
+class Runner(TaskServant[Act, object]):
+    """Runs what it is asked to."""
+
+    async def answer(self, item: Act) -> object:
+        return await item()
+
+    @handles(Crash)
+    async def crash(self, message: Crash) -> None:
+        raise OSError("a crash")
+
+
+class Asker:
+    """One ask in a task, and what became of it."""
+
+    def __init__(self, nursery: trio.Nursery, ref: ta.Ref[Runner], act: Act) -> None:
+        self.scope = trio.CancelScope()
+        self.outcome: object = None
+        nursery.start_soon(self._run, ref, act)
+
+    async def _run(self, ref: ta.Ref[Runner], act: Act) -> None:
+        with self.scope:
+            result = await outcome.acapture(ref.ask, Call(act))
+            self.outcome = result.error if isinstance(result, outcome.Error) else result.value
+
+
+async def soon(value: object = "soon") -> object:
+    await trio.sleep(1)
+    return value
+
+
+@pytest.fixture
+async def runner(system: ta.System) -> ta.Ref[Runner]:
+    backoff = ta.Backoff(base=0.0, jitter=0.0)
+    return await system.spawn(Runner, name="runner", policy=Policy(backoff=backoff))
+
+
+async def test_calls_run_beside_each_other(autojump_clock: MockClock, runner: ta.Ref[Runner]) -> None:
+    begun = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        askers = [Asker(nursery, runner, soon) for _ in range(100)]
+    assert [asker.outcome for asker in askers] == ["soon"] * 100
+    assert trio.current_time() - begun == pytest.approx(1.0)
+
+
+async def test_an_error_is_the_askers_as_it_is(system: ta.System, runner: ta.Ref[Runner]) -> None:
+    error = KeyError("bad item")
+
+    async def fails() -> object:
+        raise error
+
+    with pytest.raises(KeyError) as caught:
+        await runner.ask(Call(fails))
+    assert caught.value is error
+    assert system.tree().find("test/runner").restarts == 0
+
+
+async def test_a_cancelled_asker_leaves_at_once_and_its_model_is_cancelled(runner: ta.Ref[Runner]) -> None:
+    ended: list[str] = []
+
+    async def hangs() -> object:
+        try:
+            return await trio.sleep_forever()
+        finally:
+            ended.append("hangs")
+
+    async with trio.open_nursery() as nursery:
+        asker, other = Asker(nursery, runner, hangs), Asker(nursery, runner, hangs)
+        await wait_all_tasks_blocked()
+        asker.scope.cancel()
+        await wait_all_tasks_blocked()
+        assert isinstance(asker.outcome, trio.Cancelled)
+        assert (other.outcome, ended) == (None, ["hangs"])
+        other.scope.cancel()
+
+
+async def test_a_value_that_comes_in_spite_of_the_cancellation_is_the_reply(runner: ta.Ref[Runner]) -> None:
+    async def stubborn() -> object:
+        try:
+            return await trio.sleep_forever()
+        except trio.Cancelled:
+            return "after all"
+
+    async with trio.open_nursery() as nursery:
+        asker = Asker(nursery, runner, stubborn)
+        await wait_all_tasks_blocked()
+        asker.scope.cancel()
+    assert asker.outcome == "after all"
+
+
+async def test_a_drain_answers_what_was_accepted(autojump_clock: MockClock, runner: ta.Ref[Runner]) -> None:
+    async with trio.open_nursery() as nursery:
+        asker = Asker(nursery, runner, soon)
+        await wait_all_tasks_blocked()
+        await runner.stop(drain=True)
+    assert asker.outcome == "soon"
+
+
+async def test_a_stop_fails_what_runs(runner: ta.Ref[Runner]) -> None:
+    async with trio.open_nursery() as nursery:
+        asker = Asker(nursery, runner, trio.sleep_forever)
+        await wait_all_tasks_blocked()
+        await runner.stop()
+    assert isinstance(asker.outcome, ActorFailedError)
+    assert isinstance(asker.outcome.__cause__, ActorStoppedError)
+
+
+async def test_a_crash_fails_what_runs_and_the_next_incarnation_serves(
+    autojump_clock: MockClock, runner: ta.Ref[Runner]
+) -> None:
+    async with trio.open_nursery() as nursery:
+        asker = Asker(nursery, runner, trio.sleep_forever)
+        await wait_all_tasks_blocked()
+        await runner.tell(Crash())
+        after = Asker(nursery, runner, soon)
+    assert isinstance(asker.outcome, ActorFailedError)
+    assert "incarnation" in str(asker.outcome)
+    assert after.outcome == "soon"
+
+
+async def test_who_counts_nothing_has_no_statistics(runner: ta.Ref[Runner]) -> None:
+    assert await runner.ask(GetStatistics()) is None
+
+
+async def test_a_servant_that_serves_nothing_says_so(system: ta.System) -> None:
+    task: ta.Ref[TaskServant[int, int]] = await system.spawn(TaskServant)
+    with pytest.raises(NotImplementedError, match="TaskServant"):
+        await task.ask(Call(1))
+    plain: ta.Ref[Servant[int, int]] = await system.spawn(Servant)
+    with pytest.raises(ActorFailedError, match="Servant"):
+        await plain.ask(Call(1))

@@ -1,0 +1,64 @@
+"""A servant whose calls run beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import trio
+
+from ..actors import ActorContext, DeferredReply
+from ._call import Servant
+
+__all__ = ["TaskServant"]
+
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+
+
+class TaskServant(Servant[ItemT, ResultT]):
+    """A servant that serves each call in a task of its own, so that no call holds its mailbox.
+
+    The reply is deferred. An error of `answer` is the asker's, as it is, and the actor lives on. When the
+    asker is cancelled, its task is too. ``stop(drain=True)`` waits for all calls. If the incarnation ends
+    otherwise (it crashed, or its supervisor restarts siblings together), the calls in progress fail with
+    `ActorFailedError`, and those in the mailbox are served by the next one.
+    """
+
+    _nursery: trio.Nursery
+
+    @asynccontextmanager
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        """Hold the tasks of one incarnation."""
+        async with trio.open_nursery() as self._nursery:
+            yield
+            self._nursery.cancel_scope.cancel()
+
+    async def answer(self, item: ItemT) -> ResultT:
+        """Serve one item, beside others: between two checkpoints each has the actor to itself."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how it serves a call")
+
+    async def call(self, item: ItemT) -> ResultT | DeferredReply[ResultT]:
+        """Start the task of one item."""
+        scope = trio.CancelScope()
+        reply: DeferredReply[ResultT] = self.context.defer(on_cancel=scope.cancel)
+        self._nursery.start_soon(self._answer, item, scope, reply)
+        await trio.lowlevel.checkpoint()
+        return reply
+
+    async def _answer(self, item: ItemT, scope: trio.CancelScope, reply: DeferredReply[ResultT]) -> None:
+        try:
+            with scope:
+                try:
+                    result = await self.answer(item)
+                except Exception as error:  # noqa: BLE001  # whatever it is, it is the asker's
+                    reply.fail(error)
+                else:
+                    reply.set(result)
+            if scope.cancelled_caught:
+                reply.cancelled()
+        finally:
+            if not reply.is_done and not self.context.is_stopping:
+                # No later incarnation knows of it.
+                reply.fail_as_crash(RuntimeError("the incarnation of the actor ended meanwhile"))
