@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 
 import attrs
@@ -152,3 +153,27 @@ async def test_a_servant_that_serves_nothing_says_so(system: ta.System) -> None:
     plain: ta.Ref[Servant[int, int]] = await system.spawn(Servant)
     with pytest.raises(ActorFailedError, match="Servant"):
         await plain.ask(Call(1))
+
+
+async def test_a_task_has_its_askers_deadline(autojump_clock: MockClock, runner: ta.Ref[Runner]) -> None:
+    async def deadline() -> object:
+        return trio.current_effective_deadline()
+
+    now = trio.current_time()
+    assert await runner.ask(Call(deadline)) == math.inf
+    with trio.move_on_after(5) as scope:
+        assert await runner.ask(Call(deadline)) == now + 5
+        await runner.ask(Call(trio.sleep_forever))
+    assert scope.cancelled_caught
+    assert trio.current_time() == now + 5
+
+
+async def test_a_deadline_that_was_moved_is_told_as_an_error(
+    autojump_clock: MockClock, runner: ta.Ref[Runner]
+) -> None:
+    async with trio.open_nursery() as nursery:
+        asker = Asker(nursery, runner, trio.sleep_forever)
+        asker.scope.deadline = trio.current_time() + 1
+        await wait_all_tasks_blocked()
+        asker.scope.deadline = math.inf
+    assert isinstance(asker.outcome, trio.TooSlowError)

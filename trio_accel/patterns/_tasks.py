@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TypeVar
 
 import trio
@@ -20,10 +21,11 @@ ResultT = TypeVar("ResultT")
 class TaskServant(Servant[ItemT, ResultT]):
     """A servant that serves each call in a task of its own, so that no call holds its mailbox.
 
-    The reply is deferred. An error of `answer` is the asker's, as it is, and the actor lives on. When the
-    asker is cancelled, its task is too. ``stop(drain=True)`` waits for all calls. If the incarnation ends
-    otherwise (it crashed, or its supervisor restarts siblings together), the calls in progress fail with
-    `ActorFailedError`, and those in the mailbox are served by the next one.
+    The reply is deferred. An error of `answer` is the asker's, as it is, and the actor lives on. The task has
+    the asker's deadline and context variables. When the asker is cancelled, its task is too.
+    ``stop(drain=True)`` waits for all calls. If the incarnation ends otherwise (it crashed, or its supervisor
+    restarts siblings together), the calls in progress fail with `ActorFailedError`, and those in the mailbox
+    are served by the next one.
     """
 
     _nursery: trio.Nursery
@@ -41,23 +43,39 @@ class TaskServant(Servant[ItemT, ResultT]):
 
     async def call(self, item: ItemT) -> ResultT | DeferredReply[ResultT]:
         """Start the task of one item."""
-        scope = trio.CancelScope()
-        reply: DeferredReply[ResultT] = self.context.defer(on_cancel=scope.cancel)
-        self._nursery.start_soon(self._answer, item, scope, reply)
+        reply = self.start(partial(self.answer, item))
         await trio.lowlevel.checkpoint()
         return reply
 
-    async def _answer(self, item: ItemT, scope: trio.CancelScope, reply: DeferredReply[ResultT]) -> None:
+    def start(self, work: Callable[[], Awaitable[ResultT]]) -> DeferredReply[ResultT]:
+        """Start a task for the request that the running handler serves, which returns what this returns.
+
+        The task has the context variables and the deadline of the asker.
+
+        Args:
+            work: Gives the reply, or raises the error that is the reply.
+        """
+        scope = trio.CancelScope(deadline=self.context.deadline)
+        reply: DeferredReply[ResultT] = self.context.defer(on_cancel=scope.cancel)
+        self._nursery.start_soon(self._answer, work, scope, reply)
+        return reply
+
+    async def _answer(
+        self, work: Callable[[], Awaitable[ResultT]], scope: trio.CancelScope, reply: DeferredReply[ResultT]
+    ) -> None:
         try:
             with scope:
                 try:
-                    result = await self.answer(item)
+                    result = await work()
                 except Exception as error:  # noqa: BLE001  # whatever it is, it is the asker's
                     reply.fail(error)
                 else:
                     reply.set(result)
-            if scope.cancelled_caught:
+            if scope.cancelled_caught and reply.is_cancelled:
                 reply.cancelled()
+            elif scope.cancelled_caught:
+                # The asker has moved its deadline since it asked.
+                reply.fail(trio.TooSlowError("the deadline with which it was asked has passed"))
         finally:
             if not reply.is_done and not self.context.is_stopping:
                 # No later incarnation knows of it.
