@@ -61,6 +61,7 @@ from .actors import (
     SupervisorScope,
     SystemOptions,
     Terminated,
+    Timer,
     handles,
 )
 from .actors._stderr import StderrUnlessConfigured as _StderrUnlessConfigured
@@ -177,6 +178,7 @@ __all__ = [
     "System",
     "SystemOptions",
     "Terminated",
+    "Timer",
     "__version__",
     "ask_across",
     "cancel_grace",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import pytest
 import trio
@@ -484,3 +485,19 @@ async def test_a_note_that_is_told_right_before_the_stop_is_refused(
         await wait()
         gate.open.set()
     assert [event.message for event in events.of(MessageDropped)] == [Note("a")]
+
+
+async def test_a_drain_serves_what_is_queued_also_by_an_actor_that_has_finished(puppet: Ref[Puppet]) -> None:
+    gate = Gate()
+
+    async def finish(actor: Puppet) -> None:
+        await gate(actor)
+        actor.context.finish()
+
+    async with trio.open_nursery() as nursery:
+        await puppet.tell(Run(finish))
+        asker = await started(nursery, puppet, Echo("queued"))
+        nursery.start_soon(partial(puppet.stop, drain=True))
+        await wait()
+        gate.open.set()
+    assert asker.outcome == "queued"

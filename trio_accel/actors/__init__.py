@@ -47,6 +47,7 @@ from ._ref import Posted, Ref
 from ._replies import DeferredReply
 from ._system import SupervisorScope, System, check_name, open_system
 from ._tasks import actor_path_of
+from ._timers import Timer
 from ._tree import ActorSnapshot
 from ._woken import WOKEN
 
@@ -95,6 +96,7 @@ __all__ = [
     "System",
     "SystemOptions",
     "Terminated",
+    "Timer",
     "actor_path_of",
     "check_name",
     "describe",

@@ -19,6 +19,7 @@ from ._messages import AnyMessage, Message
 from ._options import MailboxOptions, Policy, Restart
 from ._ref import Ref, cell_behind
 from ._replies import DeferredReply
+from ._timers import Timer, check_seconds
 
 if TYPE_CHECKING:
     from contextvars import Context
@@ -195,6 +196,56 @@ class ActorContext:
         self._cell.check_run("unwatch")
         cell_behind(ref).remove_watcher(self._incarnation)
 
+    @enable_ki_protection
+    def after(self, seconds: float, message: Message[Any], /) -> Timer:
+        """Tell this actor a message in some seconds, on Trio's clock.
+
+        It comes last in the mailbox, as if another task had told it. If that is full, its overflow policy
+        holds: by default the message waits for room, otherwise one is dropped and is a dead letter. While
+        the actor is stopped with ``drain=True``, its timers go on as long as requests are open.
+
+        The timer ends with this incarnation: a message that was not served by then is withdrawn. Put it into
+        `lifespan` to have it in each. The message is served with the context variables of the caller. Timers
+        of the same moment have no order.
+
+        Args:
+            seconds: From now; 0 is the next turn of the loop.
+            message: What to tell.
+
+        Raises:
+            TypeError: This actor has no handler for the message, or `seconds` is no number.
+            ValueError: `seconds` is negative, infinite or not a number.
+            RuntimeError: This incarnation serves no messages any more; or this is called from another thread
+                or Trio run.
+        """
+        return self._start_timer("after", seconds, message, repeats=False)
+
+    @enable_ki_protection
+    def every(self, seconds: float, message: Message[Any], /) -> Timer:
+        """Tell this actor a message again and again, first in so many seconds; otherwise as `after`.
+
+        Each time is a multiple of the period from now, whatever the actor does. When the last message was
+        not served by then, this time is left out: there is never more than one of them.
+
+        Args:
+            seconds: The period, above 0.
+            message: What to tell each time.
+
+        Raises:
+            TypeError, RuntimeError: As for `after`.
+            ValueError: `seconds` is not above 0, infinite or not a number.
+        """
+        return self._start_timer("every", seconds, message, repeats=True)
+
+    def _start_timer(self, verb: str, seconds: float, message: Message[Any], *, repeats: bool) -> Timer:
+        self._cell.check(message, Message, verb)
+        check_seconds(verb, seconds, is_period=repeats)
+        if self._cell.incarnation is not self._incarnation or self._incarnation.has_served:
+            raise RuntimeError(
+                f"{verb}: this incarnation of {self.path} has ended and serves no {message.operation}"
+            )
+        return Timer(self._cell, self._incarnation, message, seconds, repeats=repeats)
+
     def _notify(
         self,
         watched: Cell,
@@ -270,7 +321,7 @@ class ActorContext:
 
         What follows is up to the restart type: a permanent actor is started anew and keeps its
         mailbox; a transient or temporary one ends for good. Does nothing when the incarnation has
-        ended already.
+        ended already, or is stopped with ``drain=True``, which serves what is queued.
         """
         self._cell.check_run("finish")
         if self._cell.incarnation is self._incarnation:

@@ -50,16 +50,22 @@ class _Watched(Protocol):
     def remove_watcher(self, watcher: Incarnation) -> None: ...
 
 
+class _Timer(Protocol):
+    def cancel(self) -> bool: ...
+
+
 class Incarnation:
     """Serves the messages of an actor until it crashes, finishes, or is to end."""
 
     __slots__ = (
         "_group_left",
         "_running",
+        "_timers",
         "actor",
         "cell",
         "current",
         "grouped",
+        "has_served",
         "is_finished",
         "number",
         "nursery",
@@ -82,6 +88,9 @@ class Incarnation:
         # Name of the message that it crashed over, if that was told: nobody waits for its outcome.
         self.told: str | None = None
         self.watched: set[_Watched] | None = None
+        self._timers: set[_Timer] | None = None
+        # Whether it serves no message any more.
+        self.has_served: bool = False
         # Actors below this one that live elsewhere, for the tree.
         self.shown: Callable[[], tuple[ActorSnapshot, ...]] | None = None
         # Messages of groups, by the tasks that serve them.
@@ -116,6 +125,25 @@ class Incarnation:
         for watched in tuple(self.watched or ()):
             watched.remove_watcher(self)
 
+    def add_timer(self, timer: _Timer) -> None:
+        """Cancel a timer when this ends."""
+        if self._timers is None:
+            self._timers = set()
+        self._timers.add(timer)
+
+    def remove_timer(self, timer: _Timer) -> bool:
+        """Forget a timer; returns whether it was known."""
+        if self._timers is None or timer not in self._timers:
+            return False
+        self._timers.remove(timer)
+        return True
+
+    def end_serving(self) -> None:
+        """No message is served any more: cancel the timers."""
+        self.has_served = True
+        for timer in tuple(self._timers or ()):
+            timer.cancel()
+
     async def serve(self, own: Context) -> None:  # noqa: ASYNC910  # the mailbox checkpoints
         """Serve messages until it ends.
 
@@ -127,9 +155,7 @@ class Incarnation:
         """
         cell, mailbox, handlers = self.cell, self.cell.mailbox, self.cell.handlers
         task = trio.lowlevel.current_task()
-        while not self.is_finished and (
-            cell.stop_reason is None or (cell.is_draining and not mailbox.is_empty)
-        ):
+        while self._drains_on() if cell.stop_reason is not None else not self.is_finished:
             # An idle actor must not keep its last message alive.
             envelope = None
             envelope = await mailbox.receive(task, own)
@@ -155,8 +181,15 @@ class Incarnation:
                 self.current = None
         while any(self._running.values()):
             await self._wait_group()
-        if cell.is_draining:
-            await self.outcomes.wait_settled()
+
+    def _drains_on(self) -> bool:
+        """Whether it has something to serve, or what it has begun may send it more, while it drains."""
+        cell = self.cell
+        if not cell.is_draining:
+            return False
+        if self.outcomes.deferred:
+            self.outcomes.call_when_settled(cell.mailbox.wake)
+        return bool(self.outcomes.deferred) or any(self._running.values()) or not cell.mailbox.is_empty
 
     def _serve_row(self, task: trio.lowlevel.Task) -> Envelope | None:
         """Serve the current message without waiting, and those behind it; returns one that has to wait."""
@@ -341,6 +374,8 @@ class Incarnation:
                 self._running[group] -= 1
                 if self._group_left is not None:
                     self._group_left.set()
+                if self.cell.is_draining:
+                    self.cell.mailbox.wake()
 
     async def _wait_group(self) -> None:
         """Wait until a handler of some group has ended."""

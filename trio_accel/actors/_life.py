@@ -127,6 +127,7 @@ class Life:
                 check_printable(error)
                 raise
             finally:
+                incarnation.end_serving()
                 # Again, for children of a lifespan that failed before it started.
                 await self._stop_children()  # noqa: ASYNC102  # it shields itself
                 incarnation.unwatch_all()
@@ -145,6 +146,7 @@ class Life:
             check_printable(error)
             raise
         finally:
+            incarnation.end_serving()
             # The end of the lifespan runs in the context that its begin ran in, not in the last asker's;
             # that takes effect with the checkpoint.
             task.context = own

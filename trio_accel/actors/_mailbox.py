@@ -98,8 +98,12 @@ class Mailbox:
             and self._refusal is None
         )
 
-    def put(self, envelope: Envelope) -> bool:
+    def put(self, envelope: Envelope, *, is_own: bool = False) -> bool:
         """Take a message in, or do with it what the overflow policy says.
+
+        Args:
+            envelope: The message.
+            is_own: Whether the incarnation that serves the mailbox sends it to itself: it is not refused.
 
         Returns:
             False if it waits for room: an asker parks for its reply, a teller for its admission.
@@ -109,7 +113,7 @@ class Mailbox:
             ActorRestartingError: It is restarting, and its mailbox is to reject meanwhile.
             MailboxFullError: The queue is full and the policy rejects, or drops what is newest.
         """
-        if self._refusal is not None:
+        if self._refusal is not None and not is_own:
             self._drop(envelope, self._refusal[1])
             raise self._refused(envelope, self._refusal)
         if self._outcomes.observers.of_messages and envelope.queued_at is None:

@@ -14,6 +14,8 @@ from ._failures import describe, is_fatal, safe_repr
 from ._options import Directive, Policy
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ._events import Observers
     from ._messages import AnyMessage
     from ._system_state import SystemState
@@ -47,8 +49,8 @@ class Outcomes:
     """
 
     __slots__ = (
+        "_on_settled",
         "_policy",
-        "_settled",
         "deferred",
         "expired",
         "failed",
@@ -67,7 +69,8 @@ class Outcomes:
         self.expired: int = 0
         self.deferred: set[OpenRequest] = set()
         self._policy = policy
-        self._settled: trio.Event | None = None
+        # Called once when no deferred request is left.
+        self._on_settled: Callable[[], None] | None = None
 
     def settle(self, request: OpenRequest) -> None:
         """A deferred request has its reply, or does not wait for one any more."""
@@ -77,15 +80,13 @@ class Outcomes:
 
     def all_settled(self) -> None:
         """No deferred request is left: tell who waits for that."""
-        if self._settled is not None:
-            self._settled.set()
+        callback, self._on_settled = self._on_settled, None
+        if callback is not None:
+            callback()
 
-    async def wait_settled(self) -> None:  # noqa: ASYNC910  # its caller checkpoints
-        """Wait until all deferred requests have their replies."""
-        while self.deferred:
-            self._settled = trio.Event()
-            await self._settled.wait()
-        self._settled = None
+    def call_when_settled(self, callback: Callable[[], None]) -> None:
+        """Call back once, when the last of the deferred requests has its reply."""
+        self._on_settled = callback
 
     def unwind(self, envelope: Envelope) -> bool:
         """Give a cancelled asker its cancellation, unless it has an outcome: the request has unwound."""
@@ -100,7 +101,7 @@ class Outcomes:
         if is_fatal(error) or self._policy.directive_for(error) is not Directive.RESUME:
             return False
         self.settle(envelope)
-        if envelope.is_told or not envelope.fail(error):
+        if not envelope.fail(error) or envelope.is_told:
             level = logging.ERROR if envelope.is_told else logging.WARNING
             shown, operation = safe_repr(error), envelope.message.operation
             text = "actor %s goes on after %s in %s"
