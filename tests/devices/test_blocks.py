@@ -25,8 +25,12 @@ LARGE = 8 << 20
 
 @inline
 async def test_what_was_dropped_waits_for_the_next_operation_unless_it_is_much(device: ta.Device) -> None:
-    size = 1 << 20
+    # Too large to be kept for more than the next operation, and too small to be given back at once.
+    size = 5 << 17
     kept = [await device.zeros(size) for _ in range(3)]
+    with trio.fail_after(5):
+        while device.state.blocks.is_watched:  # noqa: ASYNC110  # nobody is told
+            await trio.sleep(0.001)
     del kept
     await wait_all_tasks_blocked()
     assert device.dispatch.session is not None

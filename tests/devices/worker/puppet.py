@@ -15,6 +15,7 @@ import trio
 from trio_accel.devices.worker.launcher._launcher import Launcher
 from trio_accel.devices.worker.transport._answers import ANSWERS
 from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel
+from trio_accel.devices.worker.transport._answers import MEMORY
 from trio_accel.devices.worker.transport._launches import ALLOCATIONS
 from trio_accel.devices.worker.transport._page import SharedPage
 
@@ -122,7 +123,7 @@ class Puppet:
                 number, [(blocks[position], nbytes) for position, nbytes in self._templates[template][3]]
             )
         elif kind == "call":
-            value = None if rest[1] == "synchronize" else (0, 0, {}, (0, 0, 0, 0, 0, 0))
+            value = None if rest[1] == "synchronize" else (0, 0, {}, (0,) * len(MEMORY))
             self.tell("result", rest[0], value)
         elif kind == "close":
             self.tell("closed")

@@ -354,12 +354,11 @@ def _read_result(number: Any, value: Any) -> Message:
         return _count(number), None
     launched, completed, in_flight, memory = value
     _check(type(in_flight) is dict and len(memory) == len(MEMORY), "it counts something else")
-    *counts, limit = memory
     return _count(number), (
         _count(launched),
         _count(completed),
         {name: _count(value) for name, value in in_flight.items()},
-        (*map(_count, counts), None if limit is None else _count(limit)),
+        tuple(map(_count, memory)),
     )
 
 
