@@ -132,6 +132,19 @@ async def test_a_spare_takes_over_and_is_replaced(system: ta.System) -> None:
         assert len(workers(launcher())) == 2
 
 
+async def test_a_loss_while_a_spare_comes_up_leaves_no_third_worker(system: ta.System) -> None:
+    async with system.open_device(BACKEND, options=options(spares=1, backoff=AT_ONCE)) as device:
+        for _ in range(3):
+            await wait_spares(device, 1)
+            await kill(device)
+            # The one that takes the place of the spare is there, and not ready yet.
+            await until(lambda: len(workers(launcher())) == 2)
+            assert device.dispatch.spares == 0
+            await kill(device)
+        await wait_spares(device, 1)
+        await until(lambda: len(workers(launcher())) == 2)
+
+
 async def test_a_spare_has_what_was_made_after_it(system: ta.System) -> None:
     """Chunks that are made, given back and made again while it stands ready."""
     async with system.open_device(BACKEND, options=options(spares=1)) as device:

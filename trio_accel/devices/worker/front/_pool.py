@@ -269,7 +269,9 @@ class WorkerPool:
         return not self._is_closed and len(self._spares) < self._options.spares
 
     async def _add_spare(self) -> None:
-        self._spares.append(await self._start())
+        spare = await self._start()
+        # Only now: meanwhile, a loss may have put another list in the place of this one.
+        self._spares.append(spare)
 
     async def _start_when_possible(self) -> WorkerLink:
         """Start a worker; where this process has too few descriptors for that, try again for a while."""
