@@ -13,9 +13,8 @@ import pytest
 import trio
 
 from trio_accel.devices.worker.launcher._launcher import Launcher
-from trio_accel.devices.worker.transport._answers import ANSWERS
+from trio_accel.devices.worker.transport._answers import ANSWERS, MEMORY
 from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel
-from trio_accel.devices.worker.transport._answers import MEMORY
 from trio_accel.devices.worker.transport._launches import ALLOCATIONS
 from trio_accel.devices.worker.transport._page import SharedPage
 
