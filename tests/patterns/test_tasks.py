@@ -146,13 +146,19 @@ async def test_who_counts_nothing_has_no_statistics(runner: ta.Ref[Runner]) -> N
     assert await runner.ask(GetStatistics()) is None
 
 
+class NoTask(TaskServant[int, int]):
+    """Does not say how it serves a call."""
+
+
+class NoCall(Servant[int, int]):
+    """The same, without tasks."""
+
+
 async def test_a_servant_that_serves_nothing_says_so(system: ta.System) -> None:
-    task: ta.Ref[TaskServant[int, int]] = await system.spawn(TaskServant)
-    with pytest.raises(NotImplementedError, match="TaskServant"):
-        await task.ask(Call(1))
-    plain: ta.Ref[Servant[int, int]] = await system.spawn(Servant)
-    with pytest.raises(ActorFailedError, match="Servant"):
-        await plain.ask(Call(1))
+    with pytest.raises(NotImplementedError, match="NoTask"):
+        await (await system.spawn(NoTask)).ask(Call(1))
+    with pytest.raises(ActorFailedError, match="NoCall"):
+        await (await system.spawn(NoCall)).ask(Call(1))
 
 
 async def test_a_task_has_its_askers_deadline(autojump_clock: MockClock, runner: ta.Ref[Runner]) -> None:

@@ -1,0 +1,277 @@
+"""Cheap models first: the first stage that is confident enough answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Generic, Literal, TypeAlias, TypeVar, get_args
+
+import attrs
+
+from ..actors import named_options
+from ._call import Model, as_callable
+from ._outputs import ModelOutputError
+from ._tasks import TaskServant
+
+__all__ = [
+    "Cascade",
+    "CascadeAnswer",
+    "CascadeStatistics",
+    "NoAnswerError",
+    "Passed",
+    "Stage",
+    "StageStatistics",
+]
+
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+
+Unsure: TypeAlias = Literal["last", "best", "raise"]
+
+
+@named_options
+@attrs.frozen
+class Stage(Generic[ItemT, ResultT]):
+    """One model of a cascade.
+
+    Attributes:
+        name: Its name in answers and statistics.
+        model: What is asked.
+        confidence: Tells from a result how sure the model is, as a number that is not NaN. It must be quick.
+            A stage without it answers whatever comes to it, so it is the last one.
+        threshold: The least confidence with which it answers.
+        falls_through: Errors at which the next stage is asked: of the model, of `confidence`, or
+            `ModelOutputError` where that returned no number. Other errors are the asker's.
+    """
+
+    name: str
+    model: Model[ItemT, ResultT]
+    confidence: Callable[[ResultT], float] | None = attrs.field(default=None, kw_only=True)
+    threshold: float = attrs.field(default=0.0, kw_only=True)
+    falls_through: tuple[type[Exception], ...] = attrs.field(default=(), kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        as_callable(self.model)
+        if self.confidence is not None and not callable(self.confidence):
+            raise TypeError(f"Stage: confidence must be a function, got {self.confidence!r}")
+        if isinstance(self.threshold, bool) or not isinstance(self.threshold, (int, float)):
+            raise TypeError(f"Stage: threshold must be a number, got {self.threshold!r}")
+        if math.isnan(self.threshold):
+            raise ValueError("Stage: threshold must be a number, got NaN")
+        if not isinstance(self.falls_through, tuple) or not all(map(_is_error, self.falls_through)):
+            raise TypeError(
+                f"Stage: falls_through must be a tuple of exception classes, got {self.falls_through!r}"
+            )
+
+    def confidence_in(self, result: ResultT) -> float | None:
+        """How sure the stage is of a result; None if it does not say.
+
+        Raises:
+            ModelOutputError: It is NaN, or no number.
+        """
+        if self.confidence is None:
+            return None
+        value = self.confidence(result)
+        try:
+            confidence = float(value)
+        except (TypeError, ValueError) as error:
+            raise ModelOutputError(
+                f"the confidence of stage {self.name!r} is no number: {value!r}"
+            ) from error
+        if math.isnan(confidence):
+            raise ModelOutputError(f"the confidence of stage {self.name!r} is NaN")
+        return confidence
+
+
+@attrs.frozen(kw_only=True)
+class Passed:
+    """Why a stage did not answer.
+
+    Attributes:
+        stage: Its name.
+        confidence: How sure it was; None if it failed.
+        error: What it failed with; None if it was not sure enough.
+    """
+
+    stage: str
+    confidence: float | None
+    error: Exception | None
+
+
+@attrs.frozen(kw_only=True)
+class CascadeAnswer(Generic[ResultT]):
+    """The reply of a cascade.
+
+    Attributes:
+        result: What the model of the stage returned.
+        stage: Name of the stage that answered.
+        confidence: How sure it was; None if the stage has no `confidence`.
+        is_confident: Whether that was enough. If not, no stage was sure enough.
+        passed: The other stages that were asked, in order.
+    """
+
+    result: ResultT
+    stage: str
+    confidence: float | None
+    is_confident: bool
+    passed: tuple[Passed, ...]
+
+
+@attrs.frozen(kw_only=True)
+class StageStatistics:
+    """What became of the calls of one stage.
+
+    Attributes:
+        name: The stage.
+        calls: How often it was asked.
+        answered: How often it was sure enough.
+        unsure: How often it was not sure enough.
+        failed: How often it failed.
+    """
+
+    name: str
+    calls: int
+    answered: int
+    unsure: int
+    failed: int
+
+
+@attrs.frozen(kw_only=True)
+class CascadeStatistics:
+    """What a cascade has counted.
+
+    Attributes:
+        stages: One record for each stage, in order.
+    """
+
+    stages: tuple[StageStatistics, ...]
+
+
+class NoAnswerError(Exception):
+    """No stage of a cascade has answered; the last stage's error, if it failed, is the `__cause__`.
+
+    Attributes:
+        passed: The stages that were asked, in order.
+    """
+
+    def __init__(self, message: str, passed: tuple[Passed, ...]) -> None:
+        super().__init__(message, passed)
+        self.passed: tuple[Passed, ...] = passed
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+@attrs.define(eq=False)
+class _Counted:
+    calls: int = 0
+    answered: int = 0
+    unsure: int = 0
+    failed: int = 0
+
+
+class Cascade(TaskServant[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, ResultT]):
+    """Asks its stages in order until one is confident enough: a `Servant` whose reply is a `CascadeAnswer`.
+
+    Each call runs in a task of its own, so a slow stage holds up nobody else. For errors, cancellation and
+    restarts see `TaskServant`. Its statistics are `CascadeStatistics`.
+
+    Args:
+        stages: Cheapest first.
+        unsure: What happens if no stage is sure enough. ``"last"`` gives the result of the last stage that
+            did not fail, ``"best"`` the one of the highest confidence, the earlier of equals. ``"raise"`` is
+            a `NoAnswerError`, and so it is if all stages have failed.
+
+    Raises:
+        ValueError: There is no stage, two have one name, or one behind a stage that always answers.
+    """
+
+    def __init__(self, stages: Sequence[Stage[ItemT, ResultT]], *, unsure: Unsure = "last") -> None:
+        self._stages = tuple(stages)
+        self._unsure: Unsure = unsure
+        self._counted = [_Counted() for _ in self._stages]
+        names = [stage.name for stage in self._stages]
+        if not names:
+            raise ValueError("Cascade: there must be at least one stage")
+        if len(set(names)) < len(names):
+            raise ValueError(f"Cascade: each stage must have a name of its own, got {names}")
+        for stage in self._stages[:-1]:
+            if stage.confidence is None:
+                raise ValueError(
+                    f"Cascade: stage {stage.name!r} has no confidence, so none behind it is ever asked"
+                )
+        if unsure not in get_args(Unsure):
+            raise ValueError(f"Cascade: unsure must be one of {get_args(Unsure)}, got {unsure!r}")
+
+    async def answer(self, item: ItemT) -> CascadeAnswer[ResultT]:
+        """Ask the stages about one item.
+
+        Raises:
+            NoAnswerError: None has answered.
+            Exception: What a stage failed with that it does not fall through.
+        """
+        passed: list[Passed] = []
+        results: list[tuple[float, int, ResultT]] = []  # with the position in `passed`
+        for stage, counted in zip(self._stages, self._counted, strict=True):
+            counted.calls += 1
+            try:
+                result = await as_callable(stage.model)(item)
+                confidence = stage.confidence_in(result)
+            except Exception as error:
+                counted.failed += 1
+                if not isinstance(error, stage.falls_through):
+                    raise
+                passed.append(Passed(stage=stage.name, confidence=None, error=error))
+                continue
+            if confidence is None or confidence >= stage.threshold:
+                counted.answered += 1
+                return CascadeAnswer(
+                    result=result,
+                    stage=stage.name,
+                    confidence=confidence,
+                    is_confident=True,
+                    passed=tuple(passed),
+                )
+            counted.unsure += 1
+            results.append((confidence, len(passed), result))
+            passed.append(Passed(stage=stage.name, confidence=confidence, error=None))
+        return self._without_confidence(passed, results)
+
+    def statistics(self) -> CascadeStatistics:
+        """What it has counted so far."""
+        return CascadeStatistics(
+            stages=tuple(
+                StageStatistics(name=stage.name, **attrs.asdict(counted))
+                for stage, counted in zip(self._stages, self._counted, strict=True)
+            )
+        )
+
+    def _without_confidence(
+        self, passed: list[Passed], results: list[tuple[float, int, ResultT]]
+    ) -> CascadeAnswer[ResultT]:
+        """What the asker gets where no stage was sure enough."""
+        if not results or self._unsure == "raise":
+            told = "; ".join(f"{one.stage}: {_why(one)}" for one in passed)
+            raise NoAnswerError(f"no stage of {self.context.path} has answered: {told}", tuple(passed)) from (
+                passed[-1].error
+            )
+        best = max(results, key=lambda one: one[0])
+        _, index, result = best if self._unsure == "best" else results[-1]
+        chosen = passed.pop(index)
+        return CascadeAnswer(
+            result=result,
+            stage=chosen.stage,
+            confidence=chosen.confidence,
+            is_confident=False,
+            passed=tuple(passed),
+        )
+
+
+def _is_error(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Exception)
+
+
+def _why(passed: Passed) -> str:
+    if passed.error is None:
+        return f"confidence {passed.confidence}"
+    return f"{type(passed.error).__name__}: {passed.error}"
