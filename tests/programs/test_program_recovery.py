@@ -122,6 +122,36 @@ async def test_a_result_that_is_lost_before_it_is_fetched(system: ta.System, tmp
             np.testing.assert_array_equal(await state.to_host(), np.ones(3))
 
 
+async def test_a_result_that_is_lost_with_a_neighbours_error(
+    system: ta.System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program is made anew between the call and what fetches its result."""
+    path = tmp_path / "notes"
+    for retry in (0, 1):
+        async with (
+            system.open_device("cpu", options=recovering(retry=retry)) as device,
+            ta.open_program(device, Noted, str(path), await device.zeros(3)) as program,
+        ):
+            fetch = program._fetch
+
+            async def fail_first(*args: Any, fetch: Any = fetch, program: Any = program) -> Any:
+                monkeypatch.undo()
+                with pytest.raises(ta.ActorFailedError):
+                    await program.ask(Noted.called, "no array")
+                return await fetch(*args)
+
+            path.write_text("")
+            monkeypatch.setattr(program, "_fetch", fail_first)
+            if retry:
+                result = await program.ask(Noted.called, np.ones(3))
+                np.testing.assert_array_equal(await result.to_host(), np.ones(3))
+            else:
+                with pytest.raises(ta.ContextPoisonedError, match="was fetched; ask again"):
+                    await program.ask(Noted.called, np.ones(3))
+            assert [line.split()[0] for line in lines(path)].count("called") == 2 + retry
+            assert device.generation == 1
+
+
 async def test_the_next_worker_makes_what_is_open_and_nothing_else(system: ta.System, tmp_path: Path) -> None:
     async with system.open_device("cpu", options=recovering()) as device:
         state = await device.zeros(3)

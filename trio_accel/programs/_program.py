@@ -23,8 +23,6 @@ __all__ = ["FunctionProgram", "OpenProgram", "Opened", "Program"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Results that were kept, and lost before they were fetched: so often a call is made in all.
-_MOST_CALLS = 3
 _MOST_FORGOTTEN = 64
 
 
@@ -137,7 +135,7 @@ class OpenProgram:
         """Ask for a call, and fetch what it has returned."""
         message = message_class(Call, method.where)
         library, changes = self._opened.library, bool(method.updates or method.state)
-        for number in itertools.count(1):
+        for number in itertools.count():
             slot = next(self._slots)
             forget = tuple(itertools.islice(self._left, _MOST_FORGOTTEN))
             try:
@@ -149,7 +147,8 @@ class OpenProgram:
                 self._left.add(slot)
                 if error.code != GONE:
                     raise
-                if changes or number == _MOST_CALLS:
+                # To lose a result is to lose its call.
+                if changes or number >= self.device.options.retry:
                     raise _lost(method, error, changes=changes) from error
             except BaseException:
                 self._left.add(slot)
