@@ -52,12 +52,12 @@ def _names(text: str) -> frozenset[str]:
 # What the layers above use and a program does not: names of a module, or of members of a class.
 INTERNAL: Mapping[str, frozenset[str]] = {
     "trio_accel.actors": _names(
-        "DirectReply NOT_NOW Posted WOKEN actor_path_of idle_actor check_name describe message_target "
-        "named_options quick"
+        "DirectReply NOT_NOW Posted WOKEN actor_path_of around_each_system idle_actor check_name describe "
+        "message_target named_options quick"
     ),
     "trio_accel.devices": _names(
-        "CompletionPort ContextActor DeviceActor DeviceOpening EngineHook Fault FaultHow FaultKind FaultPlan "
-        "Launch MemoryActor Phase PutFirst PutPart Recorded anew record"
+        "Around Ask CompletionPort ContextActor DeviceActor DeviceOpening EngineHook Fault FaultHow FaultKind "
+        "FaultPlan Launch LaunchTimes MemoryActor OpenDevice Phase PutFirst PutPart Recorded anew opened record"
     ),
     "trio_accel.programs": _names("ProgramActor"),
     "trio_accel.backends.base": _names(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+
 import pytest
 import trio
 import trio.testing
@@ -39,12 +43,14 @@ from trio_accel.actors import (
     MessageEvent,
     MessageFailed,
     MessageStarted,
+    MessageWithdrawn,
     Policy,
     Ref,
     Subscription,
     SupervisorFailed,
     System,
     SystemOptions,
+    around_each_system,
     open_system,
 )
 
@@ -290,7 +296,8 @@ async def test_nobody_listens_and_nothing_is_made(
 
     monkeypatch.setattr("trio_accel.actors._events.Observers.emit", emit)
     monkeypatch.setattr("trio_accel.actors._events.Observers.emit_life", emit)
-    messages = ("MessageStarted", "MessageCompleted", "MessageFailed", "MessageDropped", "MessageCancelled")
+    ends = ("MessageCompleted", "MessageFailed", "MessageDropped", "MessageCancelled", "MessageWithdrawn")
+    messages = ("MessageStarted", *ends)
     events = [*(f"_outcomes.{name}" for name in messages), "_life.ActorStarted", "_cell.ActorTerminated"]
     for name in (*events, "_supervisor.ActorRestarted", "_supervisor.SupervisorFailed"):
         monkeypatch.setattr(f"trio_accel.actors.{name}", lambda name=name, **_: made.append(name))
@@ -377,3 +384,82 @@ async def test_a_crash_is_counted_once(system: System, events: Events) -> None:
         await ref.ask(Crash())
     await ref.ask(Number())
     assert len(events.of(MessageFailed)) == len(events.of(ActorRestarted)) == 1
+
+
+async def test_a_request_that_is_taken_back_has_an_event(
+    system: System, puppet: Ref[Puppet], autojump_clock: trio.testing.MockClock
+) -> None:
+    heard: list[Event] = []
+
+    async def occupy(actor: Puppet) -> None:
+        await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(puppet.ask, Do(occupy))
+        await wait()
+        with system.subscribe(heard.append):
+            with trio.move_on_after(2.0):
+                await puppet.ask(Echo("never"))
+        nursery.cancel_scope.cancel()
+    (event,) = [event for event in heard if isinstance(event, MessageWithdrawn)]
+    assert (event.path, event.message_type, event.queue_time) == (puppet.path, "Echo", 2.0)
+    assert event.context is not None
+
+
+_VARIABLE: ContextVar[str] = ContextVar("_VARIABLE", default="nothing")
+
+
+async def test_events_of_a_message_have_one_number_and_the_context_it_is_served_with(
+    system: System, puppet: Ref[Puppet]
+) -> None:
+    heard: list[MessageEvent] = []
+
+    def hear(event: Event) -> None:
+        assert isinstance(event, MessageEvent)
+        heard.append(event)
+
+    _VARIABLE.set("the asker's")
+    with system.subscribe(hear):
+        for _ in range(3):
+            await puppet.ask(Echo("a"))
+            await puppet.tell(Note("b"))
+        await wait()
+    begun, ended = heard[::2], heard[1::2]
+    assert [type(event) for event in begun] == [MessageStarted] * 6
+    assert [event.number for event in begun] == [event.number for event in ended]
+    assert len({event.number for event in begun}) == 6
+    assert {event.context[_VARIABLE] for event in heard if event.context} == {"the asker's"}
+    assert all(one.context is two.context for one, two in zip(begun, ended, strict=True))
+
+
+async def test_a_context_that_requests_share_is_a_copy_for_each_while_somebody_observes(
+    system: System, puppet: Ref[Puppet]
+) -> None:
+    heard: list[Event] = []
+    shared = copy_context()
+    with system.subscribe(heard.append):
+        for _ in range(2):
+            puppet.post(Echo("a"), lambda _: None, context=shared)
+            await wait()
+    contexts = [event.context for event in heard if isinstance(event, MessageStarted)]
+    assert contexts == [shared, shared]  # the same variables
+    assert contexts[0] is not shared
+    assert contexts[0] is not contexts[1]
+
+
+async def test_each_system_that_is_opened_lives_inside(system: System) -> None:
+    seen: list[str] = []
+
+    @contextmanager
+    def inside(opened: System) -> Generator[None, None, None]:
+        seen.append(f"{opened.name} opens")
+        with opened.subscribe(lambda event: seen.append(type(event).__name__)):
+            yield
+        seen.append(f"{opened.name} has ended")
+
+    with around_each_system(inside):
+        async with open_system("one") as one:
+            await one.spawn(Puppet, name="puppet")
+    async with open_system("two"):
+        pass
+    assert seen == ["one opens", "ActorStarted", "ActorTerminated", "one has ended"]

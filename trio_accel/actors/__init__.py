@@ -24,6 +24,7 @@ from ._events import (
     MessageEvent,
     MessageFailed,
     MessageStarted,
+    MessageWithdrawn,
     Observer,
     Subscription,
     SupervisorFailed,
@@ -45,7 +46,7 @@ from ._options import (
 )
 from ._ref import Posted, Ref
 from ._replies import DeferredReply
-from ._system import SupervisorScope, System, check_name, open_system
+from ._system import SupervisorScope, System, around_each_system, check_name, open_system
 from ._tasks import actor_path_of
 from ._timers import Timer
 from ._tree import ActorSnapshot
@@ -81,6 +82,7 @@ __all__ = [
     "MessageEvent",
     "MessageFailed",
     "MessageStarted",
+    "MessageWithdrawn",
     "Observer",
     "Overflow",
     "Policy",
@@ -98,6 +100,7 @@ __all__ = [
     "Terminated",
     "Timer",
     "actor_path_of",
+    "around_each_system",
     "check_name",
     "describe",
     "handles",

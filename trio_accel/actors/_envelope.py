@@ -105,6 +105,7 @@ class Envelope:
         "is_told",
         "last_look",
         "message",
+        "number",
         "on_cancel",
         "on_done",
         "on_failed_hook",
@@ -148,7 +149,8 @@ class Envelope:
         self.on_done: Callable[[outcome.Outcome[object]], None] | None = None
         # What its asker calls before it parks, `no_look` if there is none; None where nobody will.
         self.last_look: Callable[[], None] | None = None
-        # Set while somebody observes the system.
+        # Set while somebody observes the system; the number as well, but with the start.
+        self.number: int
         self.queued_at: float | None = None
         self.started_at: float | None = None
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import Context
 from types import TracebackType
 from typing import Self, TypeAlias
 
@@ -23,6 +25,7 @@ __all__ = [
     "MessageEvent",
     "MessageFailed",
     "MessageStarted",
+    "MessageWithdrawn",
     "Observer",
     "Observers",
     "Subscription",
@@ -104,10 +107,15 @@ class MessageEvent:
     Attributes:
         path: Path of the actor it was sent to.
         message_type: Name of its class, or of the operation it carries.
+        number: Tells it from other messages of the same actor: all events of one message have the same.
+        context: Context variables that it is served with: those of its sender at the time. None where the
+            actor lives in another process.
     """
 
     path: str
     message_type: str
+    number: int = attrs.field(default=0, eq=False)
+    context: Context | None = attrs.field(default=None, eq=False, repr=False)
 
 
 @attrs.frozen(kw_only=True)
@@ -158,6 +166,17 @@ class MessageCancelled(MessageEvent):
 
 
 @attrs.frozen(kw_only=True)
+class MessageWithdrawn(MessageEvent):
+    """Its asker was cancelled while it was queued: it never runs.
+
+    Attributes:
+        queue_time: Seconds from sending to now; 0 for one sent before anyone observed.
+    """
+
+    queue_time: float
+
+
+@attrs.frozen(kw_only=True)
 class MessageDropped(MessageEvent):
     """A dead letter: a message that will not be served.
 
@@ -179,22 +198,28 @@ Event: TypeAlias = (
     | MessageCompleted
     | MessageFailed
     | MessageCancelled
+    | MessageWithdrawn
     | MessageDropped
 )
 Observer: TypeAlias = Callable[[Event], None]
 
 
 class Observers:
-    """Those who listen to a system. Falsy while none wants messages.
+    """Those who listen to a system.
 
     Attributes:
-        of_messages: Those who want every event; while there are none, what happens to messages costs nothing.
+        of_messages: Those who want events of messages; while there are none, these cost nothing.
+        of_every_message: Those of them who want them of all messages: while there are none, an actor may be
+            served past its mailbox, and other processes tell nothing of theirs.
+        numbers: Those of messages.
     """
 
-    __slots__ = ("_for_life", "_on_change", "of_messages")
+    __slots__ = ("_for_life", "_on_change", "numbers", "of_every_message", "of_messages")
 
     def __init__(self) -> None:
         self.of_messages: tuple[Observer, ...] = ()
+        self.of_every_message: tuple[Observer, ...] = ()
+        self.numbers: Iterator[int] = itertools.count(1)
         # Who wants anything.
         self._for_life: tuple[Observer, ...] = ()
         self._on_change: dict[object, Callable[[], None]] = {}
@@ -204,22 +229,22 @@ class Observers:
         """Whether anyone listens at all."""
         return bool(self._for_life)
 
-    def __bool__(self) -> bool:
-        return bool(self.of_messages)
-
-    def add(self, observer: Observer, *, messages: bool = True) -> Subscription:
-        """Call an observer with every event from now on, or with those of actors alone."""
+    def add(self, observer: Observer, *, messages: bool = True, every: bool = True) -> Subscription:
+        """Call an observer from now on; see `System.subscribe`."""
         subscription = Subscription(self, observer)
         self._for_life = (*self._for_life, subscription.deliver)
         if messages:
             self.of_messages = (*self.of_messages, subscription.deliver)
+            if every:
+                self.of_every_message = (*self.of_every_message, subscription.deliver)
             self._changed()
         return subscription
 
     def remove(self, observer: Observer) -> None:
         """Stop calling it."""
-        self.of_messages = tuple(known for known in self.of_messages if known != observer)
-        self._for_life = tuple(known for known in self._for_life if known != observer)
+        self.of_messages = _without(observer, self.of_messages)
+        self.of_every_message = _without(observer, self.of_every_message)
+        self._for_life = _without(observer, self._for_life)
         self._changed()
 
     def on_change(self, key: object, callback: Callable[[], None]) -> None:
@@ -249,6 +274,10 @@ class Observers:
     def _changed(self) -> None:
         for callback in tuple(self._on_change.values()):
             callback()
+
+
+def _without(observer: Observer, observers: tuple[Observer, ...]) -> tuple[Observer, ...]:
+    return tuple(known for known in observers if known != observer)
 
 
 class Subscription:

@@ -206,7 +206,10 @@ class Mailbox:
             if lane is not None and envelope in lane:
                 lane.remove(envelope)
         # One that was stashed has begun.
-        self._outcomes.observe_end(envelope, cancelled=True)
+        if envelope.started_at is not None:
+            self._outcomes.observe_end(envelope, cancelled=True)
+        elif self._outcomes.observers.of_messages:
+            self._outcomes.observe_withdrawal(envelope)
         self._admit()
 
     async def receive(self, task: trio.lowlevel.Task, base: Context) -> Envelope | None:

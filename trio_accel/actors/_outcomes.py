@@ -9,7 +9,14 @@ import trio
 
 from ._envelope import Envelope
 from ._errors import ActorFailedError
-from ._events import MessageCancelled, MessageCompleted, MessageDropped, MessageFailed, MessageStarted
+from ._events import (
+    MessageCancelled,
+    MessageCompleted,
+    MessageDropped,
+    MessageFailed,
+    MessageStarted,
+    MessageWithdrawn,
+)
 from ._failures import describe, is_fatal, safe_repr
 from ._options import Directive, Policy
 
@@ -123,10 +130,13 @@ class Outcomes:
         if envelope.started_at is not None:
             return
         envelope.started_at = now = trio.current_time()
+        envelope.number = next(self.observers.numbers)
         self.observers.emit(
             MessageStarted(
                 path=self.path,
                 message_type=envelope.message.operation,
+                number=envelope.number,
+                context=envelope.context,
                 queue_time=now - (now if envelope.queued_at is None else envelope.queued_at),
             )
         )
@@ -140,22 +150,51 @@ class Outcomes:
             return
         envelope.started_at = None
         path, message_type = self.path, envelope.message.operation
+        number, context = envelope.number, envelope.context
         queue_time = started - (started if envelope.queued_at is None else envelope.queued_at)
         run_time = trio.current_time() - started
         event: MessageCancelled | MessageFailed | MessageCompleted
         if cancelled:
             event = MessageCancelled(
-                path=path, message_type=message_type, queue_time=queue_time, run_time=run_time
+                path=path,
+                message_type=message_type,
+                number=number,
+                context=context,
+                queue_time=queue_time,
+                run_time=run_time,
             )
         elif error is not None:
             event = MessageFailed(
-                path=path, message_type=message_type, queue_time=queue_time, run_time=run_time, error=error
+                path=path,
+                message_type=message_type,
+                number=number,
+                context=context,
+                queue_time=queue_time,
+                run_time=run_time,
+                error=error,
             )
         else:
             event = MessageCompleted(
-                path=path, message_type=message_type, queue_time=queue_time, run_time=run_time
+                path=path,
+                message_type=message_type,
+                number=number,
+                context=context,
+                queue_time=queue_time,
+                run_time=run_time,
             )
         self.observers.emit(event)
+
+    def observe_withdrawal(self, envelope: Envelope) -> None:
+        """Tell the observers that an asker has taken its request back, which was queued."""
+        queued_at = envelope.queued_at
+        self.observers.emit(
+            MessageWithdrawn(
+                path=self.path,
+                message_type=envelope.message.operation,
+                context=envelope.context,
+                queue_time=0.0 if queued_at is None else trio.current_time() - queued_at,
+            )
+        )
 
     def observe_drop(self, envelope: Envelope, reason: str) -> None:
         """Count a dead letter and tell the observers."""
@@ -165,6 +204,8 @@ class Outcomes:
                 MessageDropped(
                     path=self.path,
                     message_type=envelope.message.operation,
+                    number=0 if envelope.started_at is None else envelope.number,
+                    context=envelope.context,
                     reason=reason,
                     message=envelope.message,
                 )

@@ -135,6 +135,9 @@ class Ref(Generic[ActorT_co]):
         """
         cell = self._cell
         attempt = cell.check(request, Request, "post").attempt
+        if context is not None and cell.outcomes.observers.of_messages:
+            # Observers may set variables of it for this request.
+            context = context.copy()
         envelope = Envelope(cell, request, context or copy_context())
         envelope.on_done = cast("Callable[[outcome.Outcome[object]], None]", on_done)
         is_served = (

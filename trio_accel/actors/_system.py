@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Self, TypeVar, TypeVarTuple
 
 import trio
@@ -23,7 +23,7 @@ from ._tree import ActorSnapshot
 if TYPE_CHECKING:
     from ._ref import Ref
 
-__all__ = ["SupervisorScope", "System", "check_name", "open_system"]
+__all__ = ["SupervisorScope", "System", "around_each_system", "check_name", "open_system"]
 
 ActorT = TypeVar("ActorT", bound=Actor)
 Ts = TypeVarTuple("Ts")
@@ -119,13 +119,17 @@ class System(SystemState, _Spawner):
         check_options("open_system", options=(options, SystemOptions, None))
         async with trio.open_nursery() as nursery:
             system = cls(name, options or SystemOptions(), nursery)
+            at_end = ExitStack()
             try:
+                for enter in tuple(_around_each):
+                    at_end.enter_context(enter(system))
                 yield system
             except BaseException as error:
                 check_printable(error)
                 raise
             finally:
-                await system._stop_all()  # noqa: ASYNC102  # it shields itself
+                with at_end:
+                    await system._stop_all()  # noqa: ASYNC102  # it shields itself
         if alive := system.alive():
             # Those given up in a supervisor whose own nursery another task keeps open.
             paths = ", ".join(sorted(alive))
@@ -190,7 +194,7 @@ class System(SystemState, _Spawner):
             children=snapshot_all(self._supervisor.children) + scopes,
         )
 
-    def subscribe(self, observer: Observer, *, messages: bool = True) -> Subscription:
+    def subscribe(self, observer: Observer, *, messages: bool = True, every: bool = True) -> Subscription:
         """Call an observer with every `Event` from now on, on the Trio thread.
 
         It must be quick and must not raise; what it raises is logged. Events of messages cost nothing
@@ -199,15 +203,36 @@ class System(SystemState, _Spawner):
         Args:
             observer: What to call.
             messages: Whether it wants those of messages too; otherwise those of actors alone.
+            every: Whether it wants them of all messages. Otherwise operations of devices stay as fast as they
+                are while nobody observes, and some or all of them have no events.
 
         Returns:
             The subscription: ``close()`` it, or use it in a ``with``.
         """
-        return self.observers.add(observer, messages=messages)
+        return self.observers.add(observer, messages=messages, every=every)
 
     def alive(self) -> list[str]:
         """Paths of the actors that have not ended."""
         return [cell.path for cell in running_cells() if cell.system is self]
+
+
+_around_each: list[Callable[[System], AbstractContextManager[object]]] = []
+
+
+@contextmanager
+def around_each_system(
+    enter: Callable[[System], AbstractContextManager[object]],
+) -> Generator[None, None, None]:
+    """Have every system of this process that is opened meanwhile live inside a context manager.
+
+    Args:
+        enter: Makes it, before the body of the system runs. It ends when the actors have ended.
+    """
+    _around_each.append(enter)
+    try:
+        yield
+    finally:
+        _around_each.remove(enter)
 
 
 async def _stop_all(supervisor: Supervisor, reason: str) -> None:

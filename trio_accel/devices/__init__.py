@@ -24,19 +24,22 @@ from .completion._strategies import (
 from .engine._context import ContextActor
 from .engine._library import LibraryActor, OwnSupervision
 from .front._across import ask_across
+from .front._device import OpenDevice, opened
 from .front._device_actor import DeviceActor
 from .front._memory import Copy, Empty, Fill, MemoryActor, Put, ToHost
 from .front._recording import Recorded, record
 from .front._system import DeviceOpening, System, open_system
 from .front._transfer import PutFirst, PutPart
 from .operations._faults import Fault, FaultHow, FaultKind, FaultPlan, anew
-from .operations._hooks import EngineHook, Phase
+from .operations._hooks import Around, Ask, EngineHook, Phase
 from .operations._multi_device import MultiDeviceOperation, PartPlanner, PlannedParts
-from .operations._operation import Launch, Operand, Operation, Planned, Planner, operation_name
+from .operations._operation import Launch, LaunchTimes, Operand, Operation, Planned, Planner, operation_name
 
 __all__ = [
     "AccelRef",
     "AdaptiveCompletion",
+    "Around",
+    "Ask",
     "CompletionPort",
     "CompletionStrategy",
     "ContextActor",
@@ -55,9 +58,11 @@ __all__ = [
     "Fill",
     "HostCallbackCompletion",
     "Launch",
+    "LaunchTimes",
     "LibraryActor",
     "MemoryActor",
     "MultiDeviceOperation",
+    "OpenDevice",
     "Operand",
     "Operation",
     "OwnSupervision",
@@ -88,6 +93,7 @@ __all__ = [
     "device_of",
     "in_range",
     "open_system",
+    "opened",
     "operation_name",
     "record",
 ]

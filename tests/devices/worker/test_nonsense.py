@@ -119,6 +119,10 @@ GARBAGE: dict[str, Callable[[int], bytes]] = {
     "a copy for nobody": lambda n: ANSWERS.encode(
         ("copy", 1, n, 5, 1000, 0, (1, 0, "float64", (2,), (8,)))
     ),
+    "times of an unknown request": lambda n: ANSWERS.encode(("times", n + 100, 1, 2)),
+    "times cut off": lambda n: ANSWERS.encode(("times", n, 1, 2))[:-1],
+    "times in the wrong order": lambda n: ANSWERS.encode(("times", n, 2, 1)),
+    "times of the future": lambda n: ANSWERS.encode(("times", n, 1, 1 << 63)),
     "a copy of many axes": lambda n: struct.pack("<B5QqQBB", 5, 1, n, 0, 1, 0, 1, 0, 0, 255),
 }  # fmt: skip
 

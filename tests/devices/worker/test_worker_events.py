@@ -18,6 +18,7 @@ VALUES: dict[str, object] = {
     "int | None": None,
     "float": 0.5,
     "object": None,
+    "Context | None": None,
     "BaseException": ValueError("no"),
     "BaseException | None": ValueError("no"),
 }

@@ -41,6 +41,7 @@ class DeviceState:
         faults: What is to happen to its operations on purpose.
         losses: Counts the contexts that it has lost.
         hooks: Who sees its operations.
+        on_hooks: Called when there are others.
         window: How much may be submitted ahead.
         host_pool: Host memory that it transfers from and to by itself; None if it has no memory of its own.
         memory_failure: What the hardware has said of its memory, if that is broken.
@@ -70,6 +71,7 @@ class DeviceState:
         self.faults: Faults = Faults()
         self.losses: Losses = Losses(path, self.availability)
         self.hooks: list[EngineHook] = []
+        self.on_hooks: Callable[[], None] = _nobody
         self.window: SubmitWindow = SubmitWindow(info.name, options.in_flight)
         self.memory_failure: BaseException | None = None
         self.leases = 0
@@ -140,6 +142,16 @@ class DeviceState:
                 f"{_MAX_PENDING} requests wait already for the context to be rebuilt", device=self.name
             )
 
+    def add_hook(self, hook: EngineHook) -> None:
+        """Have one more see the operations from now on."""
+        self.hooks.append(hook)
+        self.on_hooks()
+
+    def remove_hook(self, hook: EngineHook) -> None:
+        """Have one see no more operations."""
+        self.hooks.remove(hook)
+        self.on_hooks()
+
     def validated(self, launch: Launch) -> None:
         """Tell the hooks of an operation that was validated."""
         for hook in tuple(self.hooks):
@@ -175,6 +187,10 @@ class DeviceState:
             self.blocks.close()
         if self.host_pool is not None:
             self.host_pool.close()
+
+
+def _nobody() -> None:
+    """Nothing follows from other hooks."""
 
 
 def _nothing() -> str:

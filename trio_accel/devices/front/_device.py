@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -32,6 +33,7 @@ from ..base._statistics import DeviceStatistics
 from ..engine._device_state import DeviceState
 from ..engine._recovery import recovery_policy
 from ..inline._dispatch import InlineDispatch
+from ..operations._hooks import Around, Ask, EngineHook
 from ..operations._operation import Operation, check_operation
 from ..operations._recording import refuse_recording
 from ..worker import LeftMemory, WorkerDispatch
@@ -72,9 +74,8 @@ class OpenDevice(Device):
         self.dispatch: Dispatch = (
             WorkerDispatch(self.state, adopted) if self.isolation == "process" else InlineDispatch(self.state)
         )
-        if type(self).ask is OpenDevice.ask:
-            # Without a coroutine in between, which every operation would wake.
-            self.ask = self.dispatch.ask  # type: ignore[method-assign, assignment]
+        self._around: list[Around] = []
+        self._set_ask()
 
     def __repr__(self) -> str:
         availability = self.state.availability
@@ -144,6 +145,33 @@ class OpenDevice(Device):
     async def ask(self, operation: DeviceRequest[LibraryT, ReplyT], /) -> ReplyT:
         """See `Device.ask`."""
         return await self.dispatch.ask(cast("Operation[LibraryT, ReplyT]", operation))
+
+    @contextmanager
+    def observed(self, hook: EngineHook, around: Around) -> Generator[None, None, None]:
+        """Have operations seen, at every step and by their asks, inside the ``with``.
+
+        Args:
+            hook: Called at every step of every operation. Where the device works in a worker, all steps
+                behind the validation are told at the end, and `Launch.times` says when they were.
+            around: Makes what is asked in place of the dispatch, in the task of the asker.
+        """
+        self.state.add_hook(hook)
+        self._around.append(around)
+        self._set_ask()
+        try:
+            yield
+        finally:
+            self._around.remove(around)
+            self._set_ask()
+            self.state.remove_hook(hook)
+
+    def _set_ask(self) -> None:
+        cls = type(self)
+        # Without a coroutine in between, which every operation would wake. A subclass may have its own.
+        ask: Ask = self.dispatch.ask if cls.ask is OpenDevice.ask else partial(cls.ask, self)
+        for around in self._around:
+            ask = around(ask)
+        self.ask = ask  # type: ignore[method-assign, assignment]
 
     def submit(self, operation: DeviceRequest[LibraryT, ReplyT], /) -> Pending[ReplyT]:
         """See `Device.submit`."""

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import ExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any, ClassVar
+from weakref import WeakValueDictionary
 
 import trio
 from trio.lowlevel import enable_ki_protection
@@ -81,6 +82,26 @@ class System(actors.System):
     def __init__(self, name: str, options: SystemOptions, nursery: trio.Nursery) -> None:
         super().__init__(name, options, nursery)
         self.opening: set[str] = set()
+        self._devices: WeakValueDictionary[str, OpenDevice] = WeakValueDictionary()
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices of this system that are open, in the order in which they were opened."""
+        return tuple(device for device in self._devices.values() if not device.state.availability.is_ended)
+
+    async def start_device(self, device: OpenDevice, name: str) -> None:
+        """Start the actors of a device, which is one of the system's from now on."""
+        # What was opened last is last.
+        self._devices.pop(device.path, None)
+        self._devices[device.path] = device
+        self.opening.add(name)
+        try:
+            await device.start(name)
+        except BaseException:
+            self._devices.pop(device.path, None)
+            raise
+        finally:
+            self.opening.discard(name)
 
     def open_device(
         self,
@@ -258,9 +279,5 @@ def _levels_to_caller() -> int:
 
 
 async def _start(system: System, device: OpenDevice, name: str) -> Device:
-    system.opening.add(name)
-    try:
-        await device.start(name)
-    finally:
-        system.opening.discard(name)
+    await system.start_device(device, name)
     return device

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol, TypeAlias
 
-from ._operation import Launch
+from ._operation import Launch, Operation
 
-__all__ = ["EngineHook", "Phase", "enter", "notify"]
+__all__ = ["Around", "Ask", "EngineHook", "Phase", "enter", "notify"]
 
 _logger = logging.getLogger("trio_accel.devices")
+
+
+Ask: TypeAlias = "Callable[[Operation[Any, Any]], Coroutine[Any, Any, Any]]"
+"""Asks an operation of a device, as `Device.ask` does."""
+Around: TypeAlias = Callable[[Ask], Ask]
+"""Makes what is asked in place of another."""
 
 
 class Phase(enum.Enum):

@@ -34,6 +34,7 @@ from ._faults import FaultHit, Faults
 
 __all__ = [
     "Launch",
+    "LaunchTimes",
     "Operand",
     "Operation",
     "Planned",
@@ -159,6 +160,21 @@ def _name_of(cls: type[object]) -> str:
     return f"{public[-1]}.{cls.__name__}"
 
 
+@attrs.frozen
+class LaunchTimes:
+    """When a worker has launched an operation, by `time.monotonic_ns`, which all processes share.
+
+    Attributes:
+        process: Number of the worker process.
+        begun: When the backend was about to be called.
+        completed: When the operation was seen to be complete.
+    """
+
+    process: int
+    begun: int
+    completed: int
+
+
 @attrs.define(eq=False, on_setattr=None)
 class Launch(Request[Any, None]):
     """A validated operation on its way to a library actor: the same inline and in a worker.
@@ -179,6 +195,7 @@ class Launch(Request[Any, None]):
         fault: What is to happen to it on purpose.
         number: Place among the requests of the device; 0 where nobody counts.
         arrivals: What must be over before it is launched.
+        times: When the worker began to launch it and when it was complete, if that was to be told.
         is_in_flight: Whether the backend has it.
         is_forgotten: Whether it is over and holds nothing any more.
     """
@@ -196,6 +213,7 @@ class Launch(Request[Any, None]):
     fault: FaultHit | None = None
     number: int = 0
     arrivals: Sequence[Arrival] = ()
+    times: LaunchTimes | None = attrs.field(default=None, init=False)
     is_in_flight: bool = attrs.field(default=False, init=False)
     is_forgotten: bool = attrs.field(default=False, init=False)
 

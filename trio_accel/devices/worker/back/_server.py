@@ -33,6 +33,7 @@ from ._memory import WorkerMemory
 from ._prepared import PreparedLibraries
 from ._remote_copies import RemoteCopies
 from ._requests import WorkerRequests
+from ._times import LaunchClock
 
 __all__ = ["WorkerServer"]
 
@@ -67,6 +68,7 @@ class WorkerServer:
         self._leases = WorkerLeases(channel, self._requests)
         self._copies = RemoteCopies(channel.send)
         self._events = EventForwarder(system, channel, config.path)
+        self._clock = LaunchClock(channel, self.hooks)
         # The engine calls them with each operation.
         self.on_launch = self._requests.on_launch
         self.on_look: Callable[[int], None] = page.look
@@ -94,7 +96,7 @@ class WorkerServer:
             "release": self._on_release,
             "call": self._on_call,
             "poison": self._on_poison,
-            "observe": self._events.observe,
+            "observe": self._observe,
             "close": self._on_close,
             "unchunk": self._prepared.remove_chunk,
             "kept": self._memory.forget,
@@ -155,7 +157,7 @@ class WorkerServer:
             self._give_up(error)
             await trio.sleep_forever()
         handlers = self._handlers
-        self._events.observe(self._config.is_observed)
+        self._observe(self._config.is_observed, self._config.is_timed)
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._memory.slabs.run)
             await self._stand_ready()
@@ -186,6 +188,10 @@ class WorkerServer:
         limit = self.options.memory_limit
         device = backend.open_device(info.index, memory_limit=limit, keeper=self._memory)
         return self._copies.wrap(device)
+
+    def _observe(self, is_observed: bool, is_timed: bool) -> None:
+        self._events.observe(is_observed)
+        self._clock.run(is_timed=is_timed)
 
     def _on_prepare(self, path: str, addresses: Iterable[Any]) -> None:
         self._prepared.prepare(path, map(placed_block, addresses))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from ...base._alarms import Alarms
 from ...base._errors import locate
 from ...base._shortage import lost_descriptors, out_of_descriptors
 from ...engine._device_state import DeviceState
+from ...operations._operation import LaunchTimes
 from ..transport._codec import NonsenseError
 from ..transport._frames import Address
 from ..transport._framing import LOST, Received, close_all
@@ -85,6 +87,7 @@ class AnswerHandler:
             "ready": self._on_ready,
             "started": self._on_started,
             "early": self._on_early,
+            "times": self._on_times,
             "done": self._on_done,
             "granted": self._on_granted,
             "copy": self._on_copy,
@@ -132,7 +135,7 @@ class AnswerHandler:
         for message, _ in received:
             if not (
                 self._is_answer(message, request)
-                or message[0] == "early"
+                or message[0] in ("early", "times")
                 or (message[0] == "done" and link.was_early(message[1]))
             ):
                 return False
@@ -167,6 +170,15 @@ class AnswerHandler:
             _check_addresses(request, addresses, self._chunks)
             assert isinstance(request, OperationRequest)
             request.early = addresses
+
+    def _on_times(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
+        number, begun, completed = message
+        request = self._request(link, number)
+        if request is not None:
+            _expect(isinstance(request, OperationRequest), f"times: request {number} is a lease")
+            assert isinstance(request, OperationRequest)
+            _expect(begun <= completed <= time.monotonic_ns(), f"times: {begun} to {completed}")
+            request.launch.times = LaunchTimes(link.process.pid, begun, completed)
 
     def _on_ready(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
         _expect(not link.is_ready, "ready: it was before")

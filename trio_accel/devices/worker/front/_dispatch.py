@@ -60,6 +60,7 @@ class WorkerDispatch:
         self._device = device
         self._options = device.options
         device.tell_arrays = self._tell_arrays
+        device.on_hooks = self._observe
         # Memory that was another device's, until this one is open.
         self._adopted = adopted
         self.left: LeftMemory | None = None
@@ -336,7 +337,10 @@ class WorkerDispatch:
             self._token.run_sync_soon(self._requests.pump, idempotent=True)
 
     def _observe(self) -> None:
-        self._pool.observe(is_observed=bool(self._device.system.observers))
+        device = self._device
+        self._pool.observe(
+            is_observed=bool(device.system.observers.of_every_message), is_timed=bool(device.hooks)
+        )
 
     def _unshare(self, number: int) -> None:
         self._pool.unshare(number, but=self._sender.link)

@@ -92,6 +92,7 @@ class WorkerPool:
 
     def __init__(self, device: DeviceState, chunks: ChunkTable) -> None:
         self._is_observed = False
+        self._is_timed = False
         self._device = device.name
         self._is_exclusive = device.info.is_exclusive
         self._path = device.path
@@ -187,12 +188,12 @@ class WorkerPool:
             self._is_refilling = True
             self._nursery.start_soon(self._refill)
 
-    def observe(self, *, is_observed: bool) -> None:
-        """Tell the workers whether somebody observes messages."""
-        if is_observed is not self._is_observed:
-            self._is_observed = is_observed
+    def observe(self, *, is_observed: bool, is_timed: bool) -> None:
+        """Tell the workers whether somebody observes messages, and whether times of launches are wanted."""
+        if (is_observed, is_timed) != (self._is_observed, self._is_timed):
+            self._is_observed, self._is_timed = is_observed, is_timed
             for link in self._links:
-                link.send(("observe", is_observed))
+                link.send(("observe", is_observed, is_timed))
 
     def use(self, library: str) -> None:
         """A library is in use from now on: those that stand ready open it ahead, too."""
@@ -325,6 +326,7 @@ class WorkerPool:
                     options=self._options,
                     in_use=tuple([library for library in in_use if library not in placed]),
                     is_observed=self._is_observed,
+                    is_timed=self._is_timed,
                     window=min(self._window, _WINDOW),
                     fast_paths=current_fast_paths(),
                 ),

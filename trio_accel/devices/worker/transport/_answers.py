@@ -32,10 +32,11 @@ MEMORY = tuple(field.name for field in attrs.fields(MemoryStatistics))
 _Data: TypeAlias = bytes | memoryview
 
 # What the first byte of a message says: how the rest is written.
-_JSON, _DONE, _EARLY, _GRANTED, _RESULT, _COPY, _SEVERAL, _DONES = range(8)
+_JSON, _DONE, _EARLY, _GRANTED, _RESULT, _COPY, _SEVERAL, _DONES, _TIMES = range(9)
 _BRIEF = frozenset({_DONE, _EARLY})
 _TAG_OF_DONES = bytes([_DONES])
 _HEAD = struct.Struct("<BQ")
+_THREE = struct.Struct("<BQQQ")
 _HEAD_OF_RESULTS = struct.Struct("<BQII")
 _HEAD_OF_COPY = struct.Struct("<B5QqQBB")
 _ADDRESS = struct.Struct("<QQQQ")
@@ -61,10 +62,8 @@ def _encode(message: Message) -> bytes:
             return _with_results(number, addresses, results)
     elif kind == "early":
         return _brief(_EARLY, *cast("tuple[Any, Any]", message[1:]))
-    elif kind == "granted":
-        return _brief(_GRANTED, cast("int", message[1]), message[2:])
-    elif kind == "copy":
-        return _copy(*cast("tuple[Any, ...]", message[1:]))
+    elif (pack := _PACKED.get(cast("str", kind))) is not None:
+        return pack(*message[1:])
     text = b"\0" + _to_json(message).encode()
     if len(text) > _LONGEST:
         raise ValueError(f"a message of {len(text)} bytes is too long; allowed: {_LONGEST}")
@@ -114,6 +113,13 @@ def _copy(transfer: int, number: int, index: int, chunk: int, offset: int, array
         _COPY, transfer, number, index, chunk, offset, block, start, _NUMBERS[dtype], len(shape)
     )
     return head + _layout(len(shape)).pack(*shape, *strides)
+
+
+_PACKED: dict[str, Callable[..., bytes]] = {
+    "granted": lambda number, *addresses: _brief(_GRANTED, number, addresses),
+    "copy": _copy,
+    "times": functools.partial(_THREE.pack, _TIMES),
+}
 
 
 @functools.cache
@@ -225,6 +231,8 @@ def _read(data: _Data) -> Message:
         return "granted", _HEAD.unpack_from(data)[1], address
     if tag == _COPY:
         return _read_copy(data)
+    if tag == _TIMES:
+        return "times", *_THREE.unpack(data)[1:]
     if tag != _JSON or len(data) > _LONGEST:
         raise NonsenseError(f"{len(data)} bytes that begin with {tag} are no message")
     kind, *fields = _tuples(_from_json(str(data[1:], "ascii")))

@@ -16,6 +16,7 @@ from ....actors import (
     MessageDropped,
     MessageFailed,
     MessageStarted,
+    MessageWithdrawn,
     SupervisorFailed,
 )
 from ._codec import Message
@@ -34,6 +35,7 @@ _CLASSES: dict[str, type[Any]] = {
         MessageCompleted,
         MessageFailed,
         MessageCancelled,
+        MessageWithdrawn,
         MessageDropped,
     )
 }
@@ -47,19 +49,20 @@ _TYPES: dict[object, Any] = {
     "int | None": (int, type(None)),
     "float": (float, int),
     "object": object,
+    "Context | None": type(None),
     "BaseException": BaseException,
     "BaseException | None": (BaseException, type(None)),
 }
 
 
 def encode_event(event: Event) -> Message:
-    """An event as plain values; of a dead letter only the name of its message is sent."""
+    """An event as plain values; of a dead letter only the name of its message is sent, and no context."""
     fields: dict[str, object] = {}
     for field in attrs.fields(type(event)):
         value: object = getattr(event, field.name)
         if isinstance(value, BaseException):
             value = encode_error(value)
-        elif field.name == "message":
+        elif field.name in ("message", "context"):
             value = None
         fields[field.name] = value
     return type(event).__name__, fields

@@ -30,7 +30,7 @@ filled            transfer
 release           ids of blocks
 call              number, what: "count" or "synchronize"
 poison            reason
-observe           whether somebody observes messages
+observe           whether somebody observes messages, and whether times of launches are wanted
 close             end in order
 ================  ==========================================================================================
 
@@ -41,6 +41,7 @@ ready             names of the libraries: the device is open
 started           the context serves
 early             number, blocks as in start: what "done" will say if all goes well, which the shared page
                   shows
+times             number, when its launch began, when it was complete, in nanoseconds: ahead of "done"
 done              number, blocks as in start, bytes of host arrays, and None if it was launched and all went
                   well, otherwise "done" or "withdrawn", whether it was launched, whether its fault has
                   struck, error, ids of invalid blocks; exactly one for each request and lease. Where all
@@ -94,6 +95,7 @@ class WorkerConfig:
         in_use: Import paths of the libraries that are in use, and have no blocks from their start: it opens
             them ahead.
         is_observed: Whether somebody observes messages.
+        is_timed: Whether times of launches are wanted.
         window: The most seconds to stay awake for a request that is due; 0 to sleep.
         fast_paths: Those that are taken.
     """
@@ -103,6 +105,7 @@ class WorkerConfig:
     options: DeviceOptions
     in_use: tuple[str, ...]
     is_observed: bool
+    is_timed: bool
     window: float
     fast_paths: FastPaths
 
