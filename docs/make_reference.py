@@ -56,8 +56,9 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "message_target named_options quick"
     ),
     "trio_accel.devices": _names(
-        "Around Ask CompletionPort ContextActor DeviceActor DeviceOpening EngineHook Fault FaultHow FaultKind "
-        "FaultPlan Launch LaunchTimes MemoryActor OpenDevice Phase PutFirst PutPart Recorded anew opened record"
+        "Around Ask CompletionPort ContextActor DeviceActor DeviceOpening EngineHook Fault FaultHow "
+        "FaultKind FaultPlan Launch LaunchTimes MemoryActor OpenDevice Phase PutFirst PutPart Recorded anew "
+        "opened record"
     ),
     "trio_accel.programs": _names("ProgramActor"),
     "trio_accel.backends.base": _names(

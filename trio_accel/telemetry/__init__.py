@@ -1,3 +1,5 @@
 """What an operator sees of a running program: metrics, traces, logs."""
 
-__all__: list[str] = []
+from ._traces import trace
+
+__all__ = ["trace"]

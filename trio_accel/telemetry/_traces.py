@@ -1,0 +1,285 @@
+"""Spans of OpenTelemetry for the messages of actors and the operations of devices."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import attrs
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from ..actors import (
+    Event,
+    MessageCancelled,
+    MessageCompleted,
+    MessageDropped,
+    MessageEvent,
+    MessageFailed,
+    MessageStarted,
+    MessageWithdrawn,
+    describe,
+)
+from ..actors import System as ActorSystem
+from ..devices import Ask, Launch, OpenDevice, Operation, Phase
+from ._extras import import_extra
+from ._watch import watch_system
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from opentelemetry.context import Context as TraceContext
+    from opentelemetry.trace import Span, Tracer, TracerProvider
+
+__all__ = ["trace"]
+
+T = TypeVar("T")
+
+_NAME = "trio_accel"
+_ACTOR, _DEVICE, _LIBRARY = "trio_accel.actor", "trio_accel.device", "trio_accel.library"
+_CANCELLED, _UNFINISHED = "trio_accel.cancelled", "trio_accel.unfinished"
+_PID, _ERROR_TYPE = "process.pid", "error.type"
+
+
+@contextmanager
+def trace(system: ActorSystem, tracer_provider: TracerProvider | None = None) -> Generator[None, None, None]:
+    """Make spans of what happens in a system, inside the ``with``. Needs the extra ``tracing``.
+
+    A message to an actor is a span from its sending to its reply, named by its class, with an event
+    ``started`` for the begin of its handler. It is a child of the sender's current span, and the current span
+    of the handler: what the handler asks, and spans of its own, are children of it.
+
+    An operation of a device is a span of its asker, with an event ``validated``. Its child ``launch ...``
+    lasts from the launch to the completion on the device. A worker tells these times with its answer, by a
+    clock that all processes share. So no exporter runs in the worker, and no identity of a span crosses. An
+    operation that was submitted, or spans devices, has launches only.
+
+    A span whose asker was cancelled has an event and an attribute ``trio_accel.cancelled``, and its status is
+    unset. One that failed has the exception as an event, ``error.type``, and the status error.
+
+    Args:
+        system: Whose messages and operations; devices that are opened later are among them.
+        tracer_provider: Where the spans go; the global one of OpenTelemetry if there is none.
+
+    Raises:
+        NotSupportedError: OpenTelemetry is not installed.
+    """
+    api: Any = import_extra("opentelemetry.trace", "tracing")
+    provider: TracerProvider = tracer_provider or api.get_tracer_provider()
+    spans = _Spans(provider.get_tracer(_NAME))
+    with watch_system(system, spans.observe, spans.enter):
+        try:
+            yield
+        finally:
+            spans.close()
+
+
+@attrs.define(eq=False)
+class _Launched:
+    """An operation that was validated.
+
+    Attributes:
+        parent: Where its asker is in its trace.
+        begun: When it was launched; nanoseconds of the epoch.
+        completed: When it was complete.
+    """
+
+    parent: TraceContext
+    begun: int = 0
+    completed: int = 0
+
+
+class _Spans:
+    """The spans of one system."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        # Here and not at the top: they belong to an extra, which is there by now.
+        from opentelemetry import context as contexts
+        from opentelemetry import trace as traces
+
+        self._tracer = tracer
+        self._contexts = contexts
+        self._traces = traces
+        # Of messages, by actor and number; and of those who ask for operations.
+        self._open: dict[tuple[str, int], Span] = {}
+        self._asking: set[Span] = set()
+        self._launched: WeakKeyDictionary[Launch, _Launched] = WeakKeyDictionary()
+        # All processes share the one clock, and exporters want the other.
+        self._epoch = time.time_ns() - time.monotonic_ns()
+        self._ends: dict[type[MessageEvent], Callable[[Any, Span], None]] = {
+            MessageCompleted: _completed,
+            MessageFailed: self._failed,
+            MessageCancelled: _cancelled,
+            MessageDropped: self._dropped,
+            MessageWithdrawn: _cancelled,
+        }
+
+    def close(self) -> None:
+        """End what is still open."""
+        for span in self._open.values():
+            span.set_attribute(_UNFINISHED, True)
+            span.end(self._now())
+        self._open.clear()
+
+    # Messages.
+
+    def observe(self, event: Event) -> None:
+        """Take an event of an actor."""
+        if isinstance(event, MessageStarted):
+            if event.context is not None:
+                self._start(event, event.context)
+            return
+        end = self._ends.get(type(event))  # type: ignore[arg-type]
+        if end is None or not isinstance(event, MessageEvent):
+            return
+        span = self._open.pop((event.path, event.number), None)
+        if span is None:
+            if event.context is None or not isinstance(event, (MessageDropped, MessageWithdrawn)):
+                return
+            # Its handler never began.
+            seconds = event.queue_time if isinstance(event, MessageWithdrawn) else 0.0
+            span, _ = self._span(event, event.context, seconds)
+        end(event, span)
+        span.end(self._now())
+
+    def _start(self, event: MessageStarted, context: Context) -> None:
+        span, parent = self._span(event, context, event.queue_time)
+        span.add_event("started", timestamp=self._now())
+        self._open[event.path, event.number] = span
+        _run_in(context, self._contexts.attach, self._traces.set_span_in_context(span, parent))
+
+    def _span(self, event: MessageEvent, context: Context, seconds: float) -> tuple[Span, TraceContext]:
+        parent = _run_in(context, self._contexts.get_current)
+        span = self._tracer.start_span(
+            event.message_type,
+            parent,
+            attributes={_ACTOR: event.path},
+            start_time=self._now() - int(seconds * 1e9),
+        )
+        return span, parent
+
+    def _failed(self, event: MessageFailed, span: Span) -> None:
+        self._record(span, event.error)
+
+    def _dropped(self, event: MessageDropped, span: Span) -> None:
+        span.set_attribute(_ERROR_TYPE, "dropped")
+        span.set_status(self._traces.StatusCode.ERROR, event.reason)
+
+    # Operations.
+
+    def enter(self, device: OpenDevice) -> AbstractContextManager[None]:
+        """See the operations of a device."""
+
+        def see(phase: Phase, launch: Launch) -> None:
+            self._see(device, phase, launch)
+
+        def around(ask: Ask) -> Ask:
+            @enable_ki_protection
+            async def traced(operation: Operation[Any, Any]) -> Any:
+                return await self._ask(device, ask, operation)
+
+            return traced
+
+        return device.observed(see, around)
+
+    async def _ask(self, device: OpenDevice, ask: Ask, operation: Operation[Any, Any]) -> Any:
+        contexts, parent = self._contexts, self._contexts.get_current()
+        name: str = getattr(operation, "operation", type(operation).__name__)
+        span = self._tracer.start_span(
+            name, parent, attributes={_DEVICE: device.path}, start_time=self._now()
+        )
+        token = contexts.attach(self._traces.set_span_in_context(span, parent))
+        self._asking.add(span)
+        try:
+            return await ask(operation)
+        except trio.Cancelled as error:
+            _cancelled(error, span)
+            raise
+        except BaseException as error:
+            self._record(span, error)
+            raise
+        finally:
+            contexts.detach(token)
+            self._asking.discard(span)
+            span.end(self._now())
+
+    def _see(self, device: OpenDevice, phase: Phase, launch: Launch) -> None:
+        if phase is Phase.VALIDATE:
+            parent = self._contexts.get_current()
+            self._launched[launch] = _Launched(parent)
+            span = self._traces.get_current_span(parent)
+            if span in self._asking:
+                span.add_event("validated", timestamp=self._now())
+        elif phase is Phase.REPLY:
+            launched = self._launched.pop(launch, None)
+            if launched is not None:
+                self._end_launch(device, launch, launched)
+        elif (launched := self._launched.get(launch)) is not None:
+            if phase is Phase.ENQUEUE:
+                launched.begun = self._now()
+            elif phase is Phase.COMPLETE:
+                launched.completed = self._now()
+
+    def _end_launch(self, device: OpenDevice, launch: Launch, launched: _Launched) -> None:
+        process = os.getpid()
+        if device.isolation == "process":
+            times = launch.times
+            if times is None:
+                # Its worker died before it could tell.
+                return
+            process = times.process
+            launched.begun, launched.completed = times.begun + self._epoch, times.completed + self._epoch
+        span = self._tracer.start_span(
+            f"launch {launch.name}",
+            launched.parent,
+            attributes={
+                _DEVICE: device.path,
+                _LIBRARY: launch.library.partition("?")[0],
+                _PID: process,
+            },
+            start_time=launched.begun,
+        )
+        for block in launch.outputs:
+            if block.failure is not None and block.damaged_by == launch.name:
+                self._record(span, block.failure)
+                break
+        span.end(launched.completed)
+
+    def _record(self, span: Span, error: BaseException) -> None:
+        cls = type(error)
+        name = f"{cls.__module__}.{cls.__qualname__}"
+        span.set_attribute(_ERROR_TYPE, name)
+        span.set_status(self._traces.StatusCode.ERROR, describe(error))
+        try:
+            span.record_exception(error)
+        except Exception:  # noqa: BLE001  # its text cannot be had
+            span.add_event("exception", {"exception.type": name})
+
+    def _now(self) -> int:
+        """Nanoseconds of the epoch."""
+        return time.monotonic_ns() + self._epoch
+
+
+def _completed(_: MessageEvent, __: Span) -> None:
+    """All went well: there is nothing to say."""
+
+
+def _cancelled(_: object, span: Span) -> None:
+    """Say that the asker was cancelled, which is no error."""
+    span.set_attribute(_CANCELLED, True)
+    span.add_event("cancelled")
+
+
+def _run_in(context: Context, function: Callable[..., T], *args: object) -> T:
+    """Call a function in the context of a message, which its actor's task may be in already."""
+    try:
+        is_current = trio.lowlevel.current_task().context is context
+    except RuntimeError:
+        # Trio delivers a cancellation, in no task.
+        is_current = False
+    return function(*args) if is_current else context.run(function, *args)

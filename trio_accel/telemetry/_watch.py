@@ -1,0 +1,90 @@
+"""Seeing the messages of a system, and the operations of all its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+
+from ..actors import ActorStarted, ActorTerminated, Event, MessageEvent
+from ..actors import System as ActorSystem
+from ..devices import OpenDevice, System, opened
+
+__all__ = ["watch_system"]
+
+
+@contextmanager
+def watch_system(
+    system: ActorSystem,
+    observe: Callable[[Event], None],
+    enter: Callable[[OpenDevice], AbstractContextManager[None]],
+) -> Generator[None, None, None]:
+    """See a system inside the ``with``.
+
+    Operations of devices stay as fast as they are, as far as that depends on observers.
+
+    Args:
+        system: The system.
+        observe: Called with the events of its actors, and with those of messages, except for operations that
+            a library actor serves.
+        enter: Makes what is to be entered for each open device, now or when it is opened; it is left when the
+            device ends.
+    """
+    watch = _Watch(system, observe, enter)
+    with system.subscribe(watch.observe, every=False):
+        try:
+            watch.enter_devices()
+            yield
+        finally:
+            watch.close()
+
+
+class _Watch:
+    """The devices that are seen."""
+
+    def __init__(
+        self,
+        system: ActorSystem,
+        observe: Callable[[Event], None],
+        enter: Callable[[OpenDevice], AbstractContextManager[None]],
+    ) -> None:
+        self._system = system
+        self._observe = observe
+        self._enter = enter
+        self._entered: dict[str, ExitStack] = {}
+        # What the paths of actors below a device begin with.
+        self._below: tuple[str, ...] = ()
+
+    def observe(self, event: Event) -> None:
+        """Pass an event on, if it is not one of an operation."""
+        if isinstance(event, MessageEvent):
+            if event.path.startswith(self._below):
+                return
+        elif isinstance(event, ActorStarted):
+            if not event.incarnation:
+                self.enter_devices()
+        elif isinstance(event, ActorTerminated):
+            entered = self._entered.pop(event.path, None)
+            if entered is not None:
+                self._note()
+                entered.close()
+        self._observe(event)
+
+    def enter_devices(self) -> None:
+        """Enter all that are open and not entered yet."""
+        if not isinstance(self._system, System):
+            return
+        for device in self._system.devices:
+            if device.path not in self._entered:
+                self._entered[device.path] = entered = ExitStack()
+                entered.enter_context(self._enter(opened(device)))
+                self._note()
+
+    def close(self) -> None:
+        """Leave all."""
+        with ExitStack() as at_end:
+            for entered in self._entered.values():
+                at_end.push(entered)
+        self._entered.clear()
+
+    def _note(self) -> None:
+        self._below = tuple(f"{path}/" for path in self._entered)
