@@ -103,7 +103,7 @@ GIVEN = _names(
     "AccelRef ActorContext ActorSnapshot BlasActor DeferredReply Device DeviceInfo FaultInjection FftActor "
     "FunctionProgram JitActor Leak LeakError LibraryActor Pending Program ProgramOpening "
     "Planner Probe Ref RngActor SparseActor SupervisorScope Subscription "
-    "System Terminated Timer"
+    "System Terminated Timer TokenStream"
 )
 _PROPERTIES = frozenset({"property", "cached_property", "functools.cached_property"})
 

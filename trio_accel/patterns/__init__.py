@@ -15,21 +15,30 @@ from ._cascade import (
     StageStatistics,
 )
 from ._outputs import ModelOutputError
+from ._speculative import DecodingStatistics, Generate, Generation, Score, SpeculativeDecoder
 from ._tasks import TaskServant
+from ._token_stream import TokenStream, open_token_stream
 
 __all__ = [
     "Call",
     "Cascade",
     "CascadeAnswer",
     "CascadeStatistics",
+    "DecodingStatistics",
+    "Generate",
+    "Generation",
     "GetStatistics",
     "Model",
     "ModelOutputError",
     "NoAnswerError",
     "Passed",
+    "Score",
     "Servant",
+    "SpeculativeDecoder",
     "Stage",
     "StageStatistics",
     "TaskServant",
+    "TokenStream",
     "as_callable",
+    "open_token_stream",
 ]

@@ -43,7 +43,7 @@ class Servant(Actor, Generic[ItemT, ResultT]):
         return None
 
     @handles(GetStatistics)
-    async def _statistics(self, message: GetStatistics) -> object:
+    async def _serve_statistics(self, message: GetStatistics) -> object:
         return self.statistics()
 
     @handles(Call)

@@ -1,0 +1,367 @@
+"""Speculative decoding: the text is the verifier's, whatever the draft proposes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import scipy.stats
+import trio
+from hypothesis import given, settings
+from language_models import Chain, Remembering, Rows, random_chain
+from trio.testing import wait_all_tasks_blocked
+
+import trio_accel as ta
+from trio_accel.patterns import (
+    Call,
+    DecodingStatistics,
+    Generate,
+    Generation,
+    GetStatistics,
+    ModelOutputError,
+    Score,
+    SpeculativeDecoder,
+    _sampling,
+)
+
+Decoder = ta.Ref[SpeculativeDecoder]
+
+
+def likelihood(tables: Chain, texts: Sequence[tuple[int, ...]], length: int) -> float:
+    """The p-value of texts that should have come from a chain, by Pearson's chi-square."""
+    counted = Counter(texts)
+    chances = {
+        text: tables.chance(0, text) for text in itertools.product(range(len(tables.table)), repeat=length)
+    }
+    assert sum(chances.values()) == pytest.approx(1)
+    if any(chances[text] == 0 for text in counted):
+        return 0.0
+    expected = [chance * len(texts) for chance in chances.values()]
+    observed = [counted[text] for text in chances]
+    large = [index for index, number in enumerate(expected) if number >= 5]
+    rest = [index for index, number in enumerate(expected) if number < 5]
+    f_observed = [*(observed[index] for index in large), sum(observed[index] for index in rest)]
+    f_expected = [*(expected[index] for index in large), sum(expected[index] for index in rest)]
+    if not f_expected[-1]:
+        f_observed, f_expected = f_observed[:-1], f_expected[:-1]
+    return float(scipy.stats.chisquare(f_observed, f_expected, sum_check=False).pvalue)
+
+
+def texts_of(draft: Chain, verifier: Chain, many: int, **options: Any) -> list[tuple[int, ...]]:
+    """Texts of a decoder, with seeds from 0."""
+    lookahead = options.pop("lookahead", 2)
+
+    async def main() -> list[tuple[int, ...]]:
+        async with ta.open_system("test") as system:
+            decoder = await system.spawn(SpeculativeDecoder, draft, verifier, lookahead=lookahead)
+            return [
+                (await decoder.ask(Call(Generate((0,), seed=seed, **options)))).tokens for seed in range(many)
+            ]
+
+    return trio.run(main)
+
+
+@pytest.mark.parametrize(("lookahead", "temperature"), [(1, 1.0), (2, 1.0), (4, 1.0), (2, 0.6), (2, 1.7)])
+def test_texts_have_the_distribution_of_the_verifier_alone(lookahead: int, temperature: float) -> None:
+    draft, verifier = random_chain(1, 4, zeros=1), random_chain(2, 4, zeros=1)
+    texts = texts_of(draft, verifier, 1500, max_tokens=4, lookahead=lookahead, temperature=temperature)
+    powers = verifier.table ** (1 / temperature)
+    assert likelihood(Chain(powers / powers.sum(axis=1, keepdims=True)), texts, 4) > 0.01
+    assert likelihood(draft, texts, 4) < 1e-9
+
+
+def test_the_test_sees_a_rule_that_is_a_little_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_residual(p: Rows, q: Rows) -> Rows:
+        return p
+
+    monkeypatch.setattr(_sampling, "_residual", no_residual)
+    draft, verifier = random_chain(1, 4), random_chain(2, 4)
+    assert likelihood(verifier, texts_of(draft, verifier, 1500, max_tokens=3), 3) < 1e-6
+
+
+def test_acceptance_and_tokens_per_round_are_what_the_paper_says() -> None:
+    """Leviathan et al. 2023: theorem 3.5 and equation 1, for tokens that do not depend on each other."""
+    p, q = np.array([0.5, 0.3, 0.2, 0.0]), np.array([0.2, 0.3, 0.1, 0.4])
+    accepted, lookahead, rounds = np.minimum(p, q).sum(), 3, 4000
+    rng = np.random.default_rng(3)
+    lengths: list[int] = []
+    for _ in range(rounds):
+        proposed = rng.choice(4, size=lookahead, p=q)
+        rows = np.tile(p, (lookahead + 1, 1))
+        drafted = np.tile(q, (lookahead, 1))
+        lengths.append(len(_sampling.accepted_tokens(rng, proposed.tolist(), drafted, rows, 1.0)))
+    expected = (1 - accepted ** (lookahead + 1)) / (1 - accepted)
+    assert np.mean(lengths) == pytest.approx(expected, abs=4 * float(np.std(lengths)) / math.sqrt(rounds))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    alike=st.floats(0, 1),
+    lookahead=st.integers(1, 6),
+    limit=st.integers(1, 12),
+    stop=st.frozensets(st.integers(0, 4), max_size=2),
+    prompt=st.lists(st.integers(0, 4), max_size=3),
+)
+def test_a_greedy_text_is_the_verifiers_own(
+    seed: int, alike: float, lookahead: int, limit: int, stop: frozenset[int], prompt: list[int]
+) -> None:
+    verifier = Remembering(seed, 5)
+    draft = Remembering(seed + 1, 5, near=verifier, alike=alike)
+
+    async def main() -> Generation:
+        async with ta.open_system("test") as system:
+            decoder = await system.spawn(SpeculativeDecoder, draft, verifier, lookahead=lookahead)
+            generate = Generate(prompt, temperature=0, max_tokens=limit, stop=stop)
+            return await decoder.ask(Call(generate))
+
+    alone: list[int] = []
+    while len(alone) < limit and not stop.intersection(alone):
+        alone.append(int(verifier.row((*prompt, *alone)).argmax()))
+    generation = trio.run(main)
+    assert list(generation.tokens) == alone
+    assert generation.finish == ("stop" if alone[-1] in stop else "length")
+    statistics = generation.statistics
+    assert statistics.tokens == len(alone)
+    assert statistics.rounds == verifier.calls
+    assert statistics.proposed == draft.calls
+    assert statistics.tokens <= statistics.accepted + statistics.rounds
+
+
+async def decoder_of(system: ta.System, draft: Any, verifier: Any, **options: Any) -> Decoder:
+    return await system.spawn(SpeculativeDecoder, draft, verifier, name="decoder", **options)
+
+
+async def test_a_draft_that_is_right_saves_calls_of_the_verifier(system: ta.System) -> None:
+    draft, verifier = random_chain(2, 6), random_chain(2, 6)
+    decoder = await decoder_of(system, draft, verifier, lookahead=4)
+    generation: Generation = await decoder.ask(Call(Generate((0,), max_tokens=12, temperature=0)))
+    # Five tokens a round, and no proposal that could not be used.
+    assert [score.count for score in verifier.calls] == [5, 5, 2]
+    assert [len(score.tokens) for score in verifier.calls] == [5, 10, 12]
+    assert generation.statistics == DecodingStatistics(tokens=12, rounds=3, proposed=9, accepted=9)
+    assert generation.statistics.acceptance_rate == 1
+    assert generation.statistics.tokens_per_round == 4
+    again: Generation = await decoder.ask(Call(Generate((0,), max_tokens=2, temperature=0)))
+    assert await decoder.ask(GetStatistics()) == generation.statistics + again.statistics
+
+
+def test_without_rounds_there_are_no_rates() -> None:
+    assert math.isnan(DecodingStatistics().acceptance_rate)
+    assert math.isnan(DecodingStatistics().tokens_per_round)
+
+
+async def test_a_seed_determines_the_text_whatever_runs_beside_it(system: ta.System) -> None:
+    decoder = await decoder_of(system, random_chain(1, 8), random_chain(2, 8))
+    texts: dict[int, list[tuple[int, ...]]] = {seed: [] for seed in (5, 6)}
+
+    async def ask(seed: int) -> None:
+        texts[seed].append((await decoder.ask(Call(Generate((0,), seed=seed, max_tokens=30)))).tokens)
+
+    for seed in texts:
+        await ask(seed)
+    async with trio.open_nursery() as nursery:
+        for seed in (5, 6, 5, 6):
+            nursery.start_soon(ask, seed)
+    assert len(set(texts[5])) == len(set(texts[6])) == 1
+    assert texts[5] != texts[6]
+    without = [(await decoder.ask(Call(Generate((0,), max_tokens=30)))).tokens for _ in range(2)]
+    assert without[0] != without[1]
+
+
+async def test_logits_are_those_of_the_same_probabilities(system: ta.System) -> None:
+    draft, verifier = random_chain(1, 6, zeros=2), random_chain(2, 6, zeros=2)
+    with np.errstate(divide="ignore"):
+        draft_logits, logits = (Chain(np.log(model.table) + 3) for model in (draft, verifier))
+    plain = await system.spawn(SpeculativeDecoder, draft, verifier)
+    other = await system.spawn(SpeculativeDecoder, draft_logits, logits, logits=True)
+    request = Call(Generate((0,), seed=1, max_tokens=50))
+    assert (await plain.ask(request)).tokens == (await other.ask(request)).tokens
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+async def test_short_floating_numbers_will_do(system: ta.System, dtype: Any) -> None:
+    table = random_chain(2, 200).table
+    verifier = Chain(table.astype(dtype))
+    decoder = await decoder_of(system, Chain(random_chain(1, 200).table.astype(dtype)), verifier)
+    assert len((await decoder.ask(Call(Generate((0,), seed=1, max_tokens=50)))).tokens) == 50
+
+
+async def test_models_may_return_arrays_of_a_device(system: ta.System, device: ta.Device) -> None:
+    chains = random_chain(1, 6), random_chain(2, 6)
+
+    def on_device(table: ta.AccelRef) -> Any:
+        async def model(score: Score) -> ta.AccelRef:
+            chosen = np.eye(6)[list(score.tokens[-score.count :])]
+            return await ta.linalg.matmul(await device.put(chosen), table)
+
+        return model
+
+    request = Call(Generate((0,), seed=7, max_tokens=40))
+    models = [on_device(await device.put(chain.table)) for chain in chains]
+    there = await system.spawn(SpeculativeDecoder, *models)
+    here = await system.spawn(SpeculativeDecoder, *chains)
+    assert (await there.ask(request)).tokens == (await here.ask(request)).tokens
+
+
+GOOD = [0.25, 0.25, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        ([0.5, 0.5, math.nan], "NaN or infinity in distribution 0"),
+        ([0.5, 0.5, math.inf], "NaN or infinity in distribution 0"),
+        ([1.5, -0.5, 0.0], "negative probability in distribution 0"),
+        ([0.5, 0.5, 0.5], "sum is 1.5, not 1; if they are logits"),
+        ([0.0, 0.0, 0.0], "sum is 0, not 1"),
+        ([], "must return an array of shape"),
+        ([0.5, 0.5], "one vocabulary"),
+        ([0.5j, 0.5, 0.5], "real numbers, not complex128"),
+        (["a", "b", "c"], "array of numbers"),
+    ],
+)
+@pytest.mark.parametrize("who", ["draft", "verifier"])
+async def test_what_is_no_distribution_is_refused(
+    system: ta.System, row: list[Any], text: str, who: str
+) -> None:
+    def model(good: bool) -> Any:
+        async def returning(score: Score) -> Any:
+            await trio.lowlevel.checkpoint()
+            return [GOOD if good else row] * score.count
+
+        return returning
+
+    # Where the vocabularies differ, the verifier is called last.
+    blamed = "verifier" if text == "one vocabulary" else who
+    decoder = await decoder_of(system, model(who != "draft"), model(who != "verifier"))
+    with pytest.raises(ModelOutputError, match=f"the {blamed} .*{text}"):
+        await decoder.ask(Call(Generate((0,), seed=0)))
+    assert system.tree().find("test/decoder").restarts == 0
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 3), (1, 3), (2, 2, 3), (0, 3)])
+async def test_too_few_or_too_many_distributions_are_refused(
+    system: ta.System, shape: tuple[int, ...]
+) -> None:
+    async def verifier(score: Score) -> Any:
+        return np.full(shape, 1 / 3)
+
+    async def draft(score: Score) -> Any:
+        return [GOOD]
+
+    decoder = await decoder_of(system, draft, verifier, lookahead=1)
+    with pytest.raises(ModelOutputError, match=r"the verifier must return an array of shape \(2, size of"):
+        await decoder.ask(Call(Generate((0,))))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+async def test_bad_logits_are_refused(system: ta.System, bad: float) -> None:
+    async def model(score: Score) -> Any:
+        return [[0.0, bad]]
+
+    decoder = await decoder_of(system, model, model, logits=True)
+    with pytest.raises(ModelOutputError, match="the draft returned NaN, infinity"):
+        await decoder.ask(Call(Generate((0,))))
+
+
+async def test_a_prompt_beyond_the_vocabulary_is_refused(system: ta.System) -> None:
+    async def model(score: Score) -> Any:
+        return [GOOD] * score.count
+
+    decoder = await decoder_of(system, model, model)
+    with pytest.raises(ValueError, match="the prompt has the token 3, and the vocabulary ends at 2"):
+        await decoder.ask(Call(Generate((0, 3))))
+
+
+async def test_a_failing_draft_is_an_error_or_costs_rounds_alone(system: ta.System) -> None:
+    calls = itertools.count()
+
+    async def draft(score: Score) -> Rows:
+        if next(calls) % 3 == 2:
+            raise OSError("gone")
+        return await right(score)
+
+    right, verifier = random_chain(2, 6), random_chain(2, 6)
+    strict = await system.spawn(SpeculativeDecoder, draft, verifier)
+    with pytest.raises(OSError, match="gone"):
+        await strict.ask(Call(Generate((0,))))
+    lenient = await system.spawn(SpeculativeDecoder, draft, verifier, draft_may_fail=True)
+    alone = await system.spawn(SpeculativeDecoder, right, verifier)
+    request = Call(Generate((0,), max_tokens=30, temperature=0))
+    generation: Generation = await lenient.ask(request)
+    assert generation.tokens == (await alone.ask(request)).tokens
+    assert generation.statistics.draft_failures == generation.statistics.rounds - 1
+    assert generation.statistics.tokens_per_round > 2
+
+
+async def test_a_failing_verifier_is_the_askers_error(system: ta.System) -> None:
+    error = OSError("gone")
+
+    async def verifier(score: Score) -> Rows:
+        raise error
+
+    decoder = await decoder_of(system, random_chain(1, 6), verifier, draft_may_fail=True)
+    with pytest.raises(OSError, match="gone") as caught:
+        await decoder.ask(Call(Generate((0,))))
+    assert caught.value is error
+
+
+async def test_a_cancelled_asker_ends_the_call_of_the_model(system: ta.System) -> None:
+    ended: list[str] = []
+
+    async def hangs(score: Score) -> Rows:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append("hangs")
+        raise AssertionError
+
+    decoder = await decoder_of(system, random_chain(1, 6), hangs)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(decoder.ask, Call(Generate((0,))))
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert ended == ["hangs"]
+
+
+def request(prompt: Any = (0,), **options: Any) -> Generate:
+    return Generate(prompt, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prompt": (-1,)},
+        {"stop": {-2}},
+        {"max_tokens": 0},
+        {"max_tokens": True},
+        {"max_tokens": 1.5},
+        {"temperature": -0.1},
+        {"temperature": math.nan},
+        {"temperature": math.inf},
+        {"seed": -1},
+        {"seed": "a"},
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="Generate: "):
+        request(**options)
+
+
+@pytest.mark.parametrize("options", [{"prompt": (0.5,)}, {"stream": []}, {"temprature": 1.0}])
+def test_a_request_of_wrong_types_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(TypeError):
+        request(**options)
+
+
+@pytest.mark.parametrize("lookahead", [0, -1, True, 2.0])
+async def test_a_lookahead_that_makes_no_sense_is_refused(system: ta.System, lookahead: Any) -> None:
+    with pytest.raises(ValueError, match="lookahead"):
+        await decoder_of(system, random_chain(1, 3), random_chain(2, 3), lookahead=lookahead)
