@@ -52,8 +52,8 @@ def _names(text: str) -> frozenset[str]:
 # What the layers above use and a program does not: names of a module, or of members of a class.
 INTERNAL: Mapping[str, frozenset[str]] = {
     "trio_accel.actors": _names(
-        "DirectReply NOT_NOW Posted WOKEN actor_path_of around_each_system idle_actor check_name describe "
-        "message_target named_options quick"
+        "DirectReply Measured Measuring Meter NOT_NOW Posted WOKEN actor_path_of around_each_system "
+        "check_name describe idle_actor message_target named_options quick"
     ),
     "trio_accel.devices": _names(
         "Around Ask CompletionPort ContextActor DeviceActor DeviceOpening EngineHook Fault FaultHow "
@@ -90,12 +90,13 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     "Planner": _names("launch"),
     "PolledCompletion": _names("open"),
     "Probe": _names("answer"),
+    "Recorder": _names("begin end"),
     "Ref": _names("post"),
     "SingleStream": _names("open"),
     "StreamPool": _names("open"),
     "Subscription": _names("deliver"),
     "SyncCompletion": _names("open"),
-    "System": _names("alive observers open opening sender thread token"),
+    "System": _names("alive measure observers open opened_at opening sender start_device thread token"),
 }
 # Classes that a program gets and does not make: their constructors are no part of the reference.
 GIVEN = _names(
@@ -103,7 +104,7 @@ GIVEN = _names(
     "AccelRef ActorContext ActorSnapshot BlasActor DeferredReply Device DeviceInfo FaultInjection FftActor "
     "FunctionProgram JitActor Leak LeakError LibraryActor Pending Program ProgramOpening "
     "Planner Probe Ref RngActor SparseActor SupervisorScope Subscription "
-    "System Terminated Timer TokenStream"
+    "Recorder System Terminated Timer TokenStream"
 )
 _PROPERTIES = frozenset({"property", "cached_property", "functools.cached_property"})
 

@@ -18,6 +18,7 @@ from ._events import (
     ActorStarted,
     ActorTerminated,
     Event,
+    Measuring,
     MessageCancelled,
     MessageCompleted,
     MessageDropped,
@@ -32,6 +33,7 @@ from ._events import (
 from ._failures import describe
 from ._handlers import NOT_NOW, handles, message_target, quick
 from ._messages import Message, Request
+from ._meters import Measured, Meter
 from ._options import (
     Backoff,
     Directive,
@@ -75,6 +77,8 @@ __all__ = [
     "Intensity",
     "MailboxFullError",
     "MailboxOptions",
+    "Measured",
+    "Measuring",
     "Message",
     "MessageCancelled",
     "MessageCompleted",
@@ -83,6 +87,7 @@ __all__ = [
     "MessageFailed",
     "MessageStarted",
     "MessageWithdrawn",
+    "Meter",
     "Observer",
     "Overflow",
     "Policy",

@@ -110,13 +110,13 @@ class DirectReply:
 
 
 def idle_actor(ref: Ref[ActorT]) -> ActorT | None:
-    """The actor itself while it waits for a message, and nobody observes every one; else None.
+    """The actor itself while it waits for a message, and nobody sees every one; else None.
 
     Then its owner may call it as its own task would, on the Trio thread and without waiting, and counts that
     with `DirectReply.served`. There is no envelope: no stash, no deadline and no event.
     """
     cell = ref._cell  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # as `cell_behind`, without the call
-    if not cell.mailbox.is_idle or cell.outcomes.observers.of_every_message:
+    if not cell.mailbox.is_idle or cell.outcomes.observers.sees_every_message:
         return None
     assert cell.incarnation is not None  # it is who waits
     return cell.incarnation.actor  # type: ignore[return-value]  # pyright: ignore[reportReturnType]  # the reference's

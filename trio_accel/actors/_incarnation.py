@@ -207,7 +207,7 @@ class Incarnation:
         """Serve one message without waiting, as `_dispatch` does; False if it has begun and has to wait."""
         if (envelope.raise_cancel is not None or envelope.deadline != _NEVER) and self._is_over(envelope):
             return True
-        if self.outcomes.observers.of_messages:
+        if self.outcomes.observers.sees_messages:
             self.outcomes.observe_start(envelope)
         try:
             reply = self._try(attempt, envelope, task)
@@ -234,7 +234,7 @@ class Incarnation:
         if handler.attempt is None:
             if (envelope.raise_cancel is not None or envelope.deadline != _NEVER) and self._is_over(envelope):
                 return  # noqa: ASYNC910  # the mailbox checkpoints
-            if outcomes.observers.of_messages:
+            if outcomes.observers.sees_messages:
                 outcomes.observe_start(envelope)
         elif not was_tried and self._serve_now(handler.attempt, envelope, task):
             return  # noqa: ASYNC910  # the mailbox checkpoints
@@ -264,8 +264,8 @@ class Incarnation:
         self, envelope: Envelope, attempt: Callable[..., object], task: trio.lowlevel.Task
     ) -> bool:
         """Serve a message without waiting, in another task than the actor's; see `Cell.serve_at_once`."""
-        if self.outcomes.observers.of_messages:
-            envelope.queued_at = trio.current_time()
+        if self.outcomes.observers.sees_messages:
+            envelope.queued_at = self.outcomes.observers.now()
             self.outcomes.observe_start(envelope)
         envelope.state = EnvelopeState.RUNNING
         self.current = envelope
@@ -310,7 +310,7 @@ class Incarnation:
         if state == EnvelopeState.RUNNING:
             outcomes.handled += 1
             envelope.resolve(outcome.Value(reply))
-            if outcomes.observers.of_messages:
+            if outcomes.observers.sees_messages:
                 outcomes.observe_end(envelope)
             return
         if state == EnvelopeState.STASHING:

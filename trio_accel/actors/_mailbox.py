@@ -116,8 +116,9 @@ class Mailbox:
         if self._refusal is not None and not is_own:
             self._drop(envelope, self._refusal[1])
             raise self._refused(envelope, self._refusal)
-        if self._outcomes.observers.of_messages and envelope.queued_at is None:
-            envelope.queued_at = trio.current_time()
+        observers = self._outcomes.observers
+        if observers.sees_messages and envelope.queued_at is None:
+            envelope.queued_at = observers.now()
         task = self._receiver
         if task is not None:
             self._hand_over(task, envelope)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from ._events import Observers
     from ._messages import AnyMessage
+    from ._meters import Measured, Meter
     from ._system_state import SystemState
 
 __all__ = ["OpenRequest", "Outcomes", "crash_error"]
@@ -56,6 +57,8 @@ class Outcomes:
     """
 
     __slots__ = (
+        "_measured",
+        "_meter",
         "_on_settled",
         "_policy",
         "deferred",
@@ -78,6 +81,9 @@ class Outcomes:
         self._policy = policy
         # Called once when no deferred request is left.
         self._on_settled: Callable[[], None] | None = None
+        # By the name of the message, for this meter.
+        self._meter: Meter | None = None
+        self._measured: dict[str, Measured] = {}
 
     def settle(self, request: OpenRequest) -> None:
         """A deferred request has its reply, or does not wait for one any more."""
@@ -99,7 +105,7 @@ class Outcomes:
         """Give a cancelled asker its cancellation, unless it has an outcome: the request has unwound."""
         is_unwound = envelope.unwind()
         self.settle(envelope)
-        if is_unwound and self.observers.of_messages:
+        if is_unwound and self.observers.sees_messages:
             self.observe_end(envelope, cancelled=True)
         return is_unwound
 
@@ -113,7 +119,7 @@ class Outcomes:
             shown, operation = safe_repr(error), envelope.message.operation
             text = "actor %s goes on after %s in %s"
             _logger.log(level, text, self.path, shown, operation, exc_info=error)
-        if self.observers.of_messages:
+        if self.observers.sees_messages:
             self.observe_end(envelope, error)
         return True
 
@@ -122,16 +128,20 @@ class Outcomes:
         self.settle(request)
         if not request.fail(crash_error(self.path, request.message, cause)):
             return
-        if isinstance(request, Envelope) and self.observers.of_messages:
+        if isinstance(request, Envelope) and self.observers.sees_messages:
             self.observe_end(request, cause)
 
     def observe_start(self, envelope: Envelope) -> None:
         """Tell the observers that a handler begins; of a message that was stashed they know."""
         if envelope.started_at is not None:
             return
-        envelope.started_at = now = trio.current_time()
-        envelope.number = next(self.observers.numbers)
-        self.observers.emit(
+        observers = self.observers
+        envelope.started_at = now = observers.now()
+        if not observers.of_messages:
+            envelope.number = 0
+            return
+        envelope.number = next(observers.numbers)
+        observers.emit(
             MessageStarted(
                 path=self.path,
                 message_type=envelope.message.operation,
@@ -149,10 +159,21 @@ class Outcomes:
         if started is None:
             return
         envelope.started_at = None
-        path, message_type = self.path, envelope.message.operation
+        observers, queued = self.observers, envelope.queued_at
+        queue_time = 0.0 if queued is None else started - queued
+        run_time = observers.now() - started
+        if observers.meter is not None:
+            measured = self.measured(observers.meter, envelope.message)
+            if cancelled:
+                measured.cancelled(queue_time, run_time)
+            elif error is None:
+                measured.completed(queue_time, run_time)
+            else:
+                measured.failed(queue_time, run_time, error)
         number, context = envelope.number, envelope.context
-        queue_time = started - (started if envelope.queued_at is None else envelope.queued_at)
-        run_time = trio.current_time() - started
+        if not number or not observers.of_messages:
+            return
+        path, message_type = self.path, envelope.message.operation
         event: MessageCancelled | MessageFailed | MessageCompleted
         if cancelled:
             event = MessageCancelled(
@@ -182,7 +203,18 @@ class Outcomes:
                 queue_time=queue_time,
                 run_time=run_time,
             )
-        self.observers.emit(event)
+        observers.emit(event)
+
+    def measured(self, meter: Meter, message: AnyMessage) -> Measured:
+        """Who measures messages of this type for this actor."""
+        if meter is not self._meter:
+            self._meter = meter
+            self._measured = {}
+        message_type = message.operation
+        measured = self._measured.get(message_type)
+        if measured is None:
+            measured = self._measured[message_type] = meter.measured(self.path, message_type)
+        return measured
 
     def observe_withdrawal(self, envelope: Envelope) -> None:
         """Tell the observers that an asker has taken its request back, which was queued."""
@@ -199,8 +231,11 @@ class Outcomes:
     def observe_drop(self, envelope: Envelope, reason: str) -> None:
         """Count a dead letter and tell the observers."""
         self.system.dead_letters += 1
-        if self.observers.of_messages:
-            self.observers.emit(
+        observers = self.observers
+        if observers.meter is not None:
+            self.measured(observers.meter, envelope.message).dropped()
+        if observers.of_messages:
+            observers.emit(
                 MessageDropped(
                     path=self.path,
                     message_type=envelope.message.operation,

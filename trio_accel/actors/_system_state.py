@@ -20,6 +20,7 @@ class SystemState:
         observers: Those who listen; see `System.subscribe`.
         token: The Trio run that it lives in.
         thread: The thread of that run.
+        opened_at: When it was opened, on Trio's clock.
         dead_letters: Messages that were dropped or refused, in all.
         quarantined: Actors that were cancelled and did not end, in all.
     """
@@ -30,6 +31,7 @@ class SystemState:
         self.observers: Observers = Observers()
         self.token: trio.lowlevel.TrioToken = trio.lowlevel.current_trio_token()
         self.thread: int = thread_ident()
+        self.opened_at: float = trio.current_time()
         self.dead_letters: int = 0
         self.quarantined: int = 0
 

@@ -325,6 +325,11 @@ class Device(abc.ABC):
 
     @property
     @abc.abstractmethod
+    def losses(self) -> int:
+        """Contexts that it has lost since it was opened."""
+
+    @property
+    @abc.abstractmethod
     def isolation(self) -> Isolation:
         """Where its context lives: in a worker process, or in this one."""
 

@@ -113,6 +113,11 @@ class OpenDevice(Device):
         return self.state.availability.generation
 
     @property
+    def losses(self) -> int:
+        """See `Device.losses`."""
+        return self.state.losses.count
+
+    @property
     def isolation(self) -> Isolation:
         """See `Device.isolation`."""
         return self.state.isolation

@@ -1,0 +1,273 @@
+"""What a recorder says of a program, held against what the program did."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncGenerator
+
+import attrs
+import numpy as np
+import pytest
+import trio
+import trio.testing
+
+import trio_accel as ta
+from trio_accel.telemetry import ActorRow, OperationRow, Recorder, SystemSnapshot, record
+
+
+@attrs.frozen
+class Sleep(ta.Request["Sleeper", int]):
+    seconds: float
+    error: Exception | None = None
+
+
+@attrs.frozen
+class Later(ta.Request["Sleeper", int]):
+    replies: list[ta.DeferredReply[int]]
+
+
+class Sleeper(ta.Actor):
+    @ta.handles(Sleep)
+    async def sleep(self, message: Sleep) -> int:
+        await trio.sleep(message.seconds)
+        if message.error is not None:
+            raise message.error
+        return 1
+
+    @ta.handles(Later)
+    async def later(self, message: Later) -> ta.DeferredReply[int]:
+        message.replies.append(self.context.defer())
+        return message.replies[-1]
+
+
+@pytest.fixture
+async def system() -> AsyncGenerator[ta.System, None]:
+    async with ta.open_system("shop") as opened:
+        yield opened
+
+
+def operation(recorder: Recorder, message_type: str) -> OperationRow:
+    [row] = [row for row in recorder.snapshot().operations if row.message_type == message_type]
+    return row
+
+
+def actor(snapshot: SystemSnapshot, path: str) -> ActorRow:
+    [row] = [row for row in snapshot.actors if row.path == path]
+    return row
+
+
+async def test_times_in_the_queue_and_in_the_handler(
+    autojump_clock: trio.testing.MockClock, system: ta.System
+) -> None:
+    sleeper = await system.spawn(Sleeper, name="sleeper")
+    with record(system) as recorder:
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(sleeper.ask, Sleep(2.0))
+        row = operation(recorder, "Sleep")
+        assert (row.path, row.completed, row.failed, row.cancelled) == ("shop/sleeper", 4, 0, 0)
+        # They wait for one another: 0, 2, 4 and 6 s, and take 2 s each.
+        assert row.queue.total == pytest.approx(12.0)
+        assert row.run.total == pytest.approx(8.0)
+        assert dict(zip(row.run.bounds, row.run.counts, strict=False))[2.5] == 4
+        assert (row.p50, row.p99) == pytest.approx((4.0, 8.0))
+        seen = actor(recorder.snapshot(), "shop/sleeper")
+        assert (seen.handled, seen.p50, seen.p99) == pytest.approx((4, 4.0, 8.0))
+        assert seen.rate == pytest.approx(4 / 8.0)
+
+
+async def test_deferred_replies_are_timed_to_the_reply(
+    autojump_clock: trio.testing.MockClock, system: ta.System
+) -> None:
+    sleeper = await system.spawn(Sleeper)
+    with record(system) as recorder:
+        replies: list[ta.DeferredReply[int]] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sleeper.ask, Later(replies))
+            await trio.sleep(3.0)
+            assert recorder.snapshot().operations == ()
+            replies[0].set(2)
+        row = operation(recorder, "Later")
+        assert (row.completed, row.run.total) == (1, pytest.approx(3.0))
+
+
+async def test_failures_and_cancellations_are_told_apart(
+    autojump_clock: trio.testing.MockClock, system: ta.System
+) -> None:
+    resume = ta.Policy(directives={ValueError: ta.Directive.RESUME})
+    sleeper = await system.spawn(Sleeper, name="sleeper", policy=resume)
+    with record(system) as recorder:
+        with pytest.raises(ValueError, match="no such"):
+            await sleeper.ask(Sleep(1.0, ValueError("no such thing")))
+        with trio.move_on_after(0.5):
+            await sleeper.ask(Sleep(1.0))
+        row = operation(recorder, "Sleep")
+        assert (row.completed, row.failed, row.cancelled) == (0, 1, 1)
+        [failure] = recorder.snapshot().failures
+        assert (failure.path, failure.kind, failure.message_type) == ("shop/sleeper", "message", "Sleep")
+        assert failure.error == "ValueError: no such thing"
+        assert "in sleep\n" in failure.traceback
+        assert "raise message.error" in failure.traceback
+
+
+async def test_a_crash_is_one_failure_with_its_restart(system: ta.System) -> None:
+    at_once = ta.Policy(backoff=ta.Backoff(initial=0.0))
+    sleeper = await system.spawn(Sleeper, name="sleeper", policy=at_once)
+    with record(system) as recorder:
+        with pytest.raises(ta.ActorFailedError):
+            await sleeper.ask(Sleep(0.0, KeyError("boom")))
+        await sleeper.ask(Sleep(0.0))
+        snapshot = recorder.snapshot()
+        [failure] = snapshot.failures
+        assert (failure.kind, failure.message_type, failure.count) == ("restart", "Sleep", 1)
+        assert actor(snapshot, "shop/sleeper").restarts == 1
+
+
+async def test_the_same_failure_again_and_again_is_counted(system: ta.System) -> None:
+    resume = ta.Policy(directives={Exception: ta.Directive.RESUME})
+    sleeper = await system.spawn(Sleeper, policy=resume)
+    with record(system, failures=3) as recorder:
+        for _ in range(50):
+            with pytest.raises(ValueError, match="again"):
+                await sleeper.ask(Sleep(0.0, ValueError("again")))
+        assert sum(failure.count for failure in recorder.snapshot().failures) == 50
+        for number in range(100):
+            with pytest.raises(ValueError, match="number"):
+                await sleeper.ask(Sleep(0.0, ValueError(f"number {number}")))
+        failures = recorder.snapshot().failures
+        assert [failure.error for failure in failures] == [f"ValueError: number {n}" for n in (97, 98, 99)]
+        # Written out are so many a second only.
+        assert sum("Traceback" in failure.traceback for failure in failures) < 3
+
+
+async def test_dead_letters_are_counted(system: ta.System) -> None:
+    full = ta.MailboxOptions(capacity=1, overflow=ta.Overflow.REJECT)
+    sleeper = await system.spawn(Sleeper, mailbox=full)
+    with record(system) as recorder:
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(sleeper.ask, Sleep(0.01))
+                await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(ta.MailboxFullError):
+                await sleeper.ask(Sleep(0.0))
+        assert operation(recorder, "Sleep").dropped == recorder.snapshot().dead_letters == 1
+
+
+async def test_what_is_recorded_is_measured_only_meanwhile(system: ta.System) -> None:
+    sleeper = await system.spawn(Sleeper)
+    await sleeper.ask(Sleep(0.0))
+    with record(system) as recorder:
+        await sleeper.ask(Sleep(0.0))
+    await sleeper.ask(Sleep(0.0))
+    assert operation(recorder, "Sleep").completed == 1
+    with record(system) as later:
+        assert later.snapshot().operations == ()
+        with record(system, operations=1) as same:
+            assert same is later
+        await sleeper.ask(Sleep(0.0))
+        assert operation(later, "Sleep").completed == 1
+
+
+async def test_actors_beyond_the_bound_are_counted_together(system: ta.System) -> None:
+    with record(system, operations=2) as recorder:
+        for _ in range(5):
+            sleeper = await system.spawn(Sleeper)
+            await sleeper.ask(Sleep(0.0))
+        counts = {row.path: row.completed for row in recorder.snapshot().operations}
+        assert counts == {"shop/sleeper-1": 1, "shop/sleeper-2": 1, "(other)": 3}
+
+
+@pytest.mark.parametrize("isolation", ["inline", "process"])
+async def test_a_device_with_its_loss_and_recovery(system: ta.System, isolation: ta.Isolation) -> None:
+    options = ta.DeviceOptions(isolation=isolation)
+    async with system.open_device("cpu", options=options) as device:
+        with record(system) as recorder:
+            array = await device.put(np.ones((32, 32)))
+            await ta.linalg.matmul(array, array)
+            await recorder.refresh()
+            [row] = recorder.snapshot().devices
+            assert (row.path, row.name, row.backend, row.isolation) == (
+                device.path,
+                "cpu:0",
+                "cpu",
+                isolation,
+            )
+            assert (row.state, row.generation, row.losses, row.recovery_time) == ("running", 1, 0, None)
+            assert row.age is not None
+            assert row.launched == row.completed >= 2
+            assert row.memory is not None
+            assert row.memory.used >= array.nbytes
+            assert (row.pid is None) is (isolation == "inline")
+            ta.testing.poison(device, "for the test")
+            with pytest.raises(ta.ContextPoisonedError):
+                await device.put(np.ones(3))
+            await device.put(np.ones(3))
+            [row] = recorder.snapshot().devices
+            assert (row.generation, row.losses, device.losses) == (2, 1, 1)
+            assert row.recovery_time is not None
+            assert 0 < row.recovery_time < 30
+            assert any("for the test" in failure.error for failure in recorder.snapshot().failures)
+    assert system.devices == ()
+
+
+async def test_a_snapshot_does_not_wait_for_a_device(system: ta.System) -> None:
+    async with system.open_device("cpu") as device:
+        with record(system) as recorder:
+            [row] = recorder.snapshot().devices
+            assert (row.age, row.memory) == (None, None)
+            await recorder.refresh()
+            [row] = recorder.snapshot().devices
+            assert row.memory is not None
+            assert system.devices == (device,)
+
+
+async def test_json_there_and_back(system: ta.System) -> None:
+    sleeper = await system.spawn(Sleeper, name="naïve 🐌")
+    async with system.open_device("cpu") as device:
+        with record(system) as recorder:
+            with pytest.raises(ta.ActorFailedError):
+                await sleeper.ask(Sleep(0.0, ValueError("\ud800 is half of a pair")))
+            await device.put(np.ones(3))
+            await recorder.refresh()
+            snapshot = recorder.snapshot()
+    text = snapshot.to_json()
+    assert text.isascii()
+    assert "\n" not in text
+    assert SystemSnapshot.from_json(text) == snapshot
+    assert SystemSnapshot.from_json(text.encode()) == snapshot
+    newer = {**json.loads(text), "mood": "sunny"}
+    assert SystemSnapshot.from_json(json.dumps(newer)) == snapshot
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"time": "now"}, "the snapshot: time is no float"),
+        ({"pid": True}, "the snapshot: pid is no int"),
+        ({"actors": {}}, "the snapshot: actors is no list"),
+        ({"actors": [3]}, "the snapshot: actors is no JSON object"),
+        ({"actors": [{"path": "a"}]}, "the snapshot: actors has no actor_class"),
+    ],
+)
+async def test_text_that_is_no_snapshot(system: ta.System, change: dict[str, object], message: str) -> None:
+    with record(system) as recorder:
+        data = json.loads(recorder.snapshot().to_json())
+    with pytest.raises(ValueError, match=re.escape(message)):
+        SystemSnapshot.from_json(json.dumps({**data, **change}))
+    with pytest.raises(ValueError, match="Expecting"):
+        SystemSnapshot.from_json("not JSON")
+
+
+async def test_bad_arguments(system: ta.System) -> None:
+    with pytest.raises(TypeError, match="system must be an open system"), record("shop"):  # type: ignore[arg-type]
+        pass
+    with pytest.raises(ValueError, match="operations must be"), record(system, operations=0):
+        pass
+    with pytest.raises(ValueError, match="failures must be"), record(system, failures=-1):
+        pass
+    with record(system) as recorder:
+        with pytest.raises(RuntimeError, match="another thread"):
+            await trio.to_thread.run_sync(recorder.snapshot)
+        with pytest.raises(RuntimeError, match="measured already"):
+            system.measure(recorder._tallies)

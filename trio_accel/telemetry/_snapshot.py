@@ -1,0 +1,345 @@
+"""What is seen of a running program at one moment, as plain data."""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
+from typing import Any, Self, TypeVar, cast
+
+import attrs
+
+__all__ = [
+    "ActorRow",
+    "DeviceRow",
+    "FailureRow",
+    "Histogram",
+    "LibraryRow",
+    "MemoryRow",
+    "OperationRow",
+    "SystemSnapshot",
+]
+
+T = TypeVar("T")
+
+
+@attrs.frozen(kw_only=True)
+class Histogram:
+    """Seconds that something took, counted by ranges.
+
+    Attributes:
+        bounds: Upper ends of the ranges, in rising order; a value that equals one lies below it.
+        counts: How many values lie in each range; one more than there are bounds, for those above the last.
+        total: Sum of all values.
+    """
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float = 0.0
+
+    @property
+    def count(self) -> int:
+        """How many values there are."""
+        return sum(self.counts)
+
+    @property
+    def mean(self) -> float | None:
+        """Their mean; None if there are none."""
+        return self.total / self.count if self.count else None
+
+    def cumulated(self) -> tuple[int, ...]:
+        """How many values are at most each bound; the last is the number of all."""
+        return tuple(accumulate(self.counts))
+
+    def quantile(self, share: float) -> float | None:
+        """About the value that a share of all values does not exceed, even within its range.
+
+        Args:
+            share: From 0 to 1, such as 0.99.
+
+        Returns:
+            None if there are no values. The last bound if it lies above that.
+        """
+        if not 0 <= share <= 1:
+            raise ValueError(f"quantile: share must be from 0 to 1, got {share!r}")
+        below = self.cumulated()
+        if not below or not below[-1]:
+            return None
+        rank = max(share * below[-1], 1e-9)
+        place = bisect_left(below, rank)
+        if place >= len(self.bounds):
+            return self.bounds[-1]
+        low = self.bounds[place - 1] if place else 0.0
+        before = below[place - 1] if place else 0
+        return low + (self.bounds[place] - low) * (rank - before) / self.counts[place]
+
+
+@attrs.frozen(kw_only=True)
+class ActorRow:
+    """One actor. Actors stand in the order of the tree, parents before their children.
+
+    Attributes:
+        path: Path in the tree.
+        actor_class: Name of the class.
+        state: As in `ActorSnapshot.state`.
+        restarts: How often it was restarted; also the number of the incarnation.
+        pid: The process in which it does its work; None where that is the program's.
+        mailbox_depth: Messages in the mailbox.
+        mailbox_peak: The most that were in it at once.
+        mailbox_waiting: Senders that wait for room.
+        stashed: Messages that it has set aside.
+        running: Messages being served.
+        deferred: Requests whose reply is given later; of a library, operations in flight.
+        handled: Messages whose handler returned.
+        failed: Messages whose handler raised.
+        expired: Requests dropped because their deadline had passed.
+        dropped: Messages that the mailbox dropped or refused.
+        last_error: What ended the last incarnation that failed.
+        rate: Messages per second that ended lately, however they did.
+        p50: Seconds from sending to the end that half of the last messages took at most; None without any.
+        p99: The same of 99 in 100.
+    """
+
+    path: str
+    actor_class: str
+    state: str
+    restarts: int = 0
+    pid: int | None = None
+    mailbox_depth: int = 0
+    mailbox_peak: int = 0
+    mailbox_waiting: int = 0
+    stashed: int = 0
+    running: int = 0
+    deferred: int = 0
+    handled: int = 0
+    failed: int = 0
+    expired: int = 0
+    dropped: int = 0
+    last_error: str | None = None
+    rate: float = 0.0
+    p50: float | None = None
+    p99: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def parent(self) -> str | None:
+        """Path of the parent; None for the system itself."""
+        return self.path.rpartition("/")[0] or None
+
+    @property
+    def depth(self) -> int:
+        """How many are above it."""
+        return self.path.count("/")
+
+
+@attrs.frozen(kw_only=True)
+class OperationRow:
+    """Messages of one type to one actor, since recording began.
+
+    Attributes:
+        path: Path of the actor.
+        message_type: Name of the message's class, or of the operation it carries.
+        completed: How many got their reply, or were served.
+        failed: How many failed.
+        cancelled: How many were begun and cancelled by their asker.
+        dropped: How many became dead letters.
+        queue: Seconds from sending to the handler's start.
+        run: Seconds from there to the end.
+        rate: How many ended per second lately.
+        p50: Seconds from sending to the end that half of the last messages took at most; None without any.
+        p99: The same of 99 in 100.
+    """
+
+    path: str
+    message_type: str
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    dropped: int = 0
+    queue: Histogram
+    run: Histogram
+    rate: float = 0.0
+    p50: float | None = None
+    p99: float | None = None
+
+
+@attrs.frozen(kw_only=True)
+class LibraryRow:
+    """Requests of one library of a device.
+
+    Attributes:
+        library: Its title: the import path, or the name that its argument begins with.
+        waiting: Handed over and not launched.
+        in_flight: Launched and not complete.
+    """
+
+    library: str
+    waiting: int = 0
+    in_flight: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class MemoryRow:
+    """Memory of a device, in bytes; as `MemoryStatistics`."""
+
+    used: int
+    reserved: int
+    peak: int
+    blocks: int
+    limit: int
+    workspace: int = 0
+    foreign: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class DeviceRow:
+    """One open device.
+
+    What comes from the device itself is asked for behind the snapshot's back, and is as old as `age` says.
+
+    Attributes:
+        path: Path of its actor.
+        name: Name of the hardware, such as ``"cpu:0"``.
+        backend: Name of the backend.
+        isolation: ``"inline"`` or ``"process"``.
+        state: That of its actor's context: ``"running"``, ``"restarting"`` and so on.
+        generation: Which context this is, from 1.
+        losses: Contexts that it has lost since it was opened.
+        recovery_time: Seconds from the last loss that was seen to the next context; None without one.
+        pending: Requests that wait while the context is being rebuilt.
+        pid: Process of the worker, if it has one.
+        age: Seconds since the rest was true; None if it was never known.
+        launched: Operations enqueued in this generation.
+        completed: Operations that completed, with or without an error.
+        in_flight: Operations that the backend has.
+        memory: Memory of its arrays.
+        libraries: Libraries that have requests.
+    """
+
+    path: str
+    name: str
+    backend: str
+    isolation: str
+    state: str
+    generation: int
+    losses: int = 0
+    recovery_time: float | None = None
+    pending: int = 0
+    pid: int | None = None
+    age: float | None = None
+    launched: int = 0
+    completed: int = 0
+    in_flight: int = 0
+    memory: MemoryRow | None = None
+    libraries: tuple[LibraryRow, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class FailureRow:
+    """Something that failed.
+
+    Attributes:
+        time: When, in seconds since the epoch; of several alike, the last.
+        path: Path of the actor.
+        kind: ``"message"``, ``"restart"`` (an incarnation ended), ``"end"`` (the actor ended for good) or
+            ``"supervisor"`` (it gave up).
+        message_type: What was being served, if anything.
+        error: The error in one line.
+        traceback: The error with its traceback, cut off if it is very long. Where many came at once, of some
+            only the line.
+        count: How many alike this stands for.
+    """
+
+    time: float
+    path: str
+    kind: str
+    message_type: str | None = None
+    error: str
+    traceback: str
+    count: int = 1
+
+
+@attrs.frozen(kw_only=True)
+class SystemSnapshot:
+    """A system at one moment. Plain data: `to_json` writes it, `from_json` reads it elsewhere.
+
+    Attributes:
+        time: When, in seconds since the epoch.
+        system: Name of the system.
+        pid: The program's process.
+        uptime: Seconds since the system was opened.
+        recorded: Seconds since recording began; what operations and failures show began then.
+        dead_letters: Messages that were dropped or refused, in all.
+        quarantined: Actors that were cancelled and did not end, in all.
+        actors: All actors, parents before children; the first is the system itself.
+        operations: Messages by actor and type.
+        devices: The open devices.
+        failures: The last failures, the oldest first.
+    """
+
+    time: float
+    system: str
+    pid: int
+    uptime: float
+    recorded: float
+    dead_letters: int = 0
+    quarantined: int = 0
+    actors: tuple[ActorRow, ...] = ()
+    operations: tuple[OperationRow, ...] = ()
+    devices: tuple[DeviceRow, ...] = ()
+    failures: tuple[FailureRow, ...] = ()
+
+    def to_json(self) -> str:
+        """The snapshot as one line of JSON text."""
+        return json.dumps(attrs.asdict(self), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """The snapshot that `to_json` wrote. What a newer version has added is left out.
+
+        Raises:
+            ValueError: The text is no JSON, or no snapshot.
+        """
+        return _read(cls, json.loads(text), "the snapshot")
+
+
+def _read(kind: type[T], data: object, what: str) -> T:
+    """Make an object of what was a JSON object, and see that all its values have the types they should."""
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{what} is no JSON object")  # noqa: TRY004  # of a text
+    given = cast("Mapping[str, object]", data)
+    hints = typing.get_type_hints(kind)
+    fields = attrs.fields(cast("type[attrs.AttrsInstance]", kind))
+    values: dict[str, Any] = {}
+    for field in fields:
+        if field.name in given:
+            values[field.name] = _value(hints[field.name], given[field.name], f"{what}: {field.name}")
+        elif field.default is attrs.NOTHING:
+            raise ValueError(f"{what} has no {field.name}")
+    return kind(**values)
+
+
+def _value(hint: Any, data: object, what: str) -> object:
+    if typing.get_origin(hint) is types.UnionType:
+        [hint] = [one for one in typing.get_args(hint) if one is not type(None)]
+        return None if data is None else _value(hint, data, what)
+    if typing.get_origin(hint) is tuple:
+        if not isinstance(data, list):
+            raise ValueError(f"{what} is no list")
+        one = typing.get_args(hint)[0]
+        return tuple([_value(one, item, what) for item in cast("Iterable[object]", data)])
+    if attrs.has(hint):
+        return _read(hint, data, what)
+    is_number = isinstance(data, (int, float)) and not isinstance(data, bool)
+    if hint is float and is_number:
+        return float(cast("float", data))
+    if not isinstance(data, hint) or isinstance(data, bool):
+        raise ValueError(f"{what} is no {hint.__name__}")  # noqa: TRY004  # of a text
+    return data

@@ -1,0 +1,196 @@
+"""Counts and times of messages: what the runtime is told of each of them, as cheaply as it can be kept."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ._snapshot import Histogram
+
+__all__ = ["BOUNDS", "OTHER_ACTORS", "MessageTally", "Tallies", "rate_of"]
+
+Seconds: TypeAlias = npt.NDArray[np.float64]
+OnFailure: TypeAlias = Callable[[str, str, BaseException], None]
+
+BOUNDS = tuple(float(f"{digits}e{exponent}") for exponent in range(-5, 2) for digits in (1, 2.5, 5))[:-1]
+"""Upper ends of the ranges of all histograms, in seconds: 10 µs to 25 s."""
+
+OTHER_ACTORS = "(other)"
+"""Stands for the actors beyond the most that are told apart."""
+
+_EDGES = np.array(BOUNDS)
+# Messages whose times are kept as they came, to be counted by ranges in one go.
+_AT_ONCE = 512
+# Of so many last messages, and of so many last seconds, p50 and p99 are taken.
+_LAST = 1024
+_LATELY = 60.0
+_SETTLED = 5.0
+_APART = 0.5
+
+
+class MessageTally:
+    """What became of the messages of one type to one actor.
+
+    Attributes:
+        path: Path of the actor.
+        message_type: Name of the messages.
+    """
+
+    __slots__ = (
+        "_counted",
+        "_history",
+        "_of_queue",
+        "_of_run",
+        "_on_failure",
+        "_recent",
+        "_times",
+        "cancelled_count",
+        "dropped_count",
+        "failed_count",
+        "message_type",
+        "path",
+        "queue_total",
+        "run_total",
+    )
+
+    def __init__(self, path: str, message_type: str, on_failure: OnFailure, since: float) -> None:
+        self.path: str = path
+        self.message_type: str = message_type
+        self.failed_count: int = 0
+        self.cancelled_count: int = 0
+        self.dropped_count: int = 0
+        self.queue_total: float = 0.0
+        self.run_total: float = 0.0
+        self._on_failure = on_failure
+        # Seconds in the queue and in the handler, in turns, that are not counted yet.
+        self._times: list[float] = []
+        self._counted = 0
+        self._of_queue = np.zeros(len(BOUNDS) + 1, np.int64)
+        self._of_run = np.zeros(len(BOUNDS) + 1, np.int64)
+        self._recent: deque[tuple[float, Seconds]] = deque()
+        self._history: deque[tuple[float, int]] = deque([(since, 0)])
+
+    def completed(self, queue_time: float, run_time: float) -> None:
+        """See `Measured.completed`."""
+        times = self._times
+        times += (queue_time, run_time)
+        if len(times) >= 2 * _AT_ONCE:
+            self.count()
+
+    def failed(self, queue_time: float, run_time: float, error: BaseException) -> None:
+        """See `Measured.failed`."""
+        self.failed_count += 1
+        self.completed(queue_time, run_time)
+        self._on_failure(self.path, self.message_type, error)
+
+    def cancelled(self, queue_time: float, run_time: float) -> None:
+        """See `Measured.cancelled`."""
+        self.cancelled_count += 1
+        self.completed(queue_time, run_time)
+
+    def dropped(self) -> None:
+        """See `Measured.dropped`."""
+        self.dropped_count += 1
+
+    @property
+    def ended(self) -> int:
+        """How many were begun and have ended, however they did."""
+        return self._counted + len(self._times) // 2
+
+    @property
+    def completed_count(self) -> int:
+        """How many got their reply, or were served."""
+        return self.ended - self.failed_count - self.cancelled_count
+
+    def count(self) -> None:
+        """Count the times that are kept as they came."""
+        if not self._times:
+            return
+        times = np.array(self._times).reshape(-1, 2)
+        self._times.clear()
+        self._counted += len(times)
+        queue, run = np.maximum(times, 0.0).T
+        size = len(_EDGES) + 1
+        self._of_queue += np.bincount(np.searchsorted(_EDGES, queue), minlength=size)
+        self._of_run += np.bincount(np.searchsorted(_EDGES, run), minlength=size)
+        self.queue_total += float(queue.sum())
+        self.run_total += float(run.sum())
+        # Real seconds: how long something is remembered is no matter of the program's clock.
+        self._recent.append((time.monotonic(), queue + run))
+        while (
+            len(self._recent) > 1
+            and sum(len(some) for _, some in self._recent) - len(self._recent[0][1]) >= _LAST
+        ):
+            self._recent.popleft()
+
+    def queue(self) -> Histogram:
+        """Seconds in the queue; those of `count` by now."""
+        return Histogram(bounds=BOUNDS, counts=tuple(self._of_queue.tolist()), total=self.queue_total)
+
+    def run(self) -> Histogram:
+        """Seconds from the handler's start to the end; those of `count` by now."""
+        return Histogram(bounds=BOUNDS, counts=tuple(self._of_run.tolist()), total=self.run_total)
+
+    def recent(self) -> Seconds:
+        """Seconds from sending to the end of the last messages."""
+        since = time.monotonic() - _LATELY
+        while self._recent and self._recent[0][0] < since:
+            self._recent.popleft()
+        return np.concatenate([some for _, some in self._recent]) if self._recent else np.empty(0)
+
+    def rate(self, now: float) -> float:
+        """How many ended per second, over the last 5 seconds or since it was asked for before."""
+        return rate_of(self._history, now, self.ended)
+
+
+def rate_of(history: deque[tuple[float, int]], now: float, count: int) -> float:
+    """The rise of a count per second, over the last 5 seconds or since it was looked at before.
+
+    Args:
+        history: When it was looked at, and what it was; the first entry is where it began.
+        now: The time.
+        count: What it is.
+    """
+    while len(history) > 1 and history[1][0] <= now - _SETTLED:
+        history.popleft()
+    since, before = history[0]
+    if now >= history[-1][0] + _APART:
+        history.append((now, count))
+    return (count - before) / (now - since) if now > since else 0.0
+
+
+class Tallies:
+    """The tallies of a system: its meter.
+
+    Args:
+        most: How many are told apart; messages of more go to one for all other actors.
+        on_failure: Is told of each message that failed.
+        now: The time on Trio's clock.
+
+    Attributes:
+        by_key: They, by path and message type.
+        seen_at: When they were looked at last; the first rates of new ones are since then.
+    """
+
+    def __init__(self, most: int, on_failure: OnFailure, now: float) -> None:
+        self.by_key: dict[tuple[str, str], MessageTally] = {}
+        self._most = most
+        self._on_failure = on_failure
+        self.seen_at: float = now
+
+    def measured(self, path: str, message_type: str) -> MessageTally:
+        """See `Meter.measured`."""
+        found = self.by_key.get((path, message_type))
+        if found is None and len(self.by_key) >= self._most:
+            # The names of messages are those of classes: there are not many of them.
+            path = OTHER_ACTORS
+            found = self.by_key.get((path, message_type))
+        if found is None:
+            found = MessageTally(path, message_type, self._on_failure, self.seen_at)
+            self.by_key[path, message_type] = found
+        return found
