@@ -5,15 +5,9 @@ blueprint, so blueprints compose.
 """
 
 from ._call import Call, GetStatistics, Model, Servant, as_callable
-from ._cascade import (
-    Cascade,
-    CascadeAnswer,
-    CascadeStatistics,
-    NoAnswerError,
-    Passed,
-    Stage,
-    StageStatistics,
-)
+from ._cascade import Cascade, CascadeAnswer, CascadeStatistics, NoAnswerError, Passed, Stage, StageStatistics
+from ._fair_queue import Weights
+from ._fair_scheduler import FairCall, FairScheduler, FairStatistics, UnknownTenantError
 from ._outputs import ModelOutputError
 from ._speculative import DecodingStatistics, Generate, Generation, Score, SpeculativeDecoder
 from ._tasks import TaskServant
@@ -25,6 +19,9 @@ __all__ = [
     "CascadeAnswer",
     "CascadeStatistics",
     "DecodingStatistics",
+    "FairCall",
+    "FairScheduler",
+    "FairStatistics",
     "Generate",
     "Generation",
     "GetStatistics",
@@ -39,6 +36,8 @@ __all__ = [
     "StageStatistics",
     "TaskServant",
     "TokenStream",
+    "UnknownTenantError",
+    "Weights",
     "as_callable",
     "open_token_stream",
 ]

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import trio
 
-from ..actors import ActorContext, DeferredReply
+from ..actors import ActorContext, ActorRestartingError, ActorStoppedError, DeferredReply
 from ._call import Servant
 
 __all__ = ["TaskServant"]
@@ -47,21 +47,29 @@ class TaskServant(Servant[ItemT, ResultT]):
         await trio.lowlevel.checkpoint()
         return reply
 
-    def start(self, work: Callable[[], Awaitable[ResultT]]) -> DeferredReply[ResultT]:
+    def start(
+        self, work: Callable[[], Awaitable[ResultT]], *, has_begun: Callable[[], bool] = lambda: True
+    ) -> DeferredReply[ResultT]:
         """Start a task for the request that the running handler serves, which returns what this returns.
 
         The task has the context variables and the deadline of the asker.
 
         Args:
             work: Gives the reply, or raises the error that is the reply.
+            has_begun: Whether the request may have been executed, in part or in full. If not when the
+                incarnation ends, it fails with `ActorStoppedError` or `ActorRestartingError`.
         """
         scope = trio.CancelScope(deadline=self.context.deadline)
         reply: DeferredReply[ResultT] = self.context.defer(on_cancel=scope.cancel)
-        self._nursery.start_soon(self._answer, work, scope, reply)
+        self._nursery.start_soon(self._answer, work, has_begun, scope, reply)
         return reply
 
     async def _answer(
-        self, work: Callable[[], Awaitable[ResultT]], scope: trio.CancelScope, reply: DeferredReply[ResultT]
+        self,
+        work: Callable[[], Awaitable[ResultT]],
+        has_begun: Callable[[], bool],
+        scope: trio.CancelScope,
+        reply: DeferredReply[ResultT],
     ) -> None:
         try:
             with scope:
@@ -77,6 +85,14 @@ class TaskServant(Servant[ItemT, ResultT]):
                 # The asker has moved its deadline since it asked.
                 reply.fail(trio.TooSlowError("the deadline with which it was asked has passed"))
         finally:
-            if not reply.is_done and not self.context.is_stopping:
-                # No later incarnation knows of it.
-                reply.fail_as_crash(RuntimeError("the incarnation of the actor ended meanwhile"))
+            if not reply.is_done:
+                self._ended(reply, has_begun=has_begun())
+
+    def _ended(self, reply: DeferredReply[ResultT], *, has_begun: bool) -> None:
+        """The incarnation ends, and no later one knows of the request."""
+        path = self.context.path
+        if not has_begun:
+            kind = ActorStoppedError if self.context.is_stopping else ActorRestartingError
+            reply.fail(kind(f"{path} ended before the request was begun: it was never executed", path=path))
+        elif not self.context.is_stopping:
+            reply.fail_as_crash(RuntimeError("the incarnation of the actor ended meanwhile"))

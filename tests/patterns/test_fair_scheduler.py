@@ -1,0 +1,416 @@
+"""Fair shares of a model: the actor around the queue."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sfq_model import Arrival, order_of
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+import trio_accel as ta
+from trio_accel.patterns import Call, FairCall, FairScheduler, GetStatistics, UnknownTenantError, Weights
+
+Scheduler = ta.Ref[FairScheduler[Any, Any]]
+who: ContextVar[str] = ContextVar("who")
+
+
+@attrs.define
+class Model:
+    """Takes `cost` seconds for an item `(name, cost)`, and notes when it began."""
+
+    begun: list[tuple[Any, float]] = attrs.field(factory=list)
+    running: int = 0
+    peak: int = 0
+
+    async def __call__(self, item: tuple[Any, float]) -> Any:
+        self.begun.append((item[0], trio.current_time()))
+        self.running += 1
+        self.peak = max(self.peak, self.running)
+        try:
+            await trio.sleep(item[1])
+        finally:
+            self.running -= 1
+        return item[0]
+
+    @property
+    def order(self) -> list[Any]:
+        return [name for name, _ in self.begun]
+
+
+@pytest.fixture
+def model() -> Model:
+    return Model()
+
+
+async def ask(scheduler: Scheduler, name: object, tenant: object = "a", cost: float = 1.0) -> Any:
+    return await scheduler.ask(FairCall((name, cost), tenant=tenant, cost=cost))
+
+
+async def refused(scheduler: Scheduler, call: FairCall[Any] | Call[Any]) -> Exception:
+    try:
+        await scheduler.ask(call)
+    except Exception as error:  # noqa: BLE001  # whatever it is, it is looked at
+        return error
+    raise AssertionError("it was not refused")
+
+
+arrivals = st.lists(
+    st.tuples(st.integers(0, 40), st.sampled_from("abc"), st.sampled_from([1.0, 2.0, 5.0])), max_size=40
+)
+
+
+@given(arrivals, st.fixed_dictionaries({flow: st.sampled_from([0.5, 1.0, 4.0]) for flow in "abc"}))
+@settings(max_examples=100, deadline=None)
+def test_order_and_times_are_those_of_an_independent_simulation(
+    drawn: list[tuple[int, str, float]], weights: dict[str, float]
+) -> None:
+    # No arrival is at the same moment as the end of another request.
+    arrivals = [
+        Arrival(time + 2.0**-10 * (1 + number), flow, cost)
+        for number, (time, flow, cost) in enumerate(sorted(drawn, key=lambda one: one[0]))
+    ]
+
+    async def main() -> list[tuple[int, float]]:
+        model = Model()
+        zero = trio.current_time()
+        async with ta.open_system("test") as system, trio.open_nursery() as nursery:
+            scheduler = await system.spawn(FairScheduler, model, max_in_flight=1, weights=weights)
+            for number, arrival in enumerate(arrivals):
+                await trio.sleep_until(zero + arrival.time)
+                nursery.start_soon(ask, scheduler, number, arrival.flow, arrival.cost)
+        return [(number, begun - zero) for number, begun in model.begun]
+
+    served = trio.run(main, clock=MockClock(autojump_threshold=0))
+    expected = order_of(arrivals, weights)
+    assert [number for number, _ in served] == [number for number, _ in expected]
+    assert [begun for _, begun in served] == pytest.approx([begun for _, begun in expected])
+
+
+async def test_shares_are_in_proportion_to_the_weights(
+    autojump_clock: MockClock, system: ta.System, model: Model
+) -> None:
+    scheduler = await system.spawn(
+        FairScheduler, model, max_in_flight=4, weights={"a": 3, "b": 1}, max_queued=2000
+    )
+    async with trio.open_nursery() as nursery:
+        for _ in range(1500):
+            nursery.start_soon(ask, scheduler, "a", "a")
+            nursery.start_soon(ask, scheduler, "b", "b")
+        await trio.sleep(250.5)
+        counts = Counter(model.order[:1000])
+        assert counts["a"] / counts["b"] == pytest.approx(3.0, rel=0.05)
+        nursery.cancel_scope.cancel()
+    assert model.peak == 4
+
+
+async def test_a_cancelled_asker_leaves_the_queue_at_once(
+    autojump_clock: MockClock, system: ta.System, model: Model
+) -> None:
+    scheduler = await system.spawn(FairScheduler, model, max_in_flight=1, max_queued=1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask, scheduler, "first", "a", 10.0)
+        await wait_all_tasks_blocked()
+        begun = trio.current_time()
+        for _ in range(5):
+            with trio.move_on_after(1) as scope:
+                await ask(scheduler, "second", "a")
+            assert scope.cancelled_caught
+        assert trio.current_time() == begun + 5
+        nursery.start_soon(ask, scheduler, "third", "a")
+    assert model.order == ["first", "third"]
+    statistics = await scheduler.ask(GetStatistics())
+    assert (statistics.cancelled, statistics.answered, statistics.queued) == (5, 2, 0)
+
+
+async def test_a_cancelled_asker_of_a_running_request_ends_the_model(
+    autojump_clock: MockClock, system: ta.System, model: Model
+) -> None:
+    scheduler = await system.spawn(FairScheduler, model, max_in_flight=1)
+    async with trio.open_nursery() as nursery:
+        with trio.move_on_after(3):
+            await ask(scheduler, "long", "a", 100.0)
+        assert model.running == 0
+        nursery.start_soon(ask, scheduler, "next")
+    assert [begun for _, begun in model.begun] == [0.0, 3.0]
+
+
+async def test_a_cancelled_one_is_not_charged_unless_it_ran(
+    autojump_clock: MockClock, system: ta.System, model: Model
+) -> None:
+    scheduler = await system.spawn(
+        FairScheduler, model, max_in_flight=1, weights={"a": 1.0, "b": 1.0}, max_queued=200
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask, scheduler, "b", "b", 5.0)
+        await wait_all_tasks_blocked()
+        with trio.move_on_after(1):
+            await ask(scheduler, "gone", "a", 1000.0)
+        nursery.start_soon(ask, scheduler, "a", "a", 1.0)
+        nursery.start_soon(ask, scheduler, "b again", "b", 1.0)
+    assert model.order == ["b", "a", "b again"]
+    assert (await scheduler.ask(GetStatistics())).cost_of == {"a": 1.0, "b": 6.0}
+
+
+async def test_the_queue_of_a_tenant_is_bounded(
+    autojump_clock: MockClock, system: ta.System, model: Model
+) -> None:
+    scheduler = await system.spawn(FairScheduler, model, max_in_flight=1, max_queued=2)
+    async with trio.open_nursery() as nursery:
+        for name in ("runs", "waits", "waits too"):
+            nursery.start_soon(ask, scheduler, name)
+            await wait_all_tasks_blocked()
+        error = await refused(scheduler, FairCall(("one more", 1.0), tenant="a"))
+        assert isinstance(error, ta.MailboxFullError)
+        assert "2 requests of tenant 'a'" in str(error)
+        nursery.start_soon(ask, scheduler, "of another", "b")
+    assert model.order == ["runs", "of another", "waits", "waits too"]
+    assert (await scheduler.ask(GetStatistics())).refused == 1
+
+
+async def test_unknown_tenants_have_the_default_weight_or_are_refused(
+    autojump_clock: MockClock, system: ta.System, model: Model
+) -> None:
+    strict = await system.spawn(
+        FairScheduler, model, max_in_flight=1, weights=Weights({"a": 1.0}, default=None), name="strict"
+    )
+    error = await refused(strict, FairCall(("x", 1.0), tenant="who?"))
+    assert isinstance(error, UnknownTenantError)
+    assert isinstance(error, LookupError)
+    assert "'who?' has no weight" in str(error)
+    assert await ask(strict, "known") == "known"
+    weights = Weights({"a": 1.0}, default=4.0)
+    open_to_all = await system.spawn(FairScheduler, model, max_in_flight=1, weights=weights, max_queued=100)
+    model.begun.clear()
+    async with trio.open_nursery() as nursery:
+        for _ in range(100):
+            nursery.start_soon(ask, open_to_all, "a", "a")
+            nursery.start_soon(ask, open_to_all, "new", "new")
+        await trio.sleep(99.5)
+        assert Counter(model.order)["new"] == pytest.approx(80, abs=2)
+        nursery.cancel_scope.cancel()
+
+
+async def test_weights_are_set_while_it_runs(
+    autojump_clock: MockClock, system: ta.System, model: Model
+) -> None:
+    weights = Weights(default=1.0)
+    scheduler = await system.spawn(
+        FairScheduler, model, max_in_flight=1, weights=weights, max_queued=200, name="fair"
+    )
+    weights["a"] = 9.0
+    async with trio.open_nursery() as nursery:
+        for _ in range(100):
+            nursery.start_soon(ask, scheduler, "a", "a")
+            nursery.start_soon(ask, scheduler, "b", "b")
+        await trio.sleep(49.5)
+        assert Counter(model.order)["a"] == pytest.approx(45, abs=1)
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_models_error_is_the_askers(system: ta.System, autojump_clock: MockClock) -> None:
+    error = KeyError("bad item")
+
+    async def fails(item: object) -> object:
+        raise error
+
+    scheduler = await system.spawn(FairScheduler, fails, max_in_flight=1, name="fair")
+    for _ in range(3):
+        assert await refused(scheduler, FairCall(1, tenant="a")) is error
+    assert system.tree().find("test/fair").restarts == 0
+    assert (await scheduler.ask(GetStatistics())).answered == 3
+
+
+async def test_the_model_has_deadline_and_context_variables_of_its_asker(
+    system: ta.System, autojump_clock: MockClock
+) -> None:
+    async def look(item: object) -> object:
+        await trio.sleep(1)
+        return who.get(), trio.current_effective_deadline()
+
+    scheduler = await system.spawn(FairScheduler, look, max_in_flight=1)
+    found: dict[str, object] = {}
+
+    async def asker(name: str, deadline: float) -> None:
+        who.set(name)
+        with trio.CancelScope(deadline=deadline):
+            found[name] = await scheduler.ask(FairCall(name, tenant=name))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(asker, "ann", 50.0)
+        nursery.start_soon(asker, "bob", math.inf)
+    assert found == {"ann": ("ann", 50.0), "bob": ("bob", math.inf)}
+
+
+async def test_a_plain_call_is_served_with_what_its_item_says(
+    autojump_clock: MockClock, system: ta.System, model: Model
+) -> None:
+    scheduler = await system.spawn(
+        FairScheduler,
+        model,
+        max_in_flight=1,
+        weights=Weights({"a": 1.0}, default=None),
+        tenant_of=lambda item: item[0][0],
+        cost_of=lambda item: item[1],
+    )
+    assert await scheduler.ask(Call(("a1", 2.5))) == "a1"
+    assert (await scheduler.ask(GetStatistics())).cost_of == {"a": 2.5}
+    assert isinstance(await refused(scheduler, Call(("b1", 1.0))), UnknownTenantError)
+    assert isinstance(await refused(scheduler, Call(("a1", math.nan))), ValueError)
+    assert isinstance(await refused(scheduler, Call((5, 1.0))), TypeError)
+
+
+async def test_a_plain_call_without_more_is_of_the_tenant_none(
+    autojump_clock: MockClock, system: ta.System, model: Model
+) -> None:
+    scheduler = await system.spawn(FairScheduler, model, max_in_flight=1, weights={None: 2.0})
+    assert await scheduler.ask(Call(("x", 7.0))) == "x"
+    assert (await scheduler.ask(GetStatistics())).cost_of == {None: 1.0}
+
+
+async def test_schedulers_compose(autojump_clock: MockClock, system: ta.System, model: Model) -> None:
+    inner = await system.spawn(FairScheduler, model, max_in_flight=1, name="inner")
+    outer = await system.spawn(FairScheduler, inner, max_in_flight=8, name="outer")
+    assert await ask(outer, "through both") == "through both"
+
+
+async def test_a_drain_answers_all_that_was_accepted(
+    autojump_clock: MockClock, system: ta.System, model: Model
+) -> None:
+    scheduler = await system.spawn(
+        FairScheduler, model, max_in_flight=2, policy=ta.Policy(grace=1000.0), name="fair"
+    )
+    answers: list[object] = []
+
+    async def asker(number: int) -> None:
+        answers.append(await ask(scheduler, number))
+
+    async with trio.open_nursery() as nursery:
+        for number in range(20):
+            nursery.start_soon(asker, number)
+        await wait_all_tasks_blocked()
+        await scheduler.stop(drain=True)
+    assert sorted(map(str, answers)) == sorted(map(str, range(20)))
+
+
+async def ends(scheduler: Scheduler, end: Callable[[], Awaitable[None]]) -> dict[str, Exception]:
+    """What askers get, one whose request runs and two that wait, when the scheduler ends."""
+    got: dict[str, Exception] = {}
+
+    async def asker(name: str) -> None:
+        got[name] = await refused(scheduler, FairCall((name, 100.0), tenant="a"))
+
+    async with trio.open_nursery() as nursery:
+        for name in ("runs", "waits", "waits too"):
+            nursery.start_soon(asker, name)
+            await wait_all_tasks_blocked()
+        await end()
+    return got
+
+
+async def test_when_it_stops_what_waits_was_never_executed(
+    autojump_clock: MockClock, system: ta.System, model: Model
+) -> None:
+    scheduler = await system.spawn(FairScheduler, model, max_in_flight=1)
+    got = await ends(scheduler, scheduler.stop)
+    assert isinstance(got["runs"], ta.ActorFailedError)
+    assert isinstance(got["waits"], ta.ActorStoppedError)
+    assert isinstance(got["waits too"], ta.ActorStoppedError)
+    assert model.order == ["runs"]
+
+
+@attrs.frozen
+class Crash(ta.Request["Crashing", None]):
+    """Crash."""
+
+
+class Crashing(ta.Actor):
+    @ta.handles(Crash)
+    async def crash(self, message: Crash) -> None:
+        raise OSError("a crash")
+
+
+async def refused_by(ref: ta.Ref[Crashing]) -> Exception:
+    try:
+        await ref.ask(Crash())
+    except Exception as error:  # noqa: BLE001  # whatever it is, it is looked at
+        return error
+    raise AssertionError("it did not crash")
+
+
+async def test_when_it_restarts_what_waits_was_never_executed(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Model()
+    options = ta.SystemOptions(strategy=ta.Strategy.ONE_FOR_ALL)
+    async with ta.open_system("test", options=options) as system:
+        scheduler = await system.spawn(FairScheduler, model, max_in_flight=1, name="fair")
+        sibling = await system.spawn(Crashing, name="sibling")
+
+        async def crash() -> None:
+            assert isinstance(await refused_by(sibling), ta.ActorFailedError)
+
+        got = await ends(scheduler, crash)
+        assert isinstance(got["runs"], ta.ActorFailedError)
+        assert isinstance(got["waits"], ta.ActorRestartingError)
+        assert isinstance(got["waits too"], ta.ActorRestartingError)
+        assert model.order == ["runs"]
+        assert await ask(scheduler, "after") == "after"
+        assert system.tree().find("test/fair").restarts == 1
+
+
+async def test_statistics_name_those_that_wait(
+    autojump_clock: MockClock, system: ta.System, model: Model
+) -> None:
+    scheduler = await system.spawn(FairScheduler, model, max_in_flight=2, weights={"a": 2.0})
+    async with trio.open_nursery() as nursery:
+        for tenant in "aaabb":
+            nursery.start_soon(ask, scheduler, tenant, tenant, 2.0)
+            await wait_all_tasks_blocked()
+        statistics = await scheduler.ask(GetStatistics())
+        assert (statistics.queued, statistics.in_flight, statistics.answered) == (3, 2, 0)
+        assert statistics.queued_of == {"a": 1, "b": 2}
+        assert statistics.cost_of == {"a": 4.0}
+        assert statistics.tenants == 2
+    statistics = await scheduler.ask(GetStatistics())
+    assert (statistics.queued, statistics.in_flight, statistics.answered) == (0, 0, 5)
+    assert (statistics.cost_of, statistics.cost_of_others) == ({"a": 6.0}, 4.0)
+
+
+@pytest.mark.parametrize("cost", [0, -1.0, math.nan, math.inf, -math.inf, 1e10])
+def test_bad_costs_are_refused_when_the_request_is_made(cost: float) -> None:
+    with pytest.raises(ValueError, match="the cost of a request"):
+        FairCall(1, tenant="a", cost=cost)
+
+
+def test_what_is_no_cost_and_no_tenant_is_refused_when_the_request_is_made() -> None:
+    with pytest.raises(TypeError, match="the cost of a request"):
+        FairCall(1, tenant="a", cost="3")  # type: ignore[arg-type]  # what it is about
+    with pytest.raises(TypeError, match="unhashable"):
+        FairCall(1, tenant=[])  # type: ignore[arg-type]  # what it is about
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"max_in_flight": 0},
+        {"max_in_flight": -1},
+        {"max_in_flight": 1, "max_queued": 0},
+        {"max_in_flight": 1, "max_tenants": 0},
+        {"max_in_flight": 1, "weights": {"a": math.nan}},
+        {"max_in_flight": 1, "weights": {"a": 0}},
+    ],
+)
+async def test_bad_arguments_are_refused(
+    autojump_clock: MockClock, system: ta.System, model: Model, arguments: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        await system.spawn(FairScheduler, model, **arguments)

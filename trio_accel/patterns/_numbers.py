@@ -1,0 +1,63 @@
+"""Checks of the numbers that patterns are made with."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+
+__all__ = ["must_be_count", "must_be_positive", "must_be_share"]
+
+
+def must_be_positive(what: str, value: object, *, minimum: float = 0.0, maximum: float = math.inf) -> float:
+    """Return a finite number above 0.
+
+    Args:
+        what: What it is, for the error.
+        value: The number.
+        minimum: The least that is allowed, where that is above 0.
+        maximum: The most that is allowed.
+
+    Raises:
+        ValueError: It is zero, negative, NaN, infinite or out of range.
+        TypeError: It is no number.
+    """
+    number = _number(what, value)
+    if not (0 < number < math.inf and minimum <= number <= maximum):
+        least = f"of at least {minimum:g}" if minimum else "above 0"
+        most = f" and at most {maximum:g}" if maximum < math.inf else ""
+        raise ValueError(f"{what} must be a finite number {least}{most}, got {value!r}")
+    return number
+
+
+def must_be_share(what: str, value: object, *, allows_zero: bool = False) -> float:
+    """Return a number from 0 to 1; 0 itself only where that is allowed.
+
+    Raises:
+        ValueError: It is out of range or NaN.
+        TypeError: It is no number.
+    """
+    number = _number(what, value)
+    if not (0 < number <= 1 or (allows_zero and number == 0)):
+        least = "from 0" if allows_zero else "above 0"
+        raise ValueError(f"{what} must be a share {least} and at most 1, got {value!r}")
+    return number
+
+
+def must_be_count(what: str, value: object) -> int:
+    """Return a whole number of at least 1.
+
+    Raises:
+        ValueError: It is below 1.
+        TypeError: It is no whole number.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what} must be a whole number, got {value!r}")
+    if value < 1:
+        raise ValueError(f"{what} must be at least 1, got {value!r}")
+    return value
+
+
+def _number(what: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{what} must be a number, got {value!r}")
+    return float(value)
