@@ -104,7 +104,7 @@ GIVEN = _names(
     "AccelRef ActorContext ActorSnapshot BlasActor DeferredReply Device DeviceInfo FaultInjection FftActor "
     "FunctionProgram JitActor Leak LeakError LibraryActor Pending Program ProgramOpening "
     "Planner Probe Ref RngActor SparseActor SupervisorScope Subscription "
-    "Recorder System Terminated Timer TokenStream"
+    "Observation ObserverSocket Recorder System Terminated Timer TokenStream"
 )
 _PROPERTIES = frozenset({"property", "cached_property", "functools.cached_property"})
 

@@ -1,5 +1,8 @@
-"""What an operator sees of a running program: metrics, traces, logs."""
+"""What an operator sees of a running program: metrics, traces, logs, and a socket for other programs."""
 
+from ._folder import ObservedProgram, list_programs
+from ._observation import Observation, open_observation
+from ._protocol import ObserverSocketError
 from ._recorder import Recorder, record
 from ._snapshot import (
     ActorRow,
@@ -11,6 +14,7 @@ from ._snapshot import (
     OperationRow,
     SystemSnapshot,
 )
+from ._socket import ObserverSocket, open_socket
 from ._traces import trace
 
 __all__ = [
@@ -20,9 +24,16 @@ __all__ = [
     "Histogram",
     "LibraryRow",
     "MemoryRow",
+    "Observation",
+    "ObservedProgram",
+    "ObserverSocket",
+    "ObserverSocketError",
     "OperationRow",
     "Recorder",
     "SystemSnapshot",
+    "list_programs",
+    "open_observation",
+    "open_socket",
     "record",
     "trace",
 ]

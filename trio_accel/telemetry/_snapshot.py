@@ -7,6 +7,7 @@ import types
 import typing
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
+from functools import cache
 from itertools import accumulate
 from typing import Any, Self, TypeVar, cast
 
@@ -298,7 +299,7 @@ class SystemSnapshot:
 
     def to_json(self) -> str:
         """The snapshot as one line of JSON text."""
-        return json.dumps(attrs.asdict(self), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+        return json.dumps(self, default=_members, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
@@ -315,18 +316,31 @@ def _read(kind: type[T], data: object, what: str) -> T:
     if not isinstance(data, Mapping):
         raise ValueError(f"{what} is no JSON object")  # noqa: TRY004  # of a text
     given = cast("Mapping[str, object]", data)
-    hints = typing.get_type_hints(kind)
-    fields = attrs.fields(cast("type[attrs.AttrsInstance]", kind))
     values: dict[str, Any] = {}
-    for field in fields:
-        if field.name in given:
-            values[field.name] = _value(hints[field.name], given[field.name], f"{what}: {field.name}")
-        elif field.default is attrs.NOTHING:
-            raise ValueError(f"{what} has no {field.name}")
+    for name, hint, is_optional in _members_of(cast("Any", kind)):
+        if name in given:
+            values[name] = _value(hint, given[name], f"{what}: {name}")
+        elif not is_optional:
+            raise ValueError(f"{what} has no {name}")
     return kind(**values)
 
 
+@cache
+def _members_of(kind: type) -> tuple[tuple[str, Any, bool], ...]:
+    """Name and type of each attribute, and whether it has a default."""
+    hints = typing.get_type_hints(kind)
+    fields = attrs.fields(cast("type[attrs.AttrsInstance]", kind))
+    return tuple([(one.name, hints[one.name], one.default is not attrs.NOTHING) for one in fields])
+
+
+def _members(one: object) -> dict[str, object]:
+    """What JSON has of a row."""
+    return {name: getattr(one, name) for name, _, _ in _members_of(cast("Any", type(one)))}
+
+
 def _value(hint: Any, data: object, what: str) -> object:
+    if type(data) is hint:
+        return data
     if typing.get_origin(hint) is types.UnionType:
         [hint] = [one for one in typing.get_args(hint) if one is not type(None)]
         return None if data is None else _value(hint, data, what)
@@ -334,7 +348,8 @@ def _value(hint: Any, data: object, what: str) -> object:
         if not isinstance(data, list):
             raise ValueError(f"{what} is no list")
         one = typing.get_args(hint)[0]
-        return tuple([_value(one, item, what) for item in cast("Iterable[object]", data)])
+        items = cast("Iterable[object]", data)
+        return tuple([item if type(item) is one else _value(one, item, what) for item in items])
     if attrs.has(hint):
         return _read(hint, data, what)
     is_number = isinstance(data, (int, float)) and not isinstance(data, bool)

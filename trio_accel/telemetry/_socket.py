@@ -1,0 +1,240 @@
+"""The observer socket: shows a running program to others of its user, and takes no orders from them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import perf_counter
+
+import attrs
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from ..actors import System
+from ..backends.base import NotSupportedError
+from ._folder import bind, own_folder, unlink
+from ._protocol import (
+    DEFAULT_SECONDS,
+    PROTOCOL,
+    SHORTEST_SECONDS,
+    LineReader,
+    check_interval,
+    decode,
+    encode,
+    peer_of,
+)
+from ._recorder import record
+
+__all__ = ["ObserverSocket", "open_socket"]
+
+_logger = logging.getLogger("trio_accel.telemetry")
+
+_MOST_CLIENTS = 8
+_LONGEST_REQUEST = 1024
+# What a client sends faster stays in the kernel's buffer of its connection.
+_READ_PAUSE = 0.1
+# A client is let go when it has not taken a line for so long.
+_WRITE_SECONDS = 5.0
+_LAST_WORD_SECONDS = 1.0
+# Snapshots take at most this share of the program's time, whatever its clients ask for.
+_LARGEST_SHARE = 0.02
+_LONGEST_SYSTEM_NAME = 48
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ObserverSocket:
+    """An observer socket that is open.
+
+    Attributes:
+        name: Its name, by which ``trio-accel top`` finds it.
+        path: Where it is.
+    """
+
+    name: str
+    path: Path
+    _server: _Server
+
+    @property
+    def clients(self) -> int:
+        """How many clients are connected."""
+        return self._server.clients
+
+
+@asynccontextmanager
+@enable_ki_protection
+async def open_socket(system: System, name: str | None = None) -> AsyncGenerator[ObserverSocket, None]:
+    """Open a socket on which other programs of the same user see this one, such as ``trio-accel top``.
+
+    The body of the ``async with`` runs beside it, and the socket is removed at the end. It is a Unix socket
+    of mode 0600 in ``$XDG_RUNTIME_DIR/trio_accel``, or in a folder ``trio_accel-<uid>`` for temporary files,
+    which nobody else may enter. On Linux, the kernel also tells whether a peer is this user or root. Clients
+    get snapshots as lines of JSON. They cannot change anything.
+
+    No client holds the program. At most 8 are connected, what is kept for one is bounded, and one that does
+    not read for 5 s is let go. Snapshots take at most 2 % of the time of the program: of a large tree they
+    come less often than was asked for.
+
+    Args:
+        system: What is shown.
+        name: Name of the socket. None takes the name of the system and the number of the process.
+
+    Raises:
+        ValueError: The name is none: letters, digits, ``_``, ``-`` and ``.``, at most 64.
+        ObserverSocketError: A running program has a socket of this name; its process is named. Or the folder
+            is another user's, or is open to others.
+        NotSupportedError: The platform has no Unix sockets.
+        ExceptionGroup: What the body raised.
+    """
+    if not hasattr(socket, "AF_UNIX"):
+        raise NotSupportedError("observer sockets need a platform with Unix sockets")
+    if name is None:
+        plain = re.sub(r"[^A-Za-z0-9_.\-]", "_", system.name).lstrip("-.")
+        name = f"{plain[:_LONGEST_SYSTEM_NAME] or 'system'}-{os.getpid()}"
+    with record(system) as recorder:
+        folder = own_folder()
+        listening, path = await bind(folder, name)
+        inode = path.lstat().st_ino
+        server = _Server(
+            path=path,
+            hello=encode({"protocol": PROTOCOL, "name": name, "pid": os.getpid(), "system": system.name}),
+            lines=_SharedLine(look=lambda: recorder.snapshot().to_json().encode() + b"\n"),
+        )
+        try:
+            async with trio.open_nursery() as nursery:
+                listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
+                nursery.start_soon(trio.serve_listeners, server.serve, [listener])
+                try:
+                    yield ObserverSocket(name=name, path=path, server=server)
+                finally:
+                    # Before it stops to listen: from then on another program may take the name.
+                    unlink(path, inode)
+                    nursery.cancel_scope.cancel()
+        finally:
+            listening.close()
+
+
+@attrs.define(eq=False, kw_only=True)
+class _Server:
+    """Takes connections: no more than a few, and only of the user's own processes."""
+
+    path: Path
+    hello: bytes
+    lines: _SharedLine
+    clients: int = attrs.field(default=0, init=False)
+
+    async def serve(self, stream: trio.SocketStream) -> None:
+        """One connection, to its end. No error of it ends the program."""
+        async with stream:
+            try:
+                await self._admit(stream)
+            except Exception:
+                _logger.exception("%s dropped a client", self.path)
+
+    async def _admit(self, stream: trio.SocketStream) -> None:
+        peer = peer_of(stream.socket)
+        if peer is not None and peer.uid not in {os.getuid(), 0}:
+            _logger.warning(
+                "the observer socket %s refused process %d of user %d", self.path, *attrs.astuple(peer)
+            )
+            return
+        client = _Client(stream=stream, lines=self.lines)
+        if self.clients >= _MOST_CLIENTS:
+            await client.say_last(f"{_MOST_CLIENTS} clients are connected already: close one of them")
+            return
+        self.clients += 1
+        try:
+            await client.serve(self.hello)
+        finally:
+            self.clients -= 1
+            if not self.clients:
+                self.lines.forget()
+
+
+@attrs.define(eq=False, kw_only=True)
+class _SharedLine:
+    """The newest snapshot as a line; all clients are sent the same bytes."""
+
+    look: Callable[[], bytes]
+    _line: bytes | None = attrs.field(default=None, init=False)
+    _fresh_until: float = attrs.field(default=0.0, init=False)
+
+    async def after(self, sent: bytes | None) -> bytes:
+        """Another line than the one that was sent, at the pace that the program can afford."""
+        if sent is not None and sent is self._line:
+            await trio.sleep_until(self._fresh_until)
+        if self._line is None or trio.current_time() >= self._fresh_until:
+            began = perf_counter()
+            self._line = self.look()
+            took = perf_counter() - began
+            self._fresh_until = trio.current_time() + max(SHORTEST_SECONDS, took / _LARGEST_SHARE)
+        return self._line
+
+    def forget(self) -> None:
+        """Nobody looks: keep nothing."""
+        self._line = None
+
+
+@attrs.define(eq=False, kw_only=True)
+class _Client:
+    """One connection that was admitted."""
+
+    stream: trio.SocketStream
+    lines: _SharedLine
+    _interval: float = attrs.field(default=DEFAULT_SECONDS, init=False)
+    _asked: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _refusal: str | None = attrs.field(default=None, init=False)
+    _is_in_line: bool = attrs.field(default=False, init=False)
+
+    async def serve(self, hello: bytes) -> None:
+        """Send snapshots until the client leaves, does not read, or sends what is no request."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._read, nursery.cancel_scope)
+            await self._write(hello)
+            nursery.cancel_scope.cancel()
+        if self._refusal is not None and not self._is_in_line:
+            await self.say_last(self._refusal)
+
+    async def say_last(self, error: str) -> None:
+        """Tell why the connection ends, if that can be done at once."""
+        await self._send(encode({"error": error}), _LAST_WORD_SECONDS)
+
+    async def _write(self, hello: bytes) -> None:
+        is_there = await self._send(hello, _WRITE_SECONDS)
+        sent: bytes | None = None
+        while is_there:
+            sent = await self.lines.after(sent)
+            at = trio.current_time()
+            is_there = await self._send(sent, _WRITE_SECONDS)
+            while trio.current_time() < at + self._interval:
+                self._asked = trio.Event()
+                with trio.move_on_at(at + self._interval):
+                    await self._asked.wait()
+
+    async def _send(self, line: bytes, seconds: float) -> bool:
+        """Whether the line was sent in time, to somebody who is there."""
+        self._is_in_line = True
+        with trio.move_on_after(seconds):
+            try:
+                await self.stream.send_all(line)
+            except trio.BrokenResourceError:
+                return False
+            self._is_in_line = False
+        return not self._is_in_line
+
+    async def _read(self, connection: trio.CancelScope) -> None:
+        reader = LineReader(self.stream, _LONGEST_REQUEST, _READ_PAUSE)
+        try:
+            while (line := await reader.receive()) is not None:
+                self._interval = check_interval(decode(line).get("interval"))
+                self._asked.set()
+        except trio.BrokenResourceError:
+            # The client has gone, and left data that it had not read.
+            pass
+        except ValueError as error:
+            self._refusal = f'{error}; a request is {{"interval": seconds}}'
+        connection.cancel()
