@@ -8,6 +8,8 @@ from ._call import Call, GetStatistics, Model, Servant, as_callable
 from ._cascade import Cascade, CascadeAnswer, CascadeStatistics, NoAnswerError, Passed, Stage, StageStatistics
 from ._fair_queue import Weights
 from ._fair_scheduler import FairCall, FairScheduler, FairStatistics, UnknownTenantError
+from ._moe import MoeRouter
+from ._moe_results import ExpertsFailedError, Routed, RoutingStatistics
 from ._outputs import ModelOutputError
 from ._speculative import DecodingStatistics, Generate, Generation, Score, SpeculativeDecoder
 from ._tasks import TaskServant
@@ -19,6 +21,7 @@ __all__ = [
     "CascadeAnswer",
     "CascadeStatistics",
     "DecodingStatistics",
+    "ExpertsFailedError",
     "FairCall",
     "FairScheduler",
     "FairStatistics",
@@ -27,8 +30,11 @@ __all__ = [
     "GetStatistics",
     "Model",
     "ModelOutputError",
+    "MoeRouter",
     "NoAnswerError",
     "Passed",
+    "Routed",
+    "RoutingStatistics",
     "Score",
     "Servant",
     "SpeculativeDecoder",

@@ -1,0 +1,174 @@
+"""Mixture of experts: a gate says which experts compute which tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import trio
+from numpy.typing import NDArray
+
+from ..devices import AccelRef
+from ._assignment import ExpertOverflow, Shares, assign, capacity_of
+from ._call import Model, as_callable
+from ._moe_results import Part, Routed, RoutingStatistics, combined, parts_of, statistics_of
+from ._outputs import ModelOutputError, host_array, real_rows, softmax
+from ._tasks import TaskServant
+
+__all__ = ["MoeRouter"]
+
+OnFailure: TypeAlias = Literal["renormalise", "raise"]
+Tokens: TypeAlias = NDArray[Any]
+
+
+class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
+    """Sends each token to its experts and adds up what they return, weighted: a `Servant` of arrays.
+
+    The item is an array of shape (tokens, width), of NumPy or of a device, from where it is fetched. Gate and
+    experts get rows of it as arrays of NumPy. What they return may be an array of a device. The reply is a
+    `Routed`.
+
+    Experts work beside each other, each in a task. Each call is a task of its own, too. For cancellation and
+    restarts see `TaskServant`. Its statistics are `RoutingStatistics`.
+
+    Args:
+        gate: A `Model` that returns logits, of shape (tokens, experts). Where one is -inf, the token never
+            goes to that expert.
+        experts: A `Model` each. It gets some tokens, and returns as many rows; all return rows of one width.
+        top_k: How many experts a token chooses.
+        capacity_factor: An expert takes ``ceil(capacity_factor * tokens * top_k / experts)`` tokens at
+            once. None: as many as choose it.
+        overflow: What happens to a choice whose expert is full. ``"drop"``: nobody computes it, and its
+            weight is missing in the sum. ``"next_best"``: it goes to the likeliest other expert that has
+            room left when all choices are placed, and is dropped if there is none. ``"wait"``: the expert is
+            called again.
+        on_failure: What happens if an expert raises, or returns what is refused. ``"renormalise"``: the
+            weights of the token's other experts are raised, so that their sum stays the same. ``"raise"``:
+            its error is the asker's.
+        normalise: Whether the weights of a token have the sum 1, as in GShard and Mixtral. Otherwise they are
+            the gate's probabilities, as in Switch Transformers.
+
+    Raises:
+        ValueError: An option is out of its range.
+    """
+
+    def __init__(
+        self,
+        gate: Model[Tokens, object],
+        experts: Sequence[Model[Tokens, object]],
+        *,
+        top_k: int = 2,
+        capacity_factor: float | None = None,
+        overflow: ExpertOverflow = "drop",
+        on_failure: OnFailure = "renormalise",
+        normalise: bool = True,
+    ) -> None:
+        self._gate = as_callable(gate)
+        self._experts = [as_callable(expert) for expert in experts]
+        if isinstance(top_k, bool) or not isinstance(top_k, int) or not 1 <= top_k <= len(self._experts):
+            raise ValueError(
+                f"MoeRouter: top_k must be a whole number from 1 to the number of experts, "
+                f"{len(self._experts)}, got {top_k!r}"
+            )
+        if capacity_factor is not None and not 0 < capacity_factor < math.inf:
+            raise ValueError(f"MoeRouter: capacity_factor must be above 0, or None, got {capacity_factor!r}")
+        if overflow not in get_args(ExpertOverflow):
+            raise ValueError(
+                f"MoeRouter: overflow must be one of {get_args(ExpertOverflow)}, got {overflow!r}"
+            )
+        if on_failure not in get_args(OnFailure):
+            raise ValueError(
+                f"MoeRouter: on_failure must be one of {get_args(OnFailure)}, got {on_failure!r}"
+            )
+        self._top_k = top_k
+        self._capacity_factor = capacity_factor
+        self._overflow: ExpertOverflow = overflow
+        self._on_failure: OnFailure = on_failure
+        self._normalise = normalise
+        self._statistics = RoutingStatistics.none(len(self._experts))
+
+    def statistics(self) -> RoutingStatistics:
+        """How the load was spread so far."""
+        return self._statistics
+
+    async def answer(self, item: Tokens | AccelRef) -> Routed:
+        """Route the tokens of one array.
+
+        Raises:
+            ValueError: It is no array of shape (tokens, width), or has no token.
+            ModelOutputError: The gate's logits have another shape, NaN or infinity, or fewer than `top_k`
+                that are finite. The experts return rows of several widths.
+            ExpertsFailedError: No expert has returned anything.
+            Exception: What the gate failed with; or an expert, if its failure is to be raised.
+        """
+        tokens = await item.to_host() if isinstance(item, AccelRef) else np.asarray(item)
+        if tokens.ndim != 2 or not len(tokens):
+            raise ValueError(
+                f"{self.context.path}: the item must be of shape (tokens, width), with a token, "
+                f"got {tokens.shape}"
+            )
+        shares = await self._shares(tokens)
+        capacity = capacity_of(len(tokens), self._top_k, len(self._experts), self._capacity_factor)
+        assignment = assign(shares, self._top_k, capacity, self._overflow, normalise=self._normalise)
+        parts = parts_of(assignment, capacity, len(self._experts))
+        failed = await self._compute(tokens, parts)
+        statistics = statistics_of(shares, assignment, parts)
+        self._statistics += statistics
+        if failed is not None:
+            raise failed
+        return combined(assignment, parts, statistics)
+
+    async def _shares(self, tokens: Tokens) -> Shares:
+        """The gate's probabilities."""
+        logits = await real_rows("the gate", await self._gate(tokens), (len(tokens), len(self._experts)))
+        shares = softmax("the gate", logits)
+        few = np.flatnonzero(np.count_nonzero(shares, axis=1) < self._top_k)
+        if few.size:
+            raise ModelOutputError(
+                f"the gate leaves token {few[0]} fewer than {self._top_k} experts: "
+                "the other logits are -inf, or too small beside the greatest"
+            )
+        return shares
+
+    async def _compute(self, tokens: Tokens, parts: Sequence[Part]) -> Exception | None:
+        """Have all experts compute their parts, each expert one after the other.
+
+        Returns:
+            What the first one failed with, if that is to be raised.
+        """
+        failed: list[Exception] = []
+
+        async def work(number: int) -> None:
+            for part in parts:
+                if part.expert != number:
+                    continue
+                try:
+                    await self._compute_part(tokens, part)
+                except Exception as error:  # noqa: BLE001  # whatever it is, it is this expert's
+                    part.error = error
+                    if self._on_failure == "raise":
+                        failed.append(error)
+                        nursery.cancel_scope.cancel()
+                        return
+
+        async with trio.open_nursery() as nursery:
+            for number in sorted({part.expert for part in parts}):
+                nursery.start_soon(work, number)
+        return failed[0] if failed else None
+
+    async def _compute_part(self, tokens: Tokens, part: Part) -> None:
+        """Have an expert compute some tokens.
+
+        Raises:
+            ModelOutputError: It returned something else than a row for each.
+            Exception: What it failed with.
+        """
+        what = f"expert {part.expert}"
+        result = await host_array(what, await self._experts[part.expert](tokens[part.tokens]))
+        if result.ndim != 2 or len(result) != len(part.tokens):
+            raise ModelOutputError(
+                f"{what} must return an array of shape ({len(part.tokens)}, width), got {result.shape}"
+            )
+        part.result = result
