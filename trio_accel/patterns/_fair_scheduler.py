@@ -184,7 +184,8 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
             reply.fail(self._refusal(error))
             return reply
         self._hand_over()
-        return self.start(partial(self._answer_in_turn, item, entry), has_begun=entry.value.is_set)
+        begun = trio.Event()
+        return self.start(partial(self._answer_in_turn, item, entry, begun), has_begun=begun.is_set)
 
     def _weight_of(self, tenant: Hashable) -> float:
         weight = self._weights.of(tenant)
@@ -198,9 +199,12 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
             return MailboxFullError(f"{self.context.path}: {error}", path=self.context.path)
         return error
 
-    async def _answer_in_turn(self, item: ItemT, entry: Queued[trio.Event]) -> ResultT:
+    async def _answer_in_turn(self, item: ItemT, entry: Queued[trio.Event], begun: trio.Event) -> ResultT:
         try:
             await entry.value.wait()
+            # Those that end with the incarnation leave their turns to others that end with it, too.
+            await trio.lowlevel.checkpoint_if_cancelled()
+            begun.set()
             result = await self._model(item)
         except trio.Cancelled:
             self._cancelled += 1
