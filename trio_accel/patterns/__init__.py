@@ -4,6 +4,8 @@ Each blueprint is an actor that serves `Call`. Its model is an async callable, o
 blueprint, so blueprints compose.
 """
 
+from ._batch_run import BatchResults, may_be_one_request
+from ._batcher import Batcher, BatcherStatistics
 from ._call import Call, GetStatistics, Model, Servant, as_callable
 from ._cascade import Cascade, CascadeAnswer, CascadeStatistics, NoAnswerError, Passed, Stage, StageStatistics
 from ._fair_queue import Weights
@@ -16,6 +18,9 @@ from ._tasks import TaskServant
 from ._token_stream import TokenStream, open_token_stream
 
 __all__ = [
+    "BatchResults",
+    "Batcher",
+    "BatcherStatistics",
     "Call",
     "Cascade",
     "CascadeAnswer",
@@ -45,5 +50,6 @@ __all__ = [
     "UnknownTenantError",
     "Weights",
     "as_callable",
+    "may_be_one_request",
     "open_token_stream",
 ]

@@ -1,0 +1,222 @@
+"""One batch: the model is called, the replies are given, and a failure is blamed on somebody."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Generic, Protocol, TypeVar, cast
+
+import attrs
+import outcome
+import trio
+
+from ..actors import ActorError
+from ..backends.base import CompletionTimeoutError, ContextPoisonedError, DeviceLostError, QueueFullError
+from ._batch_queue import Entry
+from ._outputs import ModelOutputError
+
+__all__ = [
+    "BatchModel",
+    "BatchResults",
+    "BatchRun",
+    "Blame",
+    "Counts",
+    "may_be_one_request",
+]
+
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+ResultT_co = TypeVar("ResultT_co", covariant=True)
+
+# What is lost is lost for the whole batch, whatever its requests are.
+_OF_ALL = (ActorError, CompletionTimeoutError, ContextPoisonedError, DeviceLostError, QueueFullError)
+
+
+class BatchResults(Protocol[ResultT_co]):
+    """What a model of batches returns: a list, a NumPy array or an `AccelRef`, among others."""
+
+    def __len__(self) -> int:
+        """As many as there were items."""
+        ...
+
+    def __getitem__(self, index: int, /) -> ResultT_co:
+        """The result of one item."""
+        ...
+
+
+BatchModel = Callable[[list[ItemT]], Awaitable[BatchResults[ResultT]]]
+
+
+def may_be_one_request(error: Exception) -> bool:
+    """Whether a batch may have failed because of one of its requests; the default of `Batcher.divides`.
+
+    Not so for a context or device that was lost or hung, an actor that crashed, stopped or has no room
+    (`ActorError`), a device that takes no more (`QueueFullError`), and results that are none
+    (`ModelOutputError`). Of a group, each member counts.
+    """
+    if isinstance(error, ExceptionGroup):
+        group = cast("ExceptionGroup[Exception]", error)
+        return group.subgroup((*_OF_ALL, ModelOutputError)) is None
+    return not isinstance(error, (*_OF_ALL, ModelOutputError))
+
+
+@attrs.frozen(kw_only=True)
+class Blame:
+    """How a batch that fails is divided.
+
+    Attributes:
+        splits: How often a batch is halved of which no part has succeeded.
+        divides: Whether an error may be that of one request.
+    """
+
+    splits: int
+    divides: Callable[[Exception], bool]
+
+
+@attrs.define
+class Counts:
+    """What is counted of all batches.
+
+    Attributes:
+        requests: Calls that came.
+        replied: Calls with a result.
+        failed: Calls that were given an error of the model.
+        cancelled: Calls whose askers have gone.
+        refused: Calls that were never executed.
+        batches: Batches that were launched.
+        batched: Calls in these.
+        launches: How often the model was called.
+    """
+
+    requests: int = 0
+    replied: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    refused: int = 0
+    batches: int = 0
+    batched: int = 0
+    launches: int = 0
+
+
+class BatchRun(Generic[ItemT, ResultT]):
+    """One batch on its way through the model."""
+
+    def __init__(
+        self,
+        model: BatchModel[ItemT, ResultT],
+        entries: list[Entry[ItemT, ResultT]],
+        blame: Blame,
+        counts: Counts,
+    ) -> None:
+        self._model = model
+        self._blame = blame
+        self._counts = counts
+        self._scope = trio.CancelScope()
+        self.entries: list[Entry[ItemT, ResultT]] = entries
+        for entry in entries:
+            entry.on_leave = self._look_who_waits
+
+    async def run(self) -> None:
+        """Give each request its outcome."""
+        self._counts.batches += 1
+        self._counts.batched += len(self.entries)
+        with self._scope:
+            error = await self._launch(self.entries)
+            if error is not None:
+                await self._divide(self.entries, error)
+
+    def _look_who_waits(self) -> None:
+        """End the call of the model if all askers have gone."""
+        if all(entry.reply.is_done for entry in self.entries):
+            self._scope.cancel(reason="all askers of the batch were cancelled")
+
+    async def _divide(self, entries: list[Entry[ItemT, ResultT]], error: Exception) -> None:
+        """Halve what failed until the requests that fail are alone; see `Batcher`."""
+        works, level = False, 0
+        failed = [(entries, error)]
+        while failed:
+            parts, failed = failed, list[tuple[list[Entry[ItemT, ResultT]], Exception]]()
+            for part, of_part in parts:
+                may_go_on = works or level < self._blame.splits
+                if len(part) < 2 or not may_go_on or not self._divides(of_part):
+                    self._fail(part, of_part)
+                    continue
+                middle = len(part) // 2
+                for half in (part[:middle], part[middle:]):
+                    waiting = [entry for entry in half if not entry.reply.is_done]
+                    if not waiting:
+                        continue
+                    of_half = await self._launch(waiting)
+                    if of_half is None:
+                        works = True
+                    else:
+                        failed.append((waiting, of_half))
+            level += 1
+
+    def _divides(self, error: Exception) -> bool:
+        try:
+            return self._blame.divides(error)
+        except Exception as bad:  # noqa: BLE001  # a stranger's function
+            error.add_note(f"the function `divides` of the batcher failed for this error: {bad!r}")
+            return False
+
+    async def _launch(self, entries: list[Entry[ItemT, ResultT]]) -> Exception | None:
+        """Call the model once, and reply; returns why there are no results."""
+        self._counts.launches += 1
+        try:
+            results = await self._model([entry.item for entry in entries])
+            values = _one_for_each(results, len(entries))
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is the askers'
+            return error
+        for entry, value in zip(entries, values, strict=True):
+            if isinstance(value, outcome.Error) and isinstance(value.error, Exception):
+                self._counts.failed += entry.reply.fail(value.error)
+            else:
+                self._counts.replied += entry.reply.set(value)
+        return None
+
+    def _fail(self, entries: list[Entry[ItemT, ResultT]], error: Exception) -> None:
+        waiting = [entry for entry in entries if not entry.reply.is_done]
+        for number, entry in enumerate(waiting):
+            # Several tasks that raise one exception would write to one traceback.
+            self._counts.failed += entry.reply.fail(_copy(error) if number else error)
+
+
+def _one_for_each(results: BatchResults[ResultT], count: int) -> list[ResultT]:
+    """Take the results of a batch apart.
+
+    Raises:
+        ModelOutputError: There is not exactly one for each request.
+    """
+    kind, cause = type(results), None
+    is_sequence = hasattr(kind, "__getitem__") and not issubclass(kind, (str, bytes, bytearray, Mapping))
+    length, values = -1, list[ResultT]()
+    try:
+        length = len(results) if is_sequence else -1
+        values += [results[index] for index in range(count)] if length == count else []
+    except Exception as error:  # noqa: BLE001  # a stranger's class
+        is_sequence, cause = False, error
+    if not is_sequence:
+        raise ModelOutputError(
+            f"the model returned {kind.__name__} for {count} item(s), which is no sequence of results; "
+            "let it return a list, an array or an AccelRef with one result for each item"
+        ) from cause
+    if length != count:
+        raise ModelOutputError(
+            f"the model returned {length} result(s) for {count} item(s); "
+            "let it return one for each item, in the order of the items"
+        )
+    return values
+
+
+def _copy(error: Exception) -> Exception:
+    """A copy of an exception, or itself where it cannot be copied."""
+    try:
+        copied = copy.copy(error)
+    except Exception:  # noqa: BLE001  # a stranger's class
+        return error
+    if type(copied) is not type(error):
+        return error
+    copied.__cause__, copied.__context__ = error.__cause__, error.__context__
+    copied.__suppress_context__ = error.__suppress_context__
+    return copied.with_traceback(error.__traceback__)
