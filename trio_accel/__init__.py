@@ -105,6 +105,7 @@ from .devices import (
     open_system,
 )
 from .programs import open_program
+from .telemetry import open_dashboard
 
 # Without this, `logging` would print warnings too where a program has configured nothing.
 _logging.getLogger(__name__).addHandler(_StderrUnlessConfigured())
@@ -191,6 +192,7 @@ __all__ = [
     "jit",
     "linalg",
     "list_devices",
+    "open_dashboard",
     "open_program",
     "open_system",
     "patterns",

@@ -1,5 +1,6 @@
 """What an operator sees of a running program: metrics, traces, logs, and a socket for other programs."""
 
+from ._dashboard import Dashboard, open_dashboard
 from ._folder import ObservedProgram, list_programs
 from ._observation import Observation, open_observation
 from ._protocol import ObserverSocketError
@@ -19,6 +20,7 @@ from ._traces import trace
 
 __all__ = [
     "ActorRow",
+    "Dashboard",
     "DeviceRow",
     "FailureRow",
     "Histogram",
@@ -32,6 +34,7 @@ __all__ = [
     "Recorder",
     "SystemSnapshot",
     "list_programs",
+    "open_dashboard",
     "open_observation",
     "open_socket",
     "record",

@@ -1,0 +1,244 @@
+"""The page of the dashboard: what is served, to whom, and what bad readers do to the program."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+from urllib.parse import urlsplit
+
+import attrs
+import httpx2
+import pytest
+import trio
+
+import trio_accel as ta
+from trio_accel.telemetry import Dashboard, SystemSnapshot, open_dashboard
+
+MODULE = importlib.import_module("trio_accel.telemetry._dashboard")
+
+
+@attrs.frozen
+class Fail(ta.Message["Worker"]):
+    text: str
+
+
+class Worker(ta.Actor):
+    @ta.handles(Fail)
+    async def fail(self, message: Fail) -> None:
+        raise LookupError(message.text)
+
+
+@pytest.fixture
+async def dashboard(system: ta.System) -> AsyncGenerator[Dashboard, None]:
+    async with open_dashboard(system, interval=0.2) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def client(dashboard: Dashboard) -> AsyncGenerator[httpx2.AsyncClient, None]:
+    async with httpx2.AsyncClient(base_url=dashboard.url, trust_env=False) as opened:
+        yield opened
+
+
+async def snapshots(dashboard: Dashboard) -> AsyncGenerator[SystemSnapshot, None]:
+    """What a page is sent, for five seconds at most."""
+    buffer = b""
+    async with await connect(dashboard) as stream:
+        await stream.send_all(b"GET /events HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        with trio.fail_after(5):
+            async for data in stream:
+                *lines, buffer = (buffer + data).split(b"\n")
+                for line in lines:
+                    if line.startswith(b"data: "):
+                        yield SystemSnapshot.from_json(line.removeprefix(b"data: "))
+
+
+async def connect(dashboard: Dashboard) -> trio.SocketStream:
+    return await trio.open_tcp_stream("127.0.0.1", port_of(dashboard))
+
+
+def port_of(dashboard: Dashboard) -> int:
+    port = urlsplit(dashboard.url).port
+    assert port is not None
+    return port
+
+
+async def test_what_is_served(client: httpx2.AsyncClient, dashboard: Dashboard) -> None:
+    page = await client.get("")
+    assert page.status_code == 200
+    for name in ("page.css", "page.js"):
+        assert name in page.text
+        found = await client.get(name)
+        assert found.status_code == 200
+        assert "default-src 'none'" in found.headers["content-security-policy"]
+        assert "http" not in found.text.replace("http://www.w3.org/2000/svg", "")
+    assert (await client.get("../_dashboard.py")).status_code == 404
+    assert (await client.post("events")).status_code == 405
+    assert (await client.get("", headers={"Host": "elsewhere.example"})).status_code == 400
+    assert urlsplit(dashboard.url).hostname == "127.0.0.1"
+
+
+async def test_a_restart_is_sent_within_a_second(dashboard: Dashboard, system: ta.System) -> None:
+    worker = await system.spawn(Worker, name="worker")
+    began = 0.0
+    async with aclosing(snapshots(dashboard)) as found:
+        async for snapshot in found:
+            [row] = [row for row in snapshot.actors if row.path == "test/worker"]
+            if not row.restarts:
+                began = trio.current_time()
+                await worker.tell(Fail("it is not here"))
+                continue
+            assert trio.current_time() - began < 1.0
+            assert any("it is not here" in failure.traceback for failure in snapshot.failures)
+            break
+
+
+async def test_pages_beyond_the_limit_are_refused_and_those_that_left_count_no_more(
+    dashboard: Dashboard,
+) -> None:
+    async def open_page() -> trio.SocketStream:
+        stream = await connect(dashboard)
+        await stream.send_all(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        return stream
+
+    async def status(stream: trio.SocketStream) -> bytes:
+        with trio.fail_after(5):
+            return bytes(await stream.receive_some()).split(b" ")[1]
+
+    streams = [await open_page() for _ in range(16)]
+    assert {await status(stream) for stream in streams} == {b"200"}
+    refused = await open_page()
+    assert await status(refused) == b"503"
+    for stream in (refused, *streams):
+        await stream.aclose()
+    with trio.fail_after(5):
+        while True:
+            again = await open_page()
+            found = await status(again)
+            await again.aclose()
+            if found == b"200":
+                break
+            await trio.sleep(0.05)
+
+
+async def test_one_that_does_not_read_holds_up_nothing(dashboard: Dashboard, system: ta.System) -> None:
+    for number in range(200):
+        await system.spawn(Worker, name=f"worker-{number}")
+    stuck = socket.create_connection(("127.0.0.1", port_of(dashboard)))
+    with stuck:
+        stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stuck.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        seen = 0
+        async with aclosing(snapshots(dashboard)) as found:
+            async for snapshot in found:
+                assert len(snapshot.actors) == 202
+                seen += 1
+                if seen == 10:
+                    break
+
+
+async def test_garbage_is_answered_and_the_page_lives(
+    client: httpx2.AsyncClient, dashboard: Dashboard
+) -> None:
+    for data in (b"\x00" * 100, b"GET / HTTP/9.9\r\n\r\n", b"GET /" + b"x" * 100_000):
+        async with await connect(dashboard) as stream:
+            await stream.send_all(data)
+            with trio.move_on_after(1):
+                await stream.receive_some()
+    assert (await client.get("")).status_code == 200
+
+
+async def test_no_snapshot_is_made_while_nobody_looks(
+    dashboard: Dashboard, system: ta.System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(dashboard.recorder, "snapshot", lambda: made.append(1))
+    await trio.sleep(0.5)
+    assert not made
+
+
+async def test_a_port_that_is_taken(system: ta.System) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with pytest.raises(OSError, match="in use"):
+            async with open_dashboard(system, port=taken.getsockname()[1]):
+                pass
+        assert len(list(system.tree().walk())) == 1
+
+
+@pytest.mark.parametrize(
+    "bad", [{"port": -1}, {"port": 70000}, {"interval": 0.0}, {"interval": float("nan")}]
+)
+async def test_what_is_out_of_range(system: ta.System, bad: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        async with open_dashboard(system, **bad):
+            pass
+
+
+@pytest.mark.parametrize("missing", ["starlette", "hypercorn"])
+async def test_without_the_extra(system: ta.System, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    found = importlib.import_module
+
+    def load(name: str, package: str | None = None) -> Any:
+        if name.partition(".")[0] == missing:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return found(name, package)
+
+    monkeypatch.setattr(MODULE, "import_module", load)
+    with pytest.raises(ta.NotSupportedError, match=rf"needs {missing}.*trio-accel\[dashboard\]"):
+        async with open_dashboard(system):
+            pass
+
+
+async def test_a_server_that_fails_is_started_again_at_the_same_address(
+    system: ta.System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail = trio.Event()
+    made = vars(MODULE)["_server"]
+
+    def server() -> tuple[Any, Any]:
+        serve, config = made()
+
+        async def breaks(*args: Any, task_status: trio.TaskStatus[list[str]]) -> None:
+            async with trio.open_nursery() as nursery:
+                task_status.started(await nursery.start(serve, *args))
+                if not fail.is_set():
+                    await fail.wait()
+                    raise RuntimeError("the server breaks")
+
+        return breaks, config
+
+    monkeypatch.setattr(MODULE, "_server", server)
+    async with open_dashboard(system) as dashboard:
+        fail.set()
+        with trio.fail_after(5):
+            while system.tree().find("test/dashboard").restarts != 1:  # noqa: ASYNC110  # nobody is told
+                await trio.sleep(0.01)
+            await trio.sleep(0.05)
+            async with httpx2.AsyncClient(trust_env=False) as client:
+                assert (await client.get(dashboard.url)).status_code == 200
+    assert len(list(system.tree().walk())) == 1
+
+
+async def test_there_is_one_dashboard_and_then_another(system: ta.System) -> None:
+    async with open_dashboard(system):
+        with pytest.raises(ValueError, match="dashboard"):
+            async with open_dashboard(system):
+                pass
+    async with open_dashboard(system) as dashboard:
+        assert dashboard.url.startswith("http://127.0.0.1:")
+
+
+async def test_an_error_of_the_program_stays_what_it_is(system: ta.System) -> None:
+    with pytest.raises(LookupError, match="of the program"):
+        async with open_dashboard(system):
+            raise LookupError("of the program")
+
+
+def test_what_is_sent_is_one_line_of_json() -> None:
+    snapshot = SystemSnapshot(time=1.0, system="a\nb", pid=1, uptime=0.0, recorded=0.0)
+    assert "\n" not in snapshot.to_json()
+    assert json.loads(snapshot.to_json())["system"] == "a\nb"

@@ -1,0 +1,119 @@
+"""The page of the dashboard in a browser: Chromium, where it is installed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import attrs
+import pytest
+import trio
+from playwright.sync_api import Page, sync_playwright
+
+import trio_accel as ta
+from trio_accel.telemetry import open_dashboard
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
+    pytest.mark.timeout(120),
+]
+WAIT = 30_000
+T = TypeVar("T")
+
+
+@attrs.frozen
+class Fail(ta.Message["Worker"]):
+    text: str
+
+
+class Worker(ta.Actor):
+    @ta.handles(Fail)
+    async def fail(self, message: Fail) -> None:
+        raise LookupError(message.text)
+
+
+def browse(url: str, visit: Callable[[Page], T], **options: Any) -> T:
+    """Visit the page in a browser of its own; what the page complains of fails the test."""
+    complaints: list[str] = []
+    asked: list[str] = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        try:
+            page = browser.new_page(**options)
+            page.set_default_timeout(WAIT)
+            page.on("console", lambda message: complaints.append(message.text))
+            page.on("pageerror", lambda error: complaints.append(str(error)))
+            page.on(
+                "request",
+                lambda request: complaints.extend([] if request.url.startswith(url) else [request.url]),
+            )
+            page.goto(url)
+            page.wait_for_selector("#link[data-state=live]")
+            found = visit(page)
+        finally:
+            browser.close()
+    assert complaints == []
+    assert [one for one in asked if not one.startswith((url, "data:"))] == []
+    return found
+
+
+async def test_a_restart_is_seen_within_a_second(system: ta.System) -> None:
+    worker = await system.spawn(Worker, name="worker")
+    text = "<img src=x onerror=alert(1)> broke"
+
+    def visit(page: Page) -> float:
+        row = page.locator("#tree tr", has=page.locator("td[title='test/worker']"))
+        row.wait_for()
+        assert "running" in row.inner_text()
+        assert row.locator("td").last.inner_text() == "0"
+        page.evaluate("window.began = performance.now()")
+        trio.from_thread.run(worker.tell, Fail(text))
+        page.locator("td[title='test/worker'] ~ td.warn").wait_for()
+        took = float(page.evaluate("performance.now() - window.began")) / 1000
+        page.locator("#failures summary").first.click()
+        assert text in page.locator("#failures pre").first.inner_text()
+        assert page.locator("#failures img").count() == 0
+        return took
+
+    async with open_dashboard(system) as dashboard:
+        assert await trio.to_thread.run_sync(browse, dashboard.url, visit) < 1.0
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_it_fits_and_follows_the_colour_scheme(system: ta.System, width: int, scheme: str) -> None:
+    for number in range(3):
+        await system.spawn(Worker, name=f"a-worker-with-quite-a-long-name-{number}")
+
+    def visit(page: Page) -> tuple[int, int]:
+        page.locator("td[title='test/a-worker-with-quite-a-long-name-2']").wait_for()
+        colour = str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        red = int(colour.removeprefix("rgb(").split(",")[0])
+        return int(page.evaluate("document.scrollingElement.scrollWidth")), red
+
+    async with open_dashboard(system) as dashboard, system.open_device("cpu"):
+        options = {"viewport": {"width": width, "height": 800}, "color_scheme": scheme}
+        found, red = await trio.to_thread.run_sync(lambda: browse(dashboard.url, visit, **options))
+    assert found <= width
+    assert red > 200 if scheme == "light" else red < 60
+
+
+async def test_it_says_that_the_program_has_ended(system: ta.System) -> None:
+    def visit(page: Page) -> None:
+        trio.from_thread.run_sync(ended.set)
+        page.wait_for_selector("#link[data-state=wait]")
+        assert "does not answer" in page.inner_text("#link")
+
+    ended = trio.Event()
+    async with trio.open_nursery() as nursery, open_dashboard(system) as dashboard:
+        browser = nursery.start_soon
+        browser(trio.to_thread.run_sync, _visit_and_lose, dashboard.url, visit)
+        await ended.wait()
+
+
+def _visit_and_lose(url: str, visit: Callable[[Page], None]) -> None:
+    # The browser itself says on the console that the connection is gone.
+    with pytest.raises(AssertionError, match="ERR_"):
+        browse(url, visit)

@@ -1,0 +1,236 @@
+"""A page that shows a running system, served by the program itself."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from importlib import import_module, resources
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import trio
+
+from ..actors import Actor, ActorContext, Event, System
+from ..backends.base import NotSupportedError
+from ._recorder import Recorder, record
+from ._snapshot import SystemSnapshot
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.types import Receive, Send
+
+__all__ = ["Dashboard", "open_dashboard"]
+
+_HOST = "127.0.0.1"
+# Names of this machine for itself: another one in a request is a page from elsewhere that asks.
+_HOSTS = [_HOST, "localhost"]
+_READERS = 16
+# Between two snapshots, however much happens.
+_LEAST = 0.1
+# Messages that are sent to the page: those with the highest rates.
+_OPERATIONS = 40
+_KINDS = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
+# The page asks this program alone, whatever a name or an error in it says.
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+@attrs.frozen
+class Dashboard:
+    """A page that is being served. Made by `open_dashboard`.
+
+    Attributes:
+        url: Where a browser of this machine finds it.
+        recorder: What it shows.
+    """
+
+    url: str
+    recorder: Recorder
+
+
+@asynccontextmanager
+async def open_dashboard(
+    system: System, *, port: int = 0, interval: float = 0.5
+) -> AsyncGenerator[Dashboard, None]:
+    """Serve a page that shows a system, for the body of the ``async with``.
+
+    The page shows the supervision tree, devices, messages with their latency, and the last failures with
+    their tracebacks. It is for reading only. It is served to this machine alone (127.0.0.1), so everybody
+    who can log in there can see it. At most 16 pages are served at once. A browser that leaves, or reads
+    slowly, holds up nothing.
+
+    The server is an actor of the system, named ``dashboard``. It ends with the body, and its supervisor
+    restarts it if it fails.
+
+    Args:
+        system: What to show. It is recorded meanwhile, as by `record`.
+        port: TCP port; 0 for any that is free.
+        interval: Seconds between two snapshots, from 0.1 to 60. What happens to actors is sent at once.
+
+    Raises:
+        NotSupportedError: Starlette or Hypercorn is not installed: ``pip install 'trio-accel[dashboard]'``.
+        OSError: The port is taken.
+        ValueError: The port or the interval is out of range; or the system has a dashboard already.
+    """
+    if not 0 <= port <= 65535:
+        raise ValueError(f"open_dashboard: port must be from 0 to 65535, got {port!r}")
+    if not _LEAST <= interval <= 60.0:
+        raise ValueError(f"open_dashboard: interval must be from {_LEAST:g} to 60 s, got {interval!r}")
+    try:
+        serve, config = _server()
+    except ImportError as error:
+        raise NotSupportedError(
+            f"the dashboard needs {error.name}, which is not installed: pip install 'trio-accel[dashboard]'"
+        ) from error
+    with socket.create_server((_HOST, port)) as listener, record(system) as recorder:
+        feed = _Feed(recorder, interval)
+        with system.subscribe(feed.hurry, messages=False):
+            server = await system.spawn(DashboardActor, serve, config, listener, feed, name="dashboard")
+            try:
+                yield Dashboard(f"http://{_HOST}:{listener.getsockname()[1]}/", recorder)
+            finally:
+                server.cancel("the dashboard is closed")
+                with trio.CancelScope(shield=True):
+                    await server.wait_terminated()
+
+
+def _server() -> tuple[Any, Any]:
+    """The function that serves an application, and what it is told; both without types of their own."""
+    import_module("starlette.applications")
+    config = import_module("hypercorn.config").Config()
+    config.accesslog = None
+    config.errorlog = logging.getLogger("trio_accel.telemetry.dashboard")
+    config.errorlog.setLevel(logging.WARNING)
+    config.graceful_timeout = 0.0
+    config.include_server_header = False
+    return import_module("hypercorn.trio").serve, config
+
+
+class DashboardActor(Actor):
+    """Serves the page; restarted by its supervisor, at the same address, should the server fail."""
+
+    def __init__(self, serve: Any, config: Any, listener: socket.socket, feed: _Feed) -> None:
+        self._serve = serve
+        self._config = config
+        self._listener = listener
+        self._feed = feed
+
+    @asynccontextmanager
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        """Serve meanwhile."""
+        async with trio.open_nursery() as nursery:
+            # The server closes what it is given.
+            self._config.bind = [f"fd://{os.dup(self._listener.fileno())}"]
+            await nursery.start(self._serve, _application(self._feed), self._config)
+            nursery.start_soon(self._feed.run)
+            yield
+            nursery.cancel_scope.cancel(reason="the dashboard is closed")
+
+
+class _Feed:
+    """Snapshots for all pages that are open; none is made while there are none."""
+
+    def __init__(self, recorder: Recorder, interval: float) -> None:
+        self._recorder = recorder
+        self._interval = interval
+        self._text = ""
+        self._readers = 0
+        self._wanted = trio.Event()
+        self._news = trio.Event()
+        self._hurry = trio.Event()
+
+    def hurry(self, event: Event) -> None:
+        """Something has happened to an actor: the next snapshot is due."""
+        self._hurry.set()
+
+    async def run(self) -> None:
+        """Make snapshots."""
+        while True:
+            if not self._readers:
+                self._wanted = trio.Event()
+                await self._wanted.wait()
+            self._hurry = trio.Event()
+            self._text = _for_page(self._recorder.snapshot())
+            news, self._news = self._news, trio.Event()
+            news.set()
+            await trio.sleep(_LEAST)
+            with trio.move_on_after(self._interval - _LEAST):
+                await self._hurry.wait()
+
+    async def send_all(self, receive: Receive, send: Send) -> None:
+        """Send snapshots as server-sent events until the page is closed; a slow one misses some."""
+        self._readers += 1
+        self._wanted.set()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_wait_closed, receive, nursery.cancel_scope)
+                headers = {**_HEADERS, "Content-Type": "text/event-stream"}
+                raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+                await send({"type": "http.response.start", "status": 200, "headers": raw})
+                while True:
+                    await self._news.wait()
+                    body = f"data: {self._text}\n\n".encode()
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+        finally:
+            self._readers -= 1
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many pages are open as may be."""
+        return self._readers >= _READERS
+
+
+async def _wait_closed(receive: Receive, scope: trio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel(reason="the page was closed")
+
+
+def _for_page(snapshot: SystemSnapshot) -> str:
+    busiest = sorted(snapshot.operations, key=lambda row: (-row.rate, -row.completed))
+    return attrs.evolve(snapshot, operations=tuple(busiest[:_OPERATIONS])).to_json()
+
+
+def _application(feed: _Feed) -> Starlette:
+    from starlette.applications import Starlette  # of an extra
+    from starlette.endpoints import HTTPEndpoint
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+    from starlette.requests import Request
+    from starlette.responses import PlainTextResponse, Response
+    from starlette.routing import Route
+
+    page = resources.files("trio_accel.telemetry") / "page"
+
+    class Events(HTTPEndpoint):
+        async def dispatch(self) -> None:
+            if self.scope["method"] != "GET":
+                await self.method_not_allowed(Request(self.scope))
+            if feed.is_full:
+                refusal = PlainTextResponse(f"{_READERS} pages are open already\n", 503, _HEADERS)
+                await refusal(self.scope, self.receive, self.send)
+            else:
+                await feed.send_all(self.receive, self.send)
+
+    def file(name: str) -> Route:
+        content = (page / name).read_bytes()
+
+        async def read(request: Request) -> Response:
+            return Response(content, headers=_HEADERS, media_type=_KINDS[name])
+
+        return Route("/" if name == "index.html" else f"/{name}", read)
+
+    return Starlette(
+        routes=[Route("/events", Events), *map(file, _KINDS)],
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=_HOSTS)],
+    )

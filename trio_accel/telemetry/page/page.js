@@ -1,0 +1,267 @@
+"use strict";
+// Draws the snapshots that the program sends. Whatever it says is put in as text, never as markup.
+
+const KEPT = 120_000, MOST_ROWS = 400, SVG = "http://www.w3.org/2000/svg";
+const $ = (id) => document.getElementById(id);
+const past = { rate: [], latency: new Map() };
+let last = null;
+
+function make(tag, className, ...content) {
+  const element = document.createElement(tag);
+  if (className) element.className = className;
+  element.append(...content);
+  return element;
+}
+
+function put(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+function number(value) {
+  if (value === null || value === undefined) return "–";
+  if (value >= 1e6) return (value / 1e6).toFixed(1) + " M";
+  if (value >= 1e4) return (value / 1e3).toFixed(1) + " k";
+  return Number.isInteger(value) ? String(value) : value.toFixed(value < 10 ? 1 : 0);
+}
+
+function seconds(value) {
+  if (value === null || value === undefined) return "–";
+  if (value < 1e-3) return (value * 1e6).toFixed(0) + " µs";
+  if (value < 1) return (value * 1e3).toFixed(value < 0.01 ? 2 : 1) + " ms";
+  return value.toFixed(2) + " s";
+}
+
+function bytes(value) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  while (value >= 1024 && unit < units.length - 1) { value /= 1024; unit += 1; }
+  return (unit && value < 100 ? value.toFixed(1) : Math.round(value)) + " " + units[unit];
+}
+
+function lasted(value) {
+  const s = Math.floor(value), h = Math.floor(s / 3600), m = Math.floor(s / 60) % 60;
+  return h ? `${h} h ${m} min` : m ? `${m} min ${s % 60} s` : `${s} s`;
+}
+
+function mood(state) {
+  if (state === "running") return "good";
+  return state === "quarantined" ? "bad" : "warn";
+}
+
+// The children of an element, by key: made when new, updated in place, in order, removed when gone.
+function keyed(parent, items, key, create, update) {
+  const known = parent.known ?? (parent.known = new Map());
+  const seen = new Set();
+  let next = parent.firstElementChild;
+  for (const item of items) {
+    const name = key(item);
+    if (seen.has(name)) continue;
+    seen.add(name);
+    let element = known.get(name);
+    if (!element) known.set(name, element = create(item));
+    update(element, item);
+    if (element === next) next = next.nextElementSibling;
+    else parent.insertBefore(element, next);
+  }
+  for (const [name, element] of known) {
+    if (!seen.has(name)) { element.remove(); known.delete(name); }
+  }
+}
+
+function cells(row, values) {
+  values.forEach((value, place) => put(row.cells[place], value));
+}
+
+function row(classes) {
+  return make("tr", "", ...classes.map((name) => make("td", name)));
+}
+
+function totals(snapshot) {
+  const sum = (name) => snapshot.actors.reduce((all, actor) => all + (actor[name] ?? 0), 0);
+  const tiles = [
+    ["messages per second", number(sum("rate"))],
+    ["in flight", number(sum("running") + sum("deferred"))],
+    ["queued", number(sum("mailbox_depth"))],
+    ["restarts", number(sum("restarts"))],
+    ["failed", number(sum("failed"))],
+    ["dead letters", number(snapshot.dead_letters)],
+  ];
+  keyed($("totals"), tiles, (tile) => tile[0],
+    (tile) => make("div", "tile", make("b"), make("span", "", tile[0])),
+    (element, tile) => put(element.firstChild, tile[1]));
+}
+
+function devices(snapshot) {
+  keyed($("devices"), snapshot.devices, (device) => device.path,
+    (device) => {
+      const list = make("dl");
+      for (const name of ["generation", "losses", "last recovery", "in flight", "completed", "memory", "process"])
+        list.append(make("dt", "", name), make("dd"));
+      return make("div", "device", make("h3", "", make("span", "", device.path), make("span", "state")),
+        make("div", "bar", make("i")), list);
+    },
+    (element, device) => {
+      const state = element.querySelector(".state");
+      put(state, device.state);
+      state.className = "state " + mood(device.state);
+      const memory = device.memory;
+      element.querySelector("i").style.width = memory && memory.limit ? `${100 * memory.used / memory.limit}%` : "0";
+      const values = [
+        String(device.generation), String(device.losses), seconds(device.recovery_time), number(device.in_flight),
+        number(device.completed), memory ? `${bytes(memory.used)} of ${bytes(memory.limit)}` : "–",
+        device.pid === null ? device.isolation : String(device.pid),
+      ];
+      element.querySelectorAll("dd").forEach((entry, place) => put(entry, values[place]));
+    });
+  note($("devices"), snapshot.devices, "No device is open.");
+}
+
+function tree(snapshot) {
+  const shown = snapshot.actors.slice(0, MOST_ROWS);
+  keyed($("tree").tBodies[0], shown, (actor) => actor.path,
+    (actor) => {
+      const element = row(["", "", "n", "n wide", "n", "n wide", "n wide", "n wide", "n wide", "n"]);
+      const depth = actor.path.split("/").length - 1;
+      element.cells[0].append(make("span", "indent", "  ".repeat(Math.max(depth - 1, 0)) + (depth ? "└ " : "")),
+        make("span", "", actor.path.split("/").pop()), make("span", "kind", "  " + actor.actor_class));
+      element.cells[0].title = actor.path;
+      element.cells[1].append(make("span", "state"));
+      if (last) element.classList.add("flash");
+      return element;
+    },
+    (element, actor) => {
+      const state = element.cells[1].firstChild;
+      put(state, actor.state);
+      state.className = "state " + mood(actor.state);
+      state.title = actor.last_error ?? "";
+      [number(actor.rate), seconds(actor.p50), seconds(actor.p99), number(actor.mailbox_depth),
+        number(actor.running + actor.deferred), number(actor.handled), number(actor.failed), number(actor.restarts),
+      ].forEach((value, place) => put(element.cells[place + 2], value));
+      if (element.restarts !== undefined && element.restarts !== actor.restarts) {
+        element.classList.remove("flash");
+        void element.offsetWidth;  // so that the animation begins anew
+        element.classList.add("flash");
+      }
+      element.restarts = actor.restarts;
+      element.cells[9].classList.toggle("warn", actor.restarts > 0);
+      element.cells[8].classList.toggle("bad", actor.failed > 0);
+    });
+  const more = snapshot.actors.length - shown.length;
+  $("more-actors").hidden = !more;
+  put($("more-actors"), `${more} more actors are not shown.`);
+}
+
+const nameOf = (operation) => `${operation.path} ${operation.message_type}`;
+
+function operations(snapshot) {
+  keyed($("operations").tBodies[0], snapshot.operations, nameOf,
+    (operation) => {
+      const element = row(["", "wide kind", "n", "n", "n", "n wide", "n", "n wide"]);
+      element.cells[0].title = operation.path;
+      return element;
+    },
+    (element, operation) => {
+      cells(element, [operation.message_type, operation.path, number(operation.rate), seconds(operation.p50),
+        seconds(operation.p99), number(operation.completed), number(operation.failed), number(operation.cancelled)]);
+      element.cells[6].classList.toggle("bad", operation.failed > 0);
+    });
+}
+
+function failures(snapshot) {
+  const found = [...snapshot.failures].reverse();
+  keyed($("failures"), found, (failure) => `${failure.path} ${failure.message_type} ${failure.error}`,
+    () => make("details", "", make("summary", "", make("time"), make("span")), make("pre")),
+    (element, failure) => {
+      const [when, what] = element.firstChild.children;
+      const times = failure.count > 1 ? ` (${failure.count} times)` : "";
+      const over = failure.message_type ? ` over ${failure.message_type}` : "";
+      put(when, new Date(failure.time * 1000).toLocaleTimeString());
+      put(what, `${failure.path}${over}: ${failure.error}${times}`);
+      put(element.lastChild, failure.traceback);
+    });
+  note($("failures"), found, "None.");
+}
+
+// What stands where there is nothing to list.
+function note(parent, found, text) {
+  const old = parent.querySelector(":scope > .note");
+  if (found.length) old?.remove();
+  else if (!old) parent.append(make("p", "note", text));
+}
+
+function draw(svg, lines, format) {
+  const width = svg.clientWidth || 400, height = svg.clientHeight || 120, left = 52, bottom = height - 16, top = 8;
+  const end = last.time * 1000, points = lines.flatMap((line) => line.points);
+  const most = Math.max(...points.map((point) => point[1]), 0) || 1;
+  const x = (time) => left + (width - left - 4) * (1 - (end - time) / KEPT);
+  const y = (value) => bottom - (bottom - top) * value / most;
+  const parts = [];
+  const add = (tag, attributes, text) => {
+    const element = document.createElementNS(SVG, tag);
+    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+    if (text) element.textContent = text;
+    parts.push(element);
+  };
+  for (const share of [0, 0.5, 1]) {
+    add("line", { class: "grid", x1: left, x2: width - 4, y1: y(most * share), y2: y(most * share) });
+    add("text", { x: left - 6, y: y(most * share) + 4, "text-anchor": "end" }, format(most * share));
+  }
+  add("text", { x: left, y: height - 3 }, "2 min ago");
+  add("text", { x: width - 4, y: height - 3, "text-anchor": "end" }, "now");
+  for (const line of lines)
+    add("polyline", { class: "line " + line.name, points: line.points.map(([t, v]) => `${x(t).toFixed(1)},${y(v).toFixed(1)}`).join(" ") });
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  svg.replaceChildren(...parts);
+}
+
+function charts(snapshot) {
+  const now = snapshot.time * 1000, since = now - KEPT;
+  const drop = (points) => { while (points.length && points[0][0] < since) points.shift(); };
+  past.rate.push([now, snapshot.actors.reduce((all, actor) => all + (actor.rate ?? 0), 0)]);
+  drop(past.rate);
+  for (const operation of snapshot.operations) {
+    const name = nameOf(operation);
+    if (!past.latency.has(name)) past.latency.set(name, { p50: [], p99: [] });
+    const kept = past.latency.get(name);
+    for (const which of ["p50", "p99"]) if (operation[which] !== null) kept[which].push([now, operation[which]]);
+  }
+  for (const [name, kept] of past.latency) {
+    drop(kept.p50);
+    drop(kept.p99);
+    if (!kept.p50.length && !kept.p99.length) past.latency.delete(name);
+  }
+  keyed($("operation"), past.latency.keys(), (name) => name, (name) => make("option", "", name), () => {});
+  redraw();
+}
+
+function redraw() {
+  const chosen = past.latency.get($("operation").value) ?? { p50: [], p99: [] };
+  draw($("chart-rate"), [{ name: "rate", points: past.rate }], number);
+  draw($("chart-latency"), [{ name: "p50", points: chosen.p50 }, { name: "p99", points: chosen.p99 }], seconds);
+}
+
+function show(snapshot) {
+  const first = last === null;
+  if (first) document.title = `${snapshot.system} – trio_accel`;
+  put($("system"), snapshot.system);
+  put($("about"), `process ${snapshot.pid}, up for ${lasted(snapshot.uptime)}`);
+  totals(snapshot);
+  devices(snapshot);
+  tree(snapshot);
+  operations(snapshot);
+  failures(snapshot);
+  last = snapshot;
+  charts(snapshot);
+}
+
+function link(state, text) {
+  $("link").dataset.state = state;
+  put($("link"), text);
+}
+
+const source = new EventSource("events");
+source.onmessage = (event) => { link("live", "live"); show(JSON.parse(event.data)); };
+source.onerror = () => link(source.readyState === EventSource.CLOSED ? "lost" : "wait",
+  source.readyState === EventSource.CLOSED ? "refused: too many pages are open" : "the program does not answer");
+for (const [element, event] of [[$("operation"), "change"], [window, "resize"]])
+  element.addEventListener(event, () => { if (last) redraw(); });
