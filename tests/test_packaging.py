@@ -30,12 +30,17 @@ EXTRAS = {
     "coverage",
     "cuda12",
     "cuda13",
-    "encode",
+    "dashboard",
     "dev",
     "docs",
+    "encode",
     "lint",
+    "metrics",
+    "nvml",
+    "nvtx",
     "plot",
     "test",
+    "tracing",
     "types",
 }
 

@@ -27,7 +27,7 @@ function number(value) {
 function seconds(value) {
   if (value === null || value === undefined) return "–";
   if (value < 1e-3) return (value * 1e6).toFixed(0) + " µs";
-  if (value < 1) return (value * 1e3).toFixed(value < 0.01 ? 2 : 1) + " ms";
+  if (value < 1) return (value * 1e3).toFixed(value < 0.01 ? 2 : value < 0.1 ? 1 : 0) + " ms";
   return value.toFixed(2) + " s";
 }
 
@@ -190,7 +190,7 @@ function note(parent, found, text) {
 }
 
 function draw(svg, lines, format) {
-  const width = svg.clientWidth || 400, height = svg.clientHeight || 120, left = 52, bottom = height - 16, top = 8;
+  const width = svg.clientWidth || 400, height = svg.clientHeight || 120, left = 58, bottom = height - 16, top = 8;
   const end = last.time * 1000, points = lines.flatMap((line) => line.points);
   const most = Math.max(...points.map((point) => point[1]), 0) || 1;
   const x = (time) => left + (width - left - 4) * (1 - (end - time) / KEPT);
