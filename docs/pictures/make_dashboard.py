@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import shutil
 from pathlib import Path
+from typing import Literal
 
 import attrs
 import numpy as np
@@ -19,7 +20,10 @@ import trio_accel as ta
 
 HERE = Path(__file__).parent
 SECONDS = 45.0
-PICTURES = ((1280, "light", "dashboard.png"), (400, "dark", "dashboard-small.png"))
+PICTURES: tuple[tuple[int, Literal["light", "dark"], str], ...] = (
+    (1280, "light", "dashboard.png"),
+    (400, "dark", "dashboard-small.png"),
+)
 
 
 @attrs.frozen
