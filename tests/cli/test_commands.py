@@ -26,7 +26,7 @@ def test_help_names_the_commands(cli: Cli, arguments: list[str]) -> None:
     done = cli(*arguments)
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("Usage: trio-accel COMMAND")
-    for name in ("bench", "demo", "info", "--help", "--version"):
+    for name in ("bench", "demo", "info", "top", "--help", "--version"):
         assert re.search(rf"^│ {name} ", done.out, re.MULTILINE)
 
 
@@ -47,6 +47,7 @@ def test_help_of_the_demo_names_its_steps_in_order(cli: Cli) -> None:
     ("command", "options"),
     [
         ("info", ["--json"]),
+        ("top", ["--interval", "--sort", "--filter", "--once", "--json"]),
         ("bench", ["--list", "--backend", "--isolation", "--pairs", "--quick", "--json"]),
         ("demo", ["--backend", "--isolation", "--json"]),
         ("demo matmul", ["--sizes", "--clients", "--dtype", "--backend", "--isolation", "--json"]),
@@ -79,7 +80,7 @@ def test_version(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        ("bogus", 'Unknown command "bogus". Available commands: demo, info, bench.'),
+        ("bogus", 'Unknown command "bogus". Available commands: demo, info, bench, top.'),
         ("demo bogus", "there is no demo 'bogus'; there are matmul, spectrum, solve, recover, encode"),
         ("demo matmul extra", "too many arguments: extra"),
         ("demo --nothing", "Unknown option"),

@@ -24,7 +24,7 @@ _INTERRUPTED = 130
 _SIGNAL = 128
 # Name of the way to encode what an encoding lacks: a sign of ours as the sign nearest to it.
 _PLAIN = "trio_accel.plain"
-_PLAIN_SIGNS = dict(zip("✓✗×·→└├│─━…", "+!x*>`||--.", strict=True))
+_PLAIN_SIGNS = dict(zip("✓✗×·→└├│─━…µ", "+!x*>`||--.u", strict=True))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -120,7 +120,7 @@ def count_of(number: int, noun: str) -> str:
     """``"1 crash"``, but ``"2 crashes"``: a number with its noun."""
     if number == 1:
         return f"1 {noun}"
-    return f"{number} {noun}{'es' if noun.endswith('sh') else 's'}"
+    return f"{number} {noun}{'es' if noun.endswith(('sh', 'ss')) else 's'}"
 
 
 def as_json(value: object) -> object:

@@ -5,19 +5,23 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple, cast
 
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Generator
 
-__all__ = ["InterruptError", "in_thread", "run_async"]
+__all__ = ["InterruptError", "at_a_second_signal", "in_thread", "run_async"]
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 
 _SHOW_CURSOR = "\x1b[?25h"
+# What a second signal has called, in place of the orderly end.
+_last_steps: list[Callable[[], object]] = []
 
 
 class InterruptError(Exception):
@@ -57,6 +61,16 @@ def _only_error(error: BaseException) -> BaseException:
     return _only_error(group.exceptions[0]) if len(group.exceptions) == 1 else group
 
 
+@contextmanager
+def at_a_second_signal(*steps: Callable[[], object]) -> Generator[None]:
+    """Have ``steps`` called if a second signal ends the process without cleaning up meanwhile."""
+    _last_steps.extend(steps)
+    try:
+        yield
+    finally:
+        del _last_steps[len(_last_steps) - len(steps) :]
+
+
 async def in_thread(function: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
     """``function(*args)`` in a worker thread, left to itself when cancelled: Ctrl-C does not wait."""
     return await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True)
@@ -88,6 +102,9 @@ async def _watch(signals: AsyncIterator[int], scope: trio.CancelScope, interrupt
 
 def _leave_at_once(number: int) -> None:
     """End the process without cleaning up: a second signal means that the orderly way is too slow."""
+    for step in _last_steps:
+        with suppress(Exception):
+            step()
     if sys.stderr.isatty():
         os.write(2, f"\r{_SHOW_CURSOR}".encode())
     os._exit(128 + number)

@@ -41,8 +41,8 @@ class Observation:
 
     program: ObservedProgram
     system: str
-    _stream: trio.SocketStream
-    _lines: LineReader
+    _stream: trio.SocketStream = attrs.field(alias="stream")
+    _lines: LineReader = attrs.field(alias="lines")
 
     async def set_interval(self, interval: float) -> None:
         """Ask for a snapshot every so many seconds, 0.1 to 60.

@@ -57,7 +57,7 @@ class ObserverSocket:
 
     name: str
     path: Path
-    _server: _Server
+    _server: _Server = attrs.field(alias="server")
 
     @property
     def clients(self) -> int:

@@ -1,0 +1,222 @@
+"""``trio-accel top``: a running program's actors, live in a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+from rich.live import Live
+
+from trio_accel.cli._errors import InputError, printable
+from trio_accel.cli._json import run_for_json
+from trio_accel.cli._keys import keys_at_once, read_keys
+from trio_accel.cli._run import at_a_second_signal, run_async
+from trio_accel.cli._screen import make_console
+from trio_accel.cli._top_draw import Status, draw_all, draw_screen
+from trio_accel.cli._top_view import SORTS, View
+from trio_accel.telemetry import ObserverSocketError, list_programs, open_observation
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from rich.console import Console
+
+    from trio_accel.telemetry import ObservedProgram, SystemSnapshot
+
+__all__ = ["find_program", "show_top"]
+
+# How long a program may hold its loop before it is called silent; and given up, for a single snapshot.
+_SILENT_SECONDS, _ANSWER_SECONDS = 2.0, 10.0
+_CONNECT_SECONDS, _REDRAW_SECONDS = 0.5, 1.0
+_SOON_SECONDS, _MOST_LOOKS = 0.1, 10
+# Columns of a table in a pipe: all of them.
+_PIPE_WIDTH = 180
+_HOW_TO_OPEN = "a program opens one by: async with ta.telemetry.open_socket(system)"
+
+
+def show_top(
+    wanted: str | None, *, interval: float, sort: str, text: str, is_once: bool, is_json: bool
+) -> int:
+    """Show a program until the user leaves, or once.
+
+    Returns:
+        The exit code: 0, or 1 where the program ended.
+
+    Raises:
+        InputError: There is no such program, or more than one.
+    """
+    path = find_program(wanted, list_programs())
+    if is_json:
+        return _print_json(path)
+    view = View(sort=next(one for one in SORTS if one.name == sort), filter=text)
+    console = make_console()
+    if is_once or not console.is_terminal or console.is_dumb_terminal:
+        return run_async(partial(_print_once, console, path, view))
+    return run_async(_Top(console=console, path=path, view=view, interval=interval).run)
+
+
+def find_program(wanted: str | None, programs: Sequence[ObservedProgram]) -> Path:
+    """The socket of the program that is meant: by name, by process, by path, or the only one there is.
+
+    Raises:
+        InputError: There is none, or more than one.
+    """
+    if wanted is not None and "/" in wanted:
+        return Path(wanted)
+    found = [one for one in programs if wanted in {None, one.name, str(one.pid)}]
+    if not found and wanted:
+        found = [one for one in programs if one.name.startswith(wanted)]
+    if len(found) == 1:
+        return found[0].path
+    if found:
+        raise InputError(f"{len(found)} programs are meant, name one of them: {_listed(found)}")
+    if not programs:
+        raise InputError(f"no program of this user has an observer socket open; {_HOW_TO_OPEN}")
+    raise InputError(f"there is no program {wanted!r}; there are: {_listed(programs)}")
+
+
+def _listed(programs: Sequence[ObservedProgram]) -> str:
+    return ", ".join(one.name if one.pid is None else f"{one.name} (process {one.pid})" for one in programs)
+
+
+async def _look_once(path: Path) -> tuple[Status, SystemSnapshot]:
+    try:
+        with trio.fail_after(_ANSWER_SECONDS):
+            async with open_observation(path, interval=_SOON_SECONDS) as observation:
+                program = observation.program
+                snapshot = await anext(observation)
+                for _ in range(_MOST_LOOKS):
+                    # What a device has of its own comes a moment later, if it answers.
+                    if all(device.age is not None for device in snapshot.devices):
+                        break
+                    snapshot = await anext(observation)
+                return Status(name=program.name, pid=program.pid), snapshot
+    except trio.TooSlowError:
+        raise ObserverSocketError(
+            f"the program at {path} does not answer: its loop is held for more than {_ANSWER_SECONDS:g} s"
+        ) from None
+    except StopAsyncIteration:
+        raise ObserverSocketError(f"the program at {path} has ended") from None
+
+
+async def _print_once(console: Console, path: Path, view: View) -> int:
+    status, snapshot = await _look_once(path)
+    width = console.width if console.is_terminal else _PIPE_WIDTH
+    for line in draw_all(snapshot, view, status, width=width):
+        console.print(line.plain.rstrip() if not console.is_terminal else line, markup=False, soft_wrap=True)
+    return 0
+
+
+def _print_json(path: Path) -> int:
+    seen: list[tuple[Status, SystemSnapshot]] = []
+
+    async def look() -> int:
+        seen.append(await _look_once(path))
+        return 0
+
+    def render(code: int, error: str | None) -> str:
+        document: dict[str, object] = {"command": "top", "path": str(path), "exit_code": code, "error": error}
+        for status, snapshot in seen:
+            document |= {"name": status.name, "snapshot": json.loads(snapshot.to_json())}
+        return json.dumps(document, allow_nan=False, indent=2)
+
+    return run_for_json(look, render)
+
+
+@attrs.define(kw_only=True, eq=False)
+class _Top:
+    """The program as it is shown in a terminal."""
+
+    console: Console
+    path: Path
+    view: View
+    interval: float
+    _status: Status = attrs.field(init=False)
+    _newest: SystemSnapshot | None = attrs.field(default=None, init=False)
+    _shown: SystemSnapshot | None = attrs.field(default=None, init=False)
+    _came: float = attrs.field(default=0.0, init=False)
+    _end: str | None = attrs.field(default=None, init=False)
+    _changed: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _ends: ExitStack = attrs.field(factory=ExitStack, init=False)
+    _live: Live = attrs.field(init=False)
+
+    async def run(self) -> int:
+        """Show it until the user leaves, or the program ends."""
+        self._status = Status(name=printable(self.path.stem), pid=None, interval=self.interval)
+        self._came = trio.current_time()
+        with trio.open_signal_receiver(signal.SIGWINCH, signal.SIGTSTP) as signals, self._ends:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch)
+                # What is wrong with the socket is said before the screen is taken.
+                with trio.move_on_after(_CONNECT_SECONDS):
+                    await self._changed.wait()
+                self._enter()
+                nursery.start_soon(self._heed, signals)
+                if sys.stdin.isatty():
+                    nursery.start_soon(read_keys, sys.stdin.fileno(), self._press)
+                await self._draw_always()
+                nursery.cancel_scope.cancel()
+        if self._end is None:
+            return 0
+        print(f"trio-accel: {self._end}", file=sys.stderr)
+        return 1
+
+    def _enter(self) -> None:
+        """Take the screen and the keyboard; what gives them back is called at the end, whatever ends it."""
+        put_back = self._ends.enter_context(keys_at_once(sys.stdin.fileno())) if sys.stdin.isatty() else None
+        self._live = Live(console=self.console, auto_refresh=False, screen=True)
+        self._ends.callback(self._live.stop)
+        self._live.start()
+        at_end = [self._live.stop] if put_back is None else [self._live.stop, put_back]
+        self._ends.enter_context(at_a_second_signal(*at_end))
+
+    async def _watch(self) -> None:
+        """Take snapshots; connect again where the program let go of a terminal that was stopped."""
+        try:
+            while True:
+                async with open_observation(self.path, interval=self.interval) as observation:
+                    program = observation.program
+                    self._status = attrs.evolve(self._status, name=program.name, pid=program.pid)
+                    self._changed.set()
+                    async for snapshot in observation:
+                        self._newest, self._came = snapshot, trio.current_time()
+                        self._changed.set()
+        except ObserverSocketError as error:
+            if self._newest is None:
+                raise
+            self._end = str(error) if self.path.exists() else f"{self._status.name} has ended"
+            self._changed.set()
+
+    async def _heed(self, signals: AsyncIterator[int]) -> None:
+        """Draw when the size has changed; leave the terminal to the shell while stopped."""
+        async for number in signals:
+            if number == signal.SIGTSTP:
+                self._ends.close()
+                os.kill(os.getpid(), signal.SIGSTOP)
+                self._enter()
+            self._changed.set()
+
+    def _press(self, key: str) -> None:
+        self.view.press(key)
+        self._changed.set()
+
+    async def _draw_always(self) -> None:
+        while not self.view.is_over and self._end is None:
+            self._changed = trio.Event()
+            if self._shown is None or not self.view.is_paused:
+                self._shown = self._newest
+            silent = trio.current_time() - self._came - self.interval
+            status = attrs.evolve(self._status, silent=silent if silent > _SILENT_SECONDS else 0.0)
+            width, height = self.console.size
+            drawn = draw_screen(self._shown, self.view, status, width=width, height=height)
+            self._live.update(drawn, refresh=True)
+            with trio.move_on_after(_REDRAW_SECONDS):
+                await self._changed.wait()
