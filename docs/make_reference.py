@@ -53,7 +53,7 @@ def _names(text: str) -> frozenset[str]:
 INTERNAL: Mapping[str, frozenset[str]] = {
     "trio_accel.actors": _names(
         "DirectReply Measured Measuring Meter NOT_NOW Posted WOKEN actor_path_of around_each_system "
-        "check_name describe idle_actor message_target named_options quick"
+        "check_name describe idle_actor measured_idle_actor message_target named_options note_end quick"
     ),
     "trio_accel.devices": _names(
         "Around Ask CompletionPort ContextActor DeviceActor DeviceOpening EngineHook Fault FaultHow "

@@ -207,7 +207,7 @@ async def test_every_benchmark_of_a_device_runs_where_the_device_has_the_isolati
     ]
     rows = [row for benchmark in chosen for row in await benchmark.run(plan)]
     assert [row.name for row in rows if row.verdict not in (Verdict.MET, Verdict.MISSED, Verdict.NONE)] == []
-    assert len({row.name for row in rows}) == len(rows) == 15
+    assert len({row.name for row in rows}) == len(rows) == 16
     assert all(row.name.endswith("-process") is (isolation == "process") for row in rows)
     goals = {row.name.removeprefix("devices.").removesuffix("-process"): row.goal for row in rows}
     most = {"inline": 120.0, "process": 220.0}[isolation]

@@ -3,7 +3,7 @@
 from ._actor import Actor
 from ._cell import Terminated
 from ._context import ActorContext, RestartInfo
-from ._direct import DirectReply, idle_actor
+from ._direct import DirectReply, idle_actor, measured_idle_actor
 from ._errors import (
     ActorError,
     ActorFailedError,
@@ -33,7 +33,7 @@ from ._events import (
 from ._failures import describe
 from ._handlers import NOT_NOW, handles, message_target, quick
 from ._messages import Message, Request
-from ._meters import Measured, Meter
+from ._meters import Measured, Meter, note_end
 from ._options import (
     Backoff,
     Directive,
@@ -110,8 +110,10 @@ __all__ = [
     "describe",
     "handles",
     "idle_actor",
+    "measured_idle_actor",
     "message_target",
     "named_options",
+    "note_end",
     "open_system",
     "quick",
 ]

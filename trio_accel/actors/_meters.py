@@ -4,30 +4,40 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["Measured", "Meter"]
+__all__ = ["Measured", "Meter", "note_end"]
 
 
 class Measured(Protocol):
     """Takes what became of the messages of one type to one actor.
 
-    It is called on the Trio thread, from inside the runtime, for every message: it must be quick and must not
-    raise. Times are seconds on Trio's clock, as those of the events.
+    It is used on the Trio thread, from inside the runtime, for every message: it must be quick and must not
+    raise. For most messages it is only a list that grows.
     """
 
-    def completed(self, queue_time: float, run_time: float) -> None:
-        """A reply was given, or a told message served."""
+    @property
+    def times(self) -> list[float]:
+        """Takes two numbers for each message that has ended: seconds in the queue, and thereafter."""
         ...
 
-    def failed(self, queue_time: float, run_time: float, error: BaseException) -> None:
-        """The handler raised, or the deferred reply is an error."""
+    @property
+    def most(self) -> int:
+        """How long `times` may become before `count` is called."""
         ...
 
-    def cancelled(self, queue_time: float, run_time: float) -> None:
-        """The asker was cancelled, and the request unwound."""
+    def count(self) -> None:
+        """Empty `times`."""
+        ...
+
+    def failed(self, error: BaseException) -> None:
+        """A message whose times were added last has failed."""
+        ...
+
+    def cancelled(self) -> None:
+        """A message whose times were added last has unwound, as its asker was cancelled."""
         ...
 
     def dropped(self) -> None:
-        """It is a dead letter."""
+        """A message is a dead letter; it has no times."""
         ...
 
 
@@ -37,3 +47,30 @@ class Meter(Protocol):
     def measured(self, path: str, message_type: str) -> Measured:
         """Who takes what becomes of the messages of one type to one actor; the runtime keeps it."""
         ...
+
+
+def note_end(
+    measured: Measured,
+    queue_time: float,
+    run_time: float,
+    error: BaseException | None = None,
+    *,
+    cancelled: bool = False,
+) -> None:
+    """Tell of a message that has ended.
+
+    Args:
+        measured: Who takes it.
+        queue_time: Seconds from sending to the start.
+        run_time: Seconds from there to the end.
+        error: What it failed with.
+        cancelled: Whether its asker was cancelled.
+    """
+    times = measured.times
+    times += (queue_time, run_time)
+    if len(times) >= measured.most:
+        measured.count()
+    if cancelled:
+        measured.cancelled()
+    elif error is not None:
+        measured.failed(error)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-import trio
-
 from ._envelope import Envelope
 from ._errors import ActorFailedError
 from ._events import (
@@ -18,6 +16,7 @@ from ._events import (
     MessageWithdrawn,
 )
 from ._failures import describe, is_fatal, safe_repr
+from ._meters import note_end
 from ._options import Directive, Policy
 
 if TYPE_CHECKING:
@@ -81,9 +80,9 @@ class Outcomes:
         self._policy = policy
         # Called once when no deferred request is left.
         self._on_settled: Callable[[], None] | None = None
-        # By the name of the message, for this meter.
+        # By the class or name of the message, for this meter.
         self._meter: Meter | None = None
-        self._measured: dict[str, Measured] = {}
+        self._measured: dict[type | str, Measured] = {}
 
     def settle(self, request: OpenRequest) -> None:
         """A deferred request has its reply, or does not wait for one any more."""
@@ -138,7 +137,6 @@ class Outcomes:
         observers = self.observers
         envelope.started_at = now = observers.now()
         if not observers.of_messages:
-            envelope.number = 0
             return
         envelope.number = next(observers.numbers)
         observers.emit(
@@ -163,16 +161,31 @@ class Outcomes:
         queue_time = 0.0 if queued is None else started - queued
         run_time = observers.now() - started
         if observers.meter is not None:
-            measured = self.measured(observers.meter, envelope.message)
-            if cancelled:
-                measured.cancelled(queue_time, run_time)
-            elif error is None:
-                measured.completed(queue_time, run_time)
+            measured = self._measured.get(envelope.message.__class__)
+            if measured is None or self._meter is not observers.meter:
+                measured = self.measured(observers.meter, envelope.message)
+            if cancelled or error is not None:
+                note_end(measured, queue_time, run_time, error, cancelled=cancelled)
             else:
-                measured.failed(queue_time, run_time, error)
+                # As `note_end`, without the call.
+                times = measured.times
+                times += (queue_time, run_time)
+                if len(times) >= measured.most:
+                    measured.count()
+        # One that began while nobody observed, but somebody measured, has no number.
+        if observers.of_messages and hasattr(envelope, "number"):
+            self._emit_end(envelope, queue_time, run_time, error, cancelled=cancelled)
+
+    def _emit_end(
+        self,
+        envelope: Envelope,
+        queue_time: float,
+        run_time: float,
+        error: BaseException | None,
+        *,
+        cancelled: bool,
+    ) -> None:
         number, context = envelope.number, envelope.context
-        if not number or not observers.of_messages:
-            return
         path, message_type = self.path, envelope.message.operation
         event: MessageCancelled | MessageFailed | MessageCompleted
         if cancelled:
@@ -203,7 +216,7 @@ class Outcomes:
                 queue_time=queue_time,
                 run_time=run_time,
             )
-        observers.emit(event)
+        self.observers.emit(event)
 
     def measured(self, meter: Meter, message: AnyMessage) -> Measured:
         """Who measures messages of this type for this actor."""
@@ -211,9 +224,11 @@ class Outcomes:
             self._meter = meter
             self._measured = {}
         message_type = message.operation
-        measured = self._measured.get(message_type)
+        # Instances of some classes have names of their own: those are looked for by name.
+        key = message.__class__ if message_type == message.__class__.__name__ else message_type
+        measured = self._measured.get(key)
         if measured is None:
-            measured = self._measured[message_type] = meter.measured(self.path, message_type)
+            measured = self._measured[key] = meter.measured(self.path, message_type)
         return measured
 
     def observe_withdrawal(self, envelope: Envelope) -> None:
@@ -224,7 +239,7 @@ class Outcomes:
                 path=self.path,
                 message_type=envelope.message.operation,
                 context=envelope.context,
-                queue_time=0.0 if queued_at is None else trio.current_time() - queued_at,
+                queue_time=0.0 if queued_at is None else self.observers.now() - queued_at,
             )
         )
 

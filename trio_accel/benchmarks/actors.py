@@ -66,6 +66,24 @@ async def ask(plan: Plan) -> tuple[Result, ...]:
     return (Result.compare("actors.ask", pairs, unit="µs", goal=goal),)
 
 
+async def ask_recorded(plan: Plan) -> tuple[Result, ...]:
+    """Ask an idle actor while `telemetry.record` records; peer: the same while nothing does."""
+    calls = plan.count(1000)
+    async with ta.open_system("benchmark") as system:
+        counter = await system.spawn(Counter)
+
+        async def microseconds() -> float:
+            return await _microseconds(lambda: counter.ask(Add(1)), calls)
+
+        async def recorded() -> float:
+            with ta.telemetry.record(system):
+                return await microseconds()
+
+        pairs = await alternate(recorded, microseconds, plan)
+    goal = Goal(figure=Figure.RATIO, most=1.03)
+    return (Result.compare("actors.ask-recorded", pairs, unit="µs", goal=goal),)
+
+
 async def ask_busy(plan: Plan) -> tuple[Result, ...]:
     """The same beside a task that hogs the loop in steps of 1 ms: it counts passes of the loop."""
     calls = plan.count(20)
@@ -132,6 +150,7 @@ async def ask_pykka(plan: Plan) -> tuple[Result, ...]:
 
 BENCHMARKS = (
     Benchmark("actors.ask", ask),
+    Benchmark("actors.ask-recorded", ask_recorded),
     Benchmark("actors.ask-busy", ask_busy),
     Benchmark("actors.askers-16", askers),
     Benchmark("actors.ask-pykka", ask_pykka),

@@ -111,6 +111,22 @@ async def matmul_64(stand: Stand) -> tuple[Result, ...]:
     return (await _small("devices.matmul-64", _bare(lambda: np.matmul(host, host)), stand, goal=goal),)
 
 
+async def matmul_64_recorded(stand: Stand) -> tuple[Result, ...]:
+    """The same small product while `telemetry.record` records; peer: the same while nothing does."""
+    calls, a = stand.plan.count(200), await stand.device.put(_matrix(64))
+
+    async def microseconds() -> float:
+        return await per_call(lambda: ta.linalg.matmul(a, a), calls) * 1e6
+
+    async def recorded() -> float:
+        with ta.telemetry.record(stand.device.system):
+            return await microseconds()
+
+    pairs = await alternate(recorded, microseconds, stand.plan)
+    goal = Goal(figure=Figure.RATIO, most=1.03)
+    return (Result.compare(stand.name("devices.matmul-64-recorded"), pairs, unit="µs", goal=goal),)
+
+
 async def matmul_64_thread(stand: Stand) -> tuple[Result, ...]:
     """The same small product; peer: `numpy.matmul` by `trio.to_thread.run_sync`."""
     peer = _threaded(partial(np.matmul, _matrix(64), _matrix(64)))
@@ -256,6 +272,7 @@ BENCHMARKS = (
     *on_device("devices.gemm-1024", gemm_1024),
     *on_device("devices.gemm-2048", gemm_2048),
     *on_device("devices.matmul-64", matmul_64),
+    *on_device("devices.matmul-64-recorded", matmul_64_recorded),
     *on_device("devices.matmul-64-thread", matmul_64_thread),
     *on_device(_BUSY, matmul_64_busy),
     *on_device("devices.askers-64", askers),

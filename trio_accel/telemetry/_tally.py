@@ -48,19 +48,21 @@ class MessageTally:
         "_of_run",
         "_on_failure",
         "_recent",
-        "_times",
         "cancelled_count",
         "dropped_count",
         "failed_count",
         "message_type",
+        "most",
         "path",
         "queue_total",
         "run_total",
+        "times",
     )
 
     def __init__(self, path: str, message_type: str, on_failure: OnFailure, since: float) -> None:
         self.path: str = path
         self.message_type: str = message_type
+        self.most: int = 2 * _AT_ONCE
         self.failed_count: int = 0
         self.cancelled_count: int = 0
         self.dropped_count: int = 0
@@ -68,30 +70,21 @@ class MessageTally:
         self.run_total: float = 0.0
         self._on_failure = on_failure
         # Seconds in the queue and in the handler, in turns, that are not counted yet.
-        self._times: list[float] = []
+        self.times: list[float] = []
         self._counted = 0
         self._of_queue = np.zeros(len(BOUNDS) + 1, np.int64)
         self._of_run = np.zeros(len(BOUNDS) + 1, np.int64)
         self._recent: deque[tuple[float, Seconds]] = deque()
         self._history: deque[tuple[float, int]] = deque([(since, 0)])
 
-    def completed(self, queue_time: float, run_time: float) -> None:
-        """See `Measured.completed`."""
-        times = self._times
-        times += (queue_time, run_time)
-        if len(times) >= 2 * _AT_ONCE:
-            self.count()
-
-    def failed(self, queue_time: float, run_time: float, error: BaseException) -> None:
+    def failed(self, error: BaseException) -> None:
         """See `Measured.failed`."""
         self.failed_count += 1
-        self.completed(queue_time, run_time)
         self._on_failure(self.path, self.message_type, error)
 
-    def cancelled(self, queue_time: float, run_time: float) -> None:
+    def cancelled(self) -> None:
         """See `Measured.cancelled`."""
         self.cancelled_count += 1
-        self.completed(queue_time, run_time)
 
     def dropped(self) -> None:
         """See `Measured.dropped`."""
@@ -100,7 +93,7 @@ class MessageTally:
     @property
     def ended(self) -> int:
         """How many were begun and have ended, however they did."""
-        return self._counted + len(self._times) // 2
+        return self._counted + len(self.times) // 2
 
     @property
     def completed_count(self) -> int:
@@ -109,12 +102,12 @@ class MessageTally:
 
     def count(self) -> None:
         """Count the times that are kept as they came."""
-        if not self._times:
+        if not self.times:
             return
-        times = np.array(self._times).reshape(-1, 2)
-        self._times.clear()
+        times = np.fromiter(self.times, np.float64, len(self.times)).reshape(-1, 2)
+        self.times.clear()
         self._counted += len(times)
-        queue, run = np.maximum(times, 0.0).T
+        queue, run = times.T
         size = len(_EDGES) + 1
         self._of_queue += np.bincount(np.searchsorted(_EDGES, queue), minlength=size)
         self._of_run += np.bincount(np.searchsorted(_EDGES, run), minlength=size)

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...actors import ActorContext, ActorError, ActorFailedError, ActorStoppedError, Ref, idle_actor
+from ...actors import (
+    ActorContext,
+    ActorError,
+    ActorFailedError,
+    ActorStoppedError,
+    Ref,
+    System,
+    idle_actor,
+    measured_idle_actor,
+)
 from ...backends.base import AccelDevice, ContextPoisonedError, DeviceLostError, QueueFullError
 from ..arrays._pending import Pending
 from ..arrays._ref import AccelRef
@@ -20,6 +29,7 @@ from ..engine._context import ContextActor, Session, context_policy
 from ..engine._device_state import DeviceState
 from ..engine._library import Asked, LibraryActor
 from ..engine._library_opener import CloseLibrary, OpenLibrary
+from ..engine._measured import MeasuredAsked
 from ..host._registrar import HostRegistrar
 from ..operations._operation import Launch, Operation, Planner, check_operation
 from ..operations._recording import recording_now
@@ -204,7 +214,7 @@ class InlineDispatch:
                 if self._copies is not None and (launch.staged or isinstance(launch.spec, WITH_HOST)):
                     await self._serve_with_copies(launch, library, engine, self._copies)
                 else:
-                    await _serving(launch, library, engine)
+                    await _serving(launch, library, engine, self._device.system)
             except ActorStoppedError:
                 # Never executed, because its context ends: it runs on the next one, if there is one.
                 await library.wait_terminated()
@@ -232,14 +242,14 @@ class InlineDispatch:
         """Have an operation launched, with host arrays that the device may not transfer; await it at once."""
         travel = copies.start(launch)
         if travel is None:
-            return _serving(launch, library, engine)
+            return _serving(launch, library, engine, self._device.system)
         return self._serve_travelling(travel, launch, library, engine)
 
     async def _serve_travelling(
         self, travel: Travel, launch: Launch, library: Ref[LibraryActor], engine: Engine
     ) -> None:
         try:
-            await _serving(travel.launch, library, engine)
+            await _serving(travel.launch, library, engine, self._device.system)
             await travel.fetch()
         finally:
             launch.is_in_flight = travel.launch.is_in_flight
@@ -409,11 +419,14 @@ class InlineDispatch:
             await self._device.availability.wait_changed()
 
 
-def _serving(launch: Launch, library: Ref[LibraryActor], engine: Engine) -> Awaitable[object]:
+def _serving(launch: Launch, library: Ref[LibraryActor], engine: Engine, system: System) -> Awaitable[object]:
     """Have an operation launched, without the mailbox if its actor has nothing to do; await it at once."""
-    actor = idle_actor(library)
+    actor, asked = idle_actor(library), None
     if actor is not None:
         asked = Asked(launch)
+    elif system.observers.meter is not None:
+        actor, asked = measured_idle_actor(library), MeasuredAsked(launch, system)
+    if actor is not None and asked is not None:
         operation = actor.launch_here(launch, asked)
         if operation is not False:
             return asked.wait(actor, operation)

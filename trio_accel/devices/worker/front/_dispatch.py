@@ -33,6 +33,7 @@ from ._generations import Generations
 from ._host_arrays import HostArrays, Staging
 from ._leases import Leases
 from ._left_memory import INTACT, LeftMemory
+from ._measures import MeasuredRequest, Measures
 from ._outcomes import OutcomePolicy
 from ._pool import WorkerPool, check_options
 from ._request import OperationRequest, RemoteRequest
@@ -88,6 +89,7 @@ class WorkerDispatch:
             alarms=self._alarms,
         )
         self._answers = self._generations.answers
+        self._measures = Measures(device, self._answers.mirror)
         self._leases = Leases(device, self._sender, self._chunks)
         # A worker whose loop blocks cannot be told that something was copied.
         self._by_value = sys.maxsize if isinstance(self._options.completion, SyncCompletion) else SMALL
@@ -258,8 +260,10 @@ class WorkerDispatch:
         if device.hooks:
             device.validated(launch)
         hosts = HostArrays(self._by_value, self._staging)
-        request = OperationRequest(self._requests.next_number(), launch, hosts, invalidates=invalidates)
-        return request, planned
+        number = self._requests.next_number()
+        if device.system.observers.meter is None:
+            return OperationRequest(number, launch, hosts, invalidates=invalidates), planned
+        return MeasuredRequest(number, launch, hosts, self._measures, invalidates=invalidates), planned
 
     def _cancel(self, request: RemoteRequest) -> bool:
         """An asker is cancelled: take its request back, or give it the grace to end."""

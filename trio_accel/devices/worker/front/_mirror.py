@@ -65,6 +65,12 @@ class Mirror:
             for node in nodes:
                 node.handled += 1
 
+    def path_of(self, library: str) -> str | None:
+        """Path of the actor that serves the library at an import path; None if there is none."""
+        return next(
+            (path for path, node in self._nodes.items() if is_actor_of(path, node.actor_class, library)), None
+        )
+
     def snapshots(self, queues: dict[str, QueueStatistics]) -> tuple[ActorSnapshot, ...]:
         """The actors now.
 
