@@ -90,12 +90,12 @@ def test_acceptance_and_tokens_per_round_are_what_the_paper_says() -> None:
     p, q = np.array([0.5, 0.3, 0.2, 0.0]), np.array([0.2, 0.3, 0.1, 0.4])
     accepted, lookahead, rounds = np.minimum(p, q).sum(), 3, 4000
     rng = np.random.default_rng(3)
+    sampler = _sampling.Sampler(rng=rng, temperature=1.0)
     lengths: list[int] = []
     for _ in range(rounds):
         proposed = rng.choice(4, size=lookahead, p=q)
-        rows = np.tile(p, (lookahead + 1, 1))
-        drafted = np.tile(q, (lookahead, 1))
-        lengths.append(len(_sampling.accepted_tokens(rng, proposed.tolist(), drafted, rows, 1.0)))
+        verified = np.tile(p, (lookahead + 1, 1))
+        lengths.append(len(sampler.accepted(proposed.tolist(), [q] * lookahead, verified)))
     expected = (1 - accepted ** (lookahead + 1)) / (1 - accepted)
     assert np.mean(lengths) == pytest.approx(expected, abs=4 * float(np.std(lengths)) / math.sqrt(rounds))
 

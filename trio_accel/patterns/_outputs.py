@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ..devices import AccelRef
 
-__all__ = ["ModelOutputError", "host_array", "real_rows", "softmax"]
+__all__ = ["ModelOutputError", "check_logits", "host_array", "real_rows", "softmax"]
 
 
 class ModelOutputError(ValueError):
@@ -55,19 +55,23 @@ async def real_rows(what: str, result: object, shape: tuple[int, int | None]) ->
     if not is_right or not array.shape[1]:
         expected = f"({rows}, {columns if columns is not None else 'size of the vocabulary'})"
         raise ModelOutputError(f"{what} must return an array of shape {expected}, got {array.shape}")
-    return array.astype(np.float64)
+    return array.astype(np.float64, copy=False)
 
 
-def softmax(what: str, logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The softmax of each row; -inf is the logit of what must not be chosen.
+def check_logits(what: str, logits: NDArray[np.float64]) -> None:
+    """Check rows of logits; -inf is the logit of what must not be chosen.
 
     Raises:
         ModelOutputError: A row has NaN or infinity, or nothing but -inf.
     """
-    highest = logits.max(axis=1, keepdims=True)  # NaN if there is one in the row
-    bad = np.flatnonzero(~np.isfinite(highest))
+    bad = np.flatnonzero(~np.isfinite(logits.max(axis=1)))  # NaN if there is one in the row
     if bad.size:
         raise ModelOutputError(f"{what} returned NaN, infinity, or nothing but -inf in row {bad[0]}")
-    shares = np.exp(logits - highest)
+
+
+def softmax(what: str, logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The softmax of each row; for the errors see `check_logits`."""
+    check_logits(what, logits)
+    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
     result: NDArray[np.float64] = shares / shares.sum(axis=1, keepdims=True)
     return result

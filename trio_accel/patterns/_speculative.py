@@ -13,7 +13,7 @@ import trio
 
 from ..actors import named_options
 from ._call import Model, as_callable
-from ._sampling import Rows, accepted_tokens, distributions, sample, tempered
+from ._sampling import Rows, Sampler, scores_of
 from ._tasks import TaskServant
 
 __all__ = ["DecodingStatistics", "Generate", "Generation", "Score", "SpeculativeDecoder"]
@@ -187,7 +187,7 @@ class SpeculativeDecoder(TaskServant[Generate, Generation]):
             trio.BrokenResourceError, trio.ClosedResourceError: The `stream` was closed.
             Exception: What the verifier failed with; or the draft, unless it may fail.
         """
-        text = _Text(item)
+        text = _Text(item, are_logits=self._are_logits)
         while text.finish is None:
             await trio.lowlevel.checkpoint()
             counted = await self._round(text)
@@ -210,7 +210,7 @@ class SpeculativeDecoder(TaskServant[Generate, Generation]):
                 raise
             failures = 1
         count = len(proposed) + 1
-        verified = await distributions(
+        verified = await scores_of(
             "the verifier",
             await self._verifier(Score(text.so_far(proposed), count)),
             count,
@@ -218,10 +218,7 @@ class SpeculativeDecoder(TaskServant[Generate, Generation]):
             are_logits=self._are_logits,
         )
         text.know(verified)
-        temperature = text.request.temperature
-        tokens = accepted_tokens(
-            text.rng, proposed, np.array(drafted), tempered(verified, temperature), temperature
-        )
+        tokens = text.sampler.accepted(proposed, drafted, verified)
         return DecodingStatistics(
             rounds=1,
             proposed=len(proposed),
@@ -232,20 +229,19 @@ class SpeculativeDecoder(TaskServant[Generate, Generation]):
 
     async def _propose(self, text: _Text, proposed: list[int], drafted: list[Rows]) -> None:
         """Have the draft propose tokens, as many as may be needed."""
-        temperature = text.request.temperature
         # The verifier adds one.
         for _ in range(min(self._lookahead, text.missing - 1)):
-            rows = await distributions(
+            scores = await scores_of(
                 "the draft",
                 await self._draft(Score(text.so_far(proposed))),
                 1,
                 text.vocabulary_after(drafted),
                 are_logits=self._are_logits,
             )
-            row = tempered(rows, temperature)[0]
-            token = sample(text.rng, row, temperature)
+            distribution = text.sampler.distribution(scores[0])
+            token = text.sampler.draw(distribution)
             proposed.append(token)
-            drafted.append(row)
+            drafted.append(distribution)
             if token in text.request.stop:
                 return
 
@@ -253,9 +249,11 @@ class SpeculativeDecoder(TaskServant[Generate, Generation]):
 class _Text:
     """What was generated of one request."""
 
-    def __init__(self, request: Generate) -> None:
+    def __init__(self, request: Generate, *, are_logits: bool) -> None:
         self.request = request
-        self.rng = np.random.default_rng(request.seed)
+        self.sampler = Sampler(
+            rng=np.random.default_rng(request.seed), temperature=request.temperature, are_logits=are_logits
+        )
         self.tokens: list[int] = []
         self.finish: Finish | None = None
         self.statistics = DecodingStatistics()
