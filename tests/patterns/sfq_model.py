@@ -19,9 +19,9 @@ class Sfq:
     weights: Mapping[str, float]
     virtual: float = 0.0
     # Finish tags of the last request of each flow, and of what was served.
-    finish: dict[str, float] = attrs.field(factory=dict)
+    finish: dict[str, float] = attrs.field(factory=dict[str, float])
     last_served: float = 0.0
-    heap: list[tuple[float, int, float]] = attrs.field(factory=list)
+    heap: list[tuple[float, int, float]] = attrs.field(factory=list[tuple[float, int, float]])
 
     def arrive(self, number: int, flow: str, cost: float) -> None:
         start = max(self.virtual, self.finish.get(flow, 0.0))

@@ -262,7 +262,7 @@ def test_idle_tenants_are_forgotten_in_a_busy_period_that_never_ends() -> None:
         if number > 5:
             server.complete()
         assert server.queue.tenants <= 201
-        assert len(server.queue._heads) <= 201
+        assert len(server.queue._heads) <= 201  # pyright: ignore[reportPrivateUsage]
     assert server.order == list(range(19_995))
 
 
@@ -273,7 +273,7 @@ def test_withdrawn_requests_of_ever_new_tenants_leave_nothing_behind() -> None:
         server.put(number, f"key {number}")
         server.withdraw(number)
         assert server.queue.tenants <= 201
-        assert len(server.queue._heads) <= 2
+        assert len(server.queue._heads) <= 2  # pyright: ignore[reportPrivateUsage]
     assert server.queue.queued == 0
 
 

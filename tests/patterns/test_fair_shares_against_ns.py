@@ -33,7 +33,7 @@ class Arrival:
 class Sink:
     """Where ns.py's server puts what it has served."""
 
-    served: list[tuple[int, float]] = attrs.field(factory=list)
+    served: list[tuple[int, float]] = attrs.field(factory=list[tuple[int, float]])
 
     def put(self, packet: Any) -> None:
         self.served.append((packet.flow_id, packet.size))

@@ -8,11 +8,15 @@ from ._batch_run import BatchResults, may_be_one_request
 from ._batcher import Batcher, BatcherStatistics
 from ._call import Call, GetStatistics, Model, Servant, as_callable
 from ._cascade import Cascade, CascadeAnswer, CascadeStatistics, NoAnswerError, Passed, Stage, StageStatistics
+from ._circuit_breaker import CircuitBreaker, CircuitOpenError, CircuitState, is_failure
+from ._deadline import Deadline
 from ._fair_queue import Weights
 from ._fair_scheduler import FairCall, FairScheduler, FairStatistics, UnknownTenantError
 from ._moe import MoeRouter
 from ._moe_results import ExpertsFailedError, Routed, RoutingStatistics
 from ._outputs import ModelOutputError
+from ._rate_limit import RateLimit, RateLimitError
+from ._retry import RetryBudget, retry, was_never_executed
 from ._speculative import DecodingStatistics, Generate, Generation, Score, SpeculativeDecoder
 from ._tasks import TaskServant
 from ._token_stream import TokenStream, open_token_stream
@@ -25,6 +29,10 @@ __all__ = [
     "Cascade",
     "CascadeAnswer",
     "CascadeStatistics",
+    "CircuitBreaker",
+    "CircuitOpenError",
+    "CircuitState",
+    "Deadline",
     "DecodingStatistics",
     "ExpertsFailedError",
     "FairCall",
@@ -38,6 +46,9 @@ __all__ = [
     "MoeRouter",
     "NoAnswerError",
     "Passed",
+    "RateLimit",
+    "RateLimitError",
+    "RetryBudget",
     "Routed",
     "RoutingStatistics",
     "Score",
@@ -50,6 +61,9 @@ __all__ = [
     "UnknownTenantError",
     "Weights",
     "as_callable",
+    "is_failure",
     "may_be_one_request",
     "open_token_stream",
+    "retry",
+    "was_never_executed",
 ]

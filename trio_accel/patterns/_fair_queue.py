@@ -15,6 +15,7 @@ from ._numbers import must_be_positive
 
 __all__ = ["FairQueue", "QueueFull", "Queued", "Weights", "must_be_cost"]
 
+TenantT = TypeVar("TenantT", bound=Hashable)
 ValueT = TypeVar("ValueT")
 
 # So far apart at most, the tags of a busy period keep their precision.
@@ -37,11 +38,12 @@ class Weights(MutableMapping[Hashable, float]):
     """
 
     def __init__(
-        self, weights: Mapping[Hashable, float] | None = None, *, default: float | None = 1.0
+        self, weights: Mapping[TenantT, float] | None = None, *, default: float | None = 1.0
     ) -> None:
         self._default = None if default is None else _weight("the default weight", default)
         self._weights: dict[Hashable, float] = {}
-        self.update(weights or {})
+        for tenant, weight in (weights or {}).items():
+            self[tenant] = weight
 
     def __repr__(self) -> str:
         return f"Weights({self._weights!r}, default={self._default!r})"

@@ -27,6 +27,7 @@ __all__ = ["FairCall", "FairScheduler", "FairStatistics", "UnknownTenantError"]
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
+TenantT = TypeVar("TenantT", bound=Hashable)
 
 
 def _hashable(call: FairCall[Any], attribute: attrs.Attribute[Hashable], value: Hashable) -> None:
@@ -79,6 +80,19 @@ class UnknownTenantError(ActorError, LookupError):
     """The tenant has no weight, and there is no default; the request was never executed."""
 
 
+@attrs.define(eq=False)
+class _Turn:
+    """A request that waits, or is with the model.
+
+    Attributes:
+        has_come: Set when the model has room for it.
+        has_begun: Whether the model was called.
+    """
+
+    has_come: trio.Event = attrs.field(factory=trio.Event)
+    has_begun: bool = False
+
+
 class FairScheduler(TaskServant[ItemT, ResultT]):
     """Hands requests to a model so that each tenant gets its share, however much the others ask for.
 
@@ -117,8 +131,8 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
         self,
         model: Model[ItemT, ResultT],
         *,
-        max_in_flight: int,
-        weights: Mapping[Hashable, float] | None = None,
+        max_in_flight: int = 1,
+        weights: Mapping[TenantT, float] | None = None,
         max_queued: int = 64,
         max_tenants: int = 10_000,
         tenant_of: Callable[[ItemT], Hashable] | None = None,
@@ -127,7 +141,7 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
         self._model = as_callable(model)
         self._max_in_flight = must_be_count("max_in_flight", max_in_flight)
         self._weights = weights if isinstance(weights, Weights) else Weights(weights)
-        self._queue: FairQueue[trio.Event] = FairQueue(
+        self._queue: FairQueue[_Turn] = FairQueue(
             self._weights,
             max_queued=must_be_count("max_queued", max_queued),
             max_tenants=must_be_count("max_tenants", max_tenants),
@@ -177,15 +191,14 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
         """Give a request its place in the queue, in the order of the mailbox, and a task; or refuse it."""
         try:
             tenant, cost = said_of(item)
-            entry = self._queue.put(trio.Event(), tenant, cost, self._weight_of(tenant))
+            entry = self._queue.put(_Turn(), tenant, cost, self._weight_of(tenant))
         except Exception as error:  # noqa: BLE001  # the asker's, whatever its item makes of `said_of`
             self._refused += 1
             reply: DeferredReply[ResultT] = self.context.defer()
             reply.fail(self._refusal(error))
             return reply
         self._hand_over()
-        begun = trio.Event()
-        return self.start(partial(self._answer_in_turn, item, entry, begun), has_begun=begun.is_set)
+        return self.start(partial(self._answer_in_turn, item, entry), has_begun=lambda: entry.value.has_begun)
 
     def _weight_of(self, tenant: Hashable) -> float:
         weight = self._weights.of(tenant)
@@ -199,12 +212,12 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
             return MailboxFullError(f"{self.context.path}: {error}", path=self.context.path)
         return error
 
-    async def _answer_in_turn(self, item: ItemT, entry: Queued[trio.Event], begun: trio.Event) -> ResultT:
+    async def _answer_in_turn(self, item: ItemT, entry: Queued[_Turn]) -> ResultT:
         try:
-            await entry.value.wait()
-            # Those that end with the incarnation leave their turns to others that end with it, too.
+            await entry.value.has_come.wait()
+            # Requests that end with the incarnation leave their turns to others that end with it, too.
             await trio.lowlevel.checkpoint_if_cancelled()
-            begun.set()
+            entry.value.has_begun = True
             result = await self._model(item)
         except trio.Cancelled:
             self._cancelled += 1
@@ -219,8 +232,8 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
             self._leave(entry)
 
     @enable_ki_protection
-    def _leave(self, entry: Queued[trio.Event]) -> None:
-        if entry.value.is_set():
+    def _leave(self, entry: Queued[_Turn]) -> None:
+        if entry.value.has_come.is_set():
             self._queue.finish()
             self._hand_over()
         else:
@@ -238,4 +251,4 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
                 self._costs[tenant] = self._costs.get(tenant, 0.0) + entry.cost
             else:
                 self._cost_of_others += entry.cost
-            entry.value.set()
+            entry.value.has_come.set()

@@ -46,7 +46,7 @@ class KeyedStates(Generic[StateT]):
     def get(self, key: Hashable) -> StateT:
         """The state of a key, a new one if it has none.
 
-        If all states are in use, there is one more than the limit: who uses them has to count.
+        While more states are in use than the limit, there are more: who uses them has to count.
         """
         state = self._states.get(key)
         if state is None:
@@ -65,4 +65,4 @@ class KeyedStates(Generic[StateT]):
             debts = [pair for pair in debts[:gone] if pair[0] == math.inf] + debts[gone:]
         left = {key for _, key in debts}
         self._states = {key: state for key, state in self._states.items() if key in left}
-        self._sweep_at = min(max(_FEW, 2 * len(left)), max(self._limit, len(left) + 1))
+        self._sweep_at = min(max(_FEW, 2 * len(left)), max(self._limit, len(left) + len(left) // 10 + 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from numbers import Real
 
-__all__ = ["must_be_count", "must_be_positive", "must_be_share"]
+__all__ = ["must_be_count", "must_be_number", "must_be_positive", "must_be_share"]
 
 
 def must_be_positive(what: str, value: object, *, minimum: float = 0.0, maximum: float = math.inf) -> float:
@@ -21,7 +21,7 @@ def must_be_positive(what: str, value: object, *, minimum: float = 0.0, maximum:
         ValueError: It is zero, negative, NaN, infinite or out of range.
         TypeError: It is no number.
     """
-    number = _number(what, value)
+    number = must_be_number(what, value)
     if not (0 < number < math.inf and minimum <= number <= maximum):
         least = f"of at least {minimum:g}" if minimum else "above 0"
         most = f" and at most {maximum:g}" if maximum < math.inf else ""
@@ -36,7 +36,7 @@ def must_be_share(what: str, value: object, *, allows_zero: bool = False) -> flo
         ValueError: It is out of range or NaN.
         TypeError: It is no number.
     """
-    number = _number(what, value)
+    number = must_be_number(what, value)
     if not (0 < number <= 1 or (allows_zero and number == 0)):
         least = "from 0" if allows_zero else "above 0"
         raise ValueError(f"{what} must be a share {least} and at most 1, got {value!r}")
@@ -57,7 +57,12 @@ def must_be_count(what: str, value: object) -> int:
     return value
 
 
-def _number(what: str, value: object) -> float:
+def must_be_number(what: str, value: object) -> float:
+    """Return a number as a float, NaN and infinity included.
+
+    Raises:
+        TypeError: It is no number.
+    """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{what} must be a number, got {value!r}")
     return float(value)

@@ -1,0 +1,187 @@
+"""Trying again: which errors allow it, and a budget that keeps it from becoming a storm."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from typing import TypeVar
+
+import trio
+
+from ..actors import (
+    ActorFailedError,
+    ActorRestartingError,
+    ActorStoppedError,
+    AskCycleError,
+    Backoff,
+    MailboxFullError,
+)
+from ..backends.base import CompletionTimeoutError, ContextPoisonedError, InputFailedError, QueueFullError
+from ._call import Model, as_callable
+from ._circuit_breaker import CircuitOpenError
+from ._fair_scheduler import UnknownTenantError
+from ._numbers import must_be_count, must_be_positive, must_be_share
+from ._rate_limit import RateLimitError
+from ._window import RecentCounts
+
+__all__ = ["RetryBudget", "retry", "was_never_executed"]
+
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+
+# What may go better a moment later.
+_NOT_BEGUN = (ActorStoppedError, ActorRestartingError, MailboxFullError, QueueFullError)
+_REFUSED = (AskCycleError, UnknownTenantError, RateLimitError, CircuitOpenError)
+_PERHAPS_EXECUTED = (ActorFailedError, ContextPoisonedError, CompletionTimeoutError, InputFailedError)
+
+_BACKOFF = Backoff(initial=0.05, base=0.1, maximum=2.0, jitter=0.5)
+
+# Not cryptography: it spreads those that failed together.
+_random = random.Random()  # noqa: S311
+
+
+def was_never_executed(error: BaseException) -> bool:
+    """Whether an error says that the request which it is the outcome of was not even begun.
+
+    It speaks of that one request. A model of several steps may have executed those before.
+    """
+    return isinstance(error, _NOT_BEGUN + _REFUSED)
+
+
+class RetryBudget:
+    """How many of the requests may be tried again, over all places that share the object.
+
+    Of the last `within` seconds, retries are at most `share` of the requests, and `minimum` a second besides.
+    A request counts once, also where the model of a `retry` has a `retry` inside with the same budget: in
+    another actor, too, as context variables travel with asks. So a loss that fails everything in flight is
+    followed by few retries, however many layers there are.
+
+    The object is used in one Trio run.
+
+    Args:
+        share: Retries for each request, from 0 to 1.
+        minimum: Retries a second besides, for a service with few requests; 0 or more.
+        within: Seconds that are looked at.
+
+    Raises:
+        ValueError: A number is out of range, NaN or infinite.
+        TypeError: A number is none.
+    """
+
+    def __init__(self, *, share: float = 0.1, minimum: float = 1.0, within: float = 10.0) -> None:
+        self._share = must_be_share("share", share, allows_zero=True)
+        self._minimum = must_be_positive("minimum", minimum) if minimum else 0.0
+        self._within = must_be_positive("within", within)
+        self._counts = RecentCounts(self._within)
+        self._denied = 0
+
+    def __repr__(self) -> str:
+        return f"RetryBudget(share={self._share:g}, minimum={self._minimum:g}, within={self._within:g})"
+
+    @property
+    def denied(self) -> int:
+        """How many retries it has not allowed so far."""
+        return self._denied
+
+    @property
+    def left(self) -> float:
+        """How many retries it would allow now."""
+        requests, retries = self._counts.totals()
+        return max(0.0, self._share * requests + self._minimum * self._within - retries)
+
+    def note_request(self) -> None:
+        """Count a request, when it is tried for the first time."""
+        self._counts.add(count=1)
+
+    def try_retry(self) -> bool:
+        """Take a retry out of the budget, if there is one.
+
+        Returns:
+            Whether there was.
+        """
+        # A share such as 0.1 of 30 requests is not quite 3 in binary.
+        if self.left < 1.0 - 1e-9:
+            self._denied += 1
+            return False
+        self._counts.add(marked=1)
+        return True
+
+
+# The budgets that count the request which the running task works on.
+_counted_by: ContextVar[tuple[RetryBudget, ...]] = ContextVar("trio_accel_retry_budgets", default=())
+
+
+def retry(
+    model: Model[ItemT, ResultT],
+    *,
+    budget: RetryBudget,
+    attempts: int = 3,
+    backoff: Backoff = _BACKOFF,
+    may_run_twice: bool = False,
+    is_safe: Callable[[Exception], bool] | None = None,
+) -> Callable[[ItemT], Awaitable[ResultT]]:
+    """Make a model that tries again after errors that allow it.
+
+    By default these are `ActorStoppedError`, `ActorRestartingError`, `MailboxFullError` and `QueueFullError`:
+    what failed so was never executed. With `may_run_twice` also `ActorFailedError`, `ContextPoisonedError`,
+    `CompletionTimeoutError` and `InputFailedError`. All other errors are raised at once, exception groups
+    too.
+
+    The last error is raised when there are no attempts left, when the budget has no retry, and when the
+    deadline of the caller would pass during the wait.
+
+    Args:
+        model: What does the work. If it is one request, that alone is tried again.
+        budget: What it may spend on retries: share one object between all that loads the same devices.
+        attempts: The most attempts, the first included.
+        backoff: Waiting before the second attempt (`initial`), the third (`base`), and so on, with jitter.
+        may_run_twice: Whether the work may be done twice: it changes nothing that a second time would spoil.
+        is_safe: Whether an error allows another attempt, in place of the above.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: `attempts` is below 1.
+        TypeError: The model is none, or an argument is of another class.
+    """
+    call = as_callable(model)
+    must_be_count("attempts", attempts)
+    if not isinstance(budget, RetryBudget):
+        raise TypeError(f"budget must be a RetryBudget, got {budget!r}")
+    if not isinstance(backoff, Backoff):
+        raise TypeError(f"backoff must be a Backoff, got {backoff!r}")
+    safe = is_safe or (_is_transient if may_run_twice else _is_not_begun)
+
+    async def retried(item: ItemT) -> ResultT:
+        outer = _counted_by.get()
+        if budget not in outer:
+            budget.note_request()
+        token = _counted_by.set((*outer, budget))
+        try:
+            for attempt in range(attempts - 1):
+                try:
+                    return await call(item)
+                except Exception as error:
+                    delay = backoff.delay(attempt, _random)
+                    if not (safe(error) and _has_time(delay) and budget.try_retry()):
+                        raise
+                await trio.sleep(delay)
+            return await call(item)
+        finally:
+            _counted_by.reset(token)
+
+    return retried
+
+
+def _has_time(delay: float) -> bool:
+    return trio.current_time() + delay < trio.current_effective_deadline()
+
+
+def _is_not_begun(error: Exception) -> bool:
+    return isinstance(error, _NOT_BEGUN)
+
+
+def _is_transient(error: Exception) -> bool:
+    return isinstance(error, _NOT_BEGUN + _PERHAPS_EXECUTED)
