@@ -26,7 +26,7 @@ from .engine._library import LibraryActor, OwnSupervision
 from .front._across import ask_across
 from .front._device import OpenDevice, opened
 from .front._device_actor import DeviceActor
-from .front._memory import Copy, Empty, Fill, MemoryActor, Put, ToHost
+from .front._memory import Copy, Empty, Fill, MemoryActor, Put, Stack, ToHost
 from .front._recording import Recorded, record
 from .front._system import DeviceOpening, System, open_system
 from .front._transfer import PutFirst, PutPart
@@ -81,6 +81,7 @@ __all__ = [
     "QueueStatistics",
     "Recorded",
     "SingleStream",
+    "Stack",
     "StreamPool",
     "StreamSource",
     "StreamStrategy",

@@ -18,6 +18,7 @@ from ._outputs import ModelOutputError
 from ._rate_limit import RateLimit, RateLimitError
 from ._retry import RetryBudget, retry, was_never_executed
 from ._speculative import DecodingStatistics, Generate, Generation, Score, SpeculativeDecoder
+from ._stacked import by_length, by_shape, padded, stacked
 from ._tasks import TaskServant
 from ._token_stream import TokenStream, open_token_stream
 
@@ -61,9 +62,13 @@ __all__ = [
     "UnknownTenantError",
     "Weights",
     "as_callable",
+    "by_length",
+    "by_shape",
     "is_failure",
     "may_be_one_request",
     "open_token_stream",
+    "padded",
     "retry",
+    "stacked",
     "was_never_executed",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import attrs
@@ -9,15 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ...backends.base import CopyFromForeignSpec, DType, ForeignArray
-from ...backends.base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec
+from ...backends.base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, StackSpec
 from ...backends.base.values import check_conversion, element
 from ..arrays._ref import AccelRef
 from ..base._refusals import what_to_do
 from ..base._views import overlaps_itself
 from ..engine._library import LibraryActor
-from ..operations._operation import Operation, Planned, Planner
+from ..operations._operation import Operand, Operation, Planned, Planner
 
-__all__ = ["Copy", "Empty", "Fill", "MemoryActor", "Put", "ToHost"]
+__all__ = ["Copy", "Empty", "Fill", "MemoryActor", "Put", "Stack", "ToHost"]
 
 _PATH = "trio_accel.devices:MemoryActor"
 
@@ -135,3 +136,41 @@ class Empty(Operation[MemoryActor, AccelRef]):
         shape = tuple(int(extent) for extent in self.shape)
         out = planner.output(shape, self.dtype)
         return Planned(FillSpec(element(planner.name, "value", self.value, self.dtype), out.spec), out)
+
+
+@attrs.define(eq=False, on_setattr=None)
+class Stack(Operation[MemoryActor, AccelRef]):
+    """Copy arrays next to each other, along a new first axis, as `numpy.stack` does.
+
+    Host arrays are copied to the device first, each by itself.
+
+    Attributes:
+        arrays: Arrays of one dtype and number of axes, at least one.
+        pad: What shorter arrays are filled up with behind their ends, to the longest of each axis; without
+            it, all must have one shape.
+    """
+
+    arrays: Sequence[Operand]
+    pad: complex | None = None
+    library: ClassVar[str] = _PATH
+
+    def plan(self, planner: Planner) -> Planned[AccelRef]:
+        """Refuse arrays that do not go together, and a padding that the dtype cannot hold."""
+        sources = tuple(
+            planner.read(f"arrays[{index}]", array) for index, array in enumerate(tuple(self.arrays))
+        )
+        if not sources:
+            raise ValueError(f"{planner.name}: arrays must hold at least one")
+        first = sources[0]
+        for index, source in enumerate(sources):
+            differs = source.shape != first.shape if self.pad is None else source.ndim != first.ndim
+            if differs or source.dtype is not first.dtype:
+                kind = "shape" if self.pad is None else "number of axes"
+                raise ValueError(
+                    f"{planner.name}: arrays must have one dtype and one {kind}, got {first.dtype} "
+                    f"{first.shape} and, as number {index}, {source.dtype} {source.shape}"
+                )
+        place = tuple(max(extents) for extents in zip(*(one.shape for one in sources), strict=True))
+        out = planner.output((len(sources), *place), first.dtype)
+        pad = element(planner.name, "pad", 0 if self.pad is None else self.pad, first.dtype)
+        return Planned(StackSpec(sources, pad, out.spec), out)

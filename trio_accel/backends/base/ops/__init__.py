@@ -23,7 +23,7 @@ from .linalg import (
     AsumSpec, AxpySpec, DotSpec, GemmSpec, IamaxSpec, MatmulSpec, Nrm2Spec, RotSpec, ScalSpec, Side,
     SwapSpec, SymmSpec, SyrkSpec, Transpose, TriangularSpec,
 )
-from .memory import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec
+from .memory import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, StackSpec
 from .program import RESULT_WORDS, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
 from .random import PHILOX_ROW, Distribution, PhiloxSpec
 from .solver import (
@@ -44,7 +44,8 @@ __all__ = [
     "ProgramCall", "ProgramFetch", "ProgramResult", "ProgramReturn", "QrSpec", "ReductionSpec", "Role",
     "RotSpec",
     "ScalSpec", "SddmmCsrSpec", "Side", "SolveSpec", "SpecField", "SpmmCsrSpec", "SpmvCsrSpec",
-    "StatusArray", "SvdSpec", "SwapSpec", "SymmSpec", "SyrkSpec", "Transpose", "Triangle", "TriangularSpec",
+    "StackSpec", "StatusArray", "SvdSpec", "SwapSpec", "SymmSpec", "SyrkSpec", "Transpose", "Triangle",
+    "TriangularSpec",
     "array_key", "arrays_of", "common_shape", "complex_of", "contiguous_strides", "exact", "graph_recipe",
     "map_arrays", "number", "packed", "peers", "product_shape", "reads", "real_of", "scalar",
     "scalar_offsets", "specification",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy.typing as npt
@@ -9,10 +10,10 @@ import numpy.typing as npt
 from ._array import ArraySpec
 from ._host_use import HostUse
 from ._roles import NumberRole, number, reads, writes
-from ._shapes import refuse_shapes
+from ._shapes import check_one_dtype, refuse_shapes
 from ._spec import OperationSpec, specification
 
-__all__ = ["CopyFromHostSpec", "CopySpec", "CopyToHostSpec", "FillSpec"]
+__all__ = ["CopyFromHostSpec", "CopySpec", "CopyToHostSpec", "FillSpec", "StackSpec"]
 
 
 class _HostCopySpec(OperationSpec):
@@ -78,6 +79,35 @@ class FillSpec(OperationSpec):
 
     value: int | float | complex | bool = number(NumberRole.ELEMENT, "out")
     out: ArraySpec = writes()
+
+
+@specification
+class StackSpec(OperationSpec):
+    """Copy arrays to places along a new first axis: ``out[i]`` begins with source i, in each axis.
+
+    All have the dtype of `out`. What lies behind a source that is shorter than `out[i]` is set to `pad`.
+    """
+
+    sources: tuple[ArraySpec, ...] = reads(many=True)
+    pad: int | float | complex | bool = number(NumberRole.ELEMENT, "out")
+    out: ArraySpec = writes()
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether a source is shorter than its place."""
+        place = self.out.shape[1:]
+        return any(source.shape != place for source in self.sources)
+
+    def check_shapes(self, name: str) -> None:
+        """See `OperationSpec.check_shapes`."""
+        count, *place = self.out.shape or (-1,)
+        if count != len(self.sources):
+            refuse_shapes(name, self, f"out must have a place for each of {len(self.sources)}", out=self.out)
+        for source in self.sources:
+            check_one_dtype(name, self, source=source, out=self.out)
+            if len(source.shape) != len(place) or not all(map(operator.le, source.shape, place)):
+                rule = "each source must fit into its place"
+                refuse_shapes(name, self, rule, source=source, out=self.out)
 
 
 def _check_host(name: str, spec: OperationSpec, host: npt.NDArray[Any], **arrays: ArraySpec) -> None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from ...base import as_bits, scalar
 from ...base.kernels import kernel
-from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, HostUse
+from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, HostUse, StackSpec
 from ..kit._pieces import convert
 from ..runtime._memory import CpuMemory, HostArray
 from ..runtime._stream import Work
 
-__all__ = ["copy", "copy_from_host", "copy_to_host", "fill"]
+__all__ = ["copy", "copy_from_host", "copy_to_host", "fill", "stack"]
 
 
 @kernel(CopyFromHostSpec, backend="cpu")
@@ -59,3 +60,20 @@ def copy(spec: CopySpec, memory: CpuMemory) -> Work:
 def fill(spec: FillSpec, memory: CpuMemory) -> Work:
     """Prepare a fill; the value becomes bits here, where an error is still the caller's."""
     return partial(np.copyto, as_bits(memory.view(spec.out)), as_bits(scalar(spec.value, spec.out.dtype)))
+
+
+@kernel(StackSpec, backend="cpu")
+def stack(spec: StackSpec, memory: CpuMemory) -> Work:
+    """Prepare copies to places in one array; the value of the padding becomes bits here, as in `fill`."""
+    out = as_bits(memory.view(spec.out))
+    pad = as_bits(scalar(spec.pad, spec.out.dtype)) if spec.is_padded else None
+    return partial(_stack, [as_bits(memory.view(source)) for source in spec.sources], pad, out)
+
+
+def _stack(sources: list[HostArray], pad: HostArray | None, out: HostArray) -> None:
+    if pad is not None:
+        np.copyto(out, pad)
+    for index, source in enumerate(sources):
+        # The ellipsis makes a view also where that is one element.
+        place: tuple[Any, ...] = (index, *map(slice, source.shape), ...)
+        np.copyto(out[place], source)

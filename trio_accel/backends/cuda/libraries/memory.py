@@ -7,7 +7,7 @@ from cuda.bindings import driver
 from ...base import CopyFromForeignSpec, DriverError, LibraryError, NotSupportedError
 from ...base.foreign import ForeignArray
 from ...base.kernels import kernel
-from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, HostUse
+from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, HostUse, StackSpec
 from ..kit._call import Call
 from ..kit._library import CudaLibrary
 from ..runtime._device_array import DeviceArray
@@ -71,6 +71,16 @@ class MemoryLibrary(CudaLibrary):
     @kernel(FillSpec, backend="cuda")
     def _fill(self, spec: FillSpec, call: Call) -> None:
         call.fill(spec.out, spec.value)
+
+    @kernel(StackSpec, backend="cuda")
+    def _stack(self, spec: StackSpec, call: Call) -> None:
+        out = call.array(spec.out)
+        if spec.is_padded:
+            call.fill(out, spec.pad)
+        for index, source in enumerate(spec.sources):
+            # The beginning of its place.
+            address = out.address + index * out.strides[0]
+            call.convert(call.array(source), DeviceArray(address, out.dtype, source.shape, out.strides[1:]))
 
 
 def _note(spec: CopyFromHostSpec | CopyToHostSpec, use: HostUse | None) -> None:
