@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import trio
 from hypothesis import given, settings
@@ -48,7 +49,7 @@ def failing(error: Exception) -> Callable[[str], Awaitable[Scored]]:
     return model
 
 
-def stage(name: str, confidence: float, threshold: float = 0.5, **options: Any) -> Stage[str, Scored]:
+def stage(name: str, confidence: float, threshold: Any = 0.5, **options: Any) -> Stage[str, Scored]:
     return Stage(name, saying(name, confidence), confidence=second, threshold=threshold, **options)
 
 
@@ -147,6 +148,23 @@ async def test_a_slow_stage_holds_up_nobody_else(autojump_clock: MockClock, syst
         for seconds in (100.0, 1.0, 10.0):
             nursery.start_soon(one, seconds)
     assert ends == {seconds: pytest.approx(seconds) for seconds in (1.0, 10.0, 100.0)}
+
+
+async def test_a_stage_that_is_too_slow_makes_way(autojump_clock: MockClock, system: ta.System) -> None:
+    async def hangs(item: str) -> Scored:
+        with trio.fail_after(5):
+            await trio.sleep_forever()
+        raise AssertionError
+
+    slow = Stage("tiny", hangs, confidence=second, falls_through=(trio.TooSlowError,))
+    begun = trio.current_time()
+    assert (await ask(system, slow, stage("large", 1.0))).stage == "large"
+    assert trio.current_time() - begun == pytest.approx(5)
+
+
+async def test_a_threshold_may_be_of_numpy(system: ta.System) -> None:
+    answer = await ask(system, stage("tiny", 0.3, np.float32(0.2)), stage("large", 1.0))
+    assert answer.stage == "tiny"
 
 
 async def test_a_cascade_is_a_stage_of_another(system: ta.System) -> None:

@@ -12,7 +12,7 @@ import pytest
 import trio
 from dense_experts import Rows, dense, weights_of
 from hypothesis import given, settings
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.patterns import (
@@ -254,6 +254,37 @@ async def test_tokens_that_only_a_broken_expert_has_are_lost_and_the_others_are_
     assert routed.statistics.failures == (0, 1)
 
 
+async def test_an_expert_may_have_a_limit_of_time(autojump_clock: MockClock, system: ta.System) -> None:
+    async def hangs(tokens: Rows) -> Rows:
+        with trio.fail_after(5):
+            await trio.sleep_forever()
+        raise AssertionError
+
+    x, logits = np.ones((3, WIDTH)), [[0.0, 0.0]] * 3
+    routed = await route(system, x, logits, [expert_of(matrices(1)[0]), hangs])
+    assert isinstance(routed.errors[1], trio.TooSlowError)
+    np.testing.assert_allclose(routed.output, x @ matrices(1)[0], rtol=1e-12)
+
+
+async def test_a_cancelled_asker_ends_all_experts(system: ta.System) -> None:
+    ended: list[int] = []
+
+    async def hangs(tokens: Rows) -> Rows:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append(len(tokens))
+        raise AssertionError
+
+    router = await system.spawn(MoeRouter, gate_of([[0.0, 0.0]] * 3), [hangs] * 2, name="moe")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(router.ask, Call(np.ones((3, WIDTH))))
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert ended == [3, 3]
+    assert system.tree().find("test/moe").restarts == 0
+
+
 @pytest.mark.parametrize("result", ["text", [1.0, 2.0], [[1.0]], [[[1.0]]] * 3, [[1.0], [1.0, 2.0], [1.0]]])
 async def test_an_expert_that_returns_no_row_for_each_token_has_failed(
     system: ta.System, result: Any
@@ -330,12 +361,13 @@ async def test_what_are_no_tokens_is_refused(system: ta.System, item: Any) -> No
         {"capacity_factor": -1.0},
         {"capacity_factor": math.nan},
         {"capacity_factor": math.inf},
+        {"capacity_factor": "1"},
         {"overflow": "lose"},
         {"on_failure": "ignore"},
     ],
 )
 async def test_options_that_make_no_sense_are_refused(system: ta.System, options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="MoeRouter: "):
+    with pytest.raises((ValueError, TypeError), match="MoeRouter: "):
         await system.spawn(MoeRouter, gate_of([]), [expert_of(one) for one in matrices(2)], **options)
 
 

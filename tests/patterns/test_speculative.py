@@ -341,8 +341,6 @@ def request(prompt: Any = (0,), **options: Any) -> Generate:
         {"prompt": (-1,)},
         {"stop": {-2}},
         {"max_tokens": 0},
-        {"max_tokens": True},
-        {"max_tokens": 1.5},
         {"temperature": -0.1},
         {"temperature": math.nan},
         {"temperature": math.inf},
@@ -355,7 +353,17 @@ def test_a_request_that_makes_no_sense_is_refused(options: dict[str, Any]) -> No
         request(**options)
 
 
-@pytest.mark.parametrize("options", [{"prompt": (0.5,)}, {"stream": []}, {"temprature": 1.0}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prompt": (0.5,)},
+        {"stream": []},
+        {"temprature": 1.0},
+        {"max_tokens": True},
+        {"max_tokens": 1.5},
+        {"temperature": "hot"},
+    ],
+)
 def test_a_request_of_wrong_types_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(TypeError):
         request(**options)
@@ -363,5 +371,5 @@ def test_a_request_of_wrong_types_is_refused(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("lookahead", [0, -1, True, 2.0])
 async def test_a_lookahead_that_makes_no_sense_is_refused(system: ta.System, lookahead: Any) -> None:
-    with pytest.raises(ValueError, match="lookahead"):
+    with pytest.raises((ValueError, TypeError), match="lookahead"):
         await decoder_of(system, random_chain(1, 3), random_chain(2, 3), lookahead=lookahead)

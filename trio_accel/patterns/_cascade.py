@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Generic, Literal, TypeAlias, TypeVar, get_args
 
 import attrs
@@ -54,7 +55,8 @@ class Stage(Generic[ItemT, ResultT]):
         as_callable(self.model)
         if self.confidence is not None and not callable(self.confidence):
             raise TypeError(f"Stage: confidence must be a function, got {self.confidence!r}")
-        if isinstance(self.threshold, bool) or not isinstance(self.threshold, (int, float)):
+        threshold: object = self.threshold
+        if isinstance(threshold, bool) or not isinstance(threshold, Real):
             raise TypeError(f"Stage: threshold must be a number, got {self.threshold!r}")
         if math.isnan(self.threshold):
             raise ValueError("Stage: threshold must be a number, got NaN")

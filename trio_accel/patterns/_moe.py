@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -14,6 +13,7 @@ from ..devices import AccelRef
 from ._assignment import ExpertOverflow, Shares, assign, capacity_of
 from ._call import Model, as_callable
 from ._moe_results import Part, Routed, RoutingStatistics, combined, parts_of, statistics_of
+from ._numbers import must_be_count, must_be_positive
 from ._outputs import ModelOutputError, host_array, real_rows, softmax
 from ._tasks import TaskServant
 
@@ -51,7 +51,7 @@ class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
             the gate's probabilities, as in Switch Transformers.
 
     Raises:
-        ValueError: An option is out of its range.
+        ValueError, TypeError: An option is out of its range, or of the wrong type.
     """
 
     def __init__(
@@ -67,13 +67,10 @@ class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
     ) -> None:
         self._gate = as_callable(gate)
         self._experts = [as_callable(expert) for expert in experts]
-        if isinstance(top_k, bool) or not isinstance(top_k, int) or not 1 <= top_k <= len(self._experts):
-            raise ValueError(
-                f"MoeRouter: top_k must be a whole number from 1 to the number of experts, "
-                f"{len(self._experts)}, got {top_k!r}"
-            )
-        if capacity_factor is not None and not 0 < capacity_factor < math.inf:
-            raise ValueError(f"MoeRouter: capacity_factor must be above 0, or None, got {capacity_factor!r}")
+        if must_be_count("MoeRouter: top_k", top_k) > len(self._experts):
+            raise ValueError(f"MoeRouter: top_k is {top_k!r}, and there are {len(self._experts)} experts")
+        if capacity_factor is not None:
+            must_be_positive("MoeRouter: capacity_factor", capacity_factor)
         if overflow not in get_args(ExpertOverflow):
             raise ValueError(
                 f"MoeRouter: overflow must be one of {get_args(ExpertOverflow)}, got {overflow!r}"

@@ -89,8 +89,8 @@ class Sampler:
             return int(distribution.argmax())
         # As `rng.choice` does it, which would check the row again. The product is below the last sum, so a
         # token of probability 0 is never drawn.
-        sums = np.cumsum(distribution)
-        return int(np.searchsorted(sums, self.rng.random() * sums[-1], side="right"))
+        sums: Rows = np.cumsum(distribution)
+        return int(np.searchsorted(sums, self.rng.random() * float(sums[-1]), side="right"))
 
     def accepted(self, proposed: Sequence[int], drafted: Sequence[Rows], verified: Rows) -> list[int]:
         """The tokens of one round: the proposals accepted, and one token of the verifier.

@@ -13,6 +13,7 @@ import trio
 
 from ..actors import named_options
 from ._call import Model, as_callable
+from ._numbers import must_be_count, must_be_positive
 from ._sampling import Rows, Sampler, scores_of
 from ._tasks import TaskServant
 
@@ -73,10 +74,9 @@ class Generate:
     stream: trio.abc.SendChannel[int] | None = attrs.field(default=None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        if isinstance(self.max_tokens, bool) or not isinstance(self.max_tokens, int) or self.max_tokens < 1:
-            raise ValueError(f"Generate: max_tokens must be a whole number from 1, got {self.max_tokens!r}")
-        if not isinstance(self.temperature, (int, float)) or not 0 <= self.temperature < math.inf:
-            raise ValueError(f"Generate: temperature must be a number from 0, got {self.temperature!r}")
+        must_be_count("Generate: max_tokens", self.max_tokens)
+        if self.temperature != 0:
+            must_be_positive("Generate: temperature, if not 0,", self.temperature)
         if self.seed is not None and (not isinstance(self.seed, int) or self.seed < 0):
             raise ValueError(f"Generate: seed must be a whole number from 0, or None, got {self.seed!r}")
         if self.stream is not None and not isinstance(self.stream, trio.abc.SendChannel):
@@ -151,7 +151,7 @@ class SpeculativeDecoder(TaskServant[Generate, Generation]):
             answer, and is counted.
 
     Raises:
-        ValueError: `lookahead` is no whole number from 1.
+        ValueError, TypeError: `lookahead` is no whole number from 1.
     """
 
     def __init__(
@@ -163,13 +163,9 @@ class SpeculativeDecoder(TaskServant[Generate, Generation]):
         logits: bool = False,
         draft_may_fail: bool = False,
     ) -> None:
-        if isinstance(lookahead, bool) or not isinstance(lookahead, int) or lookahead < 1:
-            raise ValueError(
-                f"SpeculativeDecoder: lookahead must be a whole number from 1, got {lookahead!r}"
-            )
         self._draft = as_callable(draft)
         self._verifier = as_callable(verifier)
-        self._lookahead = lookahead
+        self._lookahead = must_be_count("SpeculativeDecoder: lookahead", lookahead)
         self._are_logits = logits
         self._draft_may_fail = draft_may_fail
         self._statistics = DecodingStatistics()
