@@ -67,7 +67,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     ),
     "trio_accel.backends.base.ops": _names(
         "ProgramCall ProgramFetch ProgramResult ProgramReturn RESULT_WORDS "
-        "GraphNode GraphRecipe GraphSpec graph_recipe "
+        "BranchSpec GraphNode GraphRecipe GraphSpec LoopSpec graph_recipe "
         "Descriptor Role SpecField array_key arrays_of map_arrays value_key common_shape "
         "product_shape real_of transformed_shape complex_of scalar_offsets"
     ),

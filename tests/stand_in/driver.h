@@ -51,7 +51,7 @@ enum {
 };
 
 /* Types of a graph's nodes. */
-enum { NODE_KERNEL = 0, NODE_COPY = 1, NODE_FILL = 2, NODE_HOST = 4 };
+enum { NODE_KERNEL = 0, NODE_COPY = 1, NODE_FILL = 2, NODE_HOST = 4, NODE_CONDITIONAL = 13 };
 
 enum { CU_LOCATION_DEVICE = 1, CU_LOCATION_HOST = 2 };
 
@@ -183,6 +183,9 @@ struct stream {
     pthread_cond_t arrival;
     struct graph *capture; /* what is queued goes there instead */
     bool is_capture_broken;
+    bool is_capture_lent;    /* the graph is another's */
+    bool is_capture_relaxed; /* the thread may take memory meanwhile */
+    struct node *captured_last;
     pthread_t capturer;
 };
 

@@ -135,6 +135,11 @@ template <typename To, typename From> static inline To bits(From from) {
 
 extern "C" int printf(const char *, ...);
 
+// A handle is the address of the condition's value.
+static inline void cudaGraphSetConditional(unsigned long long handle, unsigned value) {
+    __atomic_store_n((unsigned *)handle, value, __ATOMIC_RELEASE);
+}
+
 static inline int atomicCAS(int *place, int old, int number) {
     __atomic_compare_exchange_n(place, &old, number, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
     return old;

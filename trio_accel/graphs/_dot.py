@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..backends.base.ops import ArraySpec, GraphNode, GraphSpec, graph_recipe
+from ..backends.base.ops import ArraySpec, BranchSpec, GraphNode, GraphSpec, LoopSpec, graph_recipe
 
 __all__ = ["dot_of"]
 
@@ -18,7 +18,7 @@ def _body(nodes: Sequence[GraphNode], prefix: str) -> Iterator[str]:
     for number, node in enumerate(nodes):
         outs = ", ".join(f"{out.dtype} {out.shape}" for out in node.spec.outputs())
         yield f'  {prefix}{number} [label="{node.operation}\\n{outs}"];'
-        if isinstance(node.spec, GraphSpec):
+        if isinstance(node.spec, (GraphSpec, BranchSpec, LoopSpec)):
             yield f"  subgraph cluster_{prefix}{number} {{"
             yield from _body(graph_recipe(node.spec.recipe).nodes, f"{prefix}{number}_")
             yield "  }"

@@ -167,20 +167,12 @@ class Graph(Generic[ReplyT]):
 
     def plan_replay(self, planner: Planner, arrays: Sequence[Operand] | None) -> Planned[ReplyT]:
         """See `Operation.plan`."""
-        if self._is_closed:
-            raise RuntimeError(f"{planner.name}: the graph is closed")
+        self._check_open(planner)
         last = self._last if arrays is None and not planner.is_recording else None
         if last is not None and last.is_there():
             return last.plan(planner)
         layout = self._layout
-        given = self._given(planner, self._arrays if arrays is None else arrays)
-        specs: dict[str, list[ArraySpec]] = {"read": [], "update": [], "write": [], "none": []}
-        for argument, (_, spec) in zip(layout.inputs, given, strict=True):
-            specs[argument.use].append(spec)
-        for constant in layout.constants:
-            take = planner.read if constant.use == "read" else planner.update
-            specs[constant.use].append(take(f"{constant.name} in the graph", constant.ref))
-        self._check_shared(planner, [spec for _, spec in given])
+        given, specs = self._taken(planner, self._arrays if arrays is None else arrays)
         made = self._made(planner, is_own=arrays is None)
         written = [*specs["write"], *[ref.spec for ref in made.values()]]
         if layout.scratch:
@@ -194,6 +186,43 @@ class Graph(Generic[ReplyT]):
         if arrays is None and not planner.is_recording:
             self._last = self._in_place(planned)
         return planned
+
+    def plan_body(self, planner: Planner, arrays: Sequence[Operand]) -> GraphSpec:
+        """Lower it to a part of another operation, which runs it any number of times, or never.
+
+        Raises:
+            ValueError: It returns arrays that it makes.
+        """
+        self._check_open(planner)
+        if self._layout.made:
+            raise ValueError(
+                f"{planner.name}: a body cannot return arrays that it makes, because it may never run; "
+                "let it change arrays that are made before"
+            )
+        _, specs = self._taken(planner, arrays)
+        written = specs["write"]
+        if self._layout.scratch:
+            written.append(planner.output((self._layout.scratch,), DType.uint8).spec)
+        return GraphSpec(self._recipe, tuple(specs["read"]), tuple(specs["update"]), tuple(written))
+
+    def _check_open(self, planner: Planner) -> None:
+        if self._is_closed:
+            raise RuntimeError(f"{planner.name}: the graph is closed")
+
+    def _taken(
+        self, planner: Planner, arrays: Sequence[Operand]
+    ) -> tuple[list[tuple[Operand, ArraySpec]], dict[str, list[ArraySpec]]]:
+        """Take the given arrays and the constants: what was given, and all of them by use."""
+        layout = self._layout
+        given = self._given(planner, arrays)
+        specs: dict[str, list[ArraySpec]] = {"read": [], "update": [], "write": [], "none": []}
+        for argument, (_, spec) in zip(layout.inputs, given, strict=True):
+            specs[argument.use].append(spec)
+        for constant in layout.constants:
+            take = planner.read if constant.use == "read" else planner.update
+            specs[constant.use].append(take(f"{constant.name} in the graph", constant.ref))
+        self._check_shared(planner, [spec for _, spec in given])
+        return given, specs
 
     def _in_place(self, planned: Planned[ReplyT]) -> _InPlace[ReplyT]:
         """Keep what was planned for a replay in place: the next one is the same."""

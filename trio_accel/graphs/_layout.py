@@ -41,7 +41,7 @@ class Constant:
 
     Attributes:
         name: Where it is used, for errors.
-        ref: All of its memory.
+        ref: Its memory, or as much of it as the graph can use.
         use: What the graph does with it.
     """
 
@@ -99,7 +99,7 @@ def lay_out(
                 places[argument.block] = len(places), -argument.spec.offset
         for constant in constants:
             if constant.use == use:
-                places[constant.ref.block.id] = len(places), 0
+                places[constant.ref.block.id] = len(places), -constant.ref.spec.offset
     for block in made:
         places[block] = len(places), 0
     scratch, position = 0, len(places)

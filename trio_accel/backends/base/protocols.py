@@ -407,6 +407,12 @@ class AccelDevice(Protocol):
             stream: Where it happens: what is enqueued there from now on is not done before it is seen.
         """
 
+    def give_up(self, reason: str) -> None:
+        """Count the context as lost for a reason that the device does not know of.
+
+        What runs and can be ended ends: a loop of a graph begins no other turn. The rest runs on.
+        """
+
     @property
     def is_dead(self) -> bool:
         """Whether the hardware itself has ended the context, so that nothing of it writes any more.

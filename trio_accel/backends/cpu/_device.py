@@ -124,6 +124,10 @@ class CpuDevice:
         """
         self._fault.reason = reason
 
+    def give_up(self, reason: str) -> None:
+        """Count the context as lost; see `AccelDevice.give_up`."""
+        self._fault.reason = self._fault.reason or reason
+
     @property
     def is_dead(self) -> bool:
         """False: a thread may be in the middle of a kernel."""
@@ -158,7 +162,10 @@ class CpuDevice:
         for stream in self._streams:
             stream.join(deadline)
         self._memory.clear()
-        return all(stream.has_ended for stream in self._streams)
+        has_ended = all(stream.has_ended for stream in self._streams)
+        if not has_ended:
+            self.give_up("the device was closed")
+        return has_ended
 
     def _check_open(self) -> None:
         if self._is_closed:

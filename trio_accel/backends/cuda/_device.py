@@ -197,6 +197,10 @@ class CudaDevice(LibraryDevice):
             self._notifier.defuse()
             self.context.lose(f"the context is lost: {reason}")
 
+    def give_up(self, reason: str) -> None:
+        """Count the context as lost; see `AccelDevice.give_up`."""
+        self.context.lose(f"the context is lost: {reason}")
+
     @property
     def is_dead(self) -> bool:
         """Whether the driver has reported a sticky code; see `AccelDevice.is_dead`."""
@@ -252,6 +256,7 @@ class CudaDevice(LibraryDevice):
             self._end()
         else:
             # What is left keeps its memory, and nobody waits for it.
+            self.give_up("the device was closed")
             self._notifier.close(is_idle=False)
         return is_idle
 

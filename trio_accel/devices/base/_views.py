@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from ...backends.base.ops import ArraySpec, contiguous_strides
 
-__all__ = ["Index", "indexed", "overlaps", "overlaps_itself", "reshaped", "transposed"]
+__all__ = ["Index", "indexed", "overlaps", "overlaps_itself", "reach", "reshaped", "transposed"]
 
 Index: TypeAlias = "int | slice | EllipsisType | tuple[int | slice | EllipsisType | None, ...] | None"
 
@@ -68,8 +68,8 @@ def overlaps(first: ArraySpec, second: ArraySpec) -> bool:
     """Whether two arrays may share an element: their byte ranges in one block meet."""
     if first.block != second.block or not first.size or not second.size:
         return False
-    start, end = _range(first)
-    other_start, other_end = _range(second)
+    start, end = reach(first)
+    other_start, other_end = reach(second)
     return start < other_end and other_start < end
 
 
@@ -100,8 +100,10 @@ def _is_whole(part: object) -> bool:
     return True
 
 
-def _range(spec: ArraySpec) -> tuple[int, int]:
-    """The first byte of the first element in memory, and the one after the last."""
+def reach(spec: ArraySpec) -> tuple[int, int]:
+    """The first byte of the first element in memory, and the one after the last; of no elements, nothing."""
+    if not spec.size:
+        return spec.offset, spec.offset
     steps = [(extent - 1) * stride for extent, stride in zip(spec.shape, spec.strides, strict=True)]
     start = spec.offset + sum(step for step in steps if step < 0)
     end = spec.offset + sum(step for step in steps if step > 0) + spec.dtype.itemsize

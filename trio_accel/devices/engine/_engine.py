@@ -205,6 +205,7 @@ class Engine(ContextState):
         if not self.is_lost:
             self._close_grace = min(self._close_grace, _GRACE_OF_A_LOST_CONTEXT)
             self.fail_all(cause)
+            self.device.give_up(str(cause))
             self._lose(cause)
 
     def fail_all(self, cause: BaseException | None) -> None:

@@ -15,11 +15,12 @@ from ...backends.base.ops import ArraySpec, GraphNode
 from ..arrays._blocks import Block, BlockTable
 from ..arrays._pending import Pending
 from ..arrays._ref import AccelRef, Device
+from ..base._views import reach
 from ..engine._library import LibraryActor
 from ..engine._library_opener import find_actor, load_actor
 from ..operations._faults import Faults
 from ..operations._operation import Operation, Planned, PlannedFor, Planner, check_operation
-from ..operations._recording import RECORDING
+from ..operations._recording import RECORDING, recording_now
 from ._device import opened
 
 __all__ = ["Recorded", "record"]
@@ -36,8 +37,9 @@ class Recorded:
     Attributes:
         nodes: The operations, in their order. Their arrays have the ids of blocks.
         inputs: Blocks that stand for the arguments of the step, in their order.
-        constants: Arrays of the device that the operations use besides, by their blocks: the whole block, and
-            where it was used first, for errors.
+        constants: Other arrays that the operations use, by their blocks: as much of the block as they can
+            use, and where it was used first, for errors. They are the device's, or those of a step in which
+            this one was recorded.
         made: Bytes of blocks that the operations make, by their ids.
     """
 
@@ -70,7 +72,8 @@ async def record(
     """
     state = opened(device).state
     state.check_run("capture")
-    recording = _Recording(device, state)
+    outer = recording_now()
+    recording = _Recording(device, state, outer if isinstance(outer, _Recording) else None)
     inputs = [recording.stand_in(array) for array in arrays]
     token = RECORDING.set(recording)
     try:
@@ -92,14 +95,16 @@ class _Recording:
         blocks: The blocks that are never made.
         faults: None: they are for launches.
         device: The blocks of the device.
+        outer: What records the step in which this one was begun, if any does.
         nodes: What was recorded.
         constants: See `Recorded`.
         made: See `Recorded`.
         is_over: Whether the step has ended.
     """
 
-    def __init__(self, device: Device, state: PlannedFor) -> None:
+    def __init__(self, device: Device, state: PlannedFor, outer: _Recording | None) -> None:
         self.path: str = state.path
+        self.outer: _Recording | None = outer
         self.blocks: BlockTable = BlockTable(device.name, state.blocks.availability)
         self.blocks.device = device
         self.faults: Faults = Faults()
@@ -111,13 +116,31 @@ class _Recording:
         self._state = state
         # Those that somebody holds.
         self._named: WeakSet[Block] = WeakSet()
+        # By their blocks: what stands for the arguments of the step.
+        self._arguments: dict[int, ArraySpec] = {}
 
     def stand_in(self, array: AccelRef) -> AccelRef:
         """An array that stands for another one."""
         array.block.check("capture")
         spec, block = array.spec, self.blocks.new(array.block.nbytes)
         self._named.add(block)
-        return AccelRef(block, attrs.evolve(spec, block=block.id))
+        stand_in = AccelRef(block, attrs.evolve(spec, block=block.id))
+        self._arguments[block.id] = stand_in.spec
+        return stand_in
+
+    def constant(self, block: Block) -> AccelRef | None:
+        """What operations can use of a block from outside of the step; None if it is another device's."""
+        if block.table is self.device:
+            return AccelRef(block, ArraySpec(block.id, 0, DType.uint8, (block.nbytes,), (1,)))
+        recording = self.outer
+        while recording is not None and recording.blocks is not block.table:
+            recording = recording.outer
+        if recording is None:
+            return None
+        # Of an argument that is a view, another replay may have no more than the view.
+        argument = recording._arguments.get(block.id)  # noqa: SLF001  # its own class
+        start, end = (0, block.nbytes) if argument is None else reach(argument)
+        return AccelRef(block, ArraySpec(block.id, start, DType.uint8, (end - start,), (1,)))
 
     def end(self) -> None:
         """Record no more, and let nobody use what was recorded."""
@@ -187,29 +210,30 @@ class _Recording:
 
 
 class RecordingPlanner(Planner):
-    """A planner for operations that are recorded: it takes arrays of the recording and of the device.
+    """A planner for operations that are recorded: it takes arrays of the recording, and from outside of it.
 
     Attributes:
-        constants: Those of the device.
+        constants: Those from outside: see `Recorded`.
     """
 
     is_recording = True
-    __slots__ = ("_of_device", "constants")
+    __slots__ = ("_recording", "constants")
 
     def __init__(self, recording: _Recording, operation: Operation[Any, Any]) -> None:
         super().__init__(recording, operation)
-        self._of_device = recording.device
+        self._recording = recording
         self.constants: dict[int, tuple[AccelRef, str]] = {}
 
     def _use(self, argument: str, ref: AccelRef) -> None:
         # Asked for each array that is not of the planner's own table, and for all that are changed.
         block = ref.block if isinstance(ref, AccelRef) else None
-        if block is None or block.table is not self._of_device:
+        is_outside = block is not None and block.table is not self._recording.blocks
+        constant = self._recording.constant(block) if block is not None and is_outside else None
+        if block is None or constant is None:
             super()._use(argument, ref)
             return
         if not block.is_usable:
             block.check(f"{self.name}: {argument}")
         self._uses.append((argument, block))
         if block.id not in self.constants:
-            whole = ArraySpec(block.id, 0, DType.uint8, (block.nbytes,), (1,))
-            self.constants[block.id] = AccelRef(block, whole), f"{argument} of {self.name}"
+            self.constants[block.id] = constant, f"{argument} of {self.name}"

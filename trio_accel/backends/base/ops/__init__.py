@@ -14,7 +14,7 @@ from ._spec import (
 )
 from .expression import ElementwiseSpec, ReductionSpec
 from .fft import FftDirection, FftKind, FftNorm, FftSpec
-from .graphs import GraphNode, GraphRecipe, GraphSpec, graph_recipe
+from .graphs import BranchSpec, GraphNode, GraphRecipe, GraphSpec, LoopSpec, graph_recipe
 from .jit import (
     CodeFormat, Dim3, KernelCode, KernelInfoSpec, KernelLayout, KernelParameter, KernelRecipe, KernelRole,
     KernelSpec, scalar_offsets,
@@ -33,13 +33,14 @@ from .solver import (
 from .sparse import CsrToDenseSpec, SddmmCsrSpec, SpmmCsrSpec, SpmvCsrSpec
 
 __all__ = [
-    "PHILOX_ROW", "RESULT_WORDS", "ArraySpec", "AsumSpec", "AxpySpec", "CheckDiagonalSpec", "CholeskySpec",
-    "CodeFormat", "CopyFromHostSpec", "CopySpec", "CopyToHostSpec", "CsrToDenseSpec", "Descriptor",
-    "DetSpec", "Dim3", "Distribution", "DotSpec", "EigSpec", "EighSpec", "ElementwiseSpec",
+    "PHILOX_ROW", "RESULT_WORDS", "ArraySpec", "AsumSpec", "AxpySpec", "BranchSpec", "CheckDiagonalSpec",
+    "CholeskySpec", "CodeFormat", "CopyFromHostSpec", "CopySpec", "CopyToHostSpec", "CsrToDenseSpec",
+    "Descriptor", "DetSpec", "Dim3", "Distribution", "DotSpec", "EigSpec", "EighSpec", "ElementwiseSpec",
     "FftDirection", "FftKind",
     "FftNorm", "FftSpec", "FillSpec", "GemmSpec", "GraphNode",
     "GraphRecipe", "GraphSpec", "HostUse", "IamaxSpec", "KernelCode", "KernelInfoSpec",
-    "KernelLayout", "KernelParameter", "KernelRecipe", "KernelRole", "KernelSpec", "LuSolveSpec", "LuSpec",
+    "KernelLayout", "KernelParameter", "KernelRecipe", "KernelRole", "KernelSpec", "LoopSpec", "LuSolveSpec",
+    "LuSpec",
     "MatmulSpec", "Nrm2Spec", "NumberRole", "OperationSpec", "PeerArray", "Peers", "PhiloxSpec",
     "ProgramCall", "ProgramFetch", "ProgramResult", "ProgramReturn", "QrSpec", "ReductionSpec", "Role",
     "RotSpec",

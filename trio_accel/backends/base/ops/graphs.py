@@ -1,4 +1,4 @@
-"""The specification of a graph: a chain of operations that is launched as one."""
+"""Specifications of graphs: chains of operations that are launched as one, also on a condition."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ._array import ArraySpec
 from ._roles import exact, reads, updates, writes
 from ._spec import OperationSpec, map_arrays, specification
 
-__all__ = ["GraphNode", "GraphRecipe", "GraphSpec", "graph_recipe"]
+__all__ = ["BranchSpec", "GraphNode", "GraphRecipe", "GraphSpec", "LoopSpec", "graph_recipe"]
 
 # Of one recipe, on other arrays each.
 _MOST_BOUND = 32
@@ -39,6 +39,61 @@ class GraphSpec(OperationSpec):
     def arrays(self) -> tuple[ArraySpec, ...]:
         """All arrays, in the order in which a recipe numbers them."""
         return self.read + self.updated + self.written
+
+
+@specification
+class BranchSpec(OperationSpec):
+    """Run one of the operations of a recipe, or none, as an array on the device says.
+
+    Attributes:
+        condition: One whole number or truth value. It is read once, before anything runs.
+        is_test: Whether operation 0 is run for a condition that is not zero, and operation 1 for zero. Else
+            the condition is the number of the operation. Without an operation of the number, none is run.
+        recipe: The operations, by `GraphRecipe.encode`.
+        read: Arrays that they read alone.
+        updated: Arrays that they change, which stay as they are where nothing is run.
+    """
+
+    condition: ArraySpec = reads()
+    is_test: bool = exact()
+    recipe: bytes = exact()
+    read: tuple[ArraySpec, ...] = reads(many=True)
+    updated: tuple[ArraySpec, ...] = updates(many=True)
+
+    @property
+    def arrays(self) -> tuple[ArraySpec, ...]:
+        """All arrays, in the order in which the recipe numbers them; what it does not number comes last."""
+        return (*self.read, *self.updated, self.condition)
+
+    def chosen(self, condition: int) -> int:
+        """The number of the operation to run."""
+        return int(not condition) if self.is_test else int(condition)
+
+
+@specification
+class LoopSpec(OperationSpec):
+    """Run the operations of a recipe again and again, as long as an array on the device is not zero.
+
+    Attributes:
+        condition: One whole number or truth value. It is read before each turn.
+        limit: The most turns.
+        recipe: The operations, by `GraphRecipe.encode`.
+        read: Arrays that they read alone.
+        updated: Arrays that they change.
+        count: How many turns there were: one int64.
+    """
+
+    condition: ArraySpec = reads()
+    limit: int = exact()
+    recipe: bytes = exact()
+    read: tuple[ArraySpec, ...] = reads(many=True)
+    updated: tuple[ArraySpec, ...] = updates(many=True)
+    count: ArraySpec = writes()
+
+    @property
+    def arrays(self) -> tuple[ArraySpec, ...]:
+        """All arrays, in the order in which the recipe numbers them; what it does not number comes last."""
+        return (*self.read, *self.updated, self.condition, self.count)
 
 
 @attrs.frozen

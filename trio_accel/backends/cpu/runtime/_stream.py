@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ...base import AccelEvent, ContextPoisonedError, Waker
 
-__all__ = ["CpuEvent", "CpuFault", "CpuHold", "CpuStream", "Work"]
+__all__ = ["CpuEvent", "CpuFault", "CpuHold", "CpuStream", "Work", "check_usable"]
 
 Work: TypeAlias = Callable[[], object]
 """One operation, ready to run; what it returns is dropped."""
@@ -301,8 +301,29 @@ class CpuFault:
         return ContextPoisonedError(f"the context is lost: {self.reason}", device=self._device)
 
 
+class _Running(threading.local):
+    """What the stream knows whose thread this is."""
+
+    fault: CpuFault | None = None
+
+
+_running = _Running()
+
+
+def check_usable() -> None:
+    """Asked by work that may never end by itself, in the thread of its stream.
+
+    Raises:
+        ContextPoisonedError: The context is lost.
+    """
+    failure = None if _running.fault is None else _running.fault.error()
+    if failure is not None:
+        raise failure
+
+
 def _run(items: queue.SimpleQueue[_Item], fault: CpuFault) -> None:
     """Body of a stream's thread."""
+    _running.fault = fault
     error: Exception | None = None
     # Overflow and the like are results here, as on any device, and no warnings.
     with np.errstate(all="ignore"):

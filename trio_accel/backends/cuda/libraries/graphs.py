@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, TypeAlias
 
 import attrs
 
 from ...base import AccelError, AccelStream, InThread, LibraryError, NotSupportedError
 from ...base.kernels import kernel
-from ...base.ops import GraphRecipe, GraphSpec, OperationSpec, graph_recipe
+from ...base.ops import (
+    BranchSpec,
+    GraphNode,
+    GraphRecipe,
+    GraphSpec,
+    LoopSpec,
+    OperationSpec,
+    graph_recipe,
+)
 from ..kit._call import Call
 from ..kit._device import LibraryDevice
 from ..kit._library import CudaLibrary
-from ..runtime._capture import CaptureStream
+from ..runtime._capture import CaptureStream, Executable
 from ..runtime._launch_cache import Call as GraphCall
 from ..runtime._launch_cache import Key, LaunchCache
 from ..runtime._stream import CudaStream
+from ._conditions import Conditions
 
 __all__ = ["GraphLibrary"]
 
 _logger = logging.getLogger("trio_accel.devices")
+
+_ChainSpec: TypeAlias = "GraphSpec | BranchSpec | LoopSpec"
+_CHAINS = (GraphSpec, BranchSpec, LoopSpec)
 
 # Of all chains of a library, each at the addresses of one replay.
 _MOST = 64
@@ -37,7 +50,8 @@ class _Chain:
         recipe: Its operations.
         call: By which its captured graphs are known.
         is_captured: Whether all of it can be captured.
-        is_blocking: Whether one of them blocks when it is enqueued.
+        is_blocking: Whether one of them blocks when it is enqueued: a condition is read by the host then.
+        has_conditions: Whether parts of it run on conditions.
         due: Where it is to be captured before it is launched the next time, with the bytes of workspace that
             it needs.
     """
@@ -46,6 +60,7 @@ class _Chain:
     call: GraphCall
     is_captured: bool
     is_blocking: bool
+    has_conditions: bool
     due: dict[Key, int] = attrs.field(factory=dict[Key, int], init=False)
 
 
@@ -54,14 +69,17 @@ class _Captured:
     """A graph of the driver.
 
     Attributes:
-        executable: The driver's handle.
+        executable: What is launched.
         stream: What captured it.
         area: Where the workspace lies that it uses.
     """
 
-    executable: object
+    executable: Executable
     stream: CaptureStream
     area: tuple[int, int]
+
+
+_Bound: TypeAlias = tuple[GraphNode, OperationSpec]
 
 
 class GraphLibrary(CudaLibrary):
@@ -69,6 +87,9 @@ class GraphLibrary(CudaLibrary):
 
     Once a chain has run some times at the same addresses, it is captured, in a thread. From then on it is
     launched as a graph. By then everything that it needs is loaded.
+
+    Parts that run on a condition are nodes of the driver's then. Before, and where the driver has none, the
+    host waits for the condition and reads it, in a thread.
     """
 
     name = "graphs"
@@ -80,8 +101,11 @@ class GraphLibrary(CudaLibrary):
         self._streams: dict[CudaStream, CaptureStream] = {}
         self._cache: LaunchCache[_Captured] = LaunchCache(_may_go, _discard)
         self._cache.most = _MOST
+        self._conditions = Conditions(device)
+        # How many operations were enqueued.
+        self._enqueued = 0
         # The key of a chain that was asked for last.
-        self._found: tuple[GraphSpec | None, int, CudaStream | None, Key | None] = (None, 0, None, None)
+        self._found: tuple[_ChainSpec | None, int, CudaStream | None, Key | None] = (None, 0, None, None)
         # Where a chain was launched last.
         self._stream: CudaStream | None = None
 
@@ -91,12 +115,20 @@ class GraphLibrary(CudaLibrary):
         if prepare is not None:
             # Also what is used first may block.
             return InThread(prepare)
-        chain: _Chain | None = self._find_plan(spec) if isinstance(spec, GraphSpec) else None
+        chain: _Chain | None = self._find_plan(spec) if isinstance(spec, _CHAINS) else None
         if chain is None:
             return None
-        if chain.is_blocking:
-            return InThread()
-        return self._prepare_capture(chain, spec) if chain.due else None
+        capture = self._prepare_capture(chain, spec) if chain.due else None
+        if chain.is_blocking and (capture is not None or not self._is_cached(chain, spec)):
+            return InThread(capture)
+        return capture
+
+    def _is_cached(self, chain: _Chain, spec: Any) -> bool:
+        """Whether a chain will be launched as a graph."""
+        try:
+            return self._key(chain, spec, self._stream) in self._cache.entries
+        except KeyError:
+            return False
 
     def _prepare_capture(self, chain: _Chain, spec: Any) -> Callable[[], None] | None:
         try:
@@ -108,9 +140,10 @@ class GraphLibrary(CudaLibrary):
             return None
         return partial(self._in_context, self._capture, key, chain, spec)
 
-    def _plan_chain(self, spec: GraphSpec) -> _Chain:
+    def _plan_chain(self, spec: _ChainSpec) -> _Chain:
         recipe = graph_recipe(spec.recipe)
-        is_captured, is_blocking = True, False
+        has_conditions = not isinstance(spec, GraphSpec)
+        is_captured, is_blocking = True, has_conditions
         for node, bound in zip(recipe.nodes, recipe.bind(spec.arrays), strict=True):
             library = self._library(node.library)
             if type(bound) not in library.operations:
@@ -119,13 +152,24 @@ class GraphLibrary(CudaLibrary):
                     f"{type(bound).__name__}",
                     backend="cuda",
                 )
+            if isinstance(bound, _CHAINS):
+                part = self._chain_of(bound)
+                is_captured, is_blocking = is_captured and part.is_captured, is_blocking or part.is_blocking
+                has_conditions = has_conditions or part.has_conditions
+                continue
             is_captured = is_captured and library.is_captured
             while (prepare := library.prepare(bound)) is not None:
                 prepare()
                 if isinstance(prepare, InThread):
-                    is_blocking = True
+                    is_captured, is_blocking = False, True
                     break
-        return _Chain(recipe, GraphCall(self), is_captured and not is_blocking, is_blocking)
+        return _Chain(recipe, GraphCall(self), is_captured, is_blocking, has_conditions)
+
+    def _chain_of(self, spec: _ChainSpec) -> _Chain:
+        """The plan of a chain in another one; it is made now if there is none any more."""
+        found: _Chain | None = self._find_plan(spec)
+        made: _Chain = found or self._make_plan(spec, self._plan_chain)
+        return made
 
     def _library(self, name: str) -> CudaLibrary:
         library = self._libraries.get(name)
@@ -137,14 +181,15 @@ class GraphLibrary(CudaLibrary):
 
     def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
         """Put an operation on a stream; see `KernelLibrary.enqueue`."""
-        if (
-            not isinstance(spec, GraphSpec)
-            or type(stream) is not CudaStream
-            or not self._launch(spec, stream)
-        ):
+        if not isinstance(spec, _CHAINS) or type(stream) is not CudaStream:
             super().enqueue(spec, stream)
+        elif not self._launch(spec, stream):
+            chain: _Chain | None = self._find_plan(spec)
+            # In a thread of the engine, the device may be closed meanwhile.
+            with stream.in_use() if chain is not None and chain.is_blocking else nullcontext():
+                super().enqueue(spec, stream)
 
-    def _launch(self, spec: GraphSpec, stream: CudaStream) -> bool:
+    def _launch(self, spec: _ChainSpec, stream: CudaStream) -> bool:
         """Launch what was captured of a chain, if anything was: for that no context need be current."""
         self._stream = stream
         if stream.is_closed or self._context.is_lost:
@@ -170,11 +215,21 @@ class GraphLibrary(CudaLibrary):
         return False
 
     @kernel(GraphSpec, backend="cuda", plan=_plan_chain)
-    def _replay(self, spec: GraphSpec, call: Call) -> None:
+    @kernel(BranchSpec, backend="cuda", plan=_plan_chain)
+    @kernel(LoopSpec, backend="cuda", plan=_plan_chain)
+    def _replay(self, spec: _ChainSpec, call: Call) -> None:
         chain: _Chain = call.plan
-        self._enqueue_all(chain, spec, call.stream)
-        if chain.is_captured and not call.stream.is_capturing:
-            key = self._key(chain, spec, call.stream)
+        before, stream = self._enqueued, call.stream
+        try:
+            self._enqueue_chain(chain, spec, stream)
+        except Exception as error:
+            if self._enqueued == before or stream.is_capturing or self._context.is_lost:
+                raise
+            # What is enqueued by now runs, and its memory is in use.
+            stream.after(partial(_raise, error))
+            return
+        if chain.is_captured and not stream.is_capturing:
+            key = self._key(chain, spec, stream)
             if not chain.call.is_refused(key) and self._cache.is_due(key):
                 self._note_due(chain, key)
 
@@ -184,28 +239,56 @@ class GraphLibrary(CudaLibrary):
             chain.due.clear()
         chain.due[key] = self._device.arena.place(key[1])[1]
 
-    def _enqueue_all(self, chain: _Chain, spec: GraphSpec, stream: CudaStream) -> None:
-        """Enqueue the operations of a chain, one after the other."""
-        begun = False
-        for node, bound in zip(chain.recipe.nodes, chain.recipe.bind(spec.arrays), strict=True):
+    def _enqueue_chain(self, chain: _Chain, spec: _ChainSpec, stream: CudaStream) -> None:
+        """Enqueue the operations of a chain, one after the other, or those that its condition chooses."""
+        nodes = list(zip(chain.recipe.nodes, chain.recipe.bind(spec.arrays), strict=True))
+        if isinstance(spec, GraphSpec):
+            self._enqueue_nodes(nodes, stream)
+        elif isinstance(stream, CaptureStream):
+            self._capture_parts(spec, nodes, stream)
+        elif isinstance(spec, BranchSpec):
+            number = spec.chosen(self._conditions.read(spec.condition, stream))
+            self._enqueue_nodes(nodes[number : number + 1] if number >= 0 else (), stream)
+        else:
+            turns = 0
+            while turns < spec.limit and self._conditions.read(spec.condition, stream):
+                self._enqueue_nodes(nodes, stream)
+                turns += 1
+            self._device.arrays.fill(stream, self._device.at(spec.count), turns)
+
+    def _enqueue_nodes(self, nodes: Sequence[_Bound], stream: CudaStream) -> None:
+        for node, bound in nodes:
+            if isinstance(bound, _CHAINS):
+                self._enqueue_chain(self._chain_of(bound), bound, stream)
+                continue
             try:
                 self._library(node.library).enqueue(bound, stream)
             except AccelError as error:
                 error.message = f"{node.operation} in the graph: {error.message}"
-                self._fail(error, stream, begun=begun)
-                return
-            except Exception as error:  # noqa: BLE001  # raised there, or the error of the operation
-                self._fail(error, stream, begun=begun)
-                return
-            begun = True
+                raise
+            self._enqueued += 1
 
-    def _fail(self, error: Exception, stream: CudaStream, *, begun: bool) -> None:
-        """An operation of a chain is refused: what is enqueued by now runs, and its memory is in use."""
-        if not begun or stream.is_capturing or self._context.is_lost:
-            raise error
-        stream.after(partial(_raise, error))
+    def _capture_parts(
+        self, spec: BranchSpec | LoopSpec, nodes: Sequence[_Bound], stream: CaptureStream
+    ) -> None:
+        """Capture what runs on a condition, which the device looks at by itself."""
+        conditions = self._conditions
+        if isinstance(spec, LoopSpec):
+            handle = stream.condition()
+            conditions.set_loop(stream, handle, spec, is_begin=True)
+            with stream.part(handle, is_loop=True):
+                self._enqueue_nodes(nodes, stream)
+                conditions.set_loop(stream, handle, spec, is_begin=False)
+            return
+        handles = [stream.condition() for _ in nodes]
+        # All of them first: a part may change what the others are chosen by.
+        for number, handle in enumerate(handles):
+            conditions.set_branch(stream, handle, spec, number)
+        for handle, bound in zip(handles, nodes, strict=True):
+            with stream.part(handle, is_loop=False):
+                self._enqueue_nodes([bound], stream)
 
-    def _key(self, chain: _Chain, spec: GraphSpec, stream: CudaStream | None) -> Key:
+    def _key(self, chain: _Chain, spec: _ChainSpec, stream: CudaStream | None) -> Key:
         freed = self._device.addresses.freed
         at, when, where, key = self._found
         if at is not spec or when != freed or where is not stream or key is None:
@@ -215,7 +298,7 @@ class GraphLibrary(CudaLibrary):
             self._found = spec, freed, stream, key
         return key
 
-    def _capture(self, key: Key, chain: _Chain, spec: GraphSpec) -> None:
+    def _capture(self, key: Key, chain: _Chain, spec: _ChainSpec) -> None:
         """Capture a chain at the addresses of a key; without a graph it goes on as before."""
         workspace = chain.due.pop(key, 0)
         launching: CudaStream = key[1]
@@ -223,7 +306,8 @@ class GraphLibrary(CudaLibrary):
         if stream is None:
             stream = self._streams[launching] = CaptureStream(launching, self._context)
         try:
-            captured = self._captured(stream, workspace, partial(self._enqueue_all, chain, spec))
+            enqueue = partial(self._enqueue_chain, chain, spec)
+            captured = self._captured(stream, workspace, enqueue, has_conditions=chain.has_conditions)
         except Exception as error:
             # Also of a vendor's library: what it says of a call that it would not capture is no crash of it.
             self._context.look()
@@ -239,7 +323,12 @@ class GraphLibrary(CudaLibrary):
         self._cache.store(key, captured, launching.timeline.sequence)
 
     def _captured(
-        self, stream: CaptureStream, workspace: int, enqueue: Callable[[CudaStream], None]
+        self,
+        stream: CaptureStream,
+        workspace: int,
+        enqueue: Callable[[CudaStream], None],
+        *,
+        has_conditions: bool,
     ) -> _Captured:
         """Capture a chain. All memory that it needs is taken before: the driver refuses that meanwhile."""
         arena = self._device.arena
@@ -247,15 +336,20 @@ class GraphLibrary(CudaLibrary):
         for library in self._libraries.values():
             if library is not self:
                 library.attach(stream)
-        before = arena.place(stream)
-        executable = stream.capture(enqueue)
-        if arena.place(stream) != before:
+        if has_conditions:
+            self._conditions.load()
+        # Nobody knows what a part needs that has never run: for it, memory is taken meanwhile.
+        for _ in range(2 if has_conditions else 1):
+            before = arena.place(stream)
+            executable = stream.capture(enqueue, has_conditions=has_conditions)
+            if arena.place(stream) == before:
+                return _Captured(executable, stream, before)
             # What was captured first has an area that is given back by now.
             stream.discard(executable)
-            raise LibraryError("its workspace has grown meanwhile", library=self.name, code="workspace")
-        return _Captured(executable, stream, before)
+        raise LibraryError("its workspace has grown meanwhile", library=self.name, code="workspace")
 
     def _destroy(self) -> None:
+        self._conditions.close()
         self._cache.clear()
         for name, library in self._libraries.items():
             if name != self.name:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
+import attrs
 from cuda.bindings import driver
 
 from ...base import NotSupportedError
@@ -13,11 +14,30 @@ from ._context import CudaContext
 from ._driver import is_sticky
 from ._stream import CudaStream
 
-__all__ = ["CaptureStream"]
+__all__ = ["CaptureStream", "Executable"]
 
 # What the thread does that must not be captured makes the capture fail; what others do is no concern of it.
-_MODE = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+_STRICT = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+# It may also take memory and load kernels: a part that runs on a condition may never have run before.
+_RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+# With edges, in the bindings for CUDA 12 too.
+_add_node = getattr(driver, "cuGraphAddNode_v2", None) or driver.cuGraphAddNode
+_IF = driver.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_IF
+_WHILE = driver.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_WHILE
 _NON_BLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+
+
+@attrs.frozen(eq=False)
+class Executable:
+    """A graph that can be launched.
+
+    Attributes:
+        handle: The driver's.
+        graph: What it was made of, where that is kept: if parts of it run on conditions.
+    """
+
+    handle: Any
+    graph: Any = None
 
 
 class CaptureStream(CudaStream):
@@ -42,23 +62,27 @@ class CaptureStream(CudaStream):
         self._launches_on = stream
         self.timeline = stream.timeline
         self.is_closed = self.is_destroyed = self.is_light = False
+        self._mode = _STRICT
+        # What was captured first, once it has ended for a part that runs on a condition.
+        self._root: Any = None
 
     @property
     def orders_memory(self) -> CudaStream:
         """Where its graphs are launched."""
         return self._launches_on
 
-    def capture(self, enqueue: Callable[[CudaStream], None]) -> Any:
+    def capture(self, enqueue: Callable[[CudaStream], None], *, has_conditions: bool = False) -> Executable:
         """Capture what a function enqueues here; returns a graph to be launched.
 
-        What it needs must be loaded by now.
+        What it needs must be loaded by now, unless it has parts that run on conditions.
 
         Raises:
             ContextPoisonedError: The context is lost.
             Exception: What the function raises, or the driver says; there is no graph.
         """
         check = self._context.check
-        check(driver.cuStreamBeginCapture(self.native, _MODE))
+        self._mode, self._root = _RELAXED if has_conditions else _STRICT, None
+        check(driver.cuStreamBeginCapture(self.native, self._mode))
         is_whole = False
         try:
             enqueue(self)
@@ -66,29 +90,92 @@ class CaptureStream(CudaStream):
         finally:
             # Also where an interrupt ends it: what follows would be captured, too.
             ended = driver.cuStreamEndCapture(self.native)
+            graph, self._root = self._root, None
             if not is_whole and not ended[0]:
-                driver.cuGraphDestroy(ended[1])
-        graph = check(ended)
+                driver.cuGraphDestroy(ended[1] if graph is None else graph)
+        last = check(ended)
+        graph = last if graph is None else graph
         try:
-            return check(driver.cuGraphInstantiate(graph, 0))
-        finally:
+            handle = check(driver.cuGraphInstantiate(graph, 0))
+        except BaseException:
             driver.cuGraphDestroy(graph)
+            raise
+        if has_conditions:
+            return Executable(handle, graph)
+        driver.cuGraphDestroy(graph)
+        return Executable(handle)
 
-    def launch(self, executable: Any) -> bool:
+    def condition(self) -> int:
+        """Make the handle of a condition, for kernels that are captured next, and for `part`."""
+        context = self._context.check(driver.cuCtxGetCurrent())
+        graph, _ = self._captured()
+        return int(self._context.check(driver.cuGraphConditionalHandleCreate(graph, context, 0, 0)))
+
+    @contextmanager
+    def part(self, condition: int, *, is_loop: bool) -> Generator[None, None, None]:
+        """What is enqueued within runs if a condition is set; a loop, as long as it is.
+
+        The driver has a graph of its own for it. What is captured so far ends, and goes on behind that.
+
+        Raises:
+            AccelError: The driver refuses it.
+        """
+        graph, before = self._captured()
+        self._end()
+        if self._root is None:
+            self._root = graph
+        node, body = self._add_part(graph, before, condition, is_loop=is_loop)
+        self._begin(body, ())
+        yield
+        self._end()
+        self._begin(graph, (node,))
+
+    def _captured(self) -> tuple[Any, Sequence[Any]]:
+        """The graph that is captured into, and what the next node will follow."""
+        _, _, graph, nodes, *_, count = self._context.check(driver.cuStreamGetCaptureInfo(self.native))
+        return graph, list(nodes or ())[: int(count)]
+
+    def _begin(self, graph: Any, after: Sequence[Any]) -> None:
+        edges = [driver.CUgraphEdgeData() for _ in after]
+        self._context.check(
+            driver.cuStreamBeginCaptureToGraph(self.native, graph, list(after), edges, len(after), self._mode)
+        )
+
+    def _end(self) -> None:
+        self._context.check(driver.cuStreamEndCapture(self.native))
+
+    def _add_part(
+        self, graph: Any, after: Sequence[Any], condition: int, *, is_loop: bool
+    ) -> tuple[Any, Any]:
+        """Add a node with a graph that runs on a condition; returns both."""
+        parameters = driver.CUgraphNodeParams()
+        parameters.type = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
+        parameters.conditional.handle = condition
+        parameters.conditional.type = _WHILE if is_loop else _IF
+        parameters.conditional.size = 1
+        parameters.conditional.ctx = self._context.check(driver.cuCtxGetCurrent())
+        edges = [driver.CUgraphEdgeData() for _ in after]
+        node = self._context.check(_add_node(graph, list(after), edges, len(after), parameters))
+        # The driver's array of graphs lives as long as the node; the handle is copied.
+        return node, driver.CUgraph(int(parameters.conditional.phGraph_out[0]))
+
+    def launch(self, executable: Executable) -> bool:
         """Launch a graph on the other stream; returns False where the driver refuses it.
 
         Raises:
             ContextPoisonedError: The context is lost.
         """
-        code = driver.cuGraphLaunch(executable, self._launches_on.native)[0]
+        code = driver.cuGraphLaunch(executable.handle, self._launches_on.native)[0]
         if is_sticky(code):
             self._context.check((code,))
         return not code
 
-    def discard(self, executable: Any) -> None:
+    def discard(self, executable: Executable) -> None:
         """Give a graph back. One in flight runs to its end."""
         if not self._context.is_dead:
-            driver.cuGraphExecDestroy(executable)
+            driver.cuGraphExecDestroy(executable.handle)
+            if executable.graph is not None:
+                driver.cuGraphDestroy(executable.graph)
 
     def check(self) -> None:
         """Refuse what cannot be enqueued; see `CudaStream.check`."""

@@ -24,21 +24,24 @@ _BLOCKS = 8
 
 
 class Function:
-    """One kernel of a loaded module, with one argument: a structure of plain numbers.
+    """One kernel of a loaded module, with one argument, a structure of plain numbers; or with some.
 
     Attributes:
-        arguments: Buffer that the structure is packed into; the driver copies it at the launch.
+        arguments: Buffer that they are packed into; the driver copies it at the launch.
     """
 
     __slots__ = ("_context", "_handle", "_lock", "_most", "_pointer", "_pointers", "arguments")
 
-    def __init__(self, context: CudaContext, handle: Any, nbytes: int, most: int) -> None:
+    def __init__(
+        self, context: CudaContext, handle: Any, nbytes: int, most: int, offsets: Sequence[int] = (0,)
+    ) -> None:
         self._context = context
         self._handle = handle
         self._most = most
         self._lock = threading.Lock()
         self.arguments: bytearray = bytearray(nbytes)
-        self._pointers = np.array([np.frombuffer(self.arguments, np.uint8).ctypes.data], np.uint64)
+        start = np.frombuffer(self.arguments, np.uint8).ctypes.data
+        self._pointers = np.array([start + offset for offset in offsets], np.uint64)
         self._pointer = int(self._pointers.ctypes.data)
 
     def __enter__(self) -> bytearray:
@@ -107,16 +110,17 @@ class Kernels:
         self._modules: dict[str, Any] = {}
         self._lock = threading.Lock()
 
-    def function(self, source: str, name: str, nbytes: int) -> Function:
+    def function(self, source: str, name: str, nbytes: int, offsets: Sequence[int] = (0,)) -> Function:
         """Find a kernel and load it; compiles its source when that is used first, which blocks.
 
         Args:
             source: Name of the source file, without its suffix.
             name: Name of the kernel.
             nbytes: Size of the structure that it takes.
+            offsets: Where its arguments lie in that, if there are several.
         """
         with self._context:
-            return self._function(self._module(source), name, nbytes)
+            return self._function(self._module(source), name, nbytes, offsets)
 
     def load(self, text: str, names: Sequence[str], nbytes: int) -> Module:
         """Compile a source that is given as a text, and load its kernels; blocks. The context is current.
@@ -138,14 +142,14 @@ class Kernels:
         """How many blocks a kernel is launched with at most."""
         return self._most
 
-    def _function(self, module: Any, name: str, nbytes: int) -> Function:
+    def _function(self, module: Any, name: str, nbytes: int, offsets: Sequence[int] = (0,)) -> Function:
         check = self._context.check
         kernel = check(driver.cuLibraryGetKernel(module, name.encode()))
         function = check(driver.cuKernelGetFunction(kernel))
         with suppress(RuntimeError):
             # Else its first launch may; drivers before CUDA 12.4 have no such function.
             check(driver.cuFuncLoad(function))
-        return Function(self._context, function, nbytes, self._most)
+        return Function(self._context, function, nbytes, self._most, offsets)
 
     def close(self) -> None:
         """Unload everything; no kernel runs any more. The context is current."""

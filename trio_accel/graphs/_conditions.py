@@ -1,0 +1,258 @@
+"""Parts of a graph that run on a condition: branches and loops."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, ClassVar, TypeAlias
+
+import attrs
+
+from ..backends.base import DType
+from ..backends.base.ops import ArraySpec, BranchSpec, GraphNode, GraphRecipe, GraphSpec, LoopSpec
+from ..devices import AccelRef, Operand, Operation, Planned, Planner
+from ._actor import GraphsActor
+from ._graph import Graph, capture
+
+__all__ = ["Body", "If", "Switch", "While", "if_", "switch", "while_"]
+
+Body: TypeAlias = "Graph[Any] | Callable[..., Awaitable[Any]]"
+"""What runs on a condition: a graph, or a step that is captured for it."""
+
+_BODY = "graphs.Body"
+_LIBRARY = "graphs"
+_ACTOR = "trio_accel.graphs:GraphsActor"
+_KINDS = ("int", "uint", "bool")
+_MOST = 2**63 - 1
+
+
+@attrs.define(eq=False, on_setattr=None)
+class If(Operation[GraphsActor, None]):
+    """Run a graph if an array holds something else than zero; see `if_`.
+
+    Attributes:
+        condition: One whole number or truth value.
+        body: What runs if it is not zero.
+        arrays: Arguments of whichever of the two runs.
+        orelse: What runs if it is zero.
+    """
+
+    condition: AccelRef
+    body: Graph[Any]
+    arrays: Sequence[Operand] = ()
+    orelse: Graph[Any] | None = None
+    library: ClassVar[str] = _ACTOR
+
+    def plan(self, planner: Planner) -> Planned[None]:
+        """Check the condition and the arguments of both."""
+        bodies = [self.body] if self.orelse is None else [self.body, self.orelse]
+        return _planned_branch(planner, self.condition, bodies, self.arrays, is_test=True)
+
+
+@attrs.define(eq=False, on_setattr=None)
+class Switch(Operation[GraphsActor, None]):
+    """Run one of several graphs, whose number an array holds; see `switch`.
+
+    Attributes:
+        number: One whole number.
+        bodies: The graphs.
+        arrays: Arguments of whichever runs.
+    """
+
+    number: AccelRef
+    bodies: Sequence[Graph[Any]]
+    arrays: Sequence[Operand] = ()
+    library: ClassVar[str] = _ACTOR
+
+    def plan(self, planner: Planner) -> Planned[None]:
+        """Check the number's array and the arguments of all."""
+        return _planned_branch(planner, self.number, self.bodies, self.arrays, is_test=False)
+
+
+@attrs.define(eq=False, on_setattr=None)
+class While(Operation[GraphsActor, AccelRef]):
+    """Run a graph as long as an array holds something else than zero; see `while_`.
+
+    Attributes:
+        condition: One whole number or truth value.
+        body: What runs.
+        arrays: Its arguments.
+        limit: The most turns; None for as many as it takes.
+    """
+
+    condition: AccelRef
+    body: Graph[Any]
+    arrays: Sequence[Operand] = ()
+    limit: int | None = None
+    library: ClassVar[str] = _ACTOR
+
+    def plan(self, planner: Planner) -> Planned[AccelRef]:
+        """Check the condition, the limit and the arguments."""
+        condition = _condition(planner, "condition", self.condition)
+        limit = _limit(planner, self.limit)
+        body = _body(planner, "body", self.body).plan_body(planner, self.arrays)
+        changed = {array.block for array in body.updated + body.written}
+        if self.limit is None and condition.block not in changed:
+            raise ValueError(
+                f"{planner.name}: the body does not change the condition, so that it would never end; "
+                "give a limit of turns"
+            )
+        count = planner.output((), DType.int64)
+        recipe, read, updated = _merged([body])
+        return Planned(LoopSpec(condition, limit, recipe, read, updated, count.spec), count)
+
+
+async def if_(condition: AccelRef, body: Body, *arrays: AccelRef, orelse: Body | None = None) -> None:
+    """Run something on the device if an array there holds something else than zero.
+
+    In the step of a graph it becomes a part of the graph, and the condition is read anew in each replay.
+
+    Args:
+        condition: One whole number or truth value. It is read before anything of the body runs.
+        body: A graph, or a step that is captured for it: see `capture`. It changes arrays in place: its
+            arguments, and others that it uses. What it returns is not used.
+        arrays: Arguments of whichever of the two runs.
+        orelse: What runs if the condition is zero.
+
+    Raises:
+        TypeError: The condition is no array of the device, or of floating or complex elements.
+        ValueError: The condition has more or less than one element. Or a body returns arrays that it makes.
+        NotSupportedError: A step asks for what a graph cannot have.
+
+    See `Graph.__call__` for what is said of the arrays, and `Device.ask` for the errors of any operation.
+    """
+    _check_ref("graphs.If: condition", condition)
+    first = await _graph(condition, body, arrays)
+    other = None if orelse is None else await _graph(condition, orelse, arrays)
+    await condition.device.ask(If(condition, first, arrays, other))
+
+
+async def switch(number: AccelRef, bodies: Sequence[Body], *arrays: AccelRef) -> None:
+    """Run one of several things on the device, whose number an array there holds.
+
+    Args:
+        number: One whole number, from 0. With any that no body has, nothing runs.
+        bodies: Graphs, or steps that are captured for it: see `if_`.
+        arrays: Arguments of whichever runs.
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As for `if_`; or there is no body.
+    """
+    _check_ref("graphs.Switch: number", number)
+    made = [await _graph(number, body, arrays) for body in bodies]
+    await number.device.ask(Switch(number, made, arrays))
+
+
+async def while_(condition: AccelRef, body: Body, *arrays: AccelRef, limit: int | None = None) -> AccelRef:
+    """Run something on the device again and again, as long as an array there is not zero.
+
+    In the step of a graph it becomes a part of the graph: the device goes through all turns by itself.
+
+    Args:
+        condition: One whole number or truth value. It is read before each turn, and the body changes it.
+        body: As for `if_`. Each turn finds the arrays as the one before has left them.
+        arrays: Arguments of the body.
+        limit: The most turns. If the condition is still not zero then, the loop ends all the same, and the
+            condition tells. Without a limit, a loop that never ends is an operation that never does: see
+            `DeviceOptions.stuck_after`.
+
+    Returns:
+        How many turns there were, an int64 of shape ``()``.
+
+    Raises:
+        TypeError, NotSupportedError: As for `if_`; or a limit that is no whole number.
+        ValueError: As for `if_`; a limit below 1; or none, and the body does not change the condition.
+    """
+    _check_ref("graphs.While: condition", condition)
+    made = await _graph(condition, body, arrays)
+    return await condition.device.ask(While(condition, made, arrays, limit))
+
+
+async def _graph(condition: AccelRef, body: Body, arrays: Sequence[AccelRef]) -> Graph[Any]:
+    return body if isinstance(body, Graph) else await capture(condition.device, body, *arrays)
+
+
+def _check_ref(where: str, value: object) -> None:
+    if not isinstance(value, AccelRef):
+        raise TypeError(f"{where} must be an AccelRef, got {type(value).__name__}")
+
+
+def _condition(planner: Planner, argument: str, ref: AccelRef) -> ArraySpec:
+    """Take an array of one whole number.
+
+    Raises:
+        TypeError, ValueError: See `if_`.
+    """
+    _check_ref(f"{planner.name}: {argument}", ref)
+    spec = planner.read(argument, ref)
+    if spec.dtype.kind not in _KINDS:
+        raise TypeError(
+            f"{planner.name}: {argument} must hold a whole number or a truth value, got {spec.dtype}"
+        )
+    if spec.size != 1:
+        raise ValueError(f"{planner.name}: {argument} must have one element, got shape {spec.shape}")
+    return spec
+
+
+def _limit(planner: Planner, limit: object) -> int:
+    if limit is None:
+        return _MOST
+    if isinstance(limit, bool):
+        raise TypeError(f"{planner.name}: limit must be a whole number, got {limit!r}")
+    try:
+        number = operator.index(limit)  # type: ignore[arg-type]  # refused there
+    except TypeError:
+        raise TypeError(f"{planner.name}: limit must be a whole number, got {type(limit).__name__}") from None
+    if not 1 <= number <= _MOST:
+        raise ValueError(f"{planner.name}: limit must be from 1 to 2**63 - 1, got {number}")
+    return number
+
+
+def _body(planner: Planner, argument: str, body: object) -> Graph[Any]:
+    if not isinstance(body, Graph):
+        raise TypeError(f"{planner.name}: {argument} must be a Graph, got {type(body).__name__}")
+    return body
+
+
+def _planned_branch(
+    planner: Planner,
+    condition: AccelRef,
+    bodies: Sequence[object],
+    arrays: Sequence[Operand],
+    *,
+    is_test: bool,
+) -> Planned[None]:
+    tested = _condition(planner, "condition" if is_test else "number", condition)
+    if not bodies:
+        raise ValueError(f"{planner.name}: bodies must be one at least")
+    specs: list[GraphSpec] = []
+    for number, body in enumerate(bodies):
+        specs.append(_body(planner, f"body {number}", body).plan_body(planner, arrays))
+    recipe, read, updated = _merged(specs)
+    return Planned(BranchSpec(tested, is_test, recipe, read, updated))
+
+
+def _merged(
+    bodies: Sequence[GraphSpec],
+) -> tuple[bytes, tuple[ArraySpec, ...], tuple[ArraySpec, ...]]:
+    """A recipe with a graph for each body, and the arrays that they read alone and those that they change.
+
+    Nobody knows whether a body runs: what it would overwrite is there if it does not.
+    """
+    read = [array for body in bodies for array in body.read]
+    updated = [array for body in bodies for array in body.updated + body.written]
+    nodes: list[GraphNode] = []
+    reads, updates = iter(range(len(read))), iter(range(len(read), len(read) + len(updated)))
+
+    def placed(arrays: Sequence[ArraySpec], positions: Any) -> tuple[ArraySpec, ...]:
+        return tuple([attrs.evolve(array, block=next(positions), offset=0) for array in arrays])
+
+    for body in bodies:
+        spec = GraphSpec(
+            body.recipe,
+            placed(body.read, reads),
+            placed(body.updated, updates),
+            placed(body.written, updates),
+        )
+        nodes.append(GraphNode(_BODY, _LIBRARY, spec))
+    return GraphRecipe(nodes).encode(), tuple(read), tuple(updated)
