@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import attrs
@@ -13,7 +13,7 @@ import scipy.sparse
 from chosen import BACKEND
 
 import trio_accel as ta
-from trio_accel import graphs, linalg
+from trio_accel import graphs, jit, linalg
 
 pytestmark = [
     pytest.mark.skipif(BACKEND != "cuda", reason="graphs of the driver are those of CUDA"),
@@ -22,6 +22,10 @@ pytestmark = [
 ]
 
 N = 6
+
+minus_one = jit.elementwise("left = n - 1", name="minus_one")
+positive = jit.elementwise("go = n > 0", name="positive")
+
 Spy = Callable[[str], "Calls"]
 
 
@@ -207,3 +211,144 @@ async def test_workspace_counts_and_is_given_back(system: ta.System, isolation: 
             await graph.replay()
         await device.synchronize()
         assert (await device.statistics()).memory.workspace >= 2 * x.nbytes
+
+
+async def looped(device: ta.Device) -> tuple[graphs.Graph[ta.AccelRef], ta.AccelRef, ta.AccelRef]:
+    """A graph that adds an array to another n times; n, and the sum."""
+    n, go = await device.put(np.int64(0)), await device.put(np.bool_(False))
+    x, total = await device.put(np.ones(N)), await device.put(np.zeros(N))
+
+    async def body() -> None:
+        await linalg.axpy(1.0, x, total)
+        await minus_one(n, out=n)
+        await positive(n, out=go)
+
+    async def step() -> ta.AccelRef:
+        await positive(n, out=go)
+        return await graphs.while_(go, body)
+
+    return await graphs.capture(device, step), n, total
+
+
+async def run_loop(device: ta.Device, turns: list[int]) -> Callable[[int], Awaitable[None]]:
+    """Replay such a graph so many turns each, and give what replays it once more."""
+    graph, n, total = await looped(device)
+    run = 0
+
+    async def replay(turns: int) -> None:
+        nonlocal run
+        run += turns
+        await n.fill(turns)
+        assert await (await graph.replay()).item() == turns
+        np.testing.assert_array_equal(await total.to_host(), np.full(N, float(run)))
+
+    for each in turns:
+        await replay(each)
+    return replay
+
+
+async def test_a_loop_is_one_launch(device: ta.Device, spy: Spy) -> None:
+    """The driver goes through all turns by itself; before, the host reads the condition for each."""
+    handles, parts = spy("cuGraphConditionalHandleCreate"), spy("cuStreamBeginCaptureToGraph")
+    replay = await run_loop(device, [2, 0, 1])
+    assert (handles.count, parts.count) == (0, 0)
+    await replay(3)
+    # Into the part, and behind it.
+    assert (handles.count, parts.count) == (1, 2)
+    launches, reads, graph_ends = spy("cuGraphLaunch"), spy("cuMemcpyDtoHAsync"), spy("cuGraphDestroy")
+    for turns in (0, 1, 100, 7):
+        await replay(turns)
+    assert launches.count == 4
+    # Those of the test itself: how many turns there were, and the sum.
+    assert reads.count == 2 * 4
+    assert graph_ends.count == 0
+
+
+async def test_a_graph_in_a_graph_is_one_launch(device: ta.Device, spy: Spy) -> None:
+    x, y = await put(device, 1, 2)
+    inner = await graphs.capture(device, sums, x, y)
+
+    async def twice(x: ta.AccelRef, y: ta.AccelRef) -> ta.AccelRef:
+        return await inner(await inner(x, y), y)
+
+    graph = await graphs.capture(device, twice, x, y)
+    await graph.replay()
+    launches = spy("cuGraphLaunch")
+    for turn in range(1, 6):
+        out = await graph.replay()
+        np.testing.assert_array_equal(await out.to_host(), 2 * matrix(2) + (2 * matrix(2) + matrix(1)))
+        assert launches.count == max(turn - 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("cuGraphConditionalHandleCreate", (801, None)),
+        ("cuStreamBeginCaptureToGraph", (801,)),
+        ("cuStreamGetCaptureInfo", (801, None)),
+    ],
+)
+async def test_a_driver_without_conditions(
+    device: ta.Device, spy: Spy, caplog: pytest.LogCaptureFixture, name: str, answer: tuple[Any, ...]
+) -> None:
+    """The host goes on to read the condition; what was begun is ended, so that other chains are captured."""
+    from cuda.bindings import driver
+
+    caplog.set_level(logging.INFO, "trio_accel.devices")
+    refused = spy(name)
+    refused.answer = (driver.CUresult(answer[0]), *answer[1:])
+    replay = await run_loop(device, [1, 2, 3, 4, 5])
+    assert refused.count == 1
+    assert any("replayed one by one" in message for message in caplog.messages)
+    await replay(6)
+    assert refused.count == 1
+    x, y = await put(device, 1, 2)
+    graph = await graphs.capture(device, sums, x, y)
+    launches = spy("cuGraphLaunch")
+    for _ in range(5):
+        np.testing.assert_array_equal(await (await graph.replay()).to_host(), 2 * matrix(2) + matrix(1))
+    assert launches.count == 2
+
+
+async def test_a_compiler_without_conditions(
+    device: ta.Device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from trio_accel.backends.cuda.runtime._kernels import Kernels
+
+    compile_others = Kernels.function
+
+    def refuse(kernels: Kernels, source: str, *more: Any) -> Any:
+        if source == "conditions":
+            raise RuntimeError('identifier "cudaGraphConditionalHandle" is undefined')
+        return compile_others(kernels, source, *more)
+
+    caplog.set_level(logging.INFO, "trio_accel.devices")
+    monkeypatch.setattr(Kernels, "function", refuse)
+    replay = await run_loop(device, [1, 2, 3, 4, 5])
+    assert any("is undefined" in message for message in caplog.messages)
+    await replay(2)
+
+
+async def test_what_a_branch_needs_is_found_when_it_is_captured(device: ta.Device, spy: Spy) -> None:
+    """It has never run by then: its workspace is taken while it is captured, and it is captured once more."""
+    x, small = await device.put(matrix(1, 96)), await device.put(np.zeros((48, 48)))
+    out, flag = await device.put(np.ones(N)), await device.put(np.bool_(False))
+    part = x[::2, ::2]
+
+    async def step() -> ta.AccelRef:
+        await graphs.if_(flag, lambda: linalg.matmul(part, part, out=small))
+        return await linalg.scal(2.0, out)
+
+    graph = await graphs.capture(device, step)
+    await graph.replay()
+    captures = spy("cuStreamBeginCapture")
+    for _ in range(5):
+        await graph.replay()
+    assert captures.count == 2
+    launches = spy("cuGraphLaunch")
+    await flag.fill(1)
+    await graph.replay()
+    assert launches.count == 1
+    host = matrix(1, 96)[::2, ::2]
+    np.testing.assert_allclose(await small.to_host(), host @ host, atol=1e-12)
+    np.testing.assert_array_equal(await out.to_host(), np.full(N, 2.0**7))

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from typing import Any
 
 import numpy as np
 from checking import LIBRARY, call, code_of, launch_host, main, make_stream, open_device, pinned, read
 from cuda.bindings import driver
+from cuda.core import Program, ProgramOptions
 from nvmath.bindings import cublas
 
 MODE = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 KERNEL, HOST = 0, 4
 UNSUPPORTED, INVALIDATED, WRONG_THREAD, ILLEGAL_STATE = 900, 901, 908, 401
+RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+CONDITIONAL, INVALID, NOT_SUPPORTED = 13, 1, 801
+COUNT_DOWN = """
+extern "C" __global__ void count_down(unsigned long long handle, int *number, int by) {
+    *number -= by;
+    cudaGraphSetConditional(handle, *number > 0);
+}
+"""
 
 
 class Scaling:
@@ -156,6 +166,124 @@ def check_memory_for_graphs_grows_when_nothing_runs() -> None:
     words[0] = 1
     more.join()
     assert len(made) == 8
+
+
+class Countdown:
+    """A graph with a part that runs as long as, or if, a number in memory is above zero."""
+
+    def __init__(self) -> None:
+        self.scaling = Scaling()
+        self.number = int(call(driver.cuMemAlloc, 4))
+        made = Program(COUNT_DOWN, "c++", ProgramOptions(arch="sm_90")).compile("cubin")
+        library = call(driver.cuLibraryLoadData, bytes(made.code), None, None, 0, None, None, 0)
+        self.kernel = call(driver.cuLibraryGetKernel, library, b"count_down")
+        self.stream = self.scaling.stream
+
+    def set(self, handle: Any, by: int) -> None:
+        values = [np.array([int(handle)], np.uint64), np.array([self.number], np.uint64)]
+        values.append(np.array([by], np.int32))
+        pointers = np.array([value.ctypes.data for value in values], np.uint64)
+        shape = (1, 1, 1, 1, 1, 1, 0)
+        call(
+            driver.cuLaunchKernel,
+            driver.CUfunction(int(self.kernel)),
+            *shape,
+            self.stream,
+            pointers.ctypes.data,
+            0,
+        )
+
+    def handle(self, graph: Any) -> Any:
+        context = call(driver.cuCtxGetCurrent)
+        return call(driver.cuGraphConditionalHandleCreate, graph, context, 0, 0)
+
+    def parameters(self, handle: Any, kind: int) -> Any:
+        made = driver.CUgraphNodeParams()
+        made.type = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
+        made.conditional.handle = handle
+        made.conditional.type = driver.CUgraphConditionalNodeType(kind)
+        made.conditional.size = 1
+        made.conditional.ctx = call(driver.cuCtxGetCurrent)
+        return made
+
+    def begin(self, graph: Any, after: list[Any]) -> int:
+        edges = [driver.CUgraphEdgeData() for _ in after]
+        arguments = (self.stream, graph, after, edges, len(after), RELAXED)
+        return code_of(driver.cuStreamBeginCaptureToGraph, *arguments)
+
+    def captured(self) -> tuple[Any, list[Any]]:
+        status, _, graph, nodes, _, count = call(driver.cuStreamGetCaptureInfo, self.stream)
+        assert int(status) == 1
+        return graph, list(nodes)[:count]
+
+    def graph(self, kind: int) -> Any:
+        """The number goes down by one, and then for each time that the vector is doubled."""
+        call(driver.cuStreamBeginCapture, self.stream, RELAXED)
+        handle = self.handle(self.captured()[0])
+        self.set(handle, 1)
+        graph, after = self.captured()
+        call(driver.cuStreamEndCapture, self.stream)
+        parameters = self.parameters(handle, kind)
+        node = call(driver.cuGraphAddNode, graph, after, [driver.CUgraphEdgeData()], 1, parameters)
+        assert int(call(driver.cuGraphNodeGetType, node)) == CONDITIONAL
+        assert self.begin(parameters.conditional.phGraph_out[0], []) == 0
+        self.scaling.double()
+        self.set(handle, 1)
+        call(driver.cuStreamEndCapture, self.stream)
+        assert self.begin(graph, after) == INVALID  # the part is the last node now
+        assert self.begin(graph, [node]) == 0
+        self.scaling.double()
+        call(driver.cuStreamEndCapture, self.stream)
+        return graph
+
+    def run(self, executable: Any, number: int) -> tuple[list[float], int]:
+        call(driver.cuMemsetD32, self.number, number, 1)
+        call(driver.cuMemsetD32, self.scaling.vector, 0x3F800000, 4)
+        call(driver.cuCtxSynchronize)
+        call(driver.cuGraphLaunch, executable, self.stream)
+        return self.scaling.values(), int(read(self.number, 1, np.int32)[0])
+
+
+def check_parts_that_run_on_a_condition() -> None:
+    countdown = Countdown()
+    for kind, expected in ((1, {1: (2, 0), 2: (4, 0), 6: (64, 0), 0: (2, -1)}), (0, {1: (2, 0), 6: (4, 4)})):
+        graph = countdown.graph(kind)
+        executable = call(driver.cuGraphInstantiate, graph, 0)
+        for number, (value, left) in expected.items():
+            assert countdown.run(executable, number) == ([float(value)] * 4, left)
+        call(driver.cuGraphDestroy, graph)
+        call(driver.cuGraphExecDestroy, executable)
+
+
+def check_conditions_that_are_refused() -> None:
+    countdown = Countdown()
+    graph, other = call(driver.cuGraphCreate, 0), call(driver.cuGraphCreate, 0)
+    handle = countdown.handle(graph)
+    add = driver.cuGraphAddNode
+    # Without a node of its own, of another graph, of a kind that is not there, and twice.
+    assert code_of(driver.cuGraphInstantiate, graph, 0) == INVALID
+    assert code_of(add, other, [], [], 0, countdown.parameters(handle, 0)) == INVALID
+    assert code_of(add, graph, [], [], 0, countdown.parameters(handle, 2)) == INVALID
+    assert code_of(add, graph, [], [], 0, driver.CUgraphNodeParams()) == NOT_SUPPORTED
+    parameters = countdown.parameters(handle, 0)
+    node = call(add, graph, [], [], 0, parameters)
+    assert code_of(add, graph, [node], [driver.CUgraphEdgeData()], 1, parameters) == INVALID
+    part = driver.CUgraph(int(parameters.conditional.phGraph_out[0]))
+    assert code_of(driver.cuGraphDestroy, part) == INVALID
+    assert code_of(driver.cuGraphInstantiate, part, 0) == INVALID
+    # No function of the host runs on a condition.
+    assert countdown.begin(part, []) == 0
+    function = driver.CUhostFn(ctypes.cast(LIBRARY.stand_in_calls, ctypes.c_void_p).value)
+    assert code_of(driver.cuLaunchHostFunc, countdown.stream, function, 0) == UNSUPPORTED
+    assert code_of(driver.cuStreamEndCapture, countdown.stream) == INVALIDATED
+    call(driver.cuGraphDestroy, graph)
+
+
+def check_relaxed_captures_leave_memory_alone() -> None:
+    scaling, other = Scaling(), make_stream()
+    call(driver.cuStreamBeginCapture, scaling.stream, RELAXED)
+    call(driver.cuMemAllocAsync, 64, other)
+    call(driver.cuStreamEndCapture, scaling.stream)
 
 
 def check_a_lost_context() -> None:

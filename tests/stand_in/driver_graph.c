@@ -233,6 +233,16 @@ CUDA(cuGraphNodeGetType, 10000, cuGraphNodeGetType, struct node *node, int *type
     return CUDA_SUCCESS;
 }
 
+CUDA(cuGraphCreate, 10000, cuGraphCreate, struct graph **graph, unsigned flags) {
+    struct context *context;
+    ENTER(cuGraphCreate);
+    CHECK(get_current(&context));
+    if (flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    *graph = new_graph(context);
+    return CUDA_SUCCESS;
+}
+
 CUDA(cuGraphDestroy, 10000, cuGraphDestroy, struct graph *graph) {
     ENTER(cuGraphDestroy);
     if (!graph || graph->magic != GRAPH_MAGIC || graph->is_part)

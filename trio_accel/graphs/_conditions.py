@@ -169,7 +169,9 @@ async def while_(condition: AccelRef, body: Body, *arrays: AccelRef, limit: int 
 
 
 async def _graph(condition: AccelRef, body: Body, arrays: Sequence[AccelRef]) -> Graph[Any]:
-    return body if isinstance(body, Graph) else await capture(condition.device, body, *arrays)
+    if isinstance(body, Graph):
+        return body  # pyright: ignore[reportUnknownVariableType]  # of whatever it returns
+    return await capture(condition.device, body, *arrays)
 
 
 def _check_ref(where: str, value: object) -> None:
@@ -211,7 +213,7 @@ def _limit(planner: Planner, limit: object) -> int:
 def _body(planner: Planner, argument: str, body: object) -> Graph[Any]:
     if not isinstance(body, Graph):
         raise TypeError(f"{planner.name}: {argument} must be a Graph, got {type(body).__name__}")
-    return body
+    return body  # pyright: ignore[reportUnknownVariableType]  # of whatever it returns
 
 
 def _planned_branch(

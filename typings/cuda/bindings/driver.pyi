@@ -36,6 +36,11 @@ class CUmemLocationType(IntEnum):
 class CUgraphNodeType(IntEnum):
     CU_GRAPH_NODE_TYPE_KERNEL = 0
     CU_GRAPH_NODE_TYPE_MEMSET = 2
+    CU_GRAPH_NODE_TYPE_CONDITIONAL = 13
+
+class CUgraphConditionalNodeType(IntEnum):
+    CU_GRAPH_COND_TYPE_IF = 0
+    CU_GRAPH_COND_TYPE_WHILE = 1
 
 class CUresult(IntEnum):
     CUDA_SUCCESS = 0
@@ -62,6 +67,7 @@ class CUlaunchAttributeID(IntEnum):
 
 class CUstreamCaptureMode(IntEnum):
     CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1
+    CU_STREAM_CAPTURE_MODE_RELAXED = 2
 
 class CUstreamWaitValue_flags(IntEnum):
     CU_STREAM_WAIT_VALUE_GEQ = 0
@@ -106,6 +112,25 @@ class CUfunction(_Handle): ...
 class CUgraph(_Handle): ...
 class CUgraphExec(_Handle): ...
 class CUgraphNode(_Handle): ...
+class CUgraphConditionalHandle(_Handle): ...
+
+class CUgraphEdgeData:
+    def __init__(self) -> None: ...
+
+class CUDA_CONDITIONAL_NODE_PARAMS:
+    handle: CUgraphConditionalHandle | int
+    type: CUgraphConditionalNodeType
+    size: int
+    ctx: CUcontext | int
+    @property
+    def phGraph_out(self) -> Sequence[CUgraph]: ...
+
+class CUgraphNodeParams:
+    def __init__(self) -> None: ...
+    type: CUgraphNodeType
+    @property
+    def conditional(self) -> CUDA_CONDITIONAL_NODE_PARAMS: ...
+
 class CUhostFn(_Handle): ...
 class CUkernel(_Handle): ...
 class CUlibrary(_Handle): ...
@@ -162,6 +187,29 @@ def cuEventSynchronize(hEvent: _Event) -> tuple[CUresult]: ...
 # Graphs.
 def cuStreamBeginCapture(hStream: _Stream, mode: CUstreamCaptureMode) -> tuple[CUresult]: ...
 def cuStreamEndCapture(hStream: _Stream) -> tuple[CUresult, CUgraph]: ...
+def cuStreamBeginCaptureToGraph(
+    hStream: _Stream,
+    hGraph: CUgraph,
+    dependencies: Sequence[CUgraphNode],
+    dependencyData: Sequence[CUgraphEdgeData],
+    numDependencies: int,
+    mode: CUstreamCaptureMode,
+) -> tuple[CUresult]: ...
+
+# With the bindings for CUDA 12 without the edges.
+def cuStreamGetCaptureInfo(
+    hStream: _Stream,
+) -> tuple[CUresult, int, int, CUgraph, list[CUgraphNode], list[CUgraphEdgeData], int]: ...
+def cuGraphConditionalHandleCreate(
+    hGraph: CUgraph, ctx: CUcontext | int, defaultLaunchValue: int, flags: int
+) -> tuple[CUresult, CUgraphConditionalHandle]: ...
+def cuGraphAddNode(
+    hGraph: CUgraph,
+    dependencies: Sequence[CUgraphNode],
+    dependencyData: Sequence[CUgraphEdgeData],
+    numDependencies: int,
+    nodeParams: CUgraphNodeParams,
+) -> tuple[CUresult, CUgraphNode]: ...
 def cuGraphGetNodes(hGraph: CUgraph, numNodes: int) -> tuple[CUresult, list[CUgraphNode], int]: ...
 def cuGraphNodeGetType(hNode: CUgraphNode) -> tuple[CUresult, CUgraphNodeType]: ...
 def cuGraphInstantiate(hGraph: CUgraph, flags: int) -> tuple[CUresult, CUgraphExec]: ...

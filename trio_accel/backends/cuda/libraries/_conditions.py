@@ -25,8 +25,8 @@ _STOP = struct.Struct("<i")
 class Conditions:
     """Tells what runs on a condition, on the device and on the host.
 
-    A loop in a graph of the driver may never end, and nothing else could end it in this process. So loops look
-    at a word of the host's, which is set when the context counts as lost.
+    A loop in a graph of the driver may never end, and nothing else could end it in this process. So loops
+    look at a word of the host's, which is set when the context counts as lost.
     """
 
     def __init__(self, device: LibraryDevice) -> None:

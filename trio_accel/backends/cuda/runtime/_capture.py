@@ -63,6 +63,7 @@ class CaptureStream(CudaStream):
         self.timeline = stream.timeline
         self.is_closed = self.is_destroyed = self.is_light = False
         self._mode = _STRICT
+        self._is_begun = False
         # What was captured first, once it has ended for a part that runs on a condition.
         self._root: Any = None
 
@@ -83,18 +84,20 @@ class CaptureStream(CudaStream):
         check = self._context.check
         self._mode, self._root = _RELAXED if has_conditions else _STRICT, None
         check(driver.cuStreamBeginCapture(self.native, self._mode))
-        is_whole = False
+        self._is_begun, is_whole = True, False
         try:
             enqueue(self)
             is_whole = True
         finally:
             # Also where an interrupt ends it: what follows would be captured, too.
-            ended = driver.cuStreamEndCapture(self.native)
-            graph, self._root = self._root, None
+            ended: tuple[Any, Any] = (0, None)
+            if self._is_begun:
+                ended = driver.cuStreamEndCapture(self.native)
+            graph, self._root = self._root or ended[1], None
+            # Of one that the driver calls invalid, nobody knows whether it is still there.
             if not is_whole and not ended[0]:
-                driver.cuGraphDestroy(ended[1] if graph is None else graph)
-        last = check(ended)
-        graph = last if graph is None else graph
+                driver.cuGraphDestroy(graph)
+        check(ended)
         try:
             handle = check(driver.cuGraphInstantiate(graph, 0))
         except BaseException:
@@ -140,8 +143,10 @@ class CaptureStream(CudaStream):
         self._context.check(
             driver.cuStreamBeginCaptureToGraph(self.native, graph, list(after), edges, len(after), self._mode)
         )
+        self._is_begun = True
 
     def _end(self) -> None:
+        self._is_begun = False
         self._context.check(driver.cuStreamEndCapture(self.native))
 
     def _add_part(
