@@ -3,6 +3,8 @@
 from ._dashboard import Dashboard, open_dashboard
 from ._folder import ObservedProgram, list_programs
 from ._observation import Observation, open_observation
+from ._opentelemetry import export_metrics
+from ._prometheus import exposition, prometheus
 from ._protocol import ObserverSocketError
 from ._recorder import Recorder, record
 from ._snapshot import (
@@ -33,10 +35,13 @@ __all__ = [
     "OperationRow",
     "Recorder",
     "SystemSnapshot",
+    "export_metrics",
+    "exposition",
     "list_programs",
     "open_dashboard",
     "open_observation",
     "open_socket",
+    "prometheus",
     "record",
     "trace",
 ]

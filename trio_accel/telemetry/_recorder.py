@@ -47,10 +47,17 @@ class Recorder:
         Counts of devices come from their workers: those that came last are shown, with their `age`, and new
         ones are asked for in the background.
 
+        In a thread that has no Trio run, it waits until the system's loop has a moment. So a thread that the
+        loop waits for must not call it.
+
         Raises:
-            RuntimeError: This is another thread or Trio run than the system's.
+            RuntimeError: This is another Trio run than the system's.
+            trio.RunFinishedError: The call comes from another thread, and the system's run is over.
         """
-        self.system.check_run("snapshot")
+        try:
+            self.system.check_run("snapshot")
+        except RuntimeError:
+            return trio.from_thread.run_sync(self.snapshot, trio_token=self.system.token)
         self._devices.ask()
         now = trio.current_time()
         actors = list(self.system.tree().walk())

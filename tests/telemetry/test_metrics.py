@@ -1,0 +1,235 @@
+"""Metrics as Prometheus and OpenTelemetry read them, by their own parsers and readers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import Protocol
+
+import attrs
+import numpy as np
+import pytest
+import trio
+import trio.testing
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricsData
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+import trio_accel as ta
+from trio_accel.telemetry import Recorder, export_metrics, exposition, prometheus, record
+
+
+@attrs.frozen
+class Sleep(ta.Request["Sleeper", int]):
+    seconds: float
+    error: Exception | None = None
+
+
+class Sleeper(ta.Actor):
+    @ta.handles(Sleep)
+    async def sleep(self, message: Sleep) -> int:
+        await trio.sleep(message.seconds)
+        if message.error is not None:
+            raise message.error
+        return 1
+
+
+class Family(Protocol):
+    """What both parsers make of a metric."""
+
+    name: str
+    type: str
+    documentation: str
+    unit: str
+    samples: list[Sample]
+
+
+class Sample(Protocol):
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
+RESUME = ta.Policy(directives={ValueError: ta.Directive.RESUME})
+
+
+@pytest.fixture
+async def recorder() -> AsyncGenerator[Recorder, None]:
+    """A program that has served 3 requests of 2 s one after the other, and failed one; on a mock clock."""
+    async with ta.open_system("shop") as system:
+        sleeper = await system.spawn(Sleeper, name='slee"per\\\n', policy=RESUME)
+        with record(system) as recorder:
+            for _ in range(3):
+                await sleeper.ask(Sleep(2.0))
+            with pytest.raises(ValueError, match="no"):
+                await sleeper.ask(Sleep(0.5, ValueError("no")))
+            yield recorder
+
+
+PATH = 'shop/slee"per\\\n'
+
+
+def values(families: Iterable[Family]) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+FORMATS: dict[str, Callable[[Recorder], Iterable[Family]]] = {
+    "text": lambda recorder: parse_text(exposition(recorder)),
+    "openmetrics": lambda recorder: parse_openmetrics(exposition(recorder, openmetrics=True)),
+}
+
+
+@pytest.mark.parametrize("read", FORMATS.values(), ids=FORMATS.keys())
+async def test_the_parsers_of_both_formats_find_what_happened(
+    autojump_clock: trio.testing.MockClock, recorder: Recorder, read: Callable[[Recorder], Iterable[Family]]
+) -> None:
+    found = values(read(recorder))
+
+    def value(name: str, **labels: str) -> float:
+        return found[name, frozenset({"system": "shop", **labels}.items())]
+
+    of_sleep = {"path": PATH, "message_type": "Sleep"}
+    assert value("trio_accel_messages_total", **of_sleep, outcome="completed") == 3
+    assert value("trio_accel_messages_total", **of_sleep, outcome="failed") == 1
+    assert value("trio_accel_message_run_seconds_count", **of_sleep) == 4
+    assert value("trio_accel_message_run_seconds_sum", **of_sleep) == pytest.approx(6.5)
+    buckets = [("0.25", 0), ("0.5", 1), ("1.0", 1), ("2.5", 4), ("+Inf", 4)]
+    for bound, count in buckets:
+        assert value("trio_accel_message_run_seconds_bucket", **of_sleep, le=bound) == count
+    assert value("trio_accel_message_queue_seconds_bucket", **of_sleep, le="1e-05") == 4
+    assert value("trio_accel_uptime_seconds") == pytest.approx(6.5)
+    assert value("trio_accel_actors", state="running") == 2
+    assert value("trio_accel_mailbox_messages", path=PATH) == 0
+    assert value("trio_accel_dead_letters_total") == 0
+
+
+@pytest.mark.parametrize("read", FORMATS.values(), ids=FORMATS.keys())
+async def test_names_follow_the_conventions(
+    autojump_clock: trio.testing.MockClock, recorder: Recorder, read: Callable[[Recorder], Iterable[Family]]
+) -> None:
+    families = list(read(recorder))
+    assert len({family.name for family in families}) == len(families) >= 20
+    for family in families:
+        assert family.name.startswith("trio_accel_")
+        assert family.documentation.endswith(".")
+        assert family.type in {"counter", "gauge", "histogram"}
+        if "seconds" in family.documentation.lower() and family.type != "counter":
+            assert family.name.endswith("_seconds"), family.name
+        for sample in family.samples:
+            assert (family.type == "counter") is sample.name.endswith("_total")
+            assert sample.labels["system"] == "shop"
+
+
+async def test_labels_are_bounded() -> None:
+    many, most = 1200, 30
+    async with ta.open_system("shop") as system:
+        with record(system, operations=most) as recorder:
+            for _ in range(many):
+                sleeper = await system.spawn(Sleeper)
+                await sleeper.ask(Sleep(0.0))
+            found = values(parse_text(exposition(recorder)))
+    paths = {dict(labels)["path"] for name, labels in found if name == "trio_accel_mailbox_messages"}
+    assert len(paths) == 1001
+    assert "(other)" in paths
+    messages = {
+        dict(labels)["path"]: value
+        for (name, labels), value in found.items()
+        if name == "trio_accel_messages_total" and ("outcome", "completed") in labels
+    }
+    assert len(messages) == most + 1
+    assert sum(messages.values()) == many
+
+
+async def test_a_device_in_metrics() -> None:
+    async with ta.open_system("shop") as system, system.open_device("cpu") as device:
+        with record(system) as recorder:
+            array = await device.put(np.ones(1000))
+            await recorder.refresh()
+            found = values(parse_openmetrics(exposition(recorder, openmetrics=True)))
+            of_device = {"system": "shop", "device": "shop/cpu:0"}
+
+            def value(name: str, **labels: str) -> float:
+                return found[name, frozenset({**of_device, **labels}.items())]
+
+            assert value("trio_accel_device_up") == 1
+            assert value("trio_accel_device_generation") == 1
+            assert value("trio_accel_device_losses_total") == 0
+            assert value("trio_accel_device_launches_total") == 1
+            assert value("trio_accel_device_memory_bytes", kind="used") >= array.nbytes
+            assert value("trio_accel_device_memory_limit_bytes") > array.nbytes
+
+
+async def test_a_registry_asks_in_its_own_thread(
+    autojump_clock: trio.testing.MockClock, recorder: Recorder
+) -> None:
+    registry = CollectorRegistry(auto_describe=True)
+    registry.register(prometheus(recorder))
+    text = await trio.to_thread.run_sync(generate_latest, registry)
+    assert b"trio_accel_uptime_seconds" in text
+
+
+def read_opentelemetry(data: MetricsData | None) -> dict[tuple[str, frozenset[tuple[str, object]]], float]:
+    assert data is not None
+    return {
+        (metric.name, frozenset(dict(point.attributes or {}).items())): point.value  # type: ignore[union-attr]
+        for resource in data.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+        for point in metric.data.data_points
+    }
+
+
+async def test_opentelemetry_reads_the_same(
+    autojump_clock: trio.testing.MockClock, recorder: Recorder
+) -> None:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    with export_metrics(recorder, provider):
+        data = await trio.to_thread.run_sync(reader.get_metrics_data)
+        found = read_opentelemetry(data)
+        of_sleep = {"system": "shop", "path": PATH, "message_type": "Sleep"}
+
+        def value(name: str, **labels: str) -> float:
+            return found[name, frozenset({**labels}.items())]
+
+        assert value("trio_accel.messages", **of_sleep, outcome="completed") == 3
+        assert value("trio_accel.messages", **of_sleep, outcome="failed") == 1
+        assert value("trio_accel.message_run", **of_sleep) == pytest.approx(6.5)
+        assert value("trio_accel.message_latency", **of_sleep, quantile="0.99") == pytest.approx(2.0)
+        assert value("trio_accel.uptime", system="shop") == pytest.approx(6.5)
+        units = {
+            metric.name: metric.unit
+            for resource in data.resource_metrics
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+        }
+        assert units["trio_accel.message_run"] == "s"
+        # Each collection is of its moment.
+        await trio.sleep(1.0)
+        again = read_opentelemetry(reader.get_metrics_data())
+        assert again["trio_accel.uptime", frozenset({("system", "shop")})] == pytest.approx(7.5)
+    assert reader.get_metrics_data() is None or not read_opentelemetry(reader.get_metrics_data())
+    provider.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("module", "extra", "use"),
+    [
+        ("prometheus_client", "metrics", exposition),
+        ("prometheus_client", "metrics", prometheus),
+        ("opentelemetry.metrics", "tracing", lambda recorder: export_metrics(recorder).__enter__()),
+    ],
+)
+async def test_what_is_not_installed_is_named(
+    monkeypatch: pytest.MonkeyPatch, module: str, extra: str, use: Callable[[Recorder], object]
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    async with ta.open_system("shop") as system:
+        with record(system) as recorder, pytest.raises(ta.NotSupportedError, match=rf"\[{extra}\]"):
+            use(recorder)

@@ -1,0 +1,116 @@
+"""Metrics for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ._extras import import_extra
+from ._figures import FIGURES, Figure
+from ._recorder import Recorder
+from ._snapshot import Histogram, SystemSnapshot
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+    from prometheus_client.registry import Collector
+
+__all__ = ["exposition", "prometheus"]
+
+_PREFIX = "trio_accel_"
+_EXTRA = "metrics"
+
+
+def prometheus(recorder: Recorder) -> Collector:
+    """Make a collector of `prometheus-client`, to be registered. Needs the extra ``metrics``.
+
+    It takes a snapshot when it is asked, and keeps nothing. It may be asked in any thread: from another than
+    the system's, it waits until the loop has a moment. Its text is served by ``make_asgi_app(registry)`` of
+    `prometheus-client`, which every ASGI server on Trio can mount.
+
+    Labels have as many values as there are actors and types of messages, but for at most 1000 actors, and at
+    most `operations` pairs of the two (see `record`).
+
+    Args:
+        recorder: Who records.
+
+    Raises:
+        NotSupportedError: `prometheus-client` is not installed.
+    """
+    import_extra("prometheus_client", _EXTRA)
+    return _collector(recorder)
+
+
+def exposition(recorder: Recorder, *, openmetrics: bool = False) -> str:
+    """The metrics as text, in the format of Prometheus or in OpenMetrics. Needs the extra ``metrics``.
+
+    Args:
+        recorder: Who records.
+        openmetrics: Whether it is to be OpenMetrics 1.0, which ends with ``# EOF``.
+
+    Raises:
+        NotSupportedError: `prometheus-client` is not installed.
+    """
+    import_extra("prometheus_client", _EXTRA)
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.openmetrics import exposition as openmetrics_exposition
+
+    registry = CollectorRegistry()
+    registry.register(_collector(recorder))
+    if not openmetrics:
+        return generate_latest(registry).decode()
+    # It has no types.
+    text: bytes = openmetrics_exposition.generate_latest(registry)  # type: ignore[no-untyped-call]
+    return text.decode()
+
+
+def _collector(recorder: Recorder) -> Collector:
+    # Its base is only there with the extra.
+    from prometheus_client.registry import Collector
+
+    class RecorderCollector(Collector):
+        def collect(self) -> Iterator[Metric]:
+            snapshot = recorder.snapshot()
+            for figure in FIGURES:
+                yield _metric(figure, snapshot)
+            yield _histogram("queue", "Seconds from sending a message to its handler's start.", snapshot)
+            yield _histogram("run", "Seconds from the start of a message's handler to its end.", snapshot)
+
+        def describe(self) -> list[Metric]:
+            # Nothing is asked when it is registered: the system may be another thread's.
+            return []
+
+    return RecorderCollector()
+
+
+def _metric(figure: Figure, snapshot: SystemSnapshot) -> Metric:
+    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+
+    family = CounterMetricFamily if figure.kind == "counter" else GaugeMetricFamily
+    metric = family(
+        f"{_PREFIX}{figure.name}", figure.help, labels=("system", *figure.labels), unit=figure.unit
+    )
+    for labels, value in figure.samples(snapshot):
+        metric.add_metric([_plain(snapshot.system), *map(_plain, labels)], value)
+    return metric
+
+
+def _histogram(what: str, text: str, snapshot: SystemSnapshot) -> Metric:
+    from prometheus_client.metrics_core import HistogramMetricFamily
+
+    metric = HistogramMetricFamily(
+        f"{_PREFIX}message_{what}", text, labels=("system", "path", "message_type"), unit="seconds"
+    )
+    for row in snapshot.operations:
+        times: Histogram = row.queue if what == "queue" else row.run
+        ends = [*map(str, times.bounds), "+Inf"]
+        metric.add_metric(
+            [_plain(snapshot.system), _plain(row.path), _plain(row.message_type)],
+            list(zip(ends, map(float, times.cumulated()), strict=True)),
+            times.total,
+        )
+    return metric
+
+
+def _plain(text: str) -> str:
+    """Text that can be written as UTF-8: names may have what is half of a character."""
+    return text.encode("utf-8", "replace").decode()
