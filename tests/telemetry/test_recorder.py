@@ -280,4 +280,4 @@ async def test_bad_arguments(system: ta.System) -> None:
     with pytest.raises(ValueError, match="failures must be"), record(system, failures=-1):
         pass
     with record(system) as recorder, pytest.raises(RuntimeError, match="measured already"):
-        system.measure(recorder._tallies)
+        system.measure(recorder._tallies)  # pyright: ignore[reportPrivateUsage]

@@ -78,7 +78,8 @@ def _outcomes(snapshot: SystemSnapshot) -> Iterator[Sample]:
 
 
 def _states(snapshot: SystemSnapshot) -> Iterator[Sample]:
-    counts = dict.fromkeys(("starting", "running", "restarting", "stopping", "quarantined"), 0)
+    states = ("starting", "running", "restarting", "stopping", "quarantined")
+    counts: dict[str, int] = dict.fromkeys(states, 0)
     for actor in snapshot.actors:
         counts[actor.state] = counts.get(actor.state, 0) + 1
     for state, count in counts.items():

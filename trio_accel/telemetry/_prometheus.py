@@ -51,16 +51,13 @@ def exposition(recorder: Recorder, *, openmetrics: bool = False) -> str:
         NotSupportedError: `prometheus-client` is not installed.
     """
     import_extra("prometheus_client", _EXTRA)
-    from prometheus_client import CollectorRegistry, generate_latest
-    from prometheus_client.openmetrics import exposition as openmetrics_exposition
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.exposition import choose_encoder
 
     registry = CollectorRegistry()
     registry.register(_collector(recorder))
-    if not openmetrics:
-        return generate_latest(registry).decode()
-    # It has no types.
-    text: bytes = openmetrics_exposition.generate_latest(registry)  # type: ignore[no-untyped-call]
-    return text.decode()
+    encode, _ = choose_encoder("application/openmetrics-text" if openmetrics else "")
+    return encode(registry).decode()
 
 
 def _collector(recorder: Recorder) -> Collector:
