@@ -363,7 +363,9 @@ async def test_when_it_restarts_what_waits_was_never_executed(
     model = Model()
     options = ta.SystemOptions(strategy=ta.Strategy.ONE_FOR_ALL)
     async with ta.open_system("test", options=options) as system:
-        scheduler = await system.spawn(FairScheduler, model, max_in_flight=1, name="fair")
+        weights = Weights(default=None)
+        scheduler = await system.spawn(FairScheduler, model, weights=weights, name="fair")
+        weights["a"] = 2.0
         sibling = await system.spawn(Crashing, name="sibling")
 
         async def crash() -> None:
@@ -424,3 +426,20 @@ async def test_bad_arguments_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match="must be"):
         await system.spawn(FairScheduler, model, **arguments)
+
+
+async def test_costs_of_tenants_whose_weights_are_gone_are_counted_with_the_others(
+    autojump_clock: MockClock, system: ta.System, model: Model
+) -> None:
+    weights = Weights()
+    scheduler = await system.spawn(FairScheduler, model, weights=weights)
+    weights["stays"] = 1.0
+    await ask(scheduler, 0, "stays")
+    for number in range(100):
+        weights[number] = 1.0
+        await ask(scheduler, number, number)
+        del weights[number]
+    weights["last"] = 1.0
+    await ask(scheduler, 0, "last")
+    statistics = await scheduler.ask(GetStatistics())
+    assert (statistics.cost_of, statistics.cost_of_others) == ({"stays": 1.0, "last": 1.0}, 100.0)

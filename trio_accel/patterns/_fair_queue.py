@@ -147,7 +147,8 @@ class FairQueue(Generic[ValueT]):
     Args:
         weights: Weights of the tenants.
         max_queued: The most requests of a tenant.
-        max_tenants: The most tenants, without a weight of their own, that are remembered.
+        max_tenants: The most tenants that are remembered. While so many have requests waiting, a further one
+            is refused, unless it has a weight of its own.
     """
 
     def __init__(self, weights: Weights, *, max_queued: int, max_tenants: int) -> None:

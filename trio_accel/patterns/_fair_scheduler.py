@@ -118,7 +118,8 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
         weights: Weights of the tenants. A `Weights` object may be changed while the scheduler runs, and says
             what becomes of other tenants. With any other mapping, those have the weight 1.
         max_queued: The most requests of one tenant that wait. One more is refused with `MailboxFullError`.
-        max_tenants: The most tenants, without a weight of their own, that are remembered.
+        max_tenants: The most tenants that are remembered. While so many have requests waiting, a further one
+            is refused with `MailboxFullError`, unless it has a weight of its own.
         tenant_of: Tenant of a `Call`, from its item; without it, `Call` is of the tenant None.
         cost_of: Cost of a `Call`, from its item; without it, 1.
 
@@ -200,6 +201,12 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
         self._hand_over()
         return self.start(partial(self._answer_in_turn, item, entry), has_begun=lambda: entry.value.has_begun)
 
+    def _drop_costs(self) -> None:
+        """Count tenants with the others whose weights are gone, the longest unused first."""
+        while len(self._costs) > len(self._weights):
+            tenant = next(one for one in self._costs if one not in self._weights)
+            self._cost_of_others += self._costs.pop(tenant)
+
     def _weight_of(self, tenant: Hashable) -> float:
         weight = self._weights.of(tenant)
         if weight is None:
@@ -248,7 +255,8 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
                 return
             tenant = entry.flow.tenant
             if tenant in self._weights:
-                self._costs[tenant] = self._costs.get(tenant, 0.0) + entry.cost
+                self._costs[tenant] = self._costs.pop(tenant, 0.0) + entry.cost
+                self._drop_costs()
             else:
                 self._cost_of_others += entry.cost
             entry.value.has_come.set()
