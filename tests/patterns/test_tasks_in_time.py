@@ -1,4 +1,4 @@
-"""Calls that come, fail, are cancelled and meet a crash at random times: each has the outcome that it must."""
+"""Calls that come, fail, leave and meet a crash at random times: each has the one outcome that it must."""
 
 from __future__ import annotations
 
