@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree as ET
@@ -22,20 +21,15 @@ def shown() -> list[Path]:
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_recover", ROOT / "docs/pictures/make_recover.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "make_recover", module)
-    spec.loader.exec_module(module)
-    return module
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    return importlib.import_module("pictures.drawn_terminal")
 
 
 def test_the_readme_shows_what_the_project_is_for() -> None:
     assert ROOT / "docs/pictures/recover.svg" in shown()
 
 
-@pytest.mark.parametrize("path", shown(), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(ROOT.glob("docs/pictures/*.svg")), ids=lambda path: path.name)
 def test_a_picture_needs_nothing_from_elsewhere(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert len(text) < 200_000
@@ -54,12 +48,30 @@ def test_the_picture_is_of_a_run_that_lost_nothing() -> None:
     assert "all 6 checks hold" in last
 
 
+def test_the_picture_of_top_is_of_a_program_that_recovers() -> None:
+    last = ET.parse(ROOT / "docs/pictures/top.svg").findtext(f"{SVG}desc", "")
+    device = next(line for line in last.splitlines() if line.startswith("cpu:0"))
+    assert re.match(r"cpu:0  running  gen \d  \d loss(es)?  .* recovered in ", device)
+    assert "blas  running" in last
+    assert "ContextPoisonedError" in last
+
+
+def test_what_is_in_reverse_has_a_ground(make: ModuleType) -> None:
+    terminal = make.Terminal("test", 80, 2)
+    screen = make.Screen(0.0, ("\x1b[7mab\x1b[0m c", ""))
+    root = ET.fromstring(make.draw([screen], terminal, "a command"))
+    [rect] = [rect for rect in root.iter(f"{SVG}rect") if rect.get("fill") == make.PLAIN]
+    assert float(rect.get("width", "")) == pytest.approx(2 * make.WIDTH, abs=0.1)
+    assert [text.get("style") for text in root.iter(f"{SVG}text")] == [f"fill:{make.GROUND}", None]
+
+
 def test_lines_come_and_go_with_the_screens(make: ModuleType) -> None:
-    rows = [""] * (make.ROWS - 2)
+    terminal = make.Terminal("test", 80, 5)
+    rows = [""] * 3
     first = make.Screen(0.0, ("$ \x1b[1mrun\x1b[0m", "a & b", *rows))
     second = make.Screen(2.0, ("$ \x1b[1mrun\x1b[0m", "  \x1b[32mright\x1b[39m", *rows))
     last = make.Screen(6.0, ("$ \x1b[1mrun\x1b[0m", "  \x1b[32mright\x1b[39m", *rows))
-    root = ET.fromstring(make.draw([first, second, last]))
+    root = ET.fromstring(make.draw([first, second, last], terminal, "a command"))
     groups = [([text.text for text in group], group.get("class")) for group in root.iter(f"{SVG}g")]
     assert groups == [(["$", "run"], None), (["a & b"], "l k0"), (["right"], "l k1 end")]
     style = root.findtext(f"{SVG}style", "")

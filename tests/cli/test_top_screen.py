@@ -154,11 +154,12 @@ def test_the_selected_line_is_the_one_in_reverse() -> None:
     view = View()
     view.lines(SHOP, 10)
     view.press("down")
-    reversed_lines = [
-        line for line in screen(80, 20, view, color_system="standard").split("\n") if "7m" in line
-    ]
-    assert len(reversed_lines) == 2  # the header and this one
-    assert "till" in reversed_lines[1]
+    [line] = [line for line in screen(80, 20, view, color_system="standard").split("\n") if "[7m" in line]
+    assert line.startswith("\x1b[7m├─ till ")
+    assert line.endswith("7\x1b[0m")
+    # So is the heading of the column by which the lines are ordered.
+    drawn = screen(80, 20, View(sort=SORTS[1]), color_system="standard").split("\n")
+    assert "7m msg/s" in drawn[3]
 
 
 def test_the_filter_and_the_order_are_shown() -> None:

@@ -212,10 +212,10 @@ def _fitting(width: int, wanted: int) -> Sequence[Column]:
 
 
 def _header(columns: Sequence[Column], name: int, view: View, width: int, title: str) -> Text:
-    line = Text(fit(title, name), style="reverse")
+    line = Text(fit(title, name), style="bold underline")
     for column in columns:
         is_sorted = view.sort.value is not None and column.sort == view.sort.name
-        line.append(" ").append(_aligned(column, column.heading), style="bold underline" if is_sorted else "")
+        line.append(" ").append(_aligned(column, column.heading), style="reverse" if is_sorted else "")
     line.truncate(width, pad=True)
     return line
 
@@ -242,9 +242,7 @@ def _row(
     if line.row.last_error is not None and width - text.cell_len >= _LEAST_ERROR:
         text.append("  ").append(printable(" ".join(line.row.last_error.split())), "red")
     text.truncate(width, overflow="ellipsis", pad=is_selected)
-    if is_selected:
-        text.stylize("reverse")
-    return text
+    return Text(text.plain, style="reverse") if is_selected else text
 
 
 def _style(column: Column, row: ActorRow) -> str:
