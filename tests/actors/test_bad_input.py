@@ -25,8 +25,6 @@ from trio_accel.actors import (
     open_system,
 )
 
-ItemT = TypeVar("ItemT")
-
 
 def refused(error: type[Exception], make: Callable[[], object]) -> str:
     with pytest.raises(error) as caught:
@@ -365,18 +363,6 @@ async def test_what_is_no_actor_class(system: System, what: Any) -> None:
     with pytest.raises(TypeError) as caught:
         await system.spawn(what)
     assert str(caught.value) == f"spawn: {what!r} is not a subclass of Actor"
-
-
-async def test_a_generic_actor_class_with_its_types(system: System) -> None:
-    class Pile(Actor, Generic[ItemT]):
-        def __init__(self, *items: ItemT) -> None:
-            self.items = items
-
-    ref: Ref[Pile[int]] = await system.spawn(Pile[int], 1, 2, name="pile")
-    assert ref.path == "s/pile"
-    assert system.tree().find("s/pile").actor_class == "Pile"
-    with pytest.raises(TypeError, match=r"list\[int\] is not a subclass of Actor"):
-        await system.spawn(list[int])  # type: ignore[type-var]
 
 
 async def test_an_actor_instead_of_its_class(system: System) -> None:

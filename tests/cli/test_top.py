@@ -92,6 +92,7 @@ def runtime(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Programs look for sockets here, and in no other place."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
     monkeypatch.setattr("tempfile.tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
     return folder
 
 
@@ -101,6 +102,7 @@ def alone(runtime: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: 
     folder = tmp_path_factory.mktemp("alone")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
     monkeypatch.setattr("tempfile.tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
     return folder
 
 
@@ -158,11 +160,11 @@ class TestOnce:
         assert "\x1b" not in done.out
         title, totals, header, *rows = done.out.splitlines()
         assert title.startswith(f"shop-{shop}  process {shop}  up 0 min ")
-        assert totals.startswith("3 actors")
+        assert totals.startswith("4 actors")
         assert header.split()[:4] == ["actor", "state", "msg/s", "queue"]
-        assert [row.split()[-1] for row in rows] == ["System", "Till", "Till"]
-        assert rows[1].split()[1:3] == ["till", "running"]
-        assert rows[1].split()[-2] == "5"
+        assert [row.split()[-1] for row in rows] == ["System", "ObserverActor", "Till", "Till"]
+        assert rows[2].split()[1:3] == ["till", "running"]
+        assert rows[2].split()[-2] == "5"
 
     def test_its_order_and_filter(self, cli: Cli, shop: int) -> None:
         done = cli("top", str(shop), "--once", "--filter", "oth", "--sort", "rate")
@@ -175,8 +177,13 @@ class TestOnce:
         document = json.loads(done.out)
         assert (document["command"], document["name"], document["error"]) == ("top", f"shop-{shop}", None)
         snapshot = SystemSnapshot.from_json(json.dumps(document["snapshot"]))
-        assert [actor.path for actor in snapshot.actors] == ["shop", "shop/till", "shop/other"]
-        assert snapshot.actors[1].handled == 5
+        assert [actor.path for actor in snapshot.actors] == [
+            "shop",
+            "shop/observer",
+            "shop/till",
+            "shop/other",
+        ]
+        assert snapshot.actors[2].handled == 5
 
     def test_no_program(self, cli: Cli, alone: Path) -> None:
         done = cli("top")
@@ -297,7 +304,7 @@ class TestTerminal:
         top.wait_for("by rate")
         top.press("S")
         top.press("\x1b[H\r")
-        top.wait_for("shop +2")
+        top.wait_for("shop +3")
         top.press("\x1b[C")
         top.wait_for("├─ till")
         top.press("o")

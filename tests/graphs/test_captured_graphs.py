@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import attrs
@@ -215,23 +213,6 @@ async def test_workspace_counts_and_is_given_back(system: ta.System, isolation: 
         assert (await device.statistics()).memory.workspace >= 2 * x.nbytes
 
 
-@contextmanager
-def spy_on_threads() -> Generator[set[str], None, None]:
-    """Names of the threads in which a condition is read."""
-    from trio_accel.backends.cuda.libraries._conditions import Conditions
-
-    names: set[str] = set()
-    read = Conditions.read
-
-    def noted(*arguments: Any) -> int:
-        names.add(threading.current_thread().name)
-        return read(*arguments)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Conditions, "read", noted)
-        yield names
-
-
 async def looped(device: ta.Device) -> tuple[graphs.Graph[ta.AccelRef], ta.AccelRef, ta.AccelRef]:
     """A graph that adds an array to another n times; n, and the sum."""
     n, go = await device.put(np.int64(0)), await device.put(np.bool_(False))
@@ -371,21 +352,3 @@ async def test_what_a_branch_needs_is_found_when_it_is_captured(device: ta.Devic
     host = matrix(1, 96)[::2, ::2]
     np.testing.assert_allclose(await small.to_host(), host @ host, atol=1e-12)
     np.testing.assert_array_equal(await out.to_host(), np.full(N, 2.0**7))
-
-
-async def test_another_chain_takes_the_workspace(device: ta.Device, spy: Spy) -> None:
-    """A loop whose graph has lost its workspace is read by the host again, in a thread, and captured anew."""
-    replay = await run_loop(device, [1, 2, 3, 4])
-    x, out = await device.put(matrix(1, 96)), await device.put(np.zeros((48, 48)))
-    part = x[::2, ::2]
-    graph = await graphs.capture(device, lambda: linalg.matmul(part, part, out=out))
-    for _ in range(5):
-        await graph.replay()
-    with spy_on_threads() as names:
-        for turns in (5, 0, 2, 1, 3):
-            await replay(turns)
-    assert names
-    assert threading.current_thread().name not in names
-    launches = spy("cuGraphLaunch")
-    await replay(7)
-    assert launches.count == 1

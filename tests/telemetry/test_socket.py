@@ -67,6 +67,8 @@ def runtime(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
     monkeypatch.setattr("tempfile.tempdir", str(folder / "tmp"))
     (folder / "tmp").mkdir()
+    # However busy the machine is: a snapshot that takes long comes less often.
+    monkeypatch.setattr("trio_accel.telemetry._socket.perf_counter", lambda: 0.0)
     return folder
 
 
@@ -83,7 +85,7 @@ class TestSnapshots:
                 name=f"test-{os.getpid()}", pid=os.getpid(), path=opened.path
             )
             snapshot = await anext(observation)
-            assert [actor.path for actor in snapshot.actors] == ["test", "test/doubler"]
+            assert [actor.path for actor in snapshot.actors] == ["test", "test/doubler", "test/observer"]
             assert opened.clients == 1
 
     async def test_the_counters_of_the_next_snapshot_have_gone_on(
@@ -391,11 +393,41 @@ class TestNames:
             async with open_socket(system) as one, open_socket(other) as two:
                 assert (one.name, two.name) == (f"test-{os.getpid()}", f"__ther-{os.getpid()}")
                 assert len(list_programs()) == 2
-            with pytest.RaisesGroup(
-                pytest.RaisesExc(ObserverSocketError, match=f"process {os.getpid()} has")
-            ):
+            with pytest.raises(ObserverSocketError, match=f"process {os.getpid()} has"):
                 async with open_socket(system, "same"), open_socket(other, "same"):
                     pass
+
+    async def test_a_system_has_one_at_a_time(self, system: ta.System) -> None:
+        async with open_socket(system, "one") as opened:
+            with pytest.raises(ValueError, match="observer"):
+                async with open_socket(system, "two"):
+                    pass
+            assert [one.path for one in list_programs()] == [opened.path]
+        async with open_socket(system, "two"):
+            assert [one.name for one in list_programs()] == ["two"]
+
+    async def test_an_error_of_the_body_stays_what_it_is(self, system: ta.System) -> None:
+        with pytest.raises(KeyError):
+            async with open_socket(system, "one"):
+                raise KeyError("of the body")
+        assert list_programs() == []
+
+    async def test_a_server_that_fails_is_restarted_at_the_same_path(
+        self, system: ta.System, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        serve = trio.serve_listeners
+        calls: list[int] = []
+
+        async def fail_once(*arguments: Any, **more: Any) -> None:
+            calls.append(1)
+            if len(calls) == 1:
+                raise RuntimeError("on purpose")
+            await serve(*arguments, **more)
+
+        monkeypatch.setattr("trio.serve_listeners", fail_once)
+        async with open_socket(system) as opened, open_observation(opened.path) as observation:
+            [row] = [row for row in (await anext(observation)).actors if row.name == "observer"]
+            assert (row.restarts, len(calls)) == (1, 2)
 
     async def test_a_socket_that_another_took_meanwhile_is_left_alone(self, system: ta.System) -> None:
         async with open_socket(system, "mine") as opened:

@@ -15,7 +15,7 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ..actors import System
+from ..actors import Actor, ActorContext, System
 from ..backends.base import NotSupportedError
 from ._folder import bind, own_folder, unlink
 from ._protocol import (
@@ -70,10 +70,13 @@ class ObserverSocket:
 async def open_socket(system: System, name: str | None = None) -> AsyncGenerator[ObserverSocket, None]:
     """Open a socket on which other programs of the same user see this one, such as ``trio-accel top``.
 
-    The body of the ``async with`` runs beside it, and the socket is removed at the end. It is a Unix socket
-    of mode 0600 in ``$XDG_RUNTIME_DIR/trio_accel``, or in a folder ``trio_accel-<uid>`` for temporary files,
-    which nobody else may enter. On Linux, the kernel also tells whether a peer is this user or root. Clients
-    get snapshots as lines of JSON. They cannot change anything.
+    It is open for the body of the ``async with``, and removed at the end. It is served by an actor of the
+    system, named ``observer``, whose supervisor restarts it if it fails. Clients get snapshots as lines of
+    JSON. They cannot change anything.
+
+    It is a Unix socket of mode 0600 in ``$XDG_RUNTIME_DIR/trio_accel``, or in ``trio_accel-<uid>`` in the
+    folder for temporary files. Nobody else may enter that folder. On Linux, the kernel also tells whether a
+    peer is this user or root; others are refused.
 
     No client holds the program. At most 8 are connected, what is kept for one is bounded, and one that does
     not read for 5 s is let go. Snapshots take at most 2 % of the time of the program: of a large tree they
@@ -84,11 +87,11 @@ async def open_socket(system: System, name: str | None = None) -> AsyncGenerator
         name: Name of the socket. None takes the name of the system and the number of the process.
 
     Raises:
-        ValueError: The name is none: letters, digits, ``_``, ``-`` and ``.``, at most 64.
+        ValueError: The name is none: letters, digits, ``_``, ``-`` and ``.``, at most 64. Or the system has
+            an observer socket open already.
         ObserverSocketError: A running program has a socket of this name; its process is named. Or the folder
             is another user's, or is open to others.
         NotSupportedError: The platform has no Unix sockets.
-        ExceptionGroup: What the body raised.
     """
     if not hasattr(socket, "AF_UNIX"):
         raise NotSupportedError("observer sockets need a platform with Unix sockets")
@@ -96,26 +99,43 @@ async def open_socket(system: System, name: str | None = None) -> AsyncGenerator
         plain = re.sub(r"[^A-Za-z0-9_.\-]", "_", system.name).lstrip("-.")
         name = f"{plain[:_LONGEST_SYSTEM_NAME] or 'system'}-{os.getpid()}"
     with record(system) as recorder:
-        folder = own_folder()
-        listening, path = await bind(folder, name)
+        listening, path = await bind(own_folder(), name)
         inode = path.lstat().st_ino
         server = _Server(
             path=path,
             hello=encode({"protocol": PROTOCOL, "name": name, "pid": os.getpid(), "system": system.name}),
             lines=_SharedLine(look=lambda: recorder.snapshot().to_json().encode() + b"\n"),
         )
-        try:
-            async with trio.open_nursery() as nursery:
-                listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
-                nursery.start_soon(trio.serve_listeners, server.serve, [listener])
+        with listening:
+            try:
+                actor = await system.spawn(ObserverActor, listening, server, name="observer")
                 try:
                     yield ObserverSocket(name=name, path=path, server=server)
                 finally:
-                    # Before it stops to listen: from then on another program may take the name.
-                    unlink(path, inode)
-                    nursery.cancel_scope.cancel()
-        finally:
-            listening.close()
+                    actor.cancel("the observer socket is closed")
+                    with trio.CancelScope(shield=True):
+                        await actor.wait_terminated()
+            finally:
+                # Before it stops to listen: from then on another program may take the name.
+                unlink(path, inode)
+
+
+class ObserverActor(Actor):
+    """Serves the socket; restarted by its supervisor, at the same path, should that fail."""
+
+    def __init__(self, listening: socket.socket, server: _Server) -> None:
+        self._listening = listening
+        self._server = server
+
+    @asynccontextmanager
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        """Serve meanwhile."""
+        # A listener closes what it is given, and the next incarnation needs the socket.
+        again = trio.socket.from_stdlib_socket(self._listening.dup())
+        async with trio.SocketListener(again) as listener, trio.open_nursery() as nursery:
+            nursery.start_soon(trio.serve_listeners, self._server.serve, [listener])
+            yield
+            nursery.cancel_scope.cancel(reason="the observer socket is closed")
 
 
 @attrs.define(eq=False, kw_only=True)
