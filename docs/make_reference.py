@@ -90,6 +90,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     "Planner": _names("launch"),
     "PolledCompletion": _names("open"),
     "Probe": _names("answer"),
+    "LoopWatch": _names("begin close"),
     "Recorder": _names("begin end"),
     "Ref": _names("post"),
     "SingleStream": _names("open"),
@@ -102,7 +103,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
 GIVEN = _names(
     "Graph GraphsActor "
     "AccelRef ActorContext ActorSnapshot BlasActor DeferredReply Device DeviceInfo FaultInjection FftActor "
-    "FunctionProgram JitActor Leak LeakError LibraryActor Pending Program ProgramOpening "
+    "FunctionProgram JitActor Leak LeakError LibraryActor LoopWatch Pending Program ProgramOpening "
     "Planner Probe Ref RngActor SparseActor SupervisorScope Subscription "
     "Observation ObserverSocket Recorder System Terminated Timer TokenStream"
 )

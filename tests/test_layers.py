@@ -73,6 +73,7 @@ THREADS_TOO = {
     "trio_accel.backends.cuda.runtime._status_words": "a lock: holds are released from any thread",
     "trio_accel.devices.worker.back._heartbeat": "the heartbeat: a sign of life must not depend on the loop",
     "trio_accel.devices.worker.transport._shared_frame": "a lock: taken, it is a barrier",
+    "trio_accel.telemetry._loop_watch": "a watchdog: only another thread can look at a loop that is held",
     "trio_accel.testing._census": "the leak check looks at the threads there are, and starts none",
 }
 THREAD_MODULES = {"threading", "_thread", "concurrent", "multiprocessing", "queue"}

@@ -2,6 +2,7 @@
 
 from ._dashboard import Dashboard, open_dashboard
 from ._folder import ObservedProgram, list_programs
+from ._loop_watch import LoopWatch, SlowStep, watch_loop
 from ._observation import Observation, open_observation
 from ._opentelemetry import export_metrics
 from ._prometheus import exposition, prometheus
@@ -27,6 +28,7 @@ __all__ = [
     "FailureRow",
     "Histogram",
     "LibraryRow",
+    "LoopWatch",
     "MemoryRow",
     "Observation",
     "ObservedProgram",
@@ -34,6 +36,7 @@ __all__ = [
     "ObserverSocketError",
     "OperationRow",
     "Recorder",
+    "SlowStep",
     "SystemSnapshot",
     "export_metrics",
     "exposition",
@@ -44,4 +47,5 @@ __all__ = [
     "prometheus",
     "record",
     "trace",
+    "watch_loop",
 ]
