@@ -200,7 +200,7 @@ async def test_what_divides_is_said_by_the_program(system: ta.System, autojump_c
         (np.float64(3.0), "float64"),
         (np.array(3.0), "ndarray"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 async def test_results_that_are_none(
     system: ta.System, autojump_clock: MockClock, returned: object, text: str

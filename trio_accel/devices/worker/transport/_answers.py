@@ -107,6 +107,10 @@ def _brief(tag: int, number: int, addresses: Any) -> bytes:
     return b"".join([_HEAD.pack(tag, number), *[_ADDRESS.pack(*address) for address in addresses]])
 
 
+def _granted(number: int, *addresses: Any) -> bytes:
+    return _brief(_GRANTED, number, addresses)
+
+
 def _copy(transfer: int, number: int, index: int, chunk: int, offset: int, array: Any) -> bytes:
     block, start, dtype, shape, strides = array
     head = _HEAD_OF_COPY.pack(
@@ -116,7 +120,7 @@ def _copy(transfer: int, number: int, index: int, chunk: int, offset: int, array
 
 
 _PACKED: dict[str, Callable[..., bytes]] = {
-    "granted": lambda number, *addresses: _brief(_GRANTED, number, addresses),
+    "granted": _granted,
     "copy": _copy,
     "times": functools.partial(_THREE.pack, _TIMES),
 }
