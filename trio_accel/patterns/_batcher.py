@@ -149,11 +149,13 @@ class Batcher(Servant[ItemT, ResultT]):
         self._blame = Blame(splits=splits, divides=divides)
         self._queue: BatchQueue[ItemT, ResultT] = BatchQueue(limits)
         self._running: dict[BatchRun[ItemT, ResultT], None] = {}
-        # One runner has it: it waits for the next batch, runs that, and leaves the wait to the next runner.
-        self._lead = trio.Lock()
+        # Tasks that run batches. While calls wait, and not all runners are busy, one of them leads: it waits
+        # until a batch is due, with the only timer. The others are parked.
+        self._runners = 0
+        self._parked = trio.lowlevel.ParkingLot()
+        self._is_led = False
         self._timer: trio.CancelScope | None = None
         self._bell = trio.Event()
-        self._runners = 1
         self._counts = Counts()
 
     @asynccontextmanager
@@ -161,7 +163,6 @@ class Batcher(Servant[ItemT, ResultT]):
         """Hold the tasks that run the batches."""
         try:
             async with trio.open_nursery() as self._nursery:
-                self._nursery.start_soon(self._run_batches)
                 yield
                 self._nursery.cancel_scope.cancel(reason="the batcher ends")
         finally:
@@ -201,6 +202,8 @@ class Batcher(Servant[ItemT, ResultT]):
         self._queue.add(entry)
         if self._timer is not None:
             self._expect(self._timer, self._queue.due_with(entry, now, is_idle=not self._running), now)
+        elif not self._is_led:
+            self._call_leader()
         return reply
 
     def statistics(self) -> BatcherStatistics:
@@ -253,36 +256,56 @@ class Batcher(Servant[ItemT, ResultT]):
         entry.reply.cancelled()
         if entry.on_leave is None:
             self._queue.remove(entry)
+            if not self._queue.count:
+                self._bell.set()
         else:
             entry.on_leave()
 
+    def _call_leader(self) -> None:
+        """Have a runner wait for the next batch, if one has nothing to do or may be started."""
+        if self._parked:
+            self._is_led = True
+            self._parked.unpark()
+        elif self._runners < self._most_running:
+            self._is_led = True
+            self._runners += 1
+            self._nursery.start_soon(self._run_batches)
+
     async def _run_batches(self) -> None:
-        """Run one batch after the other, beside other runners."""
+        """Lead, run the batch, and lead again if nobody else does; parked while there is nothing to do."""
         while True:
-            async with self._lead:
-                run = BatchRun(self._model, await self._next_batch(), self._blame, self._counts)
+            entries = await self._next_batch()
+            self._is_led = False
+            if entries:
+                run = BatchRun(self._model, entries, self._blame, self._counts)
                 self._running[run] = None
-            if self._runners < self._most_running and not self._lead.statistics().tasks_waiting:
-                self._runners += 1
-                self._nursery.start_soon(self._run_batches)
-            await run.run()
-            del self._running[run]
-            if self._timer is not None and self._queue.count:
-                # The model may have nothing to do now.
+                if self._queue.count:
+                    self._call_leader()
+                await run.run()
+                del self._running[run]
+            if self._timer is not None:
+                # It may have nothing to do now, so that a batch is due earlier.
                 now = trio.current_time()
                 self._expect(self._timer, self._queue.due(now, is_idle=not self._running), now)
+            if self._is_led or not self._queue.count:
+                await self._parked.park()
+            else:
+                self._is_led = True
+                # The model may never give others the loop.
+                await trio.lowlevel.checkpoint()
 
-    async def _next_batch(self) -> list[Entry[ItemT, ResultT]]:
-        """Wait until a batch is due, and take it: the only timer that there is."""
-        while True:
+    async def _next_batch(self) -> list[Entry[ItemT, ResultT]]:  # noqa: ASYNC910  # its caller checkpoints
+        """Wait until a batch is due, and take it; none if all calls have left meanwhile."""
+        while self._queue.count:
             now, is_idle = trio.current_time(), not self._running
             entries = self._queue.take(now, is_idle=is_idle)
             if entries:
-                return entries  # noqa: ASYNC910  # to take the lead is a checkpoint
+                return entries
             self._bell = trio.Event()
             with trio.CancelScope(deadline=self._queue.due(now, is_idle=is_idle)) as self._timer:
                 await self._bell.wait()
             self._timer = None
+        return []
 
     def _expect(self, timer: trio.CancelScope, due: float, now: float) -> None:
         """See to it that the batch which is due next is launched then."""
