@@ -221,7 +221,7 @@ class Cell:
         self.state = CellState.QUARANTINED
         self.system.quarantined += 1
         why = f"actor {self.path} was cancelled and does not end; it is given up"
-        _logger.error(why)
+        _logger.error(why, extra={"path": self.path})
         self.mailbox.close(why, None)
         serving = () if self.incarnation is None else self.incarnation.serving
         for envelope in (*serving, *self.outcomes.deferred):

@@ -186,9 +186,9 @@ class Envelope:
             self.on_cancel()
         except Exception as error:
             # It is called while Trio delivers the cancellation: an exception there ends the whole run.
-            _logger.exception(
-                "actor %s: the on_cancel hook of %s failed", self.cell.path, self.message.operation
-            )
+            path, operation = self.cell.path, self.message.operation
+            extra = {"path": path, "message_type": operation}
+            _logger.exception("actor %s: the on_cancel hook of %s failed", path, operation, extra=extra)
             if self.on_failed_hook is not None:
                 self.on_failed_hook(error)
 

@@ -177,4 +177,5 @@ class Life:
         level = logging.ERROR if over else logging.WARNING
         text = "actor %s%s crashed%s: %s"
         trace = None if isinstance(error, cell.actor_class.expected_crashes) else error
-        _logger.log(level, text, cell.path, where, over, safe_repr(error), exc_info=trace)
+        extra = {"path": cell.path, "pid": cell.pid, "message_type": told, "incarnation": cell.number}
+        _logger.log(level, text, cell.path, where, over, safe_repr(error), exc_info=trace, extra=extra)

@@ -117,7 +117,8 @@ class Outcomes:
             level = logging.ERROR if envelope.is_told else logging.WARNING
             shown, operation = safe_repr(error), envelope.message.operation
             text = "actor %s goes on after %s in %s"
-            _logger.log(level, text, self.path, shown, operation, exc_info=error)
+            extra = {"path": self.path, "message_type": operation}
+            _logger.log(level, text, self.path, shown, operation, exc_info=error, extra=extra)
         if self.observers.sees_messages:
             self.observe_end(envelope, error)
         return True

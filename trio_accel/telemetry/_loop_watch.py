@@ -65,7 +65,9 @@ class LoopWatch:
         self._reports: deque[SlowStep] = deque(maxlen=_KEPT)
         self._token = trio.lowlevel.current_trio_token()
         self._loop = threading.get_ident()
-        self._clock = time.pthread_getcpuclockid(self._loop) if sys.platform == "linux" else None
+        self._clock: int | None = None
+        if sys.platform == "linux":
+            self._clock = time.pthread_getcpuclockid(self._loop)
         # Whether the loop has had a turn since it was asked for one.
         self._has_turned = True
         self._end = threading.Event()
@@ -112,7 +114,10 @@ class LoopWatch:
                 except trio.RunFinishedError:
                     return
                 continue
-            frame = sys._current_frames().get(self._loop)  # noqa: SLF001  # the only way to see it
+            # The only way to see it.
+            frames: dict[int, FrameType] = sys._current_frames()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            frame = frames.get(self._loop)
+            del frames
             step = frame and _step_of(frame)
             if frame is None or step is None:
                 seen = None

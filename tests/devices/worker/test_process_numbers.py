@@ -95,7 +95,7 @@ async def test_the_log_names_the_worker(
 
 
 def test_a_record_of_a_worker_has_its_number() -> None:
-    record = record_of("mine", logging.ERROR, "100 %d", 4711)
+    record = record_of("mine", logging.ERROR, "100 %d", 4711, "app/cpu:0")
     text = "%(process)d %(processName)s %(name)s %(levelname)s %(message)s"
     assert logging.Formatter(text).format(record) == "4711 trio_accel worker mine ERROR 100 %d"
 

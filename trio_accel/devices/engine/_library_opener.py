@@ -173,7 +173,8 @@ class LibraryOpener(Actor):
                         self._engine.lose_context(error)
                     elif not self._engine.is_lost:
                         shown = title_of(path), describe(error)
-                        _logger.warning("%s: %s was not opened ahead: %s", self.context.path, *shown)
+                        own, text = self.context.path, "%s: %s was not opened ahead: %s"
+                        _logger.warning(text, own, *shown, extra={"path": own})
 
     async def _prepare(self, path: str) -> None:
         actor_class = await find_actor(path, "a device")

@@ -79,6 +79,7 @@ class Losses:
                 generation + 1,
                 cause,
                 next_one,
+                extra=self._extra(generation + 1),
             )
             return
         self._last = generation
@@ -90,6 +91,7 @@ class Losses:
             "" if event.has_progressed else ", which had completed no request",
             cause,
             next_one,
+            extra=self._extra(generation),
         )
         self._sum_up()
 
@@ -108,6 +110,7 @@ class Losses:
             self._last,
             self.count,
             arrays,
+            extra=self._extra(self._last),
         )
 
     def _sum_up(self) -> None:
@@ -126,4 +129,8 @@ class Losses:
             len(self._recent),
             _WITHIN,
             self.count,
+            extra=self._extra(self._last),
         )
+
+    def _extra(self, generation: int) -> dict[str, object]:
+        return {"device": self._device, "generation": generation, "losses": self.count}

@@ -366,7 +366,7 @@ class AnswerHandler:
         name, level, text = message
         logger = logging.getLogger(name)
         if logger.isEnabledFor(level):
-            logger.handle(record_of(name, level, text, link.process.pid))
+            logger.handle(record_of(name, level, text, link.process.pid, self._device.path))
 
 
 def _expect(is_so: bool, what: str) -> None:

@@ -140,7 +140,8 @@ class Generations:
         self._sender.begin(link, told)
         self._device.availability.begin(number)
         path, pid = self._device.path, link.process.pid
-        _logger.info("device %s: worker process %d serves generation %d", path, pid, number)
+        extra = {"device": path, "pid": pid, "generation": number}
+        _logger.info("device %s: worker process %d serves generation %d", path, pid, number, extra=extra)
         self._open_requests()
         self._pool.refill()
 

@@ -247,7 +247,8 @@ class WorkerLink:
         self.notify()
 
     def _log_end(self) -> None:
-        _logger.info("device %s: worker process %d %s", self._path, self.process.pid, self.how)
+        extra = {"device": self._path, "pid": self.process.pid}
+        _logger.info("device %s: worker process %d %s", self._path, self.process.pid, self.how, extra=extra)
 
     async def wait(self, condition: Callable[[], Any]) -> None:
         """Wait for something that a message tells.

@@ -7,7 +7,7 @@ import logging
 __all__ = ["record_of"]
 
 
-def record_of(name: str, level: int, text: str, pid: int) -> logging.LogRecord:
+def record_of(name: str, level: int, text: str, pid: int, device: str) -> logging.LogRecord:
     """A record of a worker, as the application logs it: with the number of the worker's process.
 
     Args:
@@ -15,8 +15,11 @@ def record_of(name: str, level: int, text: str, pid: int) -> logging.LogRecord:
         level: Its level.
         text: What the worker has made of it.
         pid: Number of the worker's process.
+        device: Path of the device.
     """
     record = logging.LogRecord(name, level, __file__, 0, "%s", (text,), None)
     record.process = pid
     record.processName = "trio_accel worker"
+    # As `extra` would set them.
+    vars(record).update(pid=pid, device=device)
     return record

@@ -260,9 +260,8 @@ class WorkerPool:
                         return
                     # What ails it will show when it is needed.
                     self._failures += 1
-                    _logger.warning(
-                        "device %s: a spare worker did not come up: %s", self._path, describe(error)
-                    )
+                    text, extra = "device %s: a spare worker did not come up: %s", {"device": self._path}
+                    _logger.warning(text, self._path, describe(error), extra=extra)
         finally:
             self._is_refilling = False
 
@@ -283,7 +282,8 @@ class WorkerPool:
             except (OSError, LauncherError) as error:
                 if not is_shortage(error) or trio.current_time() >= end:
                     raise
-                _logger.warning("device %s: a worker cannot be started yet: %s", self._path, error)
+                text, extra = "device %s: a worker cannot be started yet: %s", {"device": self._path}
+                _logger.warning(text, self._path, error, extra=extra)
             await trio.sleep(pause)
             pause = min(2 * pause, _LONGEST_SHORTAGE_PAUSE)
 
