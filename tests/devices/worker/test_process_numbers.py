@@ -138,6 +138,7 @@ def test_every_field_of_an_event_crosses(cls: type[Any]) -> None:
         "int | None": 4711,
         "float": 0.5,
         "object": None,
+        "Context | None": None,
         "BaseException": ValueError("x"),
         "BaseException | None": ValueError("x"),
     }
