@@ -5,6 +5,8 @@ it, and a reply arrives when the device has completed the operation.
 """
 
 import logging as _logging
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from . import (
     fft,
@@ -12,11 +14,9 @@ from . import (
     interop,
     jit,
     linalg,
-    patterns,
     programs,
     random,
     sparse,
-    telemetry,
     testing,
     weights,
 )
@@ -105,7 +105,20 @@ from .devices import (
     open_system,
 )
 from .programs import open_program
-from .telemetry import open_dashboard
+
+if _TYPE_CHECKING:
+    from . import patterns, telemetry
+    from .telemetry import open_dashboard
+
+
+def __getattr__(name: str) -> object:
+    """What only some programs use is imported at its first use: it would be a tenth of the import."""
+    if name in {"patterns", "telemetry"}:
+        return _import_module(f"{__name__}.{name}")
+    if name == "open_dashboard":
+        return _import_module(f"{__name__}.telemetry").open_dashboard
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 # Without this, `logging` would print warnings too where a program has configured nothing.
 _logging.getLogger(__name__).addHandler(_StderrUnlessConfigured())
