@@ -186,7 +186,9 @@ def test_an_isolation_leaves_the_benchmarks_of_it() -> None:
     inline, isolated = names(isolation="inline"), names(isolation="process")
     # To recover, memory must outlive its context.
     assert isolated == [f"{name}-process" for name in [*inline, "cuda.recovery"]]
-    assert {*inline, *isolated} == {name for name in everything if name.startswith(("devices.", "cuda."))} - {
+    assert {*inline, *isolated} == {
+        name for name in everything if name.startswith(("devices.", "cuda.", "patterns.batched"))
+    } - {
         "cuda.engine"  # in a process of its own, as a worker is
     }
     assert names("devices.matmul-64", isolation="process") == ["devices.matmul-64-process"]
@@ -214,6 +216,16 @@ async def test_every_benchmark_of_a_device_runs_where_the_device_has_the_isolati
     assert goals["matmul-64"] == Goal(figure=Figure.DIFFERENCE, most=most)
     # Of one second; here it is a part of that.
     assert goals["waiting-cpu"] == Goal(figure=Figure.OURS, most=50.0 * plan.scale)
+
+
+async def test_the_rows_of_batches() -> None:
+    plan = Plan(pairs=1, warmups=0, scale=0.02, backend="cpu")
+    chosen = [*select(["patterns.batcher-64", "patterns.batcher-lone"]), *select(["patterns.batched"])]
+    rows = [row for benchmark in chosen for row in await benchmark.run(plan)]
+    assert [row.name for row in rows] == ["patterns.batcher-64", "patterns.batcher-lone", "patterns.batched"]
+    goals = [Goal(figure=Figure.DIFFERENCE, most=15.0), None, Goal(figure=Figure.RATIO, least=1.5)]
+    assert [row.goal for row in rows] == goals
+    assert all(row.ours is not None and row.ours.median > 0 for row in rows)
 
 
 async def test_an_isolation_that_is_not_there_is_a_row_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

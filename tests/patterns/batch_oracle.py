@@ -66,15 +66,11 @@ class Simulation:
         self.outcomes: dict[int, tuple[str, float]] = {}
         # Batches that run: their steps, the requests of the step, of the whole batch, and the step's end.
         self.running: list[tuple[Steps, list[Visit], list[Visit], float]] = []
-        self.gap = rules.wait
-        self.last = -math.inf
+        self.size_before = 1
         # When something happened: two things at one time have no order.
         self.times: list[float] = []
 
     def arrive(self, visit: Visit) -> None:
-        if self.last > -math.inf:
-            self.gap += (min(visit.at - self.last, 2 * self.rules.wait) - self.gap) / 8
-        self.last = visit.at
         if visit.cost > self.rules.most_cost:
             raise AssertionError("the oracle knows no request that fits into no batch")
         self.waiting.append(visit)
@@ -94,11 +90,9 @@ class Simulation:
         queue = [visit for visit in self.waiting if visit.key == key]
         if len(queue) >= rules.size or sum(visit.cost for visit in queue) >= rules.most_cost:
             return self.now
-        due = queue[0].at + rules.wait
-        if rules.adaptive and not self.running:
-            quiet = 0.0 if self.gap > rules.wait else 2 * self.gap
-            due = min(due, self.last + quiet)
-        return due
+        if rules.adaptive and not self.running and len(queue) >= self.size_before:
+            return self.now
+        return queue[0].at + rules.wait
 
     def next_due(self) -> float:
         if len(self.running) >= self.rules.slots:
@@ -119,6 +113,7 @@ class Simulation:
                     break
                 batch.append(visit)
             self.waiting = [visit for visit in self.waiting if visit not in batch]
+            self.size_before = len(batch)
             steps = self.steps_of(batch)
             self.begin(steps, next(steps), batch)
 

@@ -73,7 +73,7 @@ async def count(batcher: ta.Ref[Batcher[int, object]]) -> BatcherStatistics:
 
 
 async def spawn(system: ta.System, model: object, **options: object) -> ta.Ref[Batcher[int, object]]:
-    options = {"max_size": 8, "max_wait": 1.0, "name": "batcher", **options}
+    options = {"max_size": 8, "max_wait": 1.0, "adaptive": False, "name": "batcher", **options}
     ref: ta.Ref[Batcher[int, object]] = await system.spawn(Batcher, model, **options)  # type: ignore[arg-type]
     return ref
 
@@ -87,18 +87,21 @@ async def test_calls_go_through_the_model_together(system: ta.System, autojump_c
     assert (statistics.batches, statistics.batched, statistics.launches) == (2, 10, 2)
 
 
-async def test_a_call_that_finds_nobody_waits_less_and_less(
-    system: ta.System, autojump_clock: MockClock
-) -> None:
-    batcher = await spawn(system, Doubler())
-    took: list[float] = []
-    for item in range(3):
+async def test_a_batch_waits_for_as_many_as_came_before(system: ta.System, autojump_clock: MockClock) -> None:
+    batcher = await spawn(system, Doubler(), max_in_flight=1, adaptive=True)
+
+    async def seconds(count: int) -> float:
         start = trio.current_time()
-        await batcher.ask(Call(item))
-        took.append(trio.current_time() - start - 1.0)
-        await trio.sleep(5)
-    assert took == pytest.approx([1.0, 0.0, 0.0])
-    other = await spawn(system, Doubler(), adaptive=False, name="patient")
+        await ask_all(batcher, [*range(count)])
+        return trio.current_time() - start - 1.0
+
+    # Alone, again and again; then five at once, of which four meet a batch that runs.
+    assert [await seconds(1) for _ in range(3)] == pytest.approx([0, 0, 0])
+    assert await seconds(5) == pytest.approx(1)
+    assert (await count(batcher)).last_size == 4
+    # As many as before: at once. Then fewer, which wait for more in vain, once.
+    assert [await seconds(size) for size in (4, 4, 2, 2)] == pytest.approx([0, 0, 1, 0])
+    other = await spawn(system, Doubler(), name="patient")
     for item in range(3):
         start = trio.current_time()
         await other.ask(Call(item))

@@ -107,7 +107,7 @@ def _visits(rows: list[tuple[int, int, int, int, bool, int]]) -> list[Visit]:
     return visits
 
 
-# They come in bursts, so that batches are full, and the usual gap is short and long.
+# They come in bursts, so that batches are full, and large and small ones alternate.
 # They come in bursts, so that batches are full, and the usual gap is short and long.
 ROW = st.tuples(
     st.sampled_from([0, 0, 0, 0, 1, 1, 2, 5, 40]),

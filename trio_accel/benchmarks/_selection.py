@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from . import (
     actor_lives,
     actors,
+    batches,
     cuda_bandwidth,
     cuda_completion,
     cuda_engine,
@@ -29,6 +30,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     *actor_lives.BENCHMARKS,
     *devices.BENCHMARKS,
     *device_lives.BENCHMARKS,
+    *batches.BENCHMARKS,
     *loop_lag.BENCHMARKS,
     *waiting.BENCHMARKS,
     *cuda_latency.BENCHMARKS,

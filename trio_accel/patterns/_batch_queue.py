@@ -16,11 +16,6 @@ __all__ = ["BatchLimits", "BatchQueue", "Entry"]
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
-# Part of a new gap in the smoothed one.
-_WEIGHT = 0.125
-# A batch waits for so many usual gaps without a request, while the model has nothing to do.
-_GAPS = 2.0
-
 
 @attrs.frozen(kw_only=True)
 class BatchLimits:
@@ -92,19 +87,22 @@ class _Bucket(Generic[ItemT, ResultT]):
 class BatchQueue(Generic[ItemT, ResultT]):
     """Requests by key. A batch is put together when it is launched, not before.
 
-    So a request that leaves makes room for a later one. A batch is due when it is full, or when its first
-    request has waited for long enough. While the model has nothing to do, that is as soon as no request has
-    come for twice the usual gap between requests, and at once if the usual gap is longer than the wait.
+    So a request that leaves makes room for a later one. A batch is due when it is full, when its first
+    request has waited for long enough, or when the model has nothing to do and the batch is as large as the
+    one before.
 
     Invariant: each bucket has at least one entry.
+
+    Attributes:
+        count: Requests that wait.
+        last_size: Requests in the last batch.
     """
 
     def __init__(self, limits: BatchLimits) -> None:
         self._limits = limits
         self._buckets: dict[Hashable, _Bucket[ItemT, ResultT]] = {}
-        self._last: float | None = None
-        self.gap: float = limits.wait
         self.count: int = 0
+        self.last_size: int = 1
 
     @property
     def entries(self) -> list[Entry[ItemT, ResultT]]:
@@ -123,11 +121,6 @@ class BatchQueue(Generic[ItemT, ResultT]):
         bucket.entries[entry] = None
         bucket.cost += entry.cost
         self.count += 1
-        if self._last is not None:
-            # A long pause says no more than that waiting brings nothing.
-            gap = min(entry.arrived - self._last, 2 * self._limits.wait)
-            self.gap += (gap - self.gap) * _WEIGHT
-        self._last = entry.arrived
 
     def remove(self, entry: Entry[ItemT, ResultT]) -> None:
         """Take a request out that leaves."""
@@ -156,7 +149,8 @@ class BatchQueue(Generic[ItemT, ResultT]):
         bucket = min(due, key=lambda bucket: _first(bucket).arrived)
         taken = bucket.take(self._limits)
         self._drop_if_empty(taken[0].key, bucket)
-        self.count -= len(taken)
+        self.last_size = len(taken)
+        self.count -= self.last_size
         return taken
 
     def due(self, now: float, *, is_idle: bool) -> float:
@@ -171,12 +165,10 @@ class BatchQueue(Generic[ItemT, ResultT]):
 
     def _due(self, bucket: _Bucket[ItemT, ResultT], now: float, *, is_idle: bool) -> float:
         limits = self._limits
-        if len(bucket.entries) >= limits.size or bucket.cost >= limits.cost:
+        enough = self.last_size if is_idle and limits.is_adaptive else limits.size
+        if len(bucket.entries) >= enough or bucket.cost >= limits.cost:
             return now
-        latest = _first(bucket).arrived + limits.wait
-        if not (is_idle and limits.is_adaptive) or self._last is None:
-            return latest
-        return min(latest, self._last if self.gap > limits.wait else self._last + _GAPS * self.gap)
+        return _first(bucket).arrived + limits.wait
 
     def _drop_if_empty(self, key: Hashable, bucket: _Bucket[ItemT, ResultT]) -> None:
         if not bucket.entries:

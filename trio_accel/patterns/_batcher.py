@@ -41,7 +41,7 @@ class BatcherStatistics:
         batches_running: Batches that the model has now.
         batched: Calls in all batches that were launched: divided by `batches`, the mean size of a batch.
         launches: How often the model was called: more often than there were batches, if some were divided.
-        gap: The usual seconds between two calls, smoothed; each counts as at most twice `max_wait`.
+        last_size: Calls in the last batch that was launched; 1 before the first.
     """
 
     requests: int
@@ -55,7 +55,7 @@ class BatcherStatistics:
     batches_running: int
     batched: int
     launches: int
-    gap: float
+    last_size: int
 
 
 @final
@@ -67,10 +67,10 @@ class Batcher(Servant[ItemT, ResultT]):
     ends. So a call that finds nothing before it is launched after its wait, or after its wait and the rest of
     one launch.
 
-    **Adaptive wait.** While no batch runs, the model has nothing to do, and a batch waits less: until no call
-    has come for twice the usual gap between two calls. If the usual gap is longer than `max_wait`, waiting
-    brings nothing. The batch is launched at once then, with what other tasks ask for in the same turn of the
-    loop. The usual gap is an exponential average of weight 1/8, which begins with `max_wait`.
+    **Adaptive wait.** While no batch runs, the model has nothing to do, and a batch waits less: until it has
+    as many calls as the batch before. So a task that asks alone, again and again, is never kept waiting, and
+    neither are many tasks that ask again when they have their replies. The first batch of all is launched at
+    once. A batch that is launched so has what other tasks ask for in the same turn of the loop, too.
 
     **Cancellation.** A call whose asker is cancelled leaves at once, and makes room for a later one. If its
     batch runs, its result is dropped. When all askers of a batch have gone, the model's call is cancelled.
@@ -213,7 +213,7 @@ class Batcher(Servant[ItemT, ResultT]):
             waiting=self._queue.count,
             running=sum(not entry.reply.is_done for entry in running),
             batches_running=len(self._running),
-            gap=self._queue.gap,
+            last_size=self._queue.last_size,
             **attrs.asdict(self._counts),
         )
 
