@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, get_origin
 
 import trio
 from trio.lowlevel import enable_ki_protection
@@ -349,10 +349,12 @@ def check_options(verb: str, **options: tuple[object, type] | tuple[object, type
 def _check_class(
     actor_class: object, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> type[ActorBase]:
-    if not (isinstance(actor_class, type) and issubclass(actor_class, ActorBase)):
+    # `Pool[int, str]` is for type checkers: what is made is a `Pool`.
+    found = get_origin(actor_class) or actor_class
+    if not (isinstance(found, type) and issubclass(found, ActorBase)):
         raise TypeError(f"spawn: {actor_class!r} is not a subclass of Actor")
     try:
-        inspect.signature(actor_class).bind(*args, **kwargs)
+        inspect.signature(found).bind(*args, **kwargs)
     except TypeError as error:
-        raise TypeError(f"spawn: {actor_class.__name__}{inspect.signature(actor_class)}: {error}") from None
-    return actor_class
+        raise TypeError(f"spawn: {found.__name__}{inspect.signature(found)}: {error}") from None
+    return found

@@ -16,18 +16,25 @@ __all__ = ["TokenStream", "open_token_stream"]
 
 
 class TokenStream:
-    """An async iterator over tokens, made by `open_token_stream`.
-
-    Attributes:
-        generation: The reply of the decoder: None before the iteration has come to its end.
-    """
+    """An async iterator over tokens, made by `open_token_stream`."""
 
     def __init__(
         self, tokens: trio.MemoryReceiveChannel[int], replies: list[outcome.Outcome[Generation]]
     ) -> None:
-        self.generation: Generation | None = None
+        self._generation: Generation | None = None
         self._tokens = tokens
         self._replies = replies
+
+    @property
+    def generation(self) -> Generation:
+        """The reply of the decoder.
+
+        Raises:
+            RuntimeError: The iteration has not come to its end.
+        """
+        if self._generation is None:
+            raise RuntimeError("generation: the stream has not ended; iterate over it to its end")
+        return self._generation
 
     def __aiter__(self) -> TokenStream:
         return self
@@ -43,7 +50,7 @@ class TokenStream:
         except trio.EndOfChannel:
             pass
         if self._replies:
-            self.generation = self._replies.pop().unwrap()
+            self._generation = self._replies.pop().unwrap()
         raise StopAsyncIteration
 
 

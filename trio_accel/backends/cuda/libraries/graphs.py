@@ -126,9 +126,14 @@ class GraphLibrary(CudaLibrary):
     def _is_cached(self, chain: _Chain, spec: Any) -> bool:
         """Whether a chain will be launched as a graph."""
         try:
-            return self._key(chain, spec, self._stream) in self._cache.entries
+            entry = self._cache.entries.get(self._key(chain, spec, self._stream))
         except KeyError:
             return False
+        return entry is not None and self._is_in_place(entry.value)
+
+    def _is_in_place(self, captured: _Captured) -> bool:
+        """Whether a graph uses workspace that is there: another chain may have needed more since."""
+        return captured.area == self._device.arena.place(captured.stream)
 
     def _prepare_capture(self, chain: _Chain, spec: Any) -> Callable[[], None] | None:
         try:
@@ -202,8 +207,7 @@ class GraphLibrary(CudaLibrary):
         if entry is None:
             return False
         captured = entry.value
-        if captured.area != self._device.arena.place(captured.stream):
-            # Another chain has needed more workspace.
+        if not self._is_in_place(captured):
             self._cache.remove(key)
             return False
         stream.begin_heavy()
