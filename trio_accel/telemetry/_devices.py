@@ -78,12 +78,12 @@ class DeviceRows:
         for device in devices:
             known = self._of(device)
             if known.asking is None and known.told_at < now - _FRESH and not self._is_closed:
-                known.asking = trio.Event()
+                known.asking, known.scope = trio.Event(), trio.CancelScope()
                 trio.lowlevel.spawn_system_task(self._ask, device, known, name=f"statistics of {device.path}")
         return [known.asking for known in self._known.values() if known.asking is not None]
 
     async def _ask(self, device: Device, known: _Known) -> None:
-        asking, known.scope = known.asking, trio.CancelScope()
+        asking = known.asking
         assert asking is not None
         try:
             with known.scope:

@@ -1,0 +1,84 @@
+"""Counts by ranges, and what follows from them, against the values themselves."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trio_accel.telemetry import Histogram
+from trio_accel.telemetry._tally import BOUNDS, MessageTally, rate_of
+
+seconds = st.one_of(st.floats(0, 100), st.sampled_from(BOUNDS))
+
+
+def ignore(path: str, message_type: str, error: BaseException) -> None:
+    """Who does not want to know."""
+
+
+@given(st.lists(st.tuples(seconds, seconds), max_size=50), st.integers(1, 20))
+def test_every_value_is_counted_in_its_range(times: list[tuple[float, float]], together: int) -> None:
+    tally = MessageTally("a/b", "Add", ignore, 0.0)
+    for index, (queue, run) in enumerate(times):
+        tally.times += (queue, run)
+        if not index % together:
+            tally.count()
+    assert tally.ended == len(times)
+    tally.count()
+    for histogram, values in (
+        (tally.queue(), [queue for queue, _ in times]),
+        (tally.run(), [run for _, run in times]),
+    ):
+        assert histogram.count == len(values)
+        assert histogram.total == pytest.approx(math.fsum(values))
+        for bound, count in zip((*BOUNDS, math.inf), histogram.cumulated(), strict=True):
+            assert count == sum(value <= bound for value in values)
+
+
+@given(st.lists(seconds, min_size=1, max_size=50), st.floats(0, 1))
+def test_a_quantile_lies_in_the_range_of_the_value_that_it_stands_for(
+    values: list[float], share: float
+) -> None:
+    tally = MessageTally("a/b", "Add", ignore, 0.0)
+    for value in values:
+        tally.times += (0.0, value)
+    tally.count()
+    found = tally.run().quantile(share)
+    assert found is not None
+    exact = sorted(values)[max(math.ceil(share * len(values)), 1) - 1]
+    ends = (0.0, *BOUNDS)
+    if exact > BOUNDS[-1]:
+        assert found == BOUNDS[-1]
+        return
+    index = next(i for i, bound in enumerate(BOUNDS) if exact <= bound)
+    assert ends[index] <= found <= BOUNDS[index]
+
+
+def test_a_histogram_without_values() -> None:
+    empty = Histogram(bounds=(1.0, 2.0), counts=(0, 0, 0))
+    assert (empty.count, empty.mean, empty.quantile(0.5)) == (0, None, None)
+    with pytest.raises(ValueError, match="share must be from 0 to 1"):
+        empty.quantile(50)
+
+
+def test_a_rate_is_that_of_the_last_seconds() -> None:
+    history = deque([(0.0, 0)])
+    # 10 a second for 20 s, then nothing.
+    rates = [rate_of(history, float(now), min(10 * now, 200)) for now in range(1, 31)]
+    assert rates[:20] == pytest.approx([10.0] * 20)
+    assert rates[-1] == 0.0
+    assert len(history) < 10
+
+
+def test_memory_does_not_grow_with_messages() -> None:
+    tally = MessageTally("a/b", "Add", ignore, 0.0)
+    for _ in range(100):
+        for _ in range(512):
+            tally.times += (0.0, 0.001)
+        assert len(tally.times) >= tally.most
+        tally.count()
+    assert tally.ended == 51_200
+    assert 1024 <= len(tally.recent()) <= 2048
