@@ -12,10 +12,12 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 import trio_accel as ta
+from trio_accel.cli._run import _leave_at_once, at_a_second_signal
 from trio_accel.testing import _kernel
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -233,3 +235,24 @@ def below(pid: int) -> set[tuple[int, int]]:
         found |= new
         parents = {child for child, _ in new}
     return found
+
+
+def test_a_second_signal_puts_back_what_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+
+    def fail() -> None:
+        steps.append("fails")
+        raise OSError
+
+    def leave(code: int) -> NoReturn:
+        steps.append(str(code))
+        raise SystemExit
+
+    monkeypatch.setattr(os, "_exit", leave)
+    with at_a_second_signal(fail, lambda: steps.append("put back")):
+        with pytest.raises(SystemExit):
+            _leave_at_once(signal.SIGTERM)
+        assert steps == ["fails", "put back", "143"]
+    with pytest.raises(SystemExit):
+        _leave_at_once(signal.SIGINT)
+    assert steps[3:] == ["130"]

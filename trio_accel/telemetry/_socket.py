@@ -38,6 +38,8 @@ _MOST_CLIENTS = 8
 _LONGEST_REQUEST = 1024
 # What a client sends faster stays in the kernel's buffer of its connection.
 _READ_PAUSE = 0.1
+# Who connects more often waits in the kernel's queue.
+_ACCEPT_PAUSE = 0.02
 # A client is let go when it has not taken a line for so long.
 _WRITE_SECONDS = 5.0
 _LAST_WORD_SECONDS = 1.0
@@ -132,10 +134,24 @@ class ObserverActor(Actor):
         """Serve meanwhile."""
         # A listener closes what it is given, and the next incarnation needs the socket.
         again = trio.socket.from_stdlib_socket(self._listening.dup())
-        async with trio.SocketListener(again) as listener, trio.open_nursery() as nursery:
+        async with _PacedListener(trio.SocketListener(again)) as listener, trio.open_nursery() as nursery:
             nursery.start_soon(trio.serve_listeners, self._server.serve, [listener])
             yield
             nursery.cancel_scope.cancel(reason="the observer socket is closed")
+
+
+@attrs.frozen(eq=False)
+class _PacedListener(trio.abc.Listener[trio.SocketStream]):
+    """Takes so many connections per second that who comes and goes in a loop costs little."""
+
+    inner: trio.SocketListener
+
+    async def accept(self) -> trio.SocketStream:
+        await trio.sleep(_ACCEPT_PAUSE)
+        return await self.inner.accept()
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
 
 
 @attrs.define(eq=False, kw_only=True)
