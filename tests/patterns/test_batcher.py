@@ -300,6 +300,43 @@ async def test_a_model_that_is_cancelled_has_no_results(system: ta.System, autoj
     assert [type(error) for error in await ask_all(other, [1, 2])] == [trio.TooSlowError] * 2
 
 
+async def test_a_model_that_fails_and_is_cancelled_at_once_costs_other_batches_nothing(
+    system: ta.System, autojump_clock: MockClock
+) -> None:
+    calls: list[list[int]] = []
+
+    async def fails_at_the_end() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise ValueError("cannot be closed")
+
+    async def model(items: list[int]) -> object:
+        calls.append(items)
+        if 0 not in items:
+            await trio.sleep(2)
+            return items
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fails_at_the_end)
+            nursery.start_soon(trio.sleep_forever)
+        return None
+
+    batcher = await spawn(system, model, max_size=1)
+    results: list[object] = []
+
+    async def ask_others() -> None:
+        results.extend(await ask_all(batcher, [1]))
+
+    async with trio.open_nursery() as nursery:
+        with trio.move_on_after(1):
+            nursery.start_soon(ask_others)
+            await ask_all(batcher, [0])
+    assert results == [1]
+    assert sorted(calls) == [[0], [1]]
+    statistics = await batcher.ask(GetStatistics())
+    assert (statistics.requests, statistics.replied, statistics.cancelled) == (2, 1, 1)
+
+
 class Stop(BaseException):
     """What is no `Exception` ends the program, as everywhere in Trio."""
 

@@ -143,6 +143,28 @@ async def test_a_cancelled_asker_of_a_running_request_ends_the_model(
     assert [begun for _, begun in model.begun] == [0.0, 3.0]
 
 
+async def test_a_model_with_tasks_that_is_cancelled_is_counted_once(
+    system: ta.System, autojump_clock: MockClock
+) -> None:
+    async def fails_at_the_end() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise ValueError("cannot be closed")
+
+    async def in_tasks(item: object) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fails_at_the_end)
+            nursery.start_soon(trio.sleep_forever)
+
+    scheduler: Scheduler = await system.spawn(FairScheduler, in_tasks, name="fair")
+    with pytest.RaisesGroup(ValueError), trio.move_on_after(1):
+        await ask(scheduler, "first")
+    statistics = await scheduler.ask(GetStatistics())
+    assert (statistics.cancelled, statistics.answered, statistics.in_flight) == (1, 0, 0)
+    assert system.tree().find("test/fair").restarts == 0
+
+
 async def test_a_cancelled_one_is_not_charged_unless_it_ran(
     autojump_clock: MockClock, system: ta.System, model: Model
 ) -> None:

@@ -98,6 +98,30 @@ async def test_a_cancelled_asker_leaves_at_once_and_its_model_is_cancelled(runne
         other.scope.cancel()
 
 
+async def test_a_model_that_fails_and_is_cancelled_at_once_costs_the_others_nothing(
+    system: ta.System, autojump_clock: MockClock, runner: ta.Ref[Runner]
+) -> None:
+    async def fails_at_the_end() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise ValueError("cannot be closed")
+
+    async def in_tasks() -> object:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fails_at_the_end)
+            nursery.start_soon(trio.sleep_forever)
+
+    async with trio.open_nursery() as nursery:
+        asker, other = Asker(nursery, runner, in_tasks), Asker(nursery, runner, soon)
+        await wait_all_tasks_blocked()
+        asker.scope.cancel()
+    assert isinstance(asker.outcome, ExceptionGroup)
+    assert [str(error) for error in asker.outcome.exceptions] == ["cannot be closed"]
+    assert other.outcome == "soon"
+    assert system.tree().find("test/runner").restarts == 0
+
+
 async def test_a_value_that_comes_in_spite_of_the_cancellation_is_the_reply(runner: ta.Ref[Runner]) -> None:
     async def stubborn() -> object:
         try:

@@ -13,6 +13,7 @@ import trio
 from ..actors import ActorError
 from ..backends.base import CompletionTimeoutError, ContextPoisonedError, DeviceLostError, QueueFullError
 from ._batch_queue import Entry
+from ._call import without_cancellation
 from ._outputs import ModelOutputError
 
 __all__ = [
@@ -135,6 +136,7 @@ class BatchRun(Generic[ItemT, ResultT]):
         works, level = False, 0
         failed = [(entries, error)]
         while failed:
+            await trio.lowlevel.checkpoint_if_cancelled()
             parts, failed = failed, list[tuple[list[Entry[ItemT, ResultT]], Exception]]()
             for part, of_part in parts:
                 may_go_on = works or level < self._blame.splits
@@ -168,6 +170,8 @@ class BatchRun(Generic[ItemT, ResultT]):
             values = _one_for_each(results, len(entries))
         except Exception as error:  # noqa: BLE001  # whatever it is, it is the askers'
             return error
+        except BaseExceptionGroup as group:
+            return without_cancellation(group)
         for entry, value in zip(entries, values, strict=True):
             if isinstance(value, outcome.Error) and isinstance(value.error, Exception):
                 self._counts.failed += entry.reply.fail(value.error)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import attrs
+import trio
 
 from ..actors import Actor, DeferredReply, Ref, Request, handles
 
-__all__ = ["Call", "GetStatistics", "Model", "Servant", "as_callable"]
+__all__ = ["Call", "GetStatistics", "Model", "Servant", "as_callable", "without_cancellation"]
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
@@ -73,3 +74,18 @@ def as_callable(model: Model[ItemT, ResultT]) -> Callable[[ItemT], Awaitable[Res
     if not callable(model):
         raise TypeError(f"a model is an async callable or the address of a servant, not {model!r}")
     return model
+
+
+def without_cancellation(group: BaseExceptionGroup[BaseException]) -> Exception:
+    """What a model has failed with that was cancelled too, as a nursery of it tells both in one group.
+
+    It is the outcome of a call. Left in the task, it would end the actor, once the cancellation is caught.
+
+    Raises:
+        BaseExceptionGroup: The group itself: there is nothing but cancellations, or what is no `Exception`.
+    """
+    # A group of exceptions is an exception, which its types do not say.
+    rest = cast("BaseException | None", group.split(trio.Cancelled)[1])
+    if not isinstance(rest, Exception):
+        raise group
+    return rest

@@ -226,11 +226,11 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
             await trio.lowlevel.checkpoint_if_cancelled()
             entry.value.has_begun = True
             result = await self._model(item)
-        except trio.Cancelled:
-            self._cancelled += 1
-            raise
         except Exception:
             self._answered += 1
+            raise
+        except BaseException:  # in a group, too
+            self._cancelled += 1
             raise
         else:
             self._answered += 1

@@ -10,7 +10,7 @@ from typing import TypeVar
 import trio
 
 from ..actors import ActorContext, ActorRestartingError, ActorStoppedError, DeferredReply
-from ._call import Servant
+from ._call import Servant, without_cancellation
 
 __all__ = ["TaskServant"]
 
@@ -77,6 +77,8 @@ class TaskServant(Servant[ItemT, ResultT]):
                     result = await work()
                 except Exception as error:  # noqa: BLE001  # whatever it is, it is the asker's
                     reply.fail(error)
+                except BaseExceptionGroup as group:
+                    reply.fail(without_cancellation(group))
                 else:
                     reply.set(result)
             if scope.cancelled_caught and reply.is_cancelled:
