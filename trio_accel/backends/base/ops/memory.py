@@ -104,7 +104,8 @@ class StackSpec(OperationSpec):
         if count != len(self.sources):
             refuse_shapes(name, self, f"out must have a place for each of {len(self.sources)}", out=self.out)
         for source in self.sources:
-            check_one_dtype(name, self, source=source, out=self.out)
+            if source.dtype is not self.out.dtype:
+                check_one_dtype(name, self, source=source, out=self.out)
             if len(source.shape) != len(place) or not all(map(operator.le, source.shape, place)):
                 rule = "each source must fit into its place"
                 refuse_shapes(name, self, rule, source=source, out=self.out)
