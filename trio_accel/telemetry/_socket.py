@@ -135,7 +135,7 @@ class ObserverActor(Actor):
         # A listener closes what it is given, and the next incarnation needs the socket.
         again = trio.socket.from_stdlib_socket(self._listening.dup())
         async with _PacedListener(trio.SocketListener(again)) as listener, trio.open_nursery() as nursery:
-            nursery.start_soon(trio.serve_listeners, self._server.serve, [listener])
+            await nursery.start(trio.serve_listeners, self._server.serve, [listener])
             yield
             nursery.cancel_scope.cancel(reason="the observer socket is closed")
 
