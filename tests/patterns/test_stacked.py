@@ -156,6 +156,51 @@ async def test_views_give_the_memory_back_with_the_last_one(device: ta.Device) -
     assert (await device.statistics()).memory.used == before
 
 
+async def test_a_stack_in_a_graph(device: ta.Device) -> None:
+    first, second = await device.put(np.arange(3.0)), await device.put(np.arange(4.0))
+
+    async def step(x: ta.AccelRef, y: ta.AccelRef) -> ta.AccelRef:
+        return await ta.linalg.matmul(await device.ask(Stack([x, y], pad=-1)), y)
+
+    graph = await ta.graphs.capture(device, step, first, second)
+    result = await (await graph(first, second)).to_host()
+    np.testing.assert_array_equal(result, [0 + 1 + 4 - 3, 0 + 1 + 4 + 9])
+
+
+async def test_a_lost_worker_fails_its_batch_and_the_next_one_works(system: ta.System) -> None:
+    options = ta.DeviceOptions(isolation="process", retry=0)
+    async with await system.open_device("cpu", options=options) as device:
+        launches = list[int]()
+        weights = await device.put(np.eye(4) * 2)
+
+        async def function(batch: ta.AccelRef) -> ta.AccelRef:
+            launches.append(len(batch))
+            return await ta.linalg.matmul(batch, weights)
+
+        model = stacked(function, device, to_host=True)
+        batcher = await system.spawn(Batcher, model, max_size=4, adaptive=False, name="batcher")
+        outcomes: list[object] = []
+
+        async def ask(number: int) -> None:
+            try:
+                outcomes.append((await batcher.ask(Call(np.full(4, float(number))))).tolist())
+            except ta.ContextPoisonedError as error:
+                outcomes.append(type(error))
+
+        async def four() -> list[object]:
+            outcomes.clear()
+            async with trio.open_nursery() as nursery:
+                for number in range(4):
+                    nursery.start_soon(ask, number)
+            return outcomes
+
+        ta.testing.inject_fault(device, ta.linalg.Matmul, kill=True)
+        assert await four() == [ta.ContextPoisonedError] * 4
+        # Nothing ran again, and the model's matrix is there.
+        assert launches == [4]
+        assert sorted(await four(), key=str) == [[2.0 * number] * 4 for number in range(4)]
+
+
 def test_keys_keep_the_padding_below_half() -> None:
     keys = {length: by_length(np.zeros((length, 3))) for length in range(1, 300)}
     for one, key in keys.items():
