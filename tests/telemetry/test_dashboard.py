@@ -6,7 +6,7 @@ import importlib
 import json
 import socket
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -196,31 +196,54 @@ async def test_without_the_extra(system: ta.System, monkeypatch: pytest.MonkeyPa
 async def test_a_server_that_fails_is_started_again_at_the_same_address(
     system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fail = trio.Event()
-    made = vars(MODULE)["_server"]
-
-    def server() -> tuple[Any, Any]:
-        serve, config = made()
-
-        async def breaks(*args: Any, task_status: trio.TaskStatus[list[str]]) -> None:
-            async with trio.open_nursery() as nursery:
-                task_status.started(await nursery.start(serve, *args))
-                if not fail.is_set():
-                    await fail.wait()
-                    raise RuntimeError("the server breaks")
-
-        return breaks, config
-
-    monkeypatch.setattr(MODULE, "_server", server)
     async with open_dashboard(system) as dashboard:
-        fail.set()
-        with trio.fail_after(5):
-            while system.tree().find("test/dashboard").restarts != 1:  # noqa: ASYNC110  # nobody is told
-                await trio.sleep(0.01)
-            await trio.sleep(0.05)
-            async with httpx2.AsyncClient(trust_env=False) as client:
-                assert (await client.get(dashboard.url)).status_code == 200
+
+        def breaks() -> SystemSnapshot:
+            monkeypatch.undo()
+            raise RuntimeError("the server breaks")
+
+        monkeypatch.setattr(dashboard.recorder, "snapshot", breaks)
+        async with await connect(dashboard) as stream:
+            await stream.send_all(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            with trio.fail_after(5):
+                while system.tree().find("test/dashboard").restarts != 1:  # noqa: ASYNC110  # nobody is told
+                    await trio.sleep(0.01)
+        await trio.sleep(0.05)
+        async with httpx2.AsyncClient(trust_env=False) as client:
+            assert (await client.get(dashboard.url)).status_code == 200
     assert len(list(system.tree().walk())) == 1
+
+
+async def test_a_connection_that_breaks_the_server_breaks_itself_alone(
+    dashboard: Dashboard, client: httpx2.AsyncClient, system: ta.System
+) -> None:
+    upgrade = (
+        b"GET /events HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\n"
+        b"Upgrade: h2c\r\nHTTP2-Settings: AAAA\r\n\r\n"
+    )
+    for _ in range(5):
+        async with await connect(dashboard) as stream:
+            await stream.send_all(upgrade)
+            with trio.fail_after(5), suppress(trio.BrokenResourceError):
+                while await stream.receive_some():
+                    pass
+    assert (await client.get("")).status_code == 200
+    assert system.tree().find("test/dashboard").restarts == 0
+
+
+async def test_it_is_closed_while_a_browser_does_not_read(system: ta.System) -> None:
+    stuck = socket.socket()
+    with stuck:
+        # So little that what is sent waits for it.
+        stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        async with open_dashboard(system, interval=0.1) as dashboard:
+            large = attrs.evolve(dashboard.recorder.snapshot(), system="s" * 20_000_000)
+            vars(dashboard.recorder)["snapshot"] = lambda: large
+            stuck.connect(("127.0.0.1", port_of(dashboard)))
+            stuck.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await trio.sleep(0.5)
+            began = trio.current_time()
+        assert trio.current_time() - began < 2.0
 
 
 async def test_there_is_one_dashboard_and_then_another(system: ta.System) -> None:

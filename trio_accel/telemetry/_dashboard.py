@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from importlib import import_module, resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 import trio
@@ -22,7 +21,11 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.types import Receive, Send
 
+    _Serve = Callable[[Starlette, trio.SocketStream], Awaitable[None]]
+
 __all__ = ["Dashboard", "open_dashboard"]
+
+_logger = logging.getLogger("trio_accel.telemetry.dashboard")
 
 _HOST = "127.0.0.1"
 # Names of this machine for itself: another one in a request is a page from elsewhere that asks.
@@ -87,7 +90,7 @@ async def open_dashboard(
     if not _LEAST <= interval <= 60.0:
         raise ValueError(f"open_dashboard: interval must be from {_LEAST:g} to 60 s, got {interval!r}")
     try:
-        serve, config = _server()
+        serve = _server()
     except ImportError as error:
         raise NotSupportedError(
             f"the dashboard needs {error.name}, which is not installed: pip install 'trio-accel[dashboard]'"
@@ -95,7 +98,7 @@ async def open_dashboard(
     with socket.create_server((_HOST, port)) as listener, record(system) as recorder:
         feed = _Feed(recorder, interval)
         with system.subscribe(feed.hurry, messages=False):
-            server = await system.spawn(DashboardActor, serve, config, listener, feed, name="dashboard")
+            server = await system.spawn(DashboardActor, serve, listener, feed, name="dashboard")
             try:
                 yield Dashboard(f"http://{_HOST}:{listener.getsockname()[1]}/", recorder)
             finally:
@@ -104,37 +107,60 @@ async def open_dashboard(
                     await server.wait_terminated()
 
 
-def _server() -> tuple[Any, Any]:
-    """The function that serves an application, and what it is told; both without types of their own."""
+def _server() -> _Serve:
+    """What serves one connection with an application, to its end."""
     import_module("starlette.applications")
     config = import_module("hypercorn.config").Config()
+    server = import_module("hypercorn.trio.tcp_server").TCPServer
+    worker_context = import_module("hypercorn.trio.worker_context").WorkerContext
+    wrapper = import_module("hypercorn.app_wrappers").ASGIWrapper
     config.accesslog = None
-    config.errorlog = logging.getLogger("trio_accel.telemetry.dashboard")
+    config.errorlog = _logger
     config.errorlog.setLevel(logging.WARNING)
-    config.graceful_timeout = 0.0
     config.include_server_header = False
-    return import_module("hypercorn.trio").serve, config
+
+    async def serve(application: Starlette, stream: trio.SocketStream) -> None:
+        await server(wrapper(application), config, worker_context(None), {}, stream)
+
+    return serve
 
 
 class DashboardActor(Actor):
-    """Serves the page; restarted by its supervisor, at the same address, should the server fail."""
+    """Serves the page; restarted by its supervisor, at the same address, should that fail."""
 
-    def __init__(self, serve: Any, config: Any, listener: socket.socket, feed: _Feed) -> None:
+    def __init__(self, serve: _Serve, listener: socket.socket, feed: _Feed) -> None:
         self._serve = serve
-        self._config = config
         self._listener = listener
         self._feed = feed
+        self._application = _application(feed)
+        self._streams: set[trio.SocketStream] = set()
 
     @asynccontextmanager
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
         """Serve meanwhile."""
-        async with trio.open_nursery() as nursery:
-            # The server closes what it is given.
-            self._config.bind = [f"fd://{os.dup(self._listener.fileno())}"]
-            await nursery.start(self._serve, _application(self._feed), self._config)
+        # A listener closes what it is given, and the next incarnation needs the socket.
+        again = trio.socket.from_stdlib_socket(self._listener.dup())
+        async with trio.SocketListener(again) as listener, trio.open_nursery() as nursery:
+            nursery.start_soon(trio.serve_listeners, self._connected, [listener])
             nursery.start_soon(self._feed.run)
-            yield
-            nursery.cancel_scope.cancel(reason="the dashboard is closed")
+            try:
+                yield
+            finally:
+                # The server shields what it sends, and a browser need not read it.
+                for stream in self._streams:
+                    stream.socket.close()
+                nursery.cancel_scope.cancel(reason="the dashboard is closed")
+
+    async def _connected(self, stream: trio.SocketStream) -> None:
+        """One connection, to its end. No error of it ends the others, or the program."""
+        self._streams.add(stream)
+        try:
+            async with stream:
+                await self._serve(self._application, stream)
+        except Exception:
+            _logger.exception("a connection to the dashboard failed")
+        finally:
+            self._streams.discard(stream)
 
 
 class _Feed:
