@@ -1,0 +1,100 @@
+"""Run the service: `python examples/service/serve.py`. Ctrl-C or SIGTERM ends it."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import secrets
+import signal
+import tempfile
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import trio
+from hypercorn.config import Config
+from search_model import make_models
+from search_service import open_service
+from search_web import application
+
+import trio_accel as ta
+
+MODELS = Path(tempfile.gettempdir()) / f"trio_accel_service_{os.getuid()}"
+KEYS = {"gold": 3.0, "free": 1.0}
+
+
+def options() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    parser.add_argument("--port", type=int, default=8000, help="0 for any (default: 8000)")
+    parser.add_argument(
+        "--key", action="append", metavar="KEY=WEIGHT", help="a tenant (default: gold=3, free=1)"
+    )
+    parser.add_argument(
+        "--rate", type=float, default=1000.0, help="texts per second of a key of weight 1 (default: 1000)"
+    )
+    parser.add_argument(
+        "--models", type=Path, default=MODELS, help=f"folder of the models (default: {MODELS})"
+    )
+    parser.add_argument("--dashboard", action="store_true", help="serve the dashboard, too")
+    return parser.parse_args()
+
+
+def tenants_of(given: list[str] | None) -> Mapping[str, float]:
+    """Weights by key."""
+    if not given:
+        return KEYS
+    pairs = [one.partition("=") for one in given]
+    return {key: float(weight or 1.0) for key, _, weight in pairs}
+
+
+async def main(arguments: argparse.Namespace) -> None:
+    """Serve until a signal comes."""
+    device_options = ta.DeviceOptions(
+        isolation="process", stuck_after=10.0, retry=1, spares=1, close_grace=1.0
+    )
+    admin_key = os.environ.get("SERVICE_ADMIN_KEY") or secrets.token_urlsafe(16)
+    async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        system = await enter(ta.open_system("search"))
+        recorder = stack.enter_context(ta.telemetry.record(system))
+        await enter(ta.telemetry.open_socket(system))
+        if arguments.dashboard:
+            print("dashboard:", (await enter(ta.open_dashboard(system))).url, flush=True)
+        device = await enter(system.open_device(arguments.device, options=device_options))
+        await make_models(device, arguments.models)
+        service = await enter(
+            open_service(system, device, arguments.models, tenants_of(arguments.key), rate=arguments.rate)
+        )
+        app = application(service, recorder, admin_key)
+        config = Config()
+        config.bind = [f"127.0.0.1:{arguments.port}"]
+        config.errorlog = logging.getLogger("service")
+        config.graceful_timeout = 5.0
+        stop = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait_for_signal, stop)
+            serve: Any = import_module("hypercorn.trio").serve
+            urls: list[str] = await nursery.start(partial(serve, app, config, shutdown_trigger=stop.wait))
+            print(
+                f"serving at {urls[0]}/ (process {os.getpid()}); administrator's key: {admin_key}", flush=True
+            )
+            await stop.wait()
+            print("ending: requests that were begun are served", flush=True)
+
+
+async def wait_for_signal(stop: trio.Event) -> None:
+    """Say that the service is to end."""
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            stop.set()
+            return
+
+
+if __name__ == "__main__":
+    trio.run(main, options())
