@@ -1,4 +1,4 @@
-"""The service of examples/service, as its README runs it: under load, with its worker killed, with bad input."""
+"""The service of examples/service, run as its README says: under load, killed, and with bad input."""
 
 from __future__ import annotations
 
