@@ -12,6 +12,17 @@ from ._circuit_breaker import CircuitBreaker, CircuitOpenError, CircuitState, is
 from ._deadline import Deadline
 from ._fair_queue import Weights
 from ._fair_scheduler import FairCall, FairScheduler, FairStatistics, UnknownTenantError
+from ._hot_swap import (
+    Deployment,
+    HotSwap,
+    HotSwapStatistics,
+    ModelRetiredError,
+    Opening,
+    Probe,
+    Swap,
+    SwapFailedError,
+    Swapped,
+)
 from ._moe import MoeRouter
 from ._moe_results import ExpertsFailedError, Routed, RoutingStatistics
 from ._outputs import ModelOutputError
@@ -35,6 +46,7 @@ __all__ = [
     "CircuitState",
     "Deadline",
     "DecodingStatistics",
+    "Deployment",
     "ExpertsFailedError",
     "FairCall",
     "FairScheduler",
@@ -42,11 +54,16 @@ __all__ = [
     "Generate",
     "Generation",
     "GetStatistics",
+    "HotSwap",
+    "HotSwapStatistics",
     "Model",
     "ModelOutputError",
+    "ModelRetiredError",
     "MoeRouter",
     "NoAnswerError",
+    "Opening",
     "Passed",
+    "Probe",
     "RateLimit",
     "RateLimitError",
     "RetryBudget",
@@ -57,6 +74,9 @@ __all__ = [
     "SpeculativeDecoder",
     "Stage",
     "StageStatistics",
+    "Swap",
+    "SwapFailedError",
+    "Swapped",
     "TaskServant",
     "TokenStream",
     "UnknownTenantError",

@@ -1,0 +1,344 @@
+"""A model that is replaced while it serves."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import attrs
+import trio
+
+from ..actors import ActorContext, DeferredReply, Request, handles
+from ._call import Model, as_callable
+from ._numbers import must_be_positive
+from ._tasks import TaskServant
+
+__all__ = [
+    "Deployment",
+    "HotSwap",
+    "HotSwapStatistics",
+    "ModelRetiredError",
+    "Opening",
+    "Probe",
+    "Swap",
+    "SwapFailedError",
+    "Swapped",
+]
+
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+
+_logger = logging.getLogger("trio_accel.patterns")
+
+Opening: TypeAlias = Callable[[], AbstractAsyncContextManager[Model[ItemT, ResultT]]]
+"""Loads a model: the body of the ``async with`` may use it, and its end gives everything back."""
+Probe: TypeAlias = Callable[[Callable[[ItemT], Awaitable[ResultT]]], Awaitable[object]]
+"""Tries a model that was loaded, as an async callable; raises if it must not serve."""
+
+
+class SwapFailedError(Exception):
+    """The next model was not taken; the one before serves on.
+
+    If the next model failed, its error is the `__cause__`.
+    """
+
+
+class ModelRetiredError(Exception):
+    """The model did not answer before it had to make room for the next; it may have executed the request."""
+
+
+@attrs.define(eq=False)
+class Deployment(Generic[ItemT, ResultT]):
+    """Which model a `HotSwap` serves. It outlives restarts of the actor, which goes on with that model.
+
+    Attributes:
+        opening: Loads the model.
+        version: Its name, for people.
+    """
+
+    opening: Opening[ItemT, ResultT]
+    version: str = "1"
+
+    def __attrs_post_init__(self) -> None:
+        _check_opening(self.opening)
+
+
+def _check_opening(opening: object) -> None:
+    if not callable(opening):
+        raise TypeError(f"opening must be a function that returns an async context manager, got {opening!r}")
+
+
+@attrs.frozen
+class Swap(Request["HotSwap[Any, Any]", "Swapped"]):
+    """Ask a `HotSwap` to replace its model. The reply comes when the model before has given its memory back.
+
+    If the asker is cancelled before the switch, nothing has changed; afterwards, the new model serves.
+
+    Attributes:
+        opening: Loads the next model.
+        version: Its name.
+    """
+
+    opening: Opening[Any, Any]
+    version: str
+
+    def __attrs_post_init__(self) -> None:
+        _check_opening(self.opening)
+
+
+@attrs.frozen(kw_only=True)
+class Swapped:
+    """The reply to `Swap`.
+
+    Attributes:
+        version: The model that serves now.
+        previous: The model before.
+        load_time: Seconds from the request to the switch: loading, warming up, probing.
+        drain_time: Seconds from the switch until the model before was closed.
+    """
+
+    version: str
+    previous: str
+    load_time: float
+    drain_time: float
+
+
+@attrs.frozen(kw_only=True)
+class HotSwapStatistics:
+    """What a `HotSwap` has done since its incarnation began.
+
+    Attributes:
+        version: The model that serves.
+        next: The model that is being loaded; None if there is none.
+        previous: The model that finishes its last requests; None if there is none.
+        in_flight: Requests that the models work on, those of `previous` included.
+        answered: Requests that were answered, errors included.
+        retired: How many of them ended with `ModelRetiredError`.
+        swaps: Models that were replaced.
+        failed_swaps: Swaps that failed or were cancelled.
+    """
+
+    version: str
+    next: str | None
+    previous: str | None
+    in_flight: int
+    answered: int
+    retired: int
+    swaps: int
+    failed_swaps: int
+
+
+class _Loaded(Generic[ItemT, ResultT]):
+    """A model that was loaded, from then to its end."""
+
+    def __init__(self, version: str, model: Callable[[ItemT], Awaitable[ResultT]]) -> None:
+        self.version = version
+        self.model = model
+        self.calls: set[trio.CancelScope] = set()
+        self.retire = trio.Event()
+        self.closed = trio.Event()
+        self._left: trio.Event | None = None
+
+    async def ask(self, item: ItemT) -> ResultT:
+        with trio.CancelScope() as scope:
+            self.calls.add(scope)
+            try:
+                return await self.model(item)
+            finally:
+                self.calls.remove(scope)
+                if self._left is not None:
+                    self._left.set()
+        raise ModelRetiredError(f"model {self.version} was replaced, and did not answer in time")
+
+    async def wait_idle(self, seconds: float) -> None:
+        """Wait until it works on nothing, but no longer than that."""
+        with trio.move_on_after(seconds):
+            while self.calls:
+                self._left = trio.Event()
+                await self._left.wait()
+
+    def cancel_calls(self) -> None:
+        for scope in self.calls:
+            scope.cancel(reason="the model was replaced")
+
+
+class HotSwap(TaskServant[ItemT, ResultT]):
+    """Serves by a model that can be replaced without losing a request.
+
+    `Swap` loads the next model beside the old one, sends it the items of `warm_up`, and tries it with
+    `probe`. If any of that fails, or the asker of `Swap` is cancelled, it is closed again, and the old one
+    serves on. Otherwise it serves all requests from the switch on. The old one finishes what it has begun,
+    and is closed. So each request is served by one model, and no later one by an older model than an earlier
+    one.
+
+    At most two models are loaded. A second swap is refused while one is under way, or while the old model has
+    not been closed. An old model that does not finish within `drain_for` seconds is closed nevertheless: its
+    requests are cancelled, and fail with `ModelRetiredError`.
+
+    When the actor restarts, the model of the `Deployment` is loaded, warmed up and probed again, and requests
+    in the mailbox wait for it. That is the last one that a swap has put there. A swap under way has failed.
+
+    Args:
+        deployment: The first model.
+        warm_up: Items that a model is asked before it serves, one after the other. Its results are not used.
+        probe: An async function of the model, as a callable, that raises if the model must not serve.
+        drain_for: Seconds that an old model has for its last requests.
+
+    Raises:
+        TypeError: The deployment is none, or the probe is no function.
+        ValueError: `drain_for` is not above 0.
+        Exception: What loading, warming up or probing the first model raised.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment[ItemT, ResultT],
+        *,
+        warm_up: Sequence[ItemT] = (),
+        probe: Probe[ItemT, ResultT] | None = None,
+        drain_for: float = 30.0,
+    ) -> None:
+        if not isinstance(deployment, Deployment):
+            raise TypeError(f"a HotSwap is made with a Deployment, got {deployment!r}")
+        if probe is not None and not callable(probe):
+            raise TypeError(f"probe must be an async function of the model, got {probe!r}")
+        self._deployment = deployment
+        self._warm_up = tuple(warm_up)
+        self._probe = probe
+        self._drain_for = must_be_positive("drain_for", drain_for)
+        self._current: _Loaded[ItemT, ResultT]
+        self._previous: _Loaded[ItemT, ResultT] | None = None
+        self._next: str | None = None
+        self._is_over = False
+        self._answered = self._retired = self._swaps = self._failed_swaps = 0
+
+    @asynccontextmanager
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        """Hold the models."""
+        async with super().lifespan(context):
+            self._current = await self._load(self._deployment.opening, self._deployment.version)
+            yield
+            self._is_over = True
+            for loaded in (self._previous, self._current):
+                if loaded is not None:
+                    loaded.cancel_calls()
+                    loaded.retire.set()
+                    await loaded.closed.wait()
+
+    async def answer(self, item: ItemT) -> ResultT:
+        """Have the model that serves now serve an item."""
+        try:
+            return await self._current.ask(item)
+        except ModelRetiredError:
+            if self._is_over:
+                # The asker is told of the end of the actor.
+                await trio.sleep_forever()
+            self._retired += 1
+            raise
+        finally:
+            self._answered += 1
+
+    @handles(Swap)
+    async def _swap(self, message: Swap) -> Swapped | DeferredReply[Swapped]:
+        # A swap is no call, so its reply is of another type.
+        start: Callable[[Callable[[], Awaitable[Swapped]]], DeferredReply[Swapped]] = self.start  # type: ignore[assignment]
+        reply = start(partial(self._replace, message.opening, message.version))
+        await trio.lowlevel.checkpoint()
+        return reply
+
+    async def _replace(self, opening: Opening[ItemT, ResultT], version: str) -> Swapped:
+        """Load the next model, and make it the current one."""
+        if self._next is not None:
+            raise SwapFailedError(f"{version} was not loaded: {self._next} is being loaded")
+        if self._previous is not None:
+            left = f"{self._previous.version} has {len(self._previous.calls)} requests left"
+            raise SwapFailedError(f"{version} was not loaded: {left} and is not closed yet")
+        begun = trio.current_time()
+        self._next = version
+        try:
+            loaded = await self._load(opening, version)
+        except BaseException as error:
+            self._failed_swaps += 1
+            if isinstance(error, Exception):
+                what = f"{version} was not taken, and {self._current.version} serves on"
+                raise SwapFailedError(f"{what}: {error!r}") from error
+            raise
+        finally:
+            self._next = None
+        old = self._previous = self._current
+        # From here on, all requests are served by the next model.
+        self._current = loaded
+        self._deployment.opening, self._deployment.version = opening, version
+        self._swaps += 1
+        switched = trio.current_time()
+        old.retire.set()
+        await old.closed.wait()
+        return Swapped(
+            version=version,
+            previous=old.version,
+            load_time=switched - begun,
+            drain_time=trio.current_time() - switched,
+        )
+
+    async def _load(self, opening: Opening[ItemT, ResultT], version: str) -> _Loaded[ItemT, ResultT]:
+        """Load a model, and return it when it may serve; a task of its own holds it from then on."""
+        box: list[_Loaded[ItemT, ResultT]] = []
+        try:
+            await self._nursery.start(self._hold, opening, version, box)
+        except BaseException:
+            # The cancellation may have come when the task was started already.
+            for loaded in box:
+                loaded.retire.set()
+            raise
+        return box[0]
+
+    async def _hold(
+        self,
+        opening: Opening[ItemT, ResultT],
+        version: str,
+        box: list[_Loaded[ItemT, ResultT]],
+        *,
+        task_status: trio.TaskStatus[None],
+    ) -> None:
+        """Load a model, hold it until it is retired and has nothing left to do, and close it."""
+        loaded: _Loaded[ItemT, ResultT] | None = None
+        try:
+            async with opening() as model:
+                loaded = _Loaded(version, as_callable(model))
+                for item in self._warm_up:
+                    await loaded.model(item)
+                if self._probe is not None:
+                    await self._probe(loaded.model)
+                box.append(loaded)
+                task_status.started()
+                await loaded.retire.wait()
+                await loaded.wait_idle(self._drain_for)
+                loaded.cancel_calls()
+                await loaded.wait_idle(self._drain_for)
+        except Exception:
+            if loaded is None or not loaded.retire.is_set():
+                raise
+            # Nobody needs it any more.
+            _logger.exception("%s: closing the old model %s failed", self.context.path, version)
+        finally:
+            if loaded is not None:
+                loaded.closed.set()
+                if self._previous is loaded:
+                    self._previous = None
+
+    def statistics(self) -> HotSwapStatistics:
+        """What it has done."""
+        models = [self._current] if self._previous is None else [self._previous, self._current]
+        return HotSwapStatistics(
+            version=self._current.version,
+            next=self._next,
+            previous=None if self._previous is None else self._previous.version,
+            in_flight=sum(len(model.calls) for model in models),
+            answered=self._answered,
+            retired=self._retired,
+            swaps=self._swaps,
+            failed_swaps=self._failed_swaps,
+        )
