@@ -89,7 +89,7 @@ async def test_a_failing_stage_falls_through_where_it_may(system: ta.System) -> 
     assert [attrs.astuple(one) for one in counted.stages] == [("tiny", 1, 0, 0, 1), ("large", 1, 1, 0, 0)]
 
 
-@pytest.mark.parametrize("value", [math.nan, "high", None, [0.1, 0.2]])
+@pytest.mark.parametrize("value", [math.nan, "high", None, [0.1, 0.2], 10**400])
 async def test_a_confidence_that_is_no_number_is_a_failure_of_the_stage(
     system: ta.System, value: Any
 ) -> None:

@@ -226,11 +226,11 @@ async def test_a_block_takes_one_token(autojump_clock: MockClock) -> None:
     assert trio.current_time() == 2.0
 
 
-@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, -math.inf, 1e-7, 1e10])
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, -math.inf, 1e-7, 1e10, 10**400])
 def test_bad_rates_are_refused(value: float) -> None:
-    with pytest.raises(ValueError, match="the rate must be"):
+    with pytest.raises(ValueError, match=r"the rate (must be|is too large)"):
         RateLimit(value)
-    with pytest.raises(ValueError, match="the burst must be"):
+    with pytest.raises(ValueError, match=r"the burst (must be|is too large)"):
         RateLimit(1.0, burst=value)
 
 

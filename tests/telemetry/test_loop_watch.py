@@ -119,6 +119,12 @@ async def test_bad_bounds(bound: object) -> None:
         pass
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_bound_of_thousands_of_years() -> None:
+    with watch_loop(1e12):
+        await trio.sleep(0.01)
+
+
 def test_there_must_be_a_loop() -> None:
     with pytest.raises(RuntimeError), watch_loop():
         pass

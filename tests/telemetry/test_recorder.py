@@ -124,6 +124,18 @@ async def test_a_crash_is_one_failure_with_its_restart(system: ta.System) -> Non
         assert actor(snapshot, "shop/sleeper").restarts == 1
 
 
+async def test_an_error_of_megabytes_is_cut_off(system: ta.System) -> None:
+    at_once = ta.Policy(backoff=ta.Backoff(initial=0.0))
+    sleeper = await system.spawn(Sleeper, name="sleeper", policy=at_once)
+    with record(system) as recorder:
+        with pytest.raises(ta.ActorFailedError):
+            await sleeper.ask(Sleep(0.0, KeyError("x" * 3_000_000)))
+        await sleeper.ask(Sleep(0.0))
+        snapshot = recorder.snapshot()
+        assert (actor(snapshot, "shop/sleeper").last_error or "").startswith("KeyError: 'xxx")
+        assert len(snapshot.to_json()) < 100_000
+
+
 async def test_the_same_failure_again_and_again_is_counted(system: ta.System) -> None:
     resume = ta.Policy(directives={Exception: ta.Directive.RESUME})
     sleeper = await system.spawn(Sleeper, policy=resume)

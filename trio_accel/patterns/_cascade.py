@@ -76,7 +76,7 @@ class Stage(Generic[ItemT, ResultT]):
         value = self.confidence(result)
         try:
             confidence = float(value)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ModelOutputError(
                 f"the confidence of stage {self.name!r} is no number: {value!r}"
             ) from error

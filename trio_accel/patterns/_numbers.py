@@ -62,7 +62,11 @@ def must_be_number(what: str, value: object) -> float:
 
     Raises:
         TypeError: It is no number.
+        ValueError: It is a whole number that no float can hold.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{what} must be a number, got {value!r}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise ValueError(f"{what} is too large for a float") from error

@@ -11,14 +11,14 @@ import attrs
 from ..actors import ActorRestarted, ActorTerminated, Event, SupervisorFailed, describe
 from ._snapshot import FailureRow
 
-__all__ = ["Failures"]
+__all__ = ["LONGEST_LINE", "Failures"]
 
 # The same failure of an actor again within so many seconds is counted, and not kept apart.
 _ALIKE = 1.0
 # So many tracebacks a second are written out: one takes about as long as ten messages.
 _WRITTEN_OUT = 20
 _LONGEST = 20_000
-_LONGEST_LINE = 1000
+LONGEST_LINE = 1000
 
 
 class Failures:
@@ -59,7 +59,7 @@ class Failures:
     def _add(self, path: str, kind: str, message_type: str | None, error: BaseException) -> None:
         if not self._most:
             return
-        now, line = time.time(), describe(error)[:_LONGEST_LINE]
+        now, line = time.time(), describe(error)[:LONGEST_LINE]
         key = path, line
         known = self._rows.get(key)
         if known is not None and now - known.time < _ALIKE:

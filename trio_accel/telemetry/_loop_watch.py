@@ -101,7 +101,7 @@ class LoopWatch:
         since = now = time.perf_counter()
         used = self._processor_time()
         is_reported = False
-        while not self._end.wait(self.bound / _LOOKS):
+        while not self._end.wait(min(self.bound / _LOOKS, threading.TIMEOUT_MAX)):
             before, now = now, time.perf_counter()
             used_before, used = used, self._processor_time()
             # A call that keeps the interpreter's lock lets nobody look before it is over.

@@ -13,7 +13,7 @@ import trio
 
 from ..actors import ActorSnapshot, Event, System
 from ._devices import DeviceRows
-from ._failures import Failures
+from ._failures import LONGEST_LINE, Failures
 from ._snapshot import ActorRow, OperationRow, SystemSnapshot
 from ._tally import MessageTally, Seconds, Tallies
 
@@ -169,7 +169,7 @@ def _actor(actor: ActorSnapshot, tallies: list[MessageTally], rate: float) -> Ac
         failed=actor.failed,
         expired=actor.expired,
         dropped=actor.dropped,
-        last_error=actor.last_error,
+        last_error=None if actor.last_error is None else actor.last_error[:LONGEST_LINE],
         rate=rate,
         p50=p50,
         p99=p99,

@@ -98,7 +98,7 @@ class ActorRow:
         failed: Messages whose handler raised.
         expired: Requests dropped because their deadline had passed.
         dropped: Messages that the mailbox dropped or refused.
-        last_error: What ended the last incarnation that failed.
+        last_error: What ended the last incarnation that failed; at most 1000 characters.
         rate: Messages per second that ended lately, however they did.
         p50: Seconds from sending to the end that half of the last messages took at most; None without any.
         p99: The same of 99 in 100.
