@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any
 
 import attrs
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
+from trio_accel.actors import Strategy
 from trio_accel.patterns import (
     Call,
     Deployment,
@@ -298,6 +299,54 @@ async def test_after_a_restart_the_model_of_the_last_swap_serves(system: ta.Syst
         await trio.sleep(0.001)
     assert await models.ask(Call(0.0)) == ("v1", 0.0)
     assert shelf.loaded == ["v1"]
+
+
+async def test_a_call_that_had_not_begun_at_a_restart_does_not_reach_the_closed_model(
+    shelf: Shelf, autojump_clock: MockClock
+) -> None:
+    late: list[Answer] = []
+
+    class Begun(list[Answer]):
+        def append(self, answer: Answer) -> None:
+            if answer[0] not in shelf.loaded:
+                late.append(answer)
+
+    shelf.begun = Begun()
+    together = ta.SystemOptions(strategy=Strategy.ONE_FOR_ALL)
+    async with ta.open_system("test", options=together) as system:
+        sibling: Models = await system.spawn(Crashing, Shelf().deployment(), name="sibling")
+        models = await spawn(system, shelf)
+
+        async def ask() -> None:
+            with suppress(ta.ActorFailedError, ta.ActorRestartingError):
+                await models.ask(Call(0.0))
+
+        # The order in which Trio runs tasks is random.
+        for _ in range(50):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(sibling.tell, Crash())
+                for _ in range(20):
+                    nursery.start_soon(ask)
+                    await trio.lowlevel.checkpoint()
+            await trio.sleep(10)
+    assert not late
+
+
+async def test_a_model_whose_context_ends_by_itself_is_loaded_again(
+    system: ta.System, shelf: Shelf, autojump_clock: MockClock
+) -> None:
+    @asynccontextmanager
+    async def short() -> AsyncGenerator[Callable[[float], Awaitable[Answer]], None]:
+        # A limit for loading that holds for the model's life too.
+        with trio.move_on_after(5):
+            async with shelf.opening("v0")() as model:
+                yield model
+
+    models: Models = await system.spawn(HotSwap, Deployment(short, "v0"), name="models")
+    await trio.sleep(7)
+    assert await models.ask(Call(0.0)) == ("v0", 0.0)
+    assert shelf.loaded == ["v0"]
+    assert system.tree().find("test/models").restarts >= 1
 
 
 async def test_a_drain_answers_what_was_accepted(

@@ -230,6 +230,8 @@ class HotSwap(TaskServant[ItemT, ResultT]):
 
     async def answer(self, item: ItemT) -> ResultT:
         """Have the model that serves now serve an item."""
+        # The incarnation may have ended before the call began, and the model be closed.
+        await trio.lowlevel.checkpoint_if_cancelled()
         try:
             return await self._current.ask(item)
         except ModelRetiredError:
@@ -318,6 +320,9 @@ class HotSwap(TaskServant[ItemT, ResultT]):
                 await loaded.wait_idle(self._drain_for)
                 loaded.cancel_calls()
                 await loaded.wait_idle(self._drain_for)
+            if not loaded.retire.is_set():
+                what = f"the context of model {version} ended by itself, and closed the model"
+                raise RuntimeError(what)  # noqa: TRY301  # as if the context had raised it
         except Exception:
             if loaded is None or not loaded.retire.is_set():
                 raise
