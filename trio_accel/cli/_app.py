@@ -84,6 +84,33 @@ def info(*, json: _Json = False) -> int:
 
 
 @app.command(
+    usage="Usage: trio-accel trace [OPTIONS] PROGRAM [ARGS...]",
+    help_epilogue="Exit codes: the program's; 2 where it or the file cannot be used, 130 ended by Ctrl-C.",
+)
+def trace(
+    program: str,
+    /,
+    *arguments: str,
+    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("trace.json"),
+    module: Annotated[bool, Parameter(name=["--module", "-m"], negative=(), show_default=False)] = False,
+) -> int:
+    """Run a Python program, and write a timeline of its actors and devices.
+
+    The file is written as the program runs, and is whole also after Ctrl-C and after an error. Open it at
+    https://ui.perfetto.dev.
+
+    Args:
+        program: Python file to run.
+        arguments: Its arguments; what stands behind PROGRAM is never an option of this command.
+        output: File to write; an existing one is replaced.
+        module: PROGRAM is the name of a module, as behind python -m.
+    """
+    from trio_accel.cli._trace import trace_program
+
+    return trace_program(program, arguments, output, is_module=module)
+
+
+@app.command(
     usage="Usage: trio-accel bench [NAME...] [OPTIONS]",
     help_epilogue="Exit codes: 0 every goal is met, 1 one is missed, 2 a name or an option cannot be used, "
     "130 ended by Ctrl-C.",
@@ -338,13 +365,24 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         InputError: The arguments are wrong, or what they name cannot be used.
     """
+    arguments = _end_options(list(arguments))
     try:
-        code = app(list(arguments), console=make_console(), exit_on_error=False, print_error=False)
+        code = app(arguments, console=make_console(), exit_on_error=False, print_error=False)
     except UnusedCliTokensError as error:
         raise InputError(_describe_unused(error)) from error
     except CycloptsError as error:
         raise InputError(str(error)) from error
     return code if isinstance(code, int) else 0
+
+
+def _end_options(arguments: list[str]) -> list[str]:
+    """What is behind the program of `trace` is the program's."""
+    if arguments[:1] != ["trace"] or "--" in arguments:
+        return arguments
+    index = 1
+    while index < len(arguments) and arguments[index].startswith("-"):
+        index += 2 if arguments[index] in ("-o", "--output") else 1
+    return [*arguments[:index], "--", *arguments[index:]] if index < len(arguments) else arguments
 
 
 def _run_steps(steps: Sequence[Step], backend: str | None, isolation: Isolation | None, as_json: bool) -> int:

@@ -19,6 +19,7 @@ from ._snapshot import (
     SystemSnapshot,
 )
 from ._socket import ObserverSocket, open_socket
+from ._timeline import Timeline, timeline
 from ._traces import trace
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "Recorder",
     "SlowStep",
     "SystemSnapshot",
+    "Timeline",
     "export_metrics",
     "exposition",
     "list_programs",
@@ -46,6 +48,7 @@ __all__ = [
     "open_socket",
     "prometheus",
     "record",
+    "timeline",
     "trace",
     "watch_loop",
 ]

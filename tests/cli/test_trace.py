@@ -1,0 +1,65 @@
+"""The command `trace` runs a program and leaves a whole timeline, however the program ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAM = """
+import sys
+import trio
+import trio_accel as ta
+
+async def main():
+    async with ta.open_system("traced") as system, system.open_device("cpu") as device:
+        await device.zeros((3,))
+        print(sys.argv[1:], __name__)
+        {end}
+
+trio.run(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [
+        ("", 0, ""),
+        ("sys.exit(7)", 1, "SystemExit"),
+        ("raise LookupError('gone')", 1, "LookupError: gone"),
+        ("raise KeyboardInterrupt", 130, "interrupted"),
+    ],
+)
+def test_a_program_with_its_arguments(
+    cli: Callable[..., Any], tmp_path: Path, end: str, code: int, said: str
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(end=end), encoding="utf-8")
+    done = cli("trace", "-o", str(tmp_path / "t.json"), str(program), "--output", "x", "-m")
+    assert done.out == "['--output', 'x', '-m'] __main__\n"
+    assert "https://ui.perfetto.dev" in done.err
+    assert str(tmp_path / "t.json") in done.err
+    assert said in done.err
+    assert done.code == code
+    events = json.loads((tmp_path / "t.json").read_text(encoding="utf-8"))
+    assert "devices.Empty" in {event["name"] for event in events}
+
+
+def test_what_cannot_be_used(cli: Callable[..., Any], tmp_path: Path) -> None:
+    done = cli("trace", str(tmp_path / "none.py"))
+    assert (done.code, done.out) == (2, "")
+    assert "there is no program" in done.err
+    program = tmp_path / "program.py"
+    program.write_text("", encoding="utf-8")
+    done = cli("trace", "--output", str(tmp_path / "no" / "t.json"), str(program))
+    assert done.code == 2
+    assert "cannot write" in done.err
+
+
+def test_the_exit_code_is_the_programs(cli: Callable[..., Any], tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("raise SystemExit(7)", encoding="utf-8")
+    assert cli("trace", "-o", str(tmp_path / "t.json"), str(program)).code == 7

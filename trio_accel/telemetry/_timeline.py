@@ -1,0 +1,322 @@
+"""A timeline of a system as trace events, which Perfetto and Chrome show."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import time
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, TextIO
+from weakref import WeakKeyDictionary
+
+import attrs
+import trio
+from trio.lowlevel import enable_ki_protection
+
+from ..actors import (
+    ActorRestarted,
+    ActorTerminated,
+    Event,
+    MessageCancelled,
+    MessageCompleted,
+    MessageDropped,
+    MessageEvent,
+    MessageFailed,
+    MessageStarted,
+    MessageWithdrawn,
+    actor_path_of,
+    around_each_system,
+    describe,
+)
+from ..actors import System as ActorSystem
+from ..devices import Ask, Launch, OpenDevice, Operation, Phase
+from ._watch import watch_system
+
+__all__ = ["Timeline", "timeline"]
+
+_logger = logging.getLogger("trio_accel.telemetry")
+# Seconds after which what was written is given to the file system: a program may be killed.
+_FLUSHED = 1.0
+
+
+@contextmanager
+def timeline(system: ActorSystem | None, path: str | os.PathLike[str]) -> Generator[Timeline, None, None]:
+    """Write what happens in a system to a file of trace events (JSON), inside the ``with``.
+
+    Open it at https://ui.perfetto.dev or in ``chrome://tracing``. Each actor has a row with its messages,
+    from the begin of the handler to the reply; those that overlap are in further rows of its. Each library of
+    a device has a row, in the process that launches: an operation lasts there from its launch, or from the
+    end of the one before it, to its completion. Tasks that are no actors' have rows with what they ask of
+    devices. An arrow leads from an ask to its operation.
+
+    Events are written as they come, so memory stays bounded. Where the file cannot be written any more, that
+    is logged once, and the program goes on. An existing file is replaced.
+
+    Args:
+        system: The system; None for every one that is opened in this process meanwhile.
+        path: The file.
+
+    Raises:
+        OSError: The file cannot be opened.
+    """
+    written = Timeline(Path(path).open("w", encoding="utf-8", buffering=1 << 16))  # noqa: SIM115  # `end` closes
+    inside = around_each_system(written.watch) if system is None else written.watch(system)
+    try:
+        with inside:
+            yield written
+    finally:
+        written.end()
+
+
+@attrs.define(eq=False)
+class _Launched:
+    """An operation that was validated: when and where, and when it was launched and complete."""
+
+    asked: int
+    row: tuple[int, str, int]
+    begun: int = 0
+    completed: int = 0
+
+
+class Timeline:
+    """A timeline that is being written. Made by `timeline`.
+
+    Attributes:
+        events: How many were written.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        self.events: int = 0
+        self._file: TextIO | None = file
+        self._begin = time.monotonic_ns()
+        self._flushed = time.monotonic()
+        self._pid = os.getpid()
+        self._ids = itertools.count(1)
+        # Rows by process, name and lane; lanes in use by name.
+        self._rows: dict[tuple[int, str, int], int] = {}
+        self._lanes: dict[str, set[int]] = {}
+        self._processes: set[int] = set()
+        # Messages that are served: since when, and on which lane.
+        self._served: dict[tuple[str, int], tuple[int, int, str]] = {}
+        self._serving: dict[str, list[int]] = {}
+        self._launched: WeakKeyDictionary[Launch, _Launched] = WeakKeyDictionary()
+        # When the last operation of a row was complete.
+        self._over: dict[tuple[int, str], int] = {}
+        # The lanes of tasks that ask now.
+        self._asking: dict[trio.lowlevel.Task, tuple[int, str, int]] = {}
+        self._write_text("[\n")
+
+    def watch(self, system: ActorSystem) -> AbstractContextManager[None]:
+        """Write what happens in a system, too, inside the ``with``."""
+        return watch_system(system, self._observe, self._enter)
+
+    def end(self) -> None:
+        """Write what is open still, and the end."""
+        now = time.monotonic_ns()
+        for (path, _), (begun, lane, name) in self._served.items():
+            self._slice((self._pid, path, lane), name, "message", begun, now, {"outcome": "unfinished"})
+        self._served.clear()
+        self._write_text("\n]\n")
+        file, self._file = self._file, None
+        if file is not None:
+            try:
+                file.close()
+            except OSError as error:
+                self._give_up(file, error)
+
+    # Messages.
+
+    def _observe(self, event: Event) -> None:
+        if isinstance(event, MessageStarted):
+            if event.context is not None:
+                lane = self._take_lane(event.path)
+                key = event.path, event.number
+                self._served[key] = time.monotonic_ns(), lane, event.message_type
+                self._serving.setdefault(event.path, []).append(lane)
+        elif isinstance(event, MessageEvent):
+            self._end_message(event)
+        elif isinstance(event, ActorRestarted):
+            why = None if event.error is None else describe(event.error)
+            self._instant(event.path, "restart", {"error": why})
+        elif isinstance(event, ActorTerminated):
+            self._instant(event.path, "end", {"reason": event.reason})
+            # Its row is not used again.
+            self._lanes.pop(event.path, None)
+            for row in [row for row in self._rows if row[1] == event.path]:
+                del self._rows[row]
+
+    def _end_message(self, event: MessageEvent) -> None:
+        served = self._served.pop((event.path, event.number), None)
+        if served is None:
+            if isinstance(event, (MessageDropped, MessageWithdrawn)):
+                what = "dropped" if isinstance(event, MessageDropped) else "withdrawn"
+                self._instant(event.path, f"{what} {event.message_type}", {})
+            return
+        begun, lane, name = served
+        about: dict[str, object] = {"outcome": _outcome_of(event)}
+        if isinstance(event, (MessageCompleted, MessageFailed, MessageCancelled)):
+            about["queued_us"] = round(event.queue_time * 1e6, 3)
+        self._slice((self._pid, event.path, lane), name, "message", begun, time.monotonic_ns(), about)
+        self._lanes.get(event.path, set[int]()).discard(lane)
+        self._serving[event.path].remove(lane)
+        if not self._serving[event.path]:
+            del self._serving[event.path]
+
+    # Operations.
+
+    def _enter(self, device: OpenDevice) -> AbstractContextManager[None]:
+        def see(phase: Phase, launch: Launch) -> None:
+            self._see(device, phase, launch)
+
+        def around(ask: Ask) -> Ask:
+            @enable_ki_protection
+            async def asked(operation: Operation[Any, Any]) -> Any:
+                return await self._ask(ask, operation)
+
+            return asked
+
+        return device.observed(see, around)
+
+    async def _ask(self, ask: Ask, operation: Operation[Any, Any]) -> Any:
+        task = trio.lowlevel.current_task()
+        path = actor_path_of(task)
+        if path is not None and path in self._serving:
+            # The message that it serves is what is shown.
+            return await ask(operation)
+        begun, lane = time.monotonic_ns(), self._take_lane(task.name)
+        row = self._asking[task] = self._pid, task.name, lane
+        outcome = "completed"
+        try:
+            return await ask(operation)
+        except trio.Cancelled:
+            outcome = "cancelled"
+            raise
+        except BaseException as error:
+            outcome = f"failed: {describe(error)}"
+            raise
+        finally:
+            name: str = getattr(operation, "operation", type(operation).__name__)
+            self._slice(row, f"ask {name}", "ask", begun, time.monotonic_ns(), {"outcome": outcome})
+            self._lanes[task.name].discard(lane)
+            del self._asking[task]
+
+    def _see(self, device: OpenDevice, phase: Phase, launch: Launch) -> None:
+        now = time.monotonic_ns()
+        if phase is Phase.VALIDATE:
+            self._launched[launch] = _Launched(now, self._asker(launch, now))
+        elif phase is Phase.REPLY:
+            launched = self._launched.pop(launch, None)
+            if launched is not None:
+                self._end_launch(device, launch, launched)
+        elif (launched := self._launched.get(launch)) is not None:
+            if phase is Phase.ENQUEUE:
+                launched.begun = now
+            elif phase is Phase.COMPLETE:
+                launched.completed = now
+
+    def _asker(self, launch: Launch, now: int) -> tuple[int, str, int]:
+        """The row from which an operation is asked."""
+        task = trio.lowlevel.current_task()
+        path = actor_path_of(task)
+        if path is not None and path in self._serving:
+            return self._pid, path, self._serving[path][-1]
+        row = self._asking.get(task)
+        if row is None:
+            # It waits for nothing.
+            row = self._pid, f"{task.name} submits", 0
+            self._slice(row, f"submit {launch.name}", "ask", now, now, {})
+        return row
+
+    def _end_launch(self, device: OpenDevice, launch: Launch, launched: _Launched) -> None:
+        process, begun, completed = self._pid, launched.begun, launched.completed
+        if device.isolation == "process":
+            if launch.times is None:
+                # Its worker died before it could tell.
+                return
+            process, begun, completed = attrs.astuple(launch.times)
+            if process not in self._processes:
+                self._name_process(process, f"worker of {device.path}")
+        name = f"{device.path} {launch.library.partition('?')[0]}"
+        start = min(max(begun, self._over.get((process, name), 0)), completed)
+        self._over[process, name] = completed
+        about = {"launched_us": self._us(begun), "behind_others_us": (start - begun) / 1000}
+        row, number = (process, name, 0), next(self._ids)
+        self._slice(row, launch.name, "operation", start, completed, about)
+        flow = {"name": "ask", "cat": "flow", "id": number}
+        self._event(launched.row, {"ph": "s", "ts": self._us(launched.asked), **flow})
+        self._event(row, {"ph": "f", "bp": "e", "ts": self._us(start), **flow})
+
+    # The file.
+
+    def _take_lane(self, name: str) -> int:
+        """The first lane of a row that is free."""
+        lanes = self._lanes.setdefault(name, set())
+        lane = next(lane for lane in itertools.count() if lane not in lanes)
+        lanes.add(lane)
+        return lane
+
+    def _us(self, moment: int) -> float:
+        """Microseconds since the begin."""
+        return max(moment - self._begin, 0) / 1000
+
+    def _slice(
+        self, row: tuple[int, str, int], name: str, kind: str, begun: int, ended: int, about: object
+    ) -> None:
+        start = self._us(begun)
+        event = {"ph": "X", "name": name, "cat": kind, "ts": start, "dur": self._us(ended) - start}
+        self._event(row, {**event, "args": about})
+
+    def _instant(self, path: str, name: str, about: object) -> None:
+        event = {"ph": "i", "s": "t", "name": name, "cat": "actor", "ts": self._us(time.monotonic_ns())}
+        self._event((self._pid, path, 0), {**event, "args": about})
+
+    def _event(self, row: tuple[int, str, int], event: dict[str, object]) -> None:
+        process, name, lane = row
+        number = self._rows.get(row)
+        if number is None:
+            if process not in self._processes:
+                self._name_process(process, "program")
+            number = self._rows[row] = next(self._ids)
+            shown = f"{name} ({lane + 1})" if lane else name
+            self._write(process, number, {"ph": "M", "name": "thread_name", "args": {"name": shown}})
+        self._write(process, number, event)
+
+    def _name_process(self, process: int, name: str) -> None:
+        self._processes.add(process)
+        self._write(process, 0, {"ph": "M", "name": "process_name", "args": {"name": name}})
+
+    def _write(self, process: int, row: int, event: dict[str, object]) -> None:
+        text = json.dumps({"pid": process, "tid": row, **event}, separators=(",", ":"))
+        self._write_text(f",\n{text}" if self.events else text)
+        self.events += 1
+
+    def _write_text(self, text: str) -> None:
+        file = self._file
+        if file is None:
+            return
+        try:
+            file.write(text)
+            now = time.monotonic()
+            if now - self._flushed > _FLUSHED:
+                self._flushed = now
+                file.flush()
+        except OSError as error:
+            self._give_up(file, error)
+
+    def _give_up(self, file: TextIO, error: OSError) -> None:
+        _logger.error("the timeline ends here, as its file cannot be written: %s", error)
+        self._file = None
+        with suppress(OSError):
+            file.close()
+
+
+def _outcome_of(event: MessageEvent) -> str:
+    if isinstance(event, MessageFailed):
+        return f"failed: {describe(event.error)}"
+    if isinstance(event, MessageDropped):
+        return f"dropped: {event.reason}"
+    return "completed" if isinstance(event, MessageCompleted) else "cancelled"
