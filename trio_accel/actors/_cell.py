@@ -210,6 +210,11 @@ class Cell:
             self.incarnation.nursery.cancel_scope.cancel(reason=reason)
 
     @property
+    def is_running(self) -> bool:
+        """Whether its incarnation takes messages."""
+        return self.state is CellState.RUNNING
+
+    @property
     def is_quarantined(self) -> bool:
         """Whether it was given up: cancelled, and it did not end."""
         return self.state is CellState.QUARANTINED

@@ -49,6 +49,11 @@ class Ref(Generic[ActorT_co]):
         """Whether the actor has ended for good."""
         return self._cell.terminated is not None
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the actor takes messages: it has started, and neither restarts nor is to end."""
+        return self._cell.is_running
+
     @enable_ki_protection
     async def ask(self, request: Request[ActorT_co, ReplyT], /, *, abandon_on_cancel: bool = False) -> ReplyT:
         """Send a request and wait for its reply.

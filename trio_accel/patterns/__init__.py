@@ -26,8 +26,13 @@ from ._hot_swap import (
 from ._moe import MoeRouter
 from ._moe_results import ExpertsFailedError, Routed, RoutingStatistics
 from ._outputs import ModelOutputError
+from ._pool import Pool
 from ._rate_limit import RateLimit, RateLimitError
+from ._replica_pool import Hedge, ReplicaPool, ReplicaPoolStatistics
+from ._replicas import Replica, ReplicaStatistics
 from ._retry import RetryBudget, retry, was_never_executed
+from ._router import NoReplicaError, Router, RouterStatistics
+from ._routing import ByKey, ByLoad, Key, Routing
 from ._speculative import DecodingStatistics, Generate, Generation, Score, SpeculativeDecoder
 from ._stacked import by_length, by_shape, padded, stacked
 from ._tasks import TaskServant
@@ -37,6 +42,8 @@ __all__ = [
     "BatchResults",
     "Batcher",
     "BatcherStatistics",
+    "ByKey",
+    "ByLoad",
     "Call",
     "Cascade",
     "CascadeAnswer",
@@ -54,20 +61,31 @@ __all__ = [
     "Generate",
     "Generation",
     "GetStatistics",
+    "Hedge",
     "HotSwap",
     "HotSwapStatistics",
+    "Key",
     "Model",
     "ModelOutputError",
     "ModelRetiredError",
     "MoeRouter",
     "NoAnswerError",
+    "NoReplicaError",
     "Opening",
     "Passed",
+    "Pool",
     "Probe",
     "RateLimit",
     "RateLimitError",
+    "Replica",
+    "ReplicaPool",
+    "ReplicaPoolStatistics",
+    "ReplicaStatistics",
     "RetryBudget",
     "Routed",
+    "Router",
+    "RouterStatistics",
+    "Routing",
     "RoutingStatistics",
     "Score",
     "Servant",

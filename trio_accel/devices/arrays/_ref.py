@@ -352,6 +352,16 @@ class Device(abc.ABC):
     def is_open(self) -> bool:
         """Whether it was opened; also when it has ended since."""
 
+    @property
+    @abc.abstractmethod
+    def is_ready(self) -> bool:
+        """Whether it has a context now; if not, requests wait for the next, unless `is_ended`."""
+
+    @property
+    @abc.abstractmethod
+    def is_ended(self) -> bool:
+        """Whether it has ended for good: it was closed or given up."""
+
     @abc.abstractmethod
     async def ask(self, operation: DeviceRequest[LibraryT, ReplyT], /) -> ReplyT:
         """Run an operation and wait for its reply, which comes when the device has completed it.

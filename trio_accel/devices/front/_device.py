@@ -138,6 +138,16 @@ class OpenDevice(Device):
         return self.state.actor is not None
 
     @property
+    def is_ready(self) -> bool:
+        """See `Device.is_ready`."""
+        return self.state.availability.is_ready
+
+    @property
+    def is_ended(self) -> bool:
+        """See `Device.is_ended`."""
+        return self.state.availability.is_ended
+
+    @property
     def descriptors(self) -> tuple[int, ...]:
         """Descriptors of its memory, and of that of its host arrays."""
         pool = self.state.host_pool
