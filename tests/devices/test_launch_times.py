@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from chosen import BACKEND
 from isolations import isolated
 
 import trio_accel as ta
-from trio_accel.devices import Ask, Launch, Phase, opened
+from trio_accel.devices import Around, Ask, Launch, Operation, Phase, opened
 
 
 def unchanged(ask: Ask) -> Ask:
@@ -65,9 +66,9 @@ async def test_the_next_worker_tells_too(system: ta.System, device: ta.Device) -
 async def test_asks_pass_through_who_stands_around_them(device: ta.Device) -> None:
     order: list[str] = []
 
-    def around(name: str):
+    def around(name: str) -> Around:
         def make(ask: Ask) -> Ask:
-            async def asking(operation):
+            async def asking(operation: Operation[Any, Any]) -> Any:
                 order.append(name)
                 return await ask(operation)
 

@@ -7,7 +7,7 @@ import signal
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import trio_accel as ta
 from trio_accel.cli._errors import InputError
@@ -65,13 +65,21 @@ def _run(program: str, arguments: Sequence[str], *, is_module: bool) -> int:
     except KeyboardInterrupt:
         raise InterruptError(signal.SIGINT) from None
     except BaseException as error:  # noqa: BLE001  # as Python itself does
-        if isinstance(error, BaseExceptionGroup) and error.split(KeyboardInterrupt)[1] is None:
+        if _is_interrupt(error):
             raise InterruptError(signal.SIGINT) from None
         traceback.print_exception(error)
         return 1
     finally:
         sys.argv, sys.path[:] = before
     return 0
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    """Whether it is a group of nothing but interrupts."""
+    if not isinstance(error, BaseExceptionGroup):
+        return False
+    group = cast("BaseExceptionGroup[BaseException]", error)
+    return group.split(KeyboardInterrupt)[1] is None
 
 
 def _code_of(error: SystemExit) -> int:
