@@ -211,6 +211,25 @@ async def test_waiting_is_a_second_round_of_the_full_expert_alone(
     assert not routed.is_lost.any()
 
 
+async def test_each_round_of_an_expert_may_have_a_dtype_of_its_own(system: ta.System) -> None:
+    dtypes = iter([np.complex64, np.float64])
+
+    async def changing(tokens: Rows) -> Any:
+        return np.ones((len(tokens), WIDTH), dtype=next(dtypes))
+
+    x = np.ones((2, WIDTH))
+    options = {"top_k": 1, "capacity_factor": 0.5, "overflow": "wait"}
+    routed = await route(system, x, [[0.0]] * 2, [changing], **options)
+    assert routed.output.dtype == "complex128"
+    np.testing.assert_array_equal(routed.output, 1.0)
+
+
+async def test_a_capacity_beyond_floats_is_no_bound(system: ta.System) -> None:
+    x = np.ones((6, WIDTH))
+    routed = await route(system, x, [[0.0]] * 6, [gate_of(x)], top_k=1, capacity_factor=1e308)
+    assert routed.statistics.served == (6,)
+
+
 async def test_a_failure_can_be_the_askers_and_ends_the_others(system: ta.System) -> None:
     error, ended = OSError("gone"), list[int]()
 

@@ -218,6 +218,8 @@ GOOD = [0.25, 0.25, 0.5]
     [
         ([0.5, 0.5, math.nan], "NaN or infinity in distribution 0"),
         ([0.5, 0.5, math.inf], "NaN or infinity in distribution 0"),
+        ([0.5, math.inf, -math.inf], "NaN or infinity in distribution 0"),
+        ([1e308, 1e308, 1e308], "NaN or infinity in distribution 0"),
         ([1.5, -0.5, 0.0], "negative probability in distribution 0"),
         ([0.5, 0.5, 0.5], "sum is 1.5, not 1; if they are logits"),
         ([0.0, 0.0, 0.0], "sum is 0, not 1"),
@@ -269,6 +271,16 @@ async def test_bad_logits_are_refused(system: ta.System, bad: float) -> None:
     decoder = await decoder_of(system, model, model, logits=True)
     with pytest.raises(ModelOutputError, match="the draft returned NaN, infinity"):
         await decoder.ask(Call(Generate((0,))))
+
+
+async def test_logits_and_temperatures_at_the_ends_of_floats(system: ta.System) -> None:
+    async def model(score: Score) -> Any:
+        return [[-1e308, 1e308, 0.0]] * score.count
+
+    decoder = await decoder_of(system, model, model, logits=True)
+    for temperature in (1.0, 1e-300):
+        generation = await decoder.ask(Call(Generate((0,), max_tokens=3, temperature=temperature, seed=0)))
+        assert generation.tokens == (1, 1, 1)
 
 
 async def test_a_prompt_beyond_the_vocabulary_is_refused(system: ta.System) -> None:

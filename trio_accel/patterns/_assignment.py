@@ -38,7 +38,9 @@ class Assignment:
 
 def capacity_of(tokens: int, top_k: int, experts: int, factor: float | None) -> int:
     """How many tokens an expert takes at once: the factor times its share if all had the same, rounded up."""
-    return tokens if factor is None else max(1, math.ceil(factor * tokens * top_k / experts))
+    capacity = math.inf if factor is None else factor * tokens * top_k / experts
+    # A token chooses an expert once at most.
+    return tokens if capacity >= tokens else max(1, math.ceil(capacity))
 
 
 def assign(

@@ -169,7 +169,7 @@ def combined(assignment: Assignment, parts: Sequence[Part], statistics: RoutingS
     if len(widths) > 1:
         told = ", ".join(f"expert {number} {result.shape[1]}" for number, result in results.items())
         raise ModelOutputError(f"all experts must return rows of one width, got: {told}")
-    dtypes = {result.dtype for result in results.values()}
+    dtypes = {part.result.dtype for part in parts if part.result is not None}
     exact = np.result_type(np.float64, *("c16" for dtype in dtypes if dtype.kind == "c"))
     output = np.zeros((len(weights), widths.pop()), dtype=exact)
     for part in parts:

@@ -72,6 +72,7 @@ def check_logits(what: str, logits: NDArray[np.float64]) -> None:
 def softmax(what: str, logits: NDArray[np.float64]) -> NDArray[np.float64]:
     """The softmax of each row; for the errors see `check_logits`."""
     check_logits(what, logits)
-    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+    with np.errstate(over="ignore"):  # what is so much less likely has the share 0
+        shares = np.exp(logits - logits.max(axis=1, keepdims=True))
     result: NDArray[np.float64] = shares / shares.sum(axis=1, keepdims=True)
     return result

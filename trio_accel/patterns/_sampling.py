@@ -42,7 +42,9 @@ async def scores_of(
     if are_logits:
         check_logits(what, rows)
         return rows
-    for number, (total, least) in enumerate(zip(rows.sum(axis=1), rows.min(axis=1), strict=True)):
+    with np.errstate(invalid="ignore", over="ignore"):  # of infinities, which are refused
+        totals = rows.sum(axis=1)
+    for number, (total, least) in enumerate(zip(totals, rows.min(axis=1), strict=True)):
         if not np.isfinite(total):
             raise ModelOutputError(f"{what} returned NaN or infinity in distribution {number}")
         if least < 0:
@@ -75,7 +77,8 @@ class Sampler:
             return scores
         # Divided by the greatest, or a power could be zero for all.
         if self.are_logits:
-            shares = np.exp((scores - scores.max()) / self.temperature)
+            with np.errstate(over="ignore"):  # what is so much less likely has the share 0
+                shares = np.exp((scores - scores.max()) / self.temperature)
         elif self.temperature == 1:
             shares = scores
         else:
