@@ -27,7 +27,8 @@ async def test_the_stream_has_the_tokens_of_the_reply(decoder: Decoder) -> None:
     request = Generate((0,), seed=3, max_tokens=40)
     whole: Generation = await decoder.ask(Call(request))
     async with open_token_stream(decoder, request) as stream:
-        assert stream.generation is None
+        with pytest.raises(RuntimeError, match="has not ended"):
+            _ = stream.generation
         tokens = [token async for token in stream]
     assert tuple(tokens) == whole.tokens
     assert stream.generation == whole

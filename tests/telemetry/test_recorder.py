@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import AsyncGenerator
 
@@ -234,7 +235,9 @@ async def test_a_snapshot_does_not_wait_for_a_device(system: ta.System) -> None:
             assert system.devices == (device,)
 
 
-async def test_json_there_and_back(system: ta.System) -> None:
+async def test_json_there_and_back(system: ta.System, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What is logged is sent to another process by pytest-xdist, which takes no half of a pair.
+    monkeypatch.setattr(logging.getLogger("trio_accel.actors"), "disabled", True)
     sleeper = await system.spawn(Sleeper, name="naïve 🐌")
     async with system.open_device("cpu") as device:
         with record(system) as recorder:

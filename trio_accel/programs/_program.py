@@ -23,6 +23,8 @@ __all__ = ["FunctionProgram", "OpenProgram", "Opened", "Program"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
+# Calls whose results were kept, and went with an error of the program, are made so often again.
+_MOST_REPEATS = 2
 _MOST_FORGOTTEN = 64
 
 
@@ -136,7 +138,7 @@ class OpenProgram:
         message = message_class(Call, method.where)
         library, changes = self._opened.library, bool(method.updates or method.state)
         for number in itertools.count():
-            slot = next(self._slots)
+            slot, generation = next(self._slots), self.device.generation
             forget = tuple(itertools.islice(self._left, _MOST_FORGOTTEN))
             try:
                 call = message(library, method, bound, None, self._opened.frozen, state, slot, forget)
@@ -147,8 +149,10 @@ class OpenProgram:
                 self._left.add(slot)
                 if error.code != GONE:
                     raise
-                # To lose a result is to lose its call.
-                if changes or number >= self.device.options.retry:
+                # A neighbour's error costs this asker nothing; to lose a result with its context is to lose
+                # the call.
+                is_lost = self.device.generation != generation
+                if changes or number >= (self.device.options.retry if is_lost else _MOST_REPEATS):
                     raise _lost(method, error, changes=changes) from error
             except BaseException:
                 self._left.add(slot)
