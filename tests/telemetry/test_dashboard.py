@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import socket
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from typing import Any
@@ -150,6 +151,27 @@ async def test_garbage_is_answered_and_the_page_lives(
             with trio.move_on_after(1):
                 await stream.receive_some()
     assert (await client.get("")).status_code == 200
+
+
+async def test_snapshots_that_take_long_come_less_often(
+    dashboard: Dashboard, system: ta.System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, snapshot = list[float](), dashboard.recorder.snapshot()
+
+    def slow() -> SystemSnapshot:
+        made.append(trio.current_time())
+        time.sleep(0.05)
+        return snapshot
+
+    monkeypatch.setattr(dashboard.recorder, "snapshot", slow)
+    async with await connect(dashboard) as stream:
+        await stream.send_all(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        with trio.fail_after(5):
+            while len(made) < 3:
+                await trio.sleep(0.01)
+                await stream.receive_some()
+    assert made[2] - made[0] >= 1.0
+    assert system.tree().find("test/dashboard").restarts == 0
 
 
 async def test_no_snapshot_is_made_while_nobody_looks(

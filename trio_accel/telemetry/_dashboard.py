@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from importlib import import_module, resources
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import attrs
@@ -33,6 +34,8 @@ _HOSTS = [_HOST, "localhost"]
 _READERS = 16
 # Between two snapshots, however much happens.
 _LEAST = 0.1
+# Snapshots take at most about this share of the program's time: of a large tree they come less often.
+_LARGEST_SHARE = 0.1
 # Messages that are sent to the page: those with the highest rates.
 _OPERATIONS = 40
 _KINDS = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
@@ -186,11 +189,13 @@ class _Feed:
                 self._wanted = trio.Event()
                 await self._wanted.wait()
             self._hurry = trio.Event()
+            began = perf_counter()
             self._text = _for_page(self._recorder.snapshot())
+            pause = max(_LEAST, (perf_counter() - began) / _LARGEST_SHARE)
             news, self._news = self._news, trio.Event()
             news.set()
-            await trio.sleep(_LEAST)
-            with trio.move_on_after(self._interval - _LEAST):
+            await trio.sleep(pause)
+            with trio.move_on_after(max(0.0, self._interval - pause)):
                 await self._hurry.wait()
 
     async def send_all(self, receive: Receive, send: Send) -> None:
