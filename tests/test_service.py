@@ -6,10 +6,13 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import attrs
 import httpx2
@@ -169,6 +172,23 @@ def test_one_key_beyond_its_rate_is_refused_and_another_is_not(service: Serving)
     assert refused.status_code == 429
     assert 0 < float(refused.headers["retry-after"]) < 1
     assert service.post("embed", body).status_code == 200
+
+
+def test_a_client_ends_nothing_but_its_own_connection(service: Serving) -> None:
+    upgrade = (
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\n"
+        b"Upgrade: h2c\r\nHTTP2-Settings: AAAA\r\n\r\n"
+    )
+    address = urlsplit(service.url)
+    for data in (*[upgrade] * 5, b"\x00" * 100, b"GET /" + b"x" * 100_000, b"POST /embed HTTP/1.1\r\n"):
+        with socket.create_connection((address.hostname, address.port), timeout=5) as client:
+            client.sendall(data)
+            client.settimeout(0.2)
+            with suppress(OSError):
+                while client.recv(4096):
+                    pass
+    assert service.post("embed", {"texts": ["a"]}).status_code == 200
+    assert service.process.poll() is None
 
 
 def test_metrics_health_and_readiness(service: Serving) -> None:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import secrets
 import signal
 import tempfile
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import trio
-from hypercorn.config import Config
+from search_http import serve_http
 from search_model import make_models
 from search_service import open_service
 from search_web import application
@@ -72,17 +68,16 @@ async def main(arguments: argparse.Namespace) -> None:
             open_service(system, device, arguments.models, tenants_of(arguments.key), rate=arguments.rate)
         )
         app = application(service, recorder, admin_key)
-        config = Config()
-        config.bind = [f"127.0.0.1:{arguments.port}"]
-        config.errorlog = logging.getLogger("service")
-        config.graceful_timeout = 5.0
+        (listener,) = await trio.open_tcp_listeners(arguments.port, host="127.0.0.1")
+        port = listener.socket.getsockname()[1]
         stop = trio.Event()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wait_for_signal, stop)
-            serve: Any = import_module("hypercorn.trio").serve
-            urls: list[str] = await nursery.start(partial(serve, app, config, shutdown_trigger=stop.wait))
+            nursery.start_soon(serve_http, app, listener, stop)
             print(
-                f"serving at {urls[0]}/ (process {os.getpid()}); administrator's key: {admin_key}", flush=True
+                f"serving at http://127.0.0.1:{port}/ (process {os.getpid()}); "
+                f"administrator's key: {admin_key}",
+                flush=True,
             )
             await stop.wait()
             print("ending: requests that were begun are served", flush=True)
