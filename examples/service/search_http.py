@@ -1,7 +1,7 @@
 """HTTP for an application, one connection apart from the others: no client can end the service for all.
 
-`hypercorn.trio.serve` would do, but for two things: what a connection raises ends the whole server there, and a
-client that does not read holds up its end.
+`hypercorn.trio.serve` would do, but for two things. What a connection raises ends the whole server there, and
+a client that does not read holds up its end.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ async def serve_http(
         # A connection that waits for its next request ends now, and the others after their response.
         await context.terminated.set()
         with trio.move_on_after(grace):
-            while streams:
+            while streams:  # noqa: ASYNC110  # each tells nobody but itself
                 await trio.sleep(0.01)
         for stream in streams:
             # The server shields what it sends, and a client need not read it.
