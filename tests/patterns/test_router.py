@@ -283,7 +283,7 @@ async def test_what_is_refused_unexecuted_goes_on_to_the_next(
 ) -> None:
     mailbox = MailboxOptions(capacity=1, overflow=Overflow.REJECT)
     refs = [await system.spawn(Logging, EMPTY, name=name, mailbox=mailbox) for name in ("a", "b")]
-    router = await system.spawn(Router, refs, by=ByKey(lambda item: item[0]))
+    router = await system.spawn(Router, refs, by=ByKey(lambda item: item[0], fails_over=True))
     outcomes: list[object] = []
 
     async def ask(number: int) -> None:
@@ -302,6 +302,31 @@ async def test_what_is_refused_unexecuted_goes_on_to_the_next(
     assert [replica.sent for replica in statistics.replicas] in ([5, 3], [3, 5])
     assert statistics.rerouted == 3
     assert statistics.in_flight == 0
+
+
+async def test_a_key_that_does_not_fail_over_stays_where_it_is_refused(
+    system: ta.System, autojump_clock: MockClock
+) -> None:
+    mailbox = MailboxOptions(capacity=1, overflow=Overflow.REJECT)
+    names = ["a", "b"]
+    refs = {name: await system.spawn(Logging, EMPTY, name=name, mailbox=mailbox) for name in names}
+    router = await system.spawn(Router, refs, by=BY_FIRST)
+    home = place_of("Ann", names)
+    outcomes: list[str] = []
+
+    async def ask(number: int) -> None:
+        try:
+            outcomes.append(await router.ask(Call(("Ann", number))))
+        except ta.MailboxFullError as error:
+            outcomes.append(f"{error.path} is full")
+
+    async with trio.open_nursery() as nursery:
+        for number in range(5):
+            nursery.start_soon(ask, number)
+    assert Counter(outcomes) == {f"test/{home}": 2, f"test/{home} is full": 3}
+    await refs[home].stop()
+    names.remove(home)
+    assert await router.ask(Call(("Ann", 5))) == f"test/{names[0]}"
 
 
 async def test_a_refusal_inside_a_model_is_the_askers(system: ta.System) -> None:

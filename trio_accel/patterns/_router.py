@@ -47,7 +47,8 @@ class Router(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
     A model that has ended for good gets nothing more. By load, one that restarts is skipped as long as
     another works; if none works, requests wait at the least busy one that will. A request that a model's
     actor has refused unexecuted (`ActorStoppedError`, `ActorRestartingError`, `MailboxFullError`) goes on to
-    the next model. Any other error is the asker's: the request may have been executed.
+    the next model; by a key that does not fail over, only if that model has ended for good. Any other error
+    is the asker's: the request may have been executed.
 
     Requests are sent in the order of the mailbox. Each is sent at once, and waits in the mailbox of its model
     if that is busy. ``stop(drain=True)`` waits for all of them. The models are not the router's: they go on
@@ -101,7 +102,7 @@ class Router(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
             try:
                 return await member.ask(item)
             except ActorError as error:
-                if not member.has_refused(error):
+                if not (member.has_refused(error) and (self._by.skips or member.is_dead)):
                     raise
                 refusal = error
         if refusal is None or all(member.is_dead for member in self._members):

@@ -95,7 +95,8 @@ class ByKey:
     Attributes:
         key: Gives the key of an item: a str, bytes or an int.
         fails_over: Whether another replica serves the keys of one that restarts. If not, their requests
-            wait for it, in order, so that a key with a state of its own is served by one replica alone.
+            wait for it, in order, and a mailbox that is full refuses them. So a key with a state of its own
+            is served by one replica, as long as that lives.
     """
 
     key: Callable[[Any], Key]
