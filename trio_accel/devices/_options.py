@@ -116,6 +116,11 @@ def _strategy(
         )
 
 
+def _switch(instance: DeviceOptions, attribute: attrs.Attribute[bool], value: bool) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"DeviceOptions: {attribute.name} must be True or False, got {value!r}")
+
+
 def _stream_strategy(
     instance: DeviceOptions, attribute: attrs.Attribute[StreamStrategy], value: StreamStrategy
 ) -> None:
@@ -164,6 +169,8 @@ class DeviceOptions:
             ``("torch", "encoder")``, so that every worker begins with them. Each is tried in a process of its
             own first. One that a fork could not use, or that cannot be imported, is left to the workers, with
             a warning in the logs. None inline.
+        nvtx: Whether each launch of an operation is a range in profilers of NVIDIA, in the process that
+            launches. Needs the extra ``nvtx``: without it, opening the device raises `NotSupportedError`.
     """
 
     isolation: Isolation | None = attrs.field(default=None, validator=_isolation)
@@ -181,3 +188,4 @@ class DeviceOptions:
     memory_limit: int | None = attrs.field(default=None, validator=attrs.validators.optional(_positive))
     libraries: tuple[str, ...] = attrs.field(default=(), validator=_paths)
     preload: tuple[str, ...] = attrs.field(default=(), validator=_modules)
+    nvtx: bool = attrs.field(default=False, validator=_switch)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from ._extras import import_extra
+from ..backends.base.extras import import_extra
 from ._figures import FIGURES, Figure, Sample
 from ._recorder import Recorder
 from ._snapshot import SystemSnapshot

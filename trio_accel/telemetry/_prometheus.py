@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ._extras import import_extra
+from ..backends.base.extras import import_extra
 from ._figures import FIGURES, Figure
 from ._recorder import Recorder
 from ._snapshot import Histogram, SystemSnapshot

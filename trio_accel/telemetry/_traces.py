@@ -26,8 +26,8 @@ from ..actors import (
     describe,
 )
 from ..actors import System as ActorSystem
+from ..backends.base.extras import import_extra
 from ..devices import Ask, Launch, OpenDevice, Operation, Phase
-from ._extras import import_extra
 from ._watch import watch_system
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from ..operations._operation import Launch
 from ._engine import Engine
 from ._library import LibraryActor
 from ._library_opener import LibraryOpener, OpenLibrary
+from ._ranges import import_ranges
 from ._recovery import recovery_policy
 from ._submissions import Submissions
 
@@ -150,6 +151,8 @@ class ContextActor(LibraryOpener):
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
         """Hold the open device and its engine; the library actors end before it is given back."""
         owner = self._owner
+        if owner.options.nvtx:
+            await trio.to_thread.run_sync(import_ranges)
         opened, memory = await self._open()
         engine = Engine(
             opened,

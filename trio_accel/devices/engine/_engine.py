@@ -27,6 +27,7 @@ from ._launch_gate import LaunchGate
 from ._launch_order import LaunchOrder
 from ._leases import Leases
 from ._memory_in_use import MemoryInUse
+from ._ranges import RangedEnqueuer
 from ._threaded import ThreadedLaunches
 from ._watchdog import Watchdog
 
@@ -131,7 +132,9 @@ class Engine(ContextState):
             stuck_after=options.stuck_after,
             on_look=on_look,
         )
-        self.enqueuer: Enqueuer = Enqueuer(
+        # Bound here, so that the launches of others pay nothing for ranges.
+        enqueuer = RangedEnqueuer if options.nvtx else Enqueuer
+        self.enqueuer: Enqueuer = enqueuer(
             self,
             device,
             memory,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from ...actors import ActorStoppedError
-from ...backends.base import AccelDevice, Hold, KernelLibrary
+from ...backends.base import AccelDevice, AccelStream, Hold, KernelLibrary
 from ...backends.base.fast_paths import current_fast_paths
+from ...backends.base.ops import OperationSpec
 from ..arrays._blocks import BlockTable
 from ..base._alarms import Alarms
 from ..completion._port import CompletionPort
@@ -20,9 +21,21 @@ from ._meeting import PartInFlight, PartLaunch
 from ._memory_in_use import MemoryInUse
 from ._watchdog import Watchdog
 
-__all__ = ["Enqueuer"]
+__all__ = ["Enqueuer", "Kernels"]
 
 InFlightT = TypeVar("InFlightT", bound=InFlight)
+
+
+class Kernels(Protocol):
+    """What a launch needs of a library; see `KernelLibrary`."""
+
+    @property
+    def name(self) -> str:
+        """Name of the library."""
+        ...
+
+    def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
+        """Put an operation on a stream."""
 
 
 class Enqueuer:
@@ -76,7 +89,7 @@ class Enqueuer:
         self.launched: int = 0
 
     def enqueue(
-        self, launch: Launch, library: KernelLibrary, lane: Lane, failure: Exception | None = None
+        self, launch: Launch, library: Kernels, lane: Lane, failure: Exception | None = None
     ) -> InFlight:
         """Give an operation to the backend; the caller sees to its reply.
 
@@ -126,7 +139,7 @@ class Enqueuer:
         return operation
 
     def enqueue_part(
-        self, launch: PartLaunch, library: KernelLibrary, lane: Lane, failure: Exception | None
+        self, launch: PartLaunch, library: Kernels, lane: Lane, failure: Exception | None
     ) -> Generator[None, None, PartInFlight]:
         """Give a part of an operation that spans devices to the backend, in the steps of a `Meeting`.
 
@@ -166,6 +179,10 @@ class Enqueuer:
         self._memory.release_all([output.id for output in launch.outputs if output.is_released])
         self.launched += 1
         return operation
+
+    def kernels_for(self, launch: Launch, library: Kernels) -> Kernels:
+        """What the caller of `begin` is to call of the library."""
+        return library
 
     def begin(self, launch: Launch, lane: Lane, failure: Exception | None) -> InFlight:
         """Do what comes before the call of the backend, which is its caller's.

@@ -60,7 +60,8 @@ class ThreadedLaunches:
                 # The system has no thread left.
                 self._end(operation, lane, error)
                 return
-        enqueue = partial(library.enqueue, operation.launch.spec, lane.stream)
+        kernels = self._enqueuer.kernels_for(operation.launch, library)
+        enqueue = partial(kernels.enqueue, operation.launch.spec, lane.stream)
         lane.thread.call(enqueue, partial(self._end, operation, lane))
 
     def _end(self, operation: InFlight, lane: Lane, error: Exception | None) -> None:

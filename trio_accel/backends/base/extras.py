@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from ..backends.base import NotSupportedError
+from .errors import NotSupportedError
 
 __all__ = ["import_extra"]
 
