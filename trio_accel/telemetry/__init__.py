@@ -2,7 +2,9 @@
 
 from ._dashboard import Dashboard, open_dashboard
 from ._folder import ObservedProgram, list_programs
+from ._gpus import GpuWatch, read_gpus, watch_gpus
 from ._loop_watch import LoopWatch, SlowStep, watch_loop
+from ._nvml import GpuProcess, GpuReading, XidEvent
 from ._observation import Observation, open_observation
 from ._opentelemetry import export_metrics
 from ._prometheus import exposition, prometheus
@@ -27,6 +29,9 @@ __all__ = [
     "Dashboard",
     "DeviceRow",
     "FailureRow",
+    "GpuProcess",
+    "GpuReading",
+    "GpuWatch",
     "Histogram",
     "LibraryRow",
     "LoopWatch",
@@ -40,6 +45,7 @@ __all__ = [
     "SlowStep",
     "SystemSnapshot",
     "Timeline",
+    "XidEvent",
     "export_metrics",
     "exposition",
     "list_programs",
@@ -47,8 +53,10 @@ __all__ = [
     "open_observation",
     "open_socket",
     "prometheus",
+    "read_gpus",
     "record",
     "timeline",
     "trace",
+    "watch_gpus",
     "watch_loop",
 ]

@@ -183,6 +183,31 @@ class TestDevices:
             resolve("cuda:2")
         assert CudaBackend().unavailable_reason() is None
 
+    @pytest.mark.parametrize(
+        ("digits", "uuid"),
+        [
+            ("57a4d14e000040008000000000000001", "GPU-57a4d14e-0000-4000-8000-000000000001"),
+            ("00" * 16, None),
+            ("00", None),
+        ],
+    )
+    def test_it_has_the_uuid_that_others_know_it_by(
+        self, monkeypatch: pytest.MonkeyPatch, forget_probes: None, digits: str, uuid: str | None
+    ) -> None:
+        devices = [device(uuid=digits)]
+        monkeypatch.setattr(_probe, "ask", lambda *_: {"version": 13000, "devices": devices})
+        monkeypatch.setattr(_installed, "ask", lambda *_: found())
+        assert [info.uuid for info in CudaBackend().list_devices()] == [uuid]
+
+    def test_the_environment_chooses_one_and_it_has_its_own_uuid(
+        self, equipped: Machine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        second = CudaBackend().list_devices()[1].uuid
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+        [info] = CudaBackend().list_devices()
+        assert (info.name, info.uuid) == ("cuda:0", second)
+        assert second == "GPU-57a4d14e-0000-4000-8000-000000000001"
+
     def test_one_is_too_old_for_the_libraries(
         self, monkeypatch: pytest.MonkeyPatch, forget_probes: None
     ) -> None:

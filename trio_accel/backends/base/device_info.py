@@ -25,6 +25,8 @@ class DeviceInfo:
         completion: How completions are best learned of: ``"callback"``, the stream notifies;
             ``"adaptive"``, events are polled for a short while first, since that costs less.
         is_exclusive: Whether it takes one context at a time.
+        uuid: What other tools know the hardware by, such as ``"GPU-..."`` with NVIDIA's; None if it has none.
+            Of a part of a GPU (MIG), it is that of the GPU.
     """
 
     backend: str
@@ -35,6 +37,7 @@ class DeviceInfo:
     isolations: tuple[Isolation, ...]
     completion: Literal["callback", "adaptive"] = "callback"
     is_exclusive: bool = False
+    uuid: str | None = None
 
     @property
     def name(self) -> str:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CudaBackend"]
 
+_UUID_DIGITS = 32
+
 
 class CudaBackend:
     """Computes with NVIDIA's libraries. Nothing of CUDA is imported before a device is opened."""
@@ -153,7 +155,15 @@ def _info(index: int, facts: DeviceFacts) -> DeviceInfo:
         isolations=("process", "inline") if facts.keeps_memory else ("inline",),
         completion="adaptive",
         is_exclusive=facts.is_exclusive,
+        uuid=_uuid(facts.uuid),
     )
+
+
+def _uuid(digits: str) -> str | None:
+    """As NVML and `nvidia-smi` write it; None if the driver has not told it."""
+    if len(digits) != _UUID_DIGITS or not digits.strip("0"):
+        return None
+    return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def _import(modules: Iterable[str]) -> None:
