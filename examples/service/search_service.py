@@ -137,7 +137,7 @@ class Service:
                         nursery.start_soon(do, place, task)
             except ExceptionGroup as group:
                 # One is enough to tell.
-                raise group.exceptions[0] from None
+                raise group.exceptions[0] from None  # noqa: ASYNC123
         return answers
 
     async def swap(self, version: str) -> patterns.Swapped:

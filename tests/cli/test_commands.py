@@ -80,7 +80,7 @@ def test_version(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        ("bogus", 'Unknown command "bogus". Available commands: demo, info, bench, top.'),
+        ("bogus", 'Unknown command "bogus". Available commands: demo, info, trace, bench, top.'),
         ("demo bogus", "there is no demo 'bogus'; there are matmul, spectrum, solve, recover, encode"),
         ("demo matmul extra", "too many arguments: extra"),
         ("demo --nothing", "Unknown option"),

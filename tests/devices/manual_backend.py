@@ -261,6 +261,9 @@ class ManualDevice:
     def spin(self, stream: ManualStream, block: int | None = None) -> ManualHold:
         return stream.hold()
 
+    def give_up(self, reason: str) -> None:
+        """What is lost for a reason of the engine's is replaced: nothing of it is used any more."""
+
     def poison(self, reason: str, how: str = "illegal_address", stream: object = None) -> None:
         self.failure = ta.ContextPoisonedError(reason)
 

@@ -288,7 +288,7 @@ async def test_a_model_that_is_cancelled_has_no_results(system: ta.System, autoj
         async with trio.open_nursery() as nursery:
             nursery.cancel_scope.cancel()
             await trio.sleep(1)
-            return items
+            return items  # noqa: ASYNC121  # it is never reached
 
     async def late(items: list[int]) -> object:
         with trio.fail_after(1):
@@ -356,7 +356,7 @@ def test_what_is_no_exception_ends_the_system(autojump_clock: MockClock) -> None
                 seen.append(error)
                 raise
 
-    with pytest.raises(BaseExceptionGroup) as caught:
+    with pytest.raises(BaseExceptionGroup) as caught:  # noqa: ASYNC401  # it may be nested
         trio.run(main, clock=MockClock(autojump_threshold=0), strict_exception_groups=True)
     assert caught.group_contains(Stop)
     assert len(seen) == 1

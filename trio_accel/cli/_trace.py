@@ -64,11 +64,11 @@ def _run(program: str, arguments: Sequence[str], *, is_module: bool) -> int:
         return _code_of(error)
     except KeyboardInterrupt:
         raise InterruptError(signal.SIGINT) from None
-    except BaseException as error:  # noqa: BLE001  # as Python itself does
+    except BaseException as error:  # noqa: BLE001, ASYNC103  # as Python itself does, outside of any run
         if _is_interrupt(error):
-            raise InterruptError(signal.SIGINT) from None
+            raise InterruptError(signal.SIGINT) from None  # noqa: ASYNC104
         traceback.print_exception(error)
-        return 1
+        return 1  # noqa: ASYNC104
     finally:
         sys.argv, sys.path[:] = before
     return 0

@@ -237,7 +237,7 @@ class HotSwap(TaskServant[ItemT, ResultT]):
         except ModelRetiredError:
             if self._is_over:
                 # The asker is told of the end of the actor.
-                await trio.sleep_forever()
+                await trio.sleep_forever()  # noqa: ASYNC120
             self._retired += 1
             raise
         finally:
@@ -262,11 +262,12 @@ class HotSwap(TaskServant[ItemT, ResultT]):
         self._next = version
         try:
             loaded = await self._load(opening, version)
-        except BaseException as error:
+        except Exception as error:
             self._failed_swaps += 1
-            if isinstance(error, Exception):
-                what = f"{version} was not taken, and {self._current.version} serves on"
-                raise SwapFailedError(f"{what}: {error!r}") from error
+            what = f"{version} was not taken, and {self._current.version} serves on"
+            raise SwapFailedError(f"{what}: {error!r}") from error
+        except BaseException:
+            self._failed_swaps += 1
             raise
         finally:
             self._next = None

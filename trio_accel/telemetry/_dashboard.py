@@ -144,7 +144,8 @@ class DashboardActor(Actor):
         # A listener closes what it is given, and the next incarnation needs the socket.
         again = trio.socket.from_stdlib_socket(self._listener.dup())
         async with trio.SocketListener(again) as listener, trio.open_nursery() as nursery:
-            nursery.start_soon(trio.serve_listeners, self._connected, [listener])
+            # The socket listens already.
+            nursery.start_soon(trio.serve_listeners, self._connected, [listener])  # noqa: ASYNC113
             nursery.start_soon(self._feed.run)
             try:
                 yield

@@ -73,7 +73,7 @@ class CpuStream:
             ContextPoisonedError: The context is lost.
         """
         failure = self._fault.error()
-        if failure is not None:
+        if failure is not None and not self._is_closed:
             raise failure
         self._put(work)
 
