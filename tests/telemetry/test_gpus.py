@@ -15,12 +15,14 @@ from types import SimpleNamespace
 import attrs
 import pytest
 import trio
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 from telemetry.nvml_machine import Gpu, Machine, NVMLError, NVMLLibraryMismatchError, gpu, install, uuid_of
 
 import trio_accel as ta
 from trio_accel.backends.base import DeviceInfo
 from trio_accel.backends.cpu import CpuBackend
-from trio_accel.telemetry import GpuProcess, GpuReading, XidEvent, read_gpus, watch_gpus
+from trio_accel.telemetry import GpuProcess, GpuReading, XidEvent, prometheus_gpus, read_gpus, watch_gpus
 
 # What a reading has before anything is asked, or is no answer of one function.
 NOT_ASKED = {"time", "index", "devices", "xids", "error"}
@@ -334,3 +336,30 @@ async def test_a_machine_without_gpus(machine: Machine) -> None:
     assert await read_gpus() == ()
     async with watch_gpus() as watch:
         assert watch.latest == ()
+
+
+async def test_readings_for_prometheus(machine: Machine) -> None:
+    lost = NVMLError("NVML_ERROR_GPU_IS_LOST")
+    machine.gpus = [gpu(0, Temperature=NVMLError("NVML_ERROR_NOT_SUPPORTED")), lost]
+    registry = CollectorRegistry()
+    async with watch_gpus(0.1) as watch:
+        registry.register(prometheus_gpus(watch))
+        families = list(text_string_to_metric_families(generate_latest(registry).decode()))
+    found = {
+        (sample.name.removeprefix("trio_accel_gpu_"), sample.labels.get("gpu")): sample.value
+        for family in families
+        for sample in family.samples
+    }
+    assert 0 <= found.pop(("age_seconds", None)) < 10
+    assert found == {
+        ("up", uuid_of(0)): 1,
+        ("up", "1"): 0,
+        ("memory_used_bytes", uuid_of(0)): 3 << 30,
+        ("memory_total_bytes", uuid_of(0)): 141 << 30,
+        ("utilization_percent", uuid_of(0)): 87,
+        ("memory_utilization_percent", uuid_of(0)): 41,
+        ("power_watts", uuid_of(0)): 412.5,
+        ("power_limit_watts", uuid_of(0)): 700,
+        ("ecc_corrected_total", uuid_of(0)): 5,
+        ("ecc_uncorrected_total", uuid_of(0)): 2,
+    }

@@ -7,7 +7,7 @@ from ._loop_watch import LoopWatch, SlowStep, watch_loop
 from ._nvml import GpuProcess, GpuReading, XidEvent
 from ._observation import Observation, open_observation
 from ._opentelemetry import export_metrics
-from ._prometheus import exposition, prometheus
+from ._prometheus import exposition, prometheus, prometheus_gpus
 from ._protocol import ObserverSocketError
 from ._recorder import Recorder, record
 from ._snapshot import (
@@ -53,6 +53,7 @@ __all__ = [
     "open_observation",
     "open_socket",
     "prometheus",
+    "prometheus_gpus",
     "read_gpus",
     "record",
     "timeline",

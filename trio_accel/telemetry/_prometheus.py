@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ..backends.base.extras import import_extra
 from ._figures import FIGURES, Figure
+from ._gpus import GpuWatch
+from ._nvml import GpuReading
 from ._recorder import Recorder
 from ._snapshot import Histogram, SystemSnapshot
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
     from prometheus_client.registry import Collector
 
-__all__ = ["exposition", "prometheus"]
+__all__ = ["exposition", "prometheus", "prometheus_gpus"]
 
 _PREFIX = "trio_accel_"
 _EXTRA = "metrics"
@@ -38,6 +40,74 @@ def prometheus(recorder: Recorder) -> Collector:
     """
     import_extra("prometheus_client", _EXTRA)
     return _collector(recorder)
+
+
+def prometheus_gpus(watch: GpuWatch) -> Collector:
+    """Make a collector of `prometheus-client` for GPUs, to be registered. Needs the extra ``metrics``.
+
+    It has the last readings of `watch_gpus`, and asks nobody. What is None in a reading is left out. The
+    label ``gpu`` is the UUID, or the number where the UUID is not known.
+
+    Args:
+        watch: Who reads.
+
+    Raises:
+        NotSupportedError: `prometheus-client` is not installed.
+    """
+    import_extra("prometheus_client", _EXTRA)
+    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+    from prometheus_client.registry import Collector
+
+    class GpuCollector(Collector):
+        def collect(self) -> Iterator[Metric]:
+            readings = watch.latest
+            yield GaugeMetricFamily(
+                f"{_PREFIX}gpu_age", "Seconds since GPUs were read.", watch.age, unit="seconds"
+            )
+            for name, unit, text, figure in _OF_GPUS:
+                is_counter = name.startswith("gpu_ecc")
+                family = CounterMetricFamily if is_counter else GaugeMetricFamily
+                metric = family(f"{_PREFIX}{name}", text, labels=("gpu",), unit=unit)
+                for reading in readings:
+                    value = figure(reading)
+                    if value is not None:
+                        metric.add_metric([_plain(reading.uuid or str(reading.index))], value)
+                yield metric
+
+        def describe(self) -> list[Metric]:
+            return []
+
+    return GpuCollector()
+
+
+# Name, unit and meaning.
+_OF_GPUS: tuple[tuple[str, str, str, Callable[[GpuReading], float | None]], ...] = (
+    ("gpu_up", "", "1 if a GPU answers, 0 if it does not.", lambda gpu: gpu.error is None),
+    ("gpu_memory_used", "bytes", "Memory that is taken, by all processes.", lambda gpu: gpu.memory_used),
+    ("gpu_memory_total", "bytes", "Memory that there is.", lambda gpu: gpu.memory_total),
+    ("gpu_utilization", "percent", "Time in which a kernel ran.", lambda gpu: gpu.utilization),
+    (
+        "gpu_memory_utilization",
+        "percent",
+        "Time in which memory was read or written.",
+        lambda gpu: gpu.memory_utilization,
+    ),
+    ("gpu_power", "watts", "Power that is drawn.", lambda gpu: gpu.power),
+    ("gpu_power_limit", "watts", "Power that may be drawn.", lambda gpu: gpu.power_limit),
+    ("gpu_temperature", "celsius", "Temperature.", lambda gpu: gpu.temperature),
+    (
+        "gpu_ecc_corrected",
+        "",
+        "Errors of memory that were corrected, since the driver was loaded.",
+        lambda gpu: gpu.ecc_corrected,
+    ),
+    (
+        "gpu_ecc_uncorrected",
+        "",
+        "Errors of memory that were not, since the driver was loaded.",
+        lambda gpu: gpu.ecc_uncorrected,
+    ),
+)
 
 
 def exposition(recorder: Recorder, *, openmetrics: bool = False) -> str:
