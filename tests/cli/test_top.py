@@ -217,7 +217,9 @@ class Terminal:
         self.resize(columns, rows)
         self.before = termios.tcgetattr(self.terminal)
         self.output = ""
-        environment = {**os.environ, "PYTHONPATH": SEARCHED, "TERM": "xterm-256color", **variables}
+        # A terminal of its own has a size of its own.
+        inherited = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES"}}
+        environment = {**inherited, "PYTHONPATH": SEARCHED, "TERM": "xterm-256color", **variables}
         ends = dict.fromkeys(("stdin", "stdout", "stderr"), self.terminal)
         self.process = start("top", *arguments, env=environment, start_new_session=True, **ends)
 
