@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 import tracemalloc
 from collections.abc import Callable
 from functools import partial
@@ -224,6 +225,10 @@ def test_each_stream_has_an_area_of_its_own(rig: Any, monkeypatch: pytest.Monkey
     assert rig.device.memory().workspace == 2048
     # It goes with its stream, as each restart of a library opens another.
     streams[1].close()
+    end = time.monotonic() + 30
+    while not streams[1].has_ended:
+        assert time.monotonic() < end
+        time.sleep(0.001)
     rig.device.open_stream("third").close()
     assert rig.device.memory().workspace == 1024
 
