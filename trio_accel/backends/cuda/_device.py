@@ -256,7 +256,8 @@ class CudaDevice(LibraryDevice):
             self._end()
         else:
             # What is left keeps its memory, and nobody waits for it.
-            self.give_up("the device was closed")
+            for end in self.end_loops:
+                end()
             self._notifier.close(is_idle=False)
         return is_idle
 

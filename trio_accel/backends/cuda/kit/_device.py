@@ -43,6 +43,7 @@ class LibraryDevice:
         addresses: Where its blocks lie.
         arena: Memory that kernels need while they run.
         pinned: Host memory that status words are copied to.
+        end_loops: Each ends what may otherwise never end, when nobody waits for it any more.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class LibraryDevice:
             self.graphs: Graphs = Graphs(self.context)
             self.arena: Arena = Arena(self.context, self.addresses)
             self.pinned: PinnedMemory = PinnedMemory(self.context)
+            self.end_loops: list[Callable[[], None]] = []
         except BaseException:
             self.context.release()
             raise

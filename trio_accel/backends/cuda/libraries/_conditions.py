@@ -48,6 +48,7 @@ class Conditions:
         self._stop = self._device.pinned.take(_STOP.size)
         self._tell_loops(0)
         self._device.context.before_loss(self.end_loops)
+        self._device.end_loops.append(self.end_loops)
         self._loop = load("conditions", "set_loop", _HANDLE.size + _LOOP.size, _OFFSETS)
 
     def end_loops(self) -> None:
@@ -57,6 +58,8 @@ class Conditions:
     def close(self) -> None:
         """The context is not watched any more. Loops may still look at the word, which stays."""
         self._device.context.forget(self.end_loops)
+        if self.end_loops in self._device.end_loops:
+            self._device.end_loops.remove(self.end_loops)
 
     def _tell_loops(self, word: int) -> None:
         ctypes.memmove(self._stop, _STOP.pack(word), _STOP.size)
