@@ -239,15 +239,20 @@ class Terminal:
         ]
 
     def wait_for(self, text: str) -> list[str]:
-        """Read until the screen has it."""
+        """Read until the screen has it, and goes on having it: a frame may come in parts."""
         end = time.monotonic() + PATIENCE
-        while not any(text in line for line in self.screen()):
-            assert time.monotonic() < end, f"{text!r} is not on the screen:\n" + "\n".join(self.screen())
-            assert self.process.poll() is None, self.output
-            self.read(1.0)
-        # The rest of the frame.
-        self.read(0.05)
-        return self.screen()
+        while True:
+            while not self._has(text):
+                assert time.monotonic() < end, f"{text!r} is not on the screen:\n" + "\n".join(self.screen())
+                assert self.process.poll() is None, self.output
+                self.read(1.0)
+            # The rest of the frame.
+            self.read(0.05)
+            if self._has(text):
+                return self.screen()
+
+    def _has(self, text: str) -> bool:
+        return any(text in line for line in self.screen())
 
     def press(self, keys: str) -> None:
         os.write(self.controller, keys.encode())
