@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+import trio_accel as ta
 from trio_accel import jit
 
 Array = npt.NDArray[Any]
@@ -95,9 +96,57 @@ def tail_cpu(x: Array, n: np.int32) -> None:
     x[:n] += 10
 
 
+def ones_cpu(out: Array) -> None:
+    out[...] = 1.0
+
+
 def raises_cpu(out: Array) -> None:
     out[...] = 7.0
     raise KeyError("nothing of that name")
+
+
+def exits_cpu(out: Array) -> None:
+    raise SystemExit(3)
+
+
+def interrupts_cpu(out: Array) -> None:
+    raise KeyboardInterrupt
+
+
+def poisons_cpu(out: Array) -> None:
+    raise ta.ContextPoisonedError("not really")
+
+
+def unprintable_cpu(out: Array) -> None:
+    raise UnprintableError
+
+
+class UnprintableError(Exception):
+    """Cannot even be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def exhausts_cpu(out: Array) -> None:
+    """Changes its array, and finds no memory."""
+    out += 1.0
+    raise MemoryError
+
+
+_kept: list[Array] = []
+
+
+def keeps_cpu(out: Array) -> None:
+    _kept.append(out)
+    out[...] = 1.0
+
+
+def writes_kept_cpu(out: Array) -> None:
+    try:
+        _kept.pop()[...] = 666.0
+    except ValueError:
+        out[...] = 2.0
 
 
 def read_only_cpu(x: Array, out: Array) -> None:

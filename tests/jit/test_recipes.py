@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -99,3 +100,27 @@ def test_a_rule_may_be_of_all_arguments_or_have_values_of_its_own() -> None:
     )
     assert repr(kernel) == "<Kernel f(n: int32)>"
     assert kernel.operation == "jit.f"
+
+
+def test_options_as_the_compiler_has_them() -> None:
+    options = jit.CompileOptions(
+        std="c++20",
+        macros={"DEBUG": True, "QUIET": False, "N": 4, "X": 0.5, "T": "float", "BARE": None},
+        undefine=["FOO"],
+        include_path="a",
+        pre_include=[Path("b.h")],
+        fast_math=True,
+        max_registers=32,
+        diag_suppress=(177, 20),
+    )
+    assert options.plain() == {
+        "std": "c++20",
+        "define_macro": ["DEBUG=1", "QUIET=0", "N=4", "X=0.5", "T=float", "BARE"],
+        "undefine_macro": ["FOO"],
+        "include_path": ["a"],
+        "pre_include": ["b.h"],
+        "use_fast_math": True,
+        "max_register_count": 32,
+        "diag_suppress": [177, 20],
+    }
+    assert jit.CompileOptions().plain() == {}

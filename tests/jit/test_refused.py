@@ -9,7 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 from chosen import BACKEND
-from own_kernels import combine, not_a_function, one, raises_cpu, read_only_cpu, saxpy, tail_cpu
+from own_kernels import (
+    combine,
+    exhausts_cpu,
+    exits_cpu,
+    interrupts_cpu,
+    keeps_cpu,
+    not_a_function,
+    one,
+    poisons_cpu,
+    raises_cpu,
+    read_only_cpu,
+    saxpy,
+    tail_cpu,
+    unprintable_cpu,
+    writes_kept_cpu,
+)
 
 import trio_accel as ta
 from trio_accel import jit
@@ -92,6 +107,67 @@ DECLARATIONS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         lambda: jit.Kernel("fill", FILL, parameters={}, grid=1, block=1, cpu="__main__:fill"),
         ValueError,
         "cpu: '__main__:fill' must be an import path 'package.module:function'",
+    ),
+    "function": (
+        lambda: jit.Kernel("fill", FILL, parameters={}, grid=1, block=1, cpu=raises_cpu),  # type: ignore[arg-type]
+        TypeError,
+        "Kernel 'fill': cpu must be an import path 'package.module:function', by which other processes find",
+    ),
+    "list of parameters": (
+        lambda: declared(parameters=[("x", jit.reads("int8"))]),
+        TypeError,
+        "Kernel 'fill': parameters must be a dict by their names, got [",
+    ),
+    "one link": (lambda: declared(link=FILL), TypeError, "link must be a list of code, got str; give [code]"),
+    "dict of options": (
+        lambda: declared(options={"std": "c++17"}),
+        TypeError,
+        "Kernel 'fill': options must be CompileOptions or None, got {'std': 'c++17'}",
+    ),
+    "option": (
+        lambda: jit.CompileOptions(macro={}),  # type: ignore[call-arg]
+        TypeError,
+        "CompileOptions: there is no option 'macro'; did you mean 'macros'?",
+    ),
+    "flag": (
+        lambda: jit.CompileOptions(fast_math=1),  # type: ignore[arg-type]
+        TypeError,
+        "CompileOptions: fast_math must be bool or None, got 1",
+    ),
+    "number": (
+        lambda: jit.CompileOptions(max_registers=True),
+        TypeError,
+        "CompileOptions: max_registers must be int or None, got True",
+    ),
+    "text": (
+        lambda: jit.CompileOptions(undefine="FOO"),
+        TypeError,
+        "CompileOptions: undefine must be a list of str, got 'FOO'; give ['FOO']",
+    ),
+    "numbers": (
+        lambda: jit.CompileOptions(diag_suppress=177),  # type: ignore[arg-type]
+        TypeError,
+        "CompileOptions: diag_suppress must be a list of int, got 177; give [177]",
+    ),
+    "path": (
+        lambda: jit.CompileOptions(include_path=3),  # type: ignore[arg-type]
+        TypeError,
+        "CompileOptions: include_path must be a list of str or PathLike, got 3",
+    ),
+    "list of macros": (
+        lambda: jit.CompileOptions(macros=["N"]),  # type: ignore[arg-type]
+        TypeError,
+        "CompileOptions: macros must be a dict, such as {'N': 4}, got ['N']",
+    ),
+    "name of a macro": (
+        lambda: jit.CompileOptions(macros={"N=4": None}),
+        ValueError,
+        "CompileOptions: macros: 'N=4' is no name of a macro",
+    ),
+    "macro": (
+        lambda: jit.CompileOptions(macros={"N": [4]}),  # type: ignore[dict-item]
+        TypeError,
+        "CompileOptions: macros['N'] must be a text, a number or None, got [4]",
     ),
 }
 
@@ -203,6 +279,7 @@ async def test_what_the_function_for_the_cpu_does_wrong(device: ta.Device) -> No
         ("own_kernels:nowhere", "module 'own_kernels' has no attribute 'nowhere'"),
         ("no_such_module:fill", "No module named 'no_such_module'"),
         ("own_kernels:not_a_function", "own_kernels:not_a_function for the CPU is no function, but int"),
+        ("broken_kernels:fill", "cannot be imported: SystemExit: no such machine"),
     ):
         kernel = jit.Kernel(
             "fill", FILL, parameters={"out": jit.updates("float64")}, grid=1, block=8, cpu=path
@@ -214,6 +291,36 @@ async def test_what_the_function_for_the_cpu_does_wrong(device: ta.Device) -> No
         await saxpy.occupancy(device)
     assert next(n for n in device.system.tree().walk() if n.actor_class == "JitActor").restarts == 0
     assert tail_cpu.__module__ == "own_kernels"
+
+
+@on_cpu
+@pytest.mark.parametrize("cpu", [exits_cpu, interrupts_cpu, poisons_cpu, unprintable_cpu])
+async def test_whatever_the_function_for_the_cpu_raises_is_its_kernels_error(
+    device: ta.Device, cpu: Callable[..., object]
+) -> None:
+    kept = await device.full(8, 3.0)
+    with pytest.raises(ta.LibraryError, match=rf"own_kernels:{cpu.__name__} raised \w+") as caught:
+        await declared(cpu=cpu)(await device.zeros(8))
+    assert caught.value.__cause__ is not None
+    assert device.generation == 1
+    assert next(n for n in device.system.tree().walk() if n.actor_class == "JitActor").restarts == 0
+    assert (await kept.to_host()).tolist() == [3.0] * 8
+
+
+@on_cpu
+async def test_a_function_for_the_cpu_that_finds_no_memory_is_not_called_again(device: ta.Device) -> None:
+    with pytest.raises(ta.OutOfMemoryError) as caught:
+        await declared(cpu=exhausts_cpu)(await device.zeros(8))
+    assert caught.value.operation == "jit.fill"
+
+
+@on_cpu
+async def test_an_array_that_the_function_for_the_cpu_keeps_is_read_only(device: ta.Device) -> None:
+    x = await device.zeros(8)
+    await declared(cpu=keeps_cpu)(x)
+    (out,) = await declared(cpu=writes_kept_cpu)(await device.zeros(8))
+    assert (await out.to_host()).tolist() == [2.0] * 8
+    assert (await x.to_host()).tolist() == [1.0] * 8
 
 
 @on_cuda

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import TypeAlias, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
 
 import attrs
 
+from ..actors import named_options
 from ..backends.base.ops import KernelCode
 
 __all__ = ["Code", "CompileOptions", "as_code", "cubin", "fatbin", "ltoir", "ptx", "source"]
@@ -67,13 +68,61 @@ def as_code(code: Code, name: str) -> KernelCode:
     return code
 
 
+_Check: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
+
+
+def _one(kind: type[object]) -> _Check:
+    """One value of a type, or None."""
+
+    def check(_: object, field: attrs.Attribute[Any], value: object) -> None:
+        # A truth value is a whole number for Python.
+        if value is not None and type(value) is not kind:
+            raise TypeError(f"CompileOptions: {field.name} must be {kind.__name__} or None, got {value!r}")
+
+    return check
+
+
+def _several(*kinds: type[object], or_one: bool = False) -> _Check:
+    """Several values of these types; a text is several values for Python, and is none here."""
+
+    def check(_: object, field: attrs.Attribute[Any], value: object) -> None:
+        if or_one and isinstance(value, kinds):
+            return
+        is_several = isinstance(value, Sequence) and not isinstance(value, str)
+        if not is_several or not all(isinstance(each, kinds) for each in cast("Sequence[object]", value)):
+            names = " or ".join(kind.__name__ for kind in kinds)
+            raise TypeError(
+                f"CompileOptions: {field.name} must be a list of {names}, got {value!r}"
+                + (f"; give [{value!r}]" if isinstance(value, kinds) else "")
+            )
+
+    return check
+
+
+def _check_macros(_: object, field: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"CompileOptions: macros must be a dict, such as {{'N': 4}}, got {value!r}")
+    for name, content in cast("Mapping[object, object]", value).items():
+        if not isinstance(name, str) or not name.strip() or "=" in name:
+            raise ValueError(f"CompileOptions: macros: {name!r} is no name of a macro")
+        if content is not None and not isinstance(content, (str, int, float)):
+            raise TypeError(
+                f"CompileOptions: macros[{name!r}] must be a text, a number or None, got {content!r}"
+            )
+
+
+_is_flag = _one(bool)
+_are_paths = _several(str, os.PathLike, or_one=True)
+
+
+@named_options
 @attrs.frozen(kw_only=True)
 class CompileOptions:
     """Options of NVRTC. What is None is left to it.
 
     Attributes:
         std: Dialect of C++, such as ``"c++17"``.
-        macros: Macros, as ``-D`` defines them; None for one without a value.
+        macros: Macros, as ``-D`` defines them; None for one without a value. True is 1, False is 0.
         undefine: Macros that are not defined.
         include_path: Folders where headers are looked for, on the machine that the device is on.
         pre_include: Headers that are included before the source.
@@ -91,27 +140,30 @@ class CompileOptions:
         bundled_headers: Whether the CUDA and CCCL headers that NVRTC has with it are found.
         ptxas_options: Options of the assembler.
         diag_suppress: Numbers of warnings that are not given.
+
+    Raises:
+        TypeError, ValueError: An option of another type, or a macro without a name.
     """
 
-    std: str | None = None
-    macros: Mapping[str, _Value] = attrs.field(factory=dict[str, "_Value"])
-    undefine: Sequence[str] = ()
-    include_path: _Paths = ()
-    pre_include: _Paths = ()
-    architecture: str | None = None
-    max_registers: int | None = None
-    fast_math: bool | None = None
-    fma: bool | None = None
-    ftz: bool | None = None
-    prec_div: bool | None = None
-    prec_sqrt: bool | None = None
-    restrict: bool | None = None
-    device_int128: bool | None = None
-    line_info: bool | None = None
-    debug: bool | None = None
-    bundled_headers: bool | None = None
-    ptxas_options: Sequence[str] = ()
-    diag_suppress: Sequence[int] = ()
+    std: str | None = attrs.field(default=None, validator=_one(str))
+    macros: Mapping[str, _Value] = attrs.field(factory=dict[str, "_Value"], validator=_check_macros)
+    undefine: Sequence[str] = attrs.field(default=(), validator=_several(str))
+    include_path: _Paths = attrs.field(default=(), validator=_are_paths)
+    pre_include: _Paths = attrs.field(default=(), validator=_are_paths)
+    architecture: str | None = attrs.field(default=None, validator=_one(str))
+    max_registers: int | None = attrs.field(default=None, validator=_one(int))
+    fast_math: bool | None = attrs.field(default=None, validator=_is_flag)
+    fma: bool | None = attrs.field(default=None, validator=_is_flag)
+    ftz: bool | None = attrs.field(default=None, validator=_is_flag)
+    prec_div: bool | None = attrs.field(default=None, validator=_is_flag)
+    prec_sqrt: bool | None = attrs.field(default=None, validator=_is_flag)
+    restrict: bool | None = attrs.field(default=None, validator=_is_flag)
+    device_int128: bool | None = attrs.field(default=None, validator=_is_flag)
+    line_info: bool | None = attrs.field(default=None, validator=_is_flag)
+    debug: bool | None = attrs.field(default=None, validator=_is_flag)
+    bundled_headers: bool | None = attrs.field(default=None, validator=_is_flag)
+    ptxas_options: Sequence[str] = attrs.field(default=(), validator=_several(str))
+    diag_suppress: Sequence[int] = attrs.field(default=(), validator=_several(int))
 
     def plain(self) -> dict[str, object]:
         """Those that are given, by the names of `cuda.core.ProgramOptions`, in plain values."""
@@ -140,7 +192,8 @@ class CompileOptions:
 
 
 def _macro(name: str, value: str | float | None) -> str:
-    return name if value is None else f"{name}={value}"
+    # C++ has no `True`: the preprocessor would take it for 0.
+    return name if value is None else f"{name}={int(value) if isinstance(value, bool) else value}"
 
 
 def _paths(paths: _Paths) -> list[str]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import keyword
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import attrs
 
-from ..backends.base.ops import Dim3, KernelParameter, KernelRecipe, KernelSpec, scalar_offsets
+from ..backends.base.ops import Dim3, KernelCode, KernelParameter, KernelRecipe, KernelSpec, scalar_offsets
 from ..backends.base.values import element
 from ..devices import AccelRef, Device, Operand, Operation, Planned, Planner, device_of
 from ._actor import JitActor
@@ -98,8 +98,8 @@ class Kernel:
         self._recipe = KernelRecipe(
             name=name,
             parameters=named,
-            code=tuple(as_code(each, base) for each in (code, *link)),
-            options=(options or CompileOptions()).plain(),
+            code=tuple(as_code(each, base) for each in (code, *_checked_link(where, link))),
+            options=_checked_options(where, options).plain(),
             cluster=None if cluster is None else extents(where, "cluster", cluster),
             is_cooperative=bool(cooperative),
             shared=callable(shared) or bool(shared),
@@ -214,7 +214,8 @@ class Kernel:
             NotSupportedError: The backend has no occupancy.
         """
         constant = self._block.constant
-        chosen = extents(self.operation, "block", block or constant or 1)
+        given = block if block is not None else constant if constant is not None else 1
+        chosen = extents(self.operation, "block", given)
         check_block(self.operation, chosen)
         fixed = check_shared(self.operation, shared)
         return await device.ask(QueryOccupancy(self.operation, self._text, chosen, fixed))
@@ -358,6 +359,9 @@ def _named(where: str, parameters: Mapping[str, Parameter]) -> tuple[KernelParam
     Raises:
         TypeError, ValueError: Something else.
     """
+    given_parameters: object = parameters
+    if not isinstance(given_parameters, Mapping):
+        raise TypeError(f"{where}: parameters must be a dict by their names, got {given_parameters!r}")
     items: Iterable[tuple[object, object]] = parameters.items()
     for name, given in items:
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
@@ -369,9 +373,26 @@ def _named(where: str, parameters: Mapping[str, Parameter]) -> tuple[KernelParam
     return tuple(parameter.named(name) for name, parameter in parameters.items())
 
 
-def _checked_path(where: str, path: str | None) -> str | None:
+def _checked_link(where: str, link: object) -> Sequence[Code]:
+    if isinstance(link, (str, KernelCode)) or not isinstance(link, Sequence):
+        raise TypeError(f"{where}: link must be a list of code, got {type(link).__name__}; give [code]")
+    return cast("Sequence[Code]", link)
+
+
+def _checked_options(where: str, options: object) -> CompileOptions:
+    if options is not None and not isinstance(options, CompileOptions):
+        raise TypeError(f"{where}: options must be CompileOptions or None, got {options!r}")
+    return options or CompileOptions()
+
+
+def _checked_path(where: str, path: object) -> str | None:
     if path is None:
         return None
+    if not isinstance(path, str):
+        raise TypeError(
+            f"{where}: cpu must be an import path 'package.module:function', by which other processes find "
+            f"it, got {path!r}"
+        )
     module, separator, name = path.partition(":")
     if not separator or not module or not name or module == "__main__":
         raise ValueError(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from ...base import AccelError, LibraryError, NotSupportedError
+from ....actors import describe
+from ...base import LibraryError, NotSupportedError
 from ...base.kernels import kernel
 from ...base.ops import ArraySpec, KernelParameter, KernelRecipe, KernelSpec, scalar_offsets
 from ..runtime._memory import CpuMemory, HostArray
@@ -76,17 +78,29 @@ def _run(recipe: KernelRecipe, arguments: list[Any]) -> None:
                 copies.append((arguments[number], whole))
             arguments[number] = whole
     try:
-        function(*arguments)
-    except (AccelError, MemoryError):
+        with _told(f"kernel {recipe.name!r}: its function {recipe.cpu} raised"):
+            function(*arguments)
+        for view, whole in copies:
+            np.copyto(view, whole)
+    finally:
+        for argument in arguments:
+            # The function may have kept it, and its memory will be another array's.
+            if isinstance(argument, np.ndarray):
+                argument.flags.writeable = False
+
+
+@contextmanager
+def _told(what: str) -> Generator[None, None, None]:
+    """Tell what code of the user's raises as an error of its kernel: one of ours would be the engine's."""
+    try:
+        yield
+    except MemoryError:
+        # Of memory the backend says how much there is.
         raise
-    except Exception as error:
-        raise LibraryError(
-            f"kernel {recipe.name!r}: its function {recipe.cpu} raised {type(error).__name__}: {error}",
-            library="jit",
-            code=type(error).__name__,
-        ) from error
-    for view, whole in copies:
-        np.copyto(view, whole)
+    # Nor may what ends a task or an interpreter get further.
+    except BaseException as error:  # noqa: ASYNC103
+        code = type(error).__name__
+        raise LibraryError(f"{what} {describe(error)}", library="jit", code=code) from error  # noqa: ASYNC104
 
 
 @functools.lru_cache(256)
@@ -97,16 +111,10 @@ def _find(name: str, path: str) -> _Function:
         LibraryError: There is none.
     """
     module, _, attribute = path.partition(":")
-    try:
+    with _told(f"kernel {name!r}: its function {path} for the CPU cannot be imported:"):
         found: Any = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise LibraryError(
-            f"kernel {name!r}: its function {path} for the CPU cannot be imported: {error}",
-            library="jit",
-            code=type(error).__name__,
-        ) from error
     if not callable(found):
         raise LibraryError(
             f"kernel {name!r}: {path} for the CPU is no function, but {type(found).__name__}",

@@ -117,7 +117,10 @@ class OutcomePolicy:
         self, request: OperationRequest, found: Exception | None, *, is_launched: bool
     ) -> BaseException | None:
         error = found or request.failure
-        if isinstance(found, OutOfMemoryError) and request.may_collect and not self.is_closing:
+        # What it changes in place may be half changed.
+        is_as_it_was = not is_launched or request.reads.isdisjoint(request.writes)
+        is_short = isinstance(found, OutOfMemoryError) and request.may_collect
+        if is_short and is_as_it_was and not self.is_closing:
             raise TryAgainError
         if error is not None and self.is_closing and not is_launched:
             return self.closed()
