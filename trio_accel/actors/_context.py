@@ -83,9 +83,14 @@ class ActorContext:
 
     @property
     def deadline(self) -> float:
-        """When the asker being served gives up, on Trio's clock; infinity without a deadline."""
+        """When the asker being served gives up, on Trio's clock; infinity without a deadline.
+
+        The handler's own cancel scope has it, so what the handler asks of others ends then, too. A task that
+        the handler starts elsewhere has to be given it: ``trio.CancelScope(deadline=...)``. It is infinite
+        for a request that its asker leaves to itself (`abandon_on_cancel`).
+        """
         current = self._cell.current
-        return float("inf") if current is None else current.deadline
+        return float("inf") if current is None else current.ends_at
 
     async def spawn(
         self,

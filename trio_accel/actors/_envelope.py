@@ -159,6 +159,11 @@ class Envelope:
         """Whether the asker wants out while the request runs."""
         return self.raise_cancel is not None
 
+    @property
+    def ends_at(self) -> float:
+        """When its handler gives up: never, if the asker leaves it to itself."""
+        return _NEVER if self.is_abandonable else self.deadline
+
     def abort(self, raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
         """The task that is parked for it is cancelled: Trio's abort function."""
         if self.state == EnvelopeState.QUEUED:

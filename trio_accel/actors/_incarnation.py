@@ -219,7 +219,7 @@ class Incarnation:
                 raise
         return True  # noqa: ASYNC104  # it is no fatal one
 
-    async def _dispatch(  # noqa: C901  # calls that would make it shorter take as long as what they do
+    async def _dispatch(  # noqa: C901, PLR0912  # calls that would make it shorter take as long as what they do
         self, handler: Handler, envelope: Envelope, task: trio.lowlevel.Task, *, was_tried: bool = False
     ) -> None:
         """Serve one message; its envelope is resolved, deferred or stashed when this returns or raises.
@@ -253,9 +253,12 @@ class Incarnation:
             else:
                 with trio.CancelScope() as scope:
                     envelope.run_in(scope)
+                    if envelope.deadline != _NEVER:
+                        # What the handler asks of others ends then, too.
+                        scope.deadline = envelope.ends_at
                     reply = await running
                 if scope.cancelled_caught:
-                    outcomes.unwind(envelope)
+                    outcomes.end_cancelled(envelope)
                     return
                 envelope.scope = None
             self._returned(envelope, reply)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Protocol
 
+import trio
+
 from ._envelope import Envelope
 from ._errors import ActorFailedError
 from ._events import (
@@ -107,6 +109,18 @@ class Outcomes:
         if is_unwound and self.observers.sees_messages:
             self.observe_end(envelope, cancelled=True)
         return is_unwound
+
+    def end_cancelled(self, envelope: Envelope) -> None:
+        """Settle a request whose handler was cancelled, by its asker or by its deadline."""
+        if envelope.is_cancelled:
+            self.unwind(envelope)
+            return
+        # Both have one deadline, but the asker has moved its own since it asked.
+        error = trio.TooSlowError("the deadline with which it was asked has passed")
+        self.failed += 1
+        self.settle(envelope)
+        if envelope.fail(error) and self.observers.sees_messages:
+            self.observe_end(envelope, error)
 
     def reply_with(self, envelope: Envelope, error: BaseException) -> bool:
         """Reply with an exception, if the policy lets the actor live on after it."""

@@ -61,9 +61,13 @@ class Ref(Generic[ActorT_co]):
         When cancelled, a request that is still queued is withdrawn and never runs. For one that
         runs, its handler is cancelled and the asker waits until it has unwound.
 
+        The deadline of the asker's cancel scopes travels with the request. The handler runs within it, and so
+        do the asks of the handler.
+
         Args:
             request: What to ask.
-            abandon_on_cancel: When cancelled, return at once and leave a running request to itself.
+            abandon_on_cancel: When cancelled, return at once and leave a running request to itself. Its
+                handler has no deadline.
 
         Raises:
             ActorFailedError: The actor crashed or was ended while serving it; it may have been executed.
@@ -73,6 +77,8 @@ class Ref(Generic[ActorT_co]):
             AskCycleError: The actor waits, directly or not, for the asker.
             MailboxFullError: Refused by the overflow policy; it was never executed.
             TypeError: The actor has no handler for it.
+            trio.TooSlowError: The deadline with which it was asked has passed, and the asker's was moved
+                meanwhile, so that it is not cancelled.
             Exception: What the handler raised, where the actor's policy says that it is a reply.
         """
         cell = self._cell
@@ -85,9 +91,7 @@ class Ref(Generic[ActorT_co]):
         while reply is EXPIRED:
             envelope = Envelope(cell, request, copy_context(), sender, is_abandonable=abandon_on_cancel)
             is_served = False
-            if attempt is None:
-                envelope.deadline = trio.current_effective_deadline()
-            elif cell.mailbox.is_idle:
+            if attempt is not None and cell.mailbox.is_idle:
                 # It has nothing else to do, so its task need not be woken.
                 await trio.lowlevel.checkpoint_if_cancelled()
                 results: list[outcome.Outcome[object]] = []
@@ -101,6 +105,7 @@ class Ref(Generic[ActorT_co]):
                     # Held by nothing here: an error would hold this frame, and this frame the error.
                     return cast("ReplyT", results.pop().unwrap())
             if not is_served:
+                envelope.deadline = trio.current_effective_deadline()
                 cell.mailbox.put(envelope)
             envelope.task = task
             reply = await trio.lowlevel.wait_task_rescheduled(envelope.abort)

@@ -29,10 +29,9 @@ class Deadline:
     """A moment by which an answer is needed, on the clock of this Trio run.
 
     A cancel scope says when its block gives up, and what its block has asked for is cancelled with it,
-    through any number of actors. This needs no `Deadline`. It is for two places. A handler that asks others
-    and has them know the time that is left uses ``with Deadline(self.context.deadline).scope():``. And at the
-    edges of a program, a request comes in with the seconds that its sender has left, or goes out to another
-    process. Clocks of two processes have nothing in common, so what travels is the rest of the time.
+    through any number of actors, all of which know the time that is left. This needs no `Deadline`. It is for
+    the edges of a program: a request comes in with the seconds that its sender has left, or goes out to
+    another process. Clocks of two processes have nothing in common, so what travels is the rest of the time.
 
     Attributes:
         at: The moment, as ``trio.current_time()`` will say; infinity for none.
