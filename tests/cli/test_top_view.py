@@ -161,7 +161,14 @@ def test_the_selected_actor_may_end() -> None:
 
 def test_pages_come_and_go_by_their_keys() -> None:
     view = View()
-    for key, page in (("e", "failures"), ("o", "operations"), ("o", None), ("?", "help"), ("escape", None)):
+    for key, page in (
+        ("e", "failures"),
+        ("o", "operations"),
+        ("o", None),
+        ("l", "libraries"),
+        ("?", "help"),
+        ("escape", None),
+    ):
         view.press(key)
         assert view.page == page
     view.press("e")

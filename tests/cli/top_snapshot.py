@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from trio_accel.telemetry import (
     ActorRow,
+    CacheRow,
     DeviceRow,
     FailureRow,
     Histogram,
+    LibraryRow,
     MemoryRow,
     OperationRow,
     SystemSnapshot,
@@ -94,6 +96,16 @@ SHOP = SystemSnapshot(
             age=0.1,
             in_flight=12,
             memory=MemoryRow(used=48 << 20, reserved=64 << 20, peak=50 << 20, blocks=9, limit=64 << 20),
+            libraries=(
+                LibraryRow(
+                    library="trio_accel.fft:FftActor",
+                    waiting=4,
+                    in_flight=12,
+                    plans=CacheRow(found=1999, made=1, evicted=0),
+                    templates=CacheRow(found=3, made=1),
+                ),
+                LibraryRow(library="my.models:Actor", in_flight=1),
+            ),
         ),
     ),
     failures=(

@@ -21,6 +21,7 @@ from trio_accel.backends.base import (
     AccelStream,
     ChunkKeeper,
     DeviceInfo,
+    LibraryUsage,
     MemoryStatistics,
     NotSupportedError,
     PlacedBlock,
@@ -200,6 +201,7 @@ class ManualDevice:
         fail: What makes the error that an operation ends with on its stream.
         prepare: What must be done before an operation is enqueued.
         enqueued: Names of the specifications that were enqueued.
+        used: What `usage` says.
     """
 
     info: DeviceInfo
@@ -214,6 +216,7 @@ class ManualDevice:
     opened: list[ManualLibrary] = attrs.field(factory=list)
     enqueued: list[str] = attrs.field(factory=list)
     freed: list[int] = attrs.field(factory=list)
+    used: dict[str, LibraryUsage] = attrs.field(factory=dict)
     refuse_library: Exception | None = None
     is_closed: bool = False
     has_ended: bool = False
@@ -275,6 +278,10 @@ class ManualDevice:
 
     def memory(self) -> MemoryStatistics:
         return self.blocks.statistics()
+
+    def usage(self) -> dict[str, LibraryUsage]:
+        """Of its own, which tests change."""
+        return self.used
 
     def close(self, grace: float) -> bool:
         self.is_closed = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -12,7 +13,7 @@ from chosen import BACKEND
 
 import trio_accel as ta
 from trio_accel.backends.base import Isolation
-from trio_accel.devices import QueueStatistics
+from trio_accel.devices import CacheStatistics, LibraryStatistics, QueueStatistics
 
 BLAS = "trio_accel.linalg:BlasActor"
 FFT = "trio_accel.fft:FftActor"
@@ -61,6 +62,33 @@ async def test_counts_are_true_at_every_moment(system: ta.System, isolation: Iso
         assert any(fft == QueueStatistics(waiting=0, in_flight=2) for _, fft in seen)
         assert seen[-1] == (NONE, NONE)
         np.testing.assert_array_equal(await x.to_host(), np.full(4, 1024.0))
+
+
+async def test_plans_and_templates_are_counted_by_library(system: ta.System, isolation: Isolation) -> None:
+    """Seven products of one kind, five of another: the first of each plans, the second makes a template."""
+    options = ta.DeviceOptions(isolation=isolation)
+    async with system.open_device(BACKEND, options=options) as device:
+        for size, count in ((8, 7), (16, 5)):
+            x = await device.put(np.ones((size, size), np.float32))
+            for _ in range(count):
+                await ta.linalg.matmul(x, x)
+        counted = (await device.statistics()).libraries.get(BLAS, LibraryStatistics())
+        # The CPU's libraries keep no plans.
+        plans = CacheStatistics(found=10, made=2) if BACKEND == "cuda" else CacheStatistics()
+        templates = CacheStatistics(found=8, made=2) if isolation == "process" else CacheStatistics()
+        assert counted == LibraryStatistics(plans=plans, templates=templates)
+        ta.testing.poison(device, "for the test")
+        with trio.fail_after(30):
+            while device.generation == 1:
+                with suppress(ta.AccelError):
+                    await device.zeros(3)
+        # Another generation counts anew.
+        x = await device.put(np.ones((8, 8), np.float32))
+        await ta.linalg.matmul(x, x)
+        counted = (await device.statistics()).libraries.get(BLAS, LibraryStatistics())
+        made = CacheStatistics(made=1) if BACKEND == "cuda" else CacheStatistics()
+        assert counted.plans == made
+        assert counted.templates == CacheStatistics()
 
 
 async def test_senders_wait_for_room_and_are_not_refused(system: ta.System, isolation: Isolation) -> None:

@@ -18,7 +18,7 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 import trio_accel as ta
-from trio_accel.telemetry import Recorder, export_metrics, exposition, prometheus, record
+from trio_accel.telemetry import CacheRow, Recorder, export_metrics, exposition, prometheus, record
 
 
 @attrs.frozen
@@ -152,6 +152,31 @@ async def test_a_device_in_metrics() -> None:
             assert value("trio_accel_device_launches_total") == 1
             assert value("trio_accel_device_memory_bytes", kind="used") >= array.nbytes
             assert value("trio_accel_device_memory_limit_bytes") > array.nbytes
+
+
+async def test_plans_and_templates_in_metrics() -> None:
+    """What a device says, by Prometheus' parser and by OpenTelemetry's reader."""
+    options = ta.DeviceOptions(isolation="process")
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    async with ta.open_system("shop") as system, system.open_device("cpu", options=options) as device:
+        with record(system) as recorder, export_metrics(recorder, provider):
+            x = await device.put(np.ones((8, 8)))
+            for _ in range(6):
+                await ta.linalg.matmul(x, x)
+            await recorder.refresh()
+            libraries = {row.library: row for row in recorder.snapshot().devices[0].libraries}
+            blas = libraries["trio_accel.linalg:BlasActor"]
+            assert (blas.plans, blas.templates) == (CacheRow(), CacheRow(found=4, made=1))
+            assert (blas.plans.share, blas.templates.share) == (None, 0.8)
+            found = values(parse_openmetrics(exposition(recorder, openmetrics=True)))
+            opened = read_opentelemetry(reader.get_metrics_data())
+    provider.shutdown()
+    for event, count in (("found", 4), ("made", 1), ("evicted", 0)):
+        labels = {"system": "shop", "device": "shop/cpu:0", "library": blas.library, "event": event}
+        assert found["trio_accel_device_templates_total", frozenset(labels.items())] == count
+        assert opened["trio_accel.device_templates", frozenset(labels.items())] == count
+    assert not any(name.startswith("trio_accel_device_plans") for name, _ in found)
 
 
 async def test_a_registry_asks_in_its_own_thread(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SORTS", "Line", "Page", "Sort", "View", "lines_of"]
 
-Page: TypeAlias = Literal["failures", "operations", "help"]
+Page: TypeAlias = Literal["failures", "operations", "libraries", "help"]
 
 
 @attrs.frozen
@@ -201,6 +201,7 @@ _ACTIONS: Mapping[str, Callable[[View], None]] = {
     "S": lambda view: view.sort_by_next(-1),
     "e": lambda view: view.show("failures"),
     "o": lambda view: view.show("operations"),
+    "l": lambda view: view.show("libraries"),
     "?": lambda view: view.show("help"),
     "h": lambda view: view.show("help"),
     "escape": lambda view: view.back(),

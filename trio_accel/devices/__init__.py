@@ -5,7 +5,7 @@ from ._options import DeviceOptions
 from .arrays._pending import Pending
 from .arrays._ref import AccelRef, Device, device_of
 from .base._cancel_grace import cancel_grace
-from .base._statistics import DeviceStatistics, QueueStatistics
+from .base._statistics import CacheStatistics, DeviceStatistics, LibraryStatistics, QueueStatistics
 from .base._streams import (
     PerActorStreams,
     PerLibraryStreams,
@@ -40,6 +40,7 @@ __all__ = [
     "AdaptiveCompletion",
     "Around",
     "Ask",
+    "CacheStatistics",
     "CompletionPort",
     "CompletionStrategy",
     "ContextActor",
@@ -60,6 +61,7 @@ __all__ = [
     "Launch",
     "LaunchTimes",
     "LibraryActor",
+    "LibraryStatistics",
     "MemoryActor",
     "MultiDeviceOperation",
     "OpenDevice",

@@ -12,6 +12,7 @@ from ._protocol import ObserverSocketError
 from ._recorder import Recorder, record
 from ._snapshot import (
     ActorRow,
+    CacheRow,
     DeviceRow,
     FailureRow,
     Histogram,
@@ -26,6 +27,7 @@ from ._traces import trace
 
 __all__ = [
     "ActorRow",
+    "CacheRow",
     "Dashboard",
     "DeviceRow",
     "FailureRow",

@@ -6,14 +6,16 @@ import attrs
 import trio
 
 from ..actors import ActorRestarted, ActorSnapshot, ActorStarted, Event, System
-from ..devices import Device, DeviceStatistics
+from ..devices import CacheStatistics, Device, DeviceStatistics, LibraryStatistics, QueueStatistics
 from ..devices import System as DeviceSystem
-from ._snapshot import DeviceRow, LibraryRow, MemoryRow
+from ._snapshot import CacheRow, DeviceRow, LibraryRow, MemoryRow
 
 __all__ = ["DeviceRows"]
 
 # Younger counts of a device are not asked for again.
 _FRESH = 0.5
+_IDLE = QueueStatistics(waiting=0, in_flight=0)
+_UNUSED = LibraryStatistics()
 
 
 @attrs.define(eq=False)
@@ -150,7 +152,22 @@ def _row(device: Device, known: _Known, actors: dict[str, ActorSnapshot]) -> Dev
             foreign=memory.foreign,
         ),
         libraries=tuple(
-            LibraryRow(library=library, waiting=queue.waiting, in_flight=queue.in_flight)
-            for library, queue in sorted(told.queues.items())
+            [_library(library, told) for library in sorted(told.queues.keys() | told.libraries.keys())]
         ),
     )
+
+
+def _library(library: str, told: DeviceStatistics) -> LibraryRow:
+    queue = told.queues.get(library, _IDLE)
+    planned = told.libraries.get(library, _UNUSED)
+    return LibraryRow(
+        library=library,
+        waiting=queue.waiting,
+        in_flight=queue.in_flight,
+        plans=_cache(planned.plans),
+        templates=_cache(planned.templates),
+    )
+
+
+def _cache(counts: CacheStatistics) -> CacheRow:
+    return CacheRow(found=counts.found, made=counts.made, evicted=counts.evicted)

@@ -7,13 +7,14 @@ from typing import Literal, TypeAlias
 
 import attrs
 
-from ._snapshot import ActorRow, DeviceRow, OperationRow, SystemSnapshot
+from ._snapshot import ActorRow, CacheRow, DeviceRow, LibraryRow, OperationRow, SystemSnapshot
 from ._tally import OTHER_ACTORS
 
 __all__ = ["FIGURES", "MOST_ACTORS", "Figure", "Sample"]
 
 # Actors that are told apart; the number of metrics that a program exports has to be bounded.
 MOST_ACTORS = 1000
+_UNUSED = CacheRow()
 
 Labels: TypeAlias = tuple[str, ...]
 Sample: TypeAlias = tuple[Labels, float]
@@ -99,6 +100,22 @@ def _libraries(snapshot: SystemSnapshot) -> Iterator[Sample]:
         for library in device.libraries:
             yield (device.path, library.library, "waiting"), library.waiting
             yield (device.path, library.library, "in_flight"), library.in_flight
+
+
+def _caches(
+    cache: Callable[[LibraryRow], CacheRow],
+) -> Callable[[SystemSnapshot], Iterable[Sample]]:
+    """The counts of a cache of each library."""
+
+    def samples(snapshot: SystemSnapshot) -> Iterator[Sample]:
+        for device in snapshot.devices:
+            for library in device.libraries:
+                counts = cache(library)
+                if counts != _UNUSED:
+                    for event in ("found", "made", "evicted"):
+                        yield (device.path, library.library, event), getattr(counts, event)
+
+    return samples
 
 
 def _quantiles(snapshot: SystemSnapshot) -> Iterator[Sample]:
@@ -246,6 +263,20 @@ FIGURES: tuple[Figure, ...] = (
         help="Requests of the libraries of a device.",
         labels=("device", "library", "state"),
         samples=_libraries,
+    ),
+    Figure(
+        name="device_plans",
+        kind="counter",
+        help="Plans of the libraries of the current context of a device: found, made, evicted.",
+        labels=("device", "library", "event"),
+        samples=_caches(lambda library: library.plans),
+    ),
+    Figure(
+        name="device_templates",
+        kind="counter",
+        help="Launch templates of the worker of a device: found, made, evicted.",
+        labels=("device", "library", "event"),
+        samples=_caches(lambda library: library.templates),
     ),
     Figure(
         name="device_memory",

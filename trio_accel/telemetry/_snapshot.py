@@ -15,6 +15,7 @@ import attrs
 
 __all__ = [
     "ActorRow",
+    "CacheRow",
     "DeviceRow",
     "FailureRow",
     "Histogram",
@@ -172,18 +173,36 @@ class OperationRow:
 
 
 @attrs.frozen(kw_only=True)
+class CacheRow:
+    """What became of the entries of a cache; as `CacheStatistics`."""
+
+    found: int = 0
+    made: int = 0
+    evicted: int = 0
+
+    @property
+    def share(self) -> float | None:
+        """The share of uses, from 0 to 1, that found what they needed; None without uses."""
+        return self.found / (self.found + self.made) if self.found or self.made else None
+
+
+@attrs.frozen(kw_only=True)
 class LibraryRow:
-    """Requests of one library of a device.
+    """One library of a device: its requests, and what it has planned in this generation.
 
     Attributes:
         library: Its title: the import path, or the name that its argument begins with.
         waiting: Handed over and not launched.
         in_flight: Launched and not complete.
+        plans: Plans of its operations.
+        templates: Launch templates, by which its operations are sent to a worker process.
     """
 
     library: str
     waiting: int = 0
     in_flight: int = 0
+    plans: CacheRow = CacheRow()
+    templates: CacheRow = CacheRow()
 
 
 @attrs.frozen(kw_only=True)
@@ -221,7 +240,7 @@ class DeviceRow:
         completed: Operations that completed, with or without an error.
         in_flight: Operations that the backend has.
         memory: Memory of its arrays.
-        libraries: Libraries that have requests.
+        libraries: Libraries that have requests, or have planned something.
     """
 
     path: str

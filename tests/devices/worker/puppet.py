@@ -122,7 +122,7 @@ class Puppet:
                 number, [(blocks[position], nbytes) for position, nbytes in self._templates[template][3]]
             )
         elif kind == "call":
-            value = None if rest[1] == "synchronize" else (0, 0, {}, (0,) * len(MEMORY))
+            value = None if rest[1] == "synchronize" else (0, 0, {}, (0,) * len(MEMORY), {})
             self.tell("result", rest[0], value)
         elif kind == "close":
             self.tell("closed")

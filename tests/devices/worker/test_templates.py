@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import weakref
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trio_accel as ta
-from trio_accel.backends.base import DType
+from trio_accel.backends.base import CacheCounts, DType
 from trio_accel.backends.base.ops import (
     ArraySpec,
     CopyFromHostSpec,
@@ -314,6 +314,30 @@ def test_when_there_are_too_many_all_are_forgotten(monkeypatch: pytest.MonkeyPat
         assert same(made, launch)
         assert len(worker.templates) <= 4
     assert ("forget_templates",) in worker.told
+
+
+@given(st.lists(st.tuples(st.integers(1, 7), st.sampled_from(["a:B", "a:C"])), max_size=60))
+def test_what_became_of_templates_is_counted_by_library(launched: list[tuple[int, str]]) -> None:
+    """Against a model that keeps what it has seen, and forgets all of it when there are five."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(_front, "_MOST", 4)
+        worker = Worker()
+        counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        seen: Counter[tuple[int, str]] = Counter()
+        for extent, library in launched:
+            spec = MatmulSpec(array(1, (extent,)), array(2), array(3))
+            worker.across(attrs.evolve(product(1, 2, 3, spec=spec), library=library))
+            key = extent, library
+            if key not in seen and len(seen) == 4:
+                for (_, other), times in seen.items():
+                    counts[other]["evicted"] += times > 1
+                seen.clear()
+            seen[key] += 1
+            if seen[key] > 1:
+                counts[library]["made" if seen[key] == 2 else "found"] += 1
+    for library in ("a:B", "a:C"):
+        expected = CacheCounts(*(counts[library][event] for event in ("found", "made", "evicted")))
+        assert attrs.astuple(worker.table.counts[library]) == attrs.astuple(expected)
 
 
 def test_what_follows_from_the_blocks_is_kept_for_a_few(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ ones are called in a worker thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import attrs
@@ -22,10 +22,12 @@ __all__ = [
     "AccelDevice",
     "AccelEvent",
     "AccelStream",
+    "CacheCounts",
     "ChunkKeeper",
     "Hold",
     "InThread",
     "KernelLibrary",
+    "LibraryUsage",
     "Loan",
     "MemoryStatistics",
     "PlacedBlock",
@@ -59,6 +61,32 @@ class MemoryStatistics:
     limit: int
     workspace: int = 0
     foreign: int = 0
+
+
+@attrs.define(eq=False)
+class CacheCounts:
+    """What became of the entries of a cache; its owner counts, and others read.
+
+    Attributes:
+        found: How often one was there.
+        made: How many were made.
+        evicted: How many of those made way for others.
+    """
+
+    found: int = 0
+    made: int = 0
+    evicted: int = 0
+
+
+@attrs.define(eq=False)
+class LibraryUsage:
+    """What one library of a device has planned; the library counts, and others read.
+
+    Attributes:
+        plans: The plans of its operations: each launch by a plan has found one, or had one made.
+    """
+
+    plans: CacheCounts = attrs.field(factory=CacheCounts)
 
 
 class PlacedBlock(NamedTuple):
@@ -450,6 +478,13 @@ class AccelDevice(Protocol):
 
     def memory(self) -> MemoryStatistics:
         """Count the memory."""
+        ...
+
+    def usage(self) -> Mapping[str, LibraryUsage]:
+        """What its libraries have planned, by their names; without those that plan nothing.
+
+        The counts belong to the device: a library that is opened again goes on with them.
+        """
         ...
 
     def close(self, grace: float) -> bool:

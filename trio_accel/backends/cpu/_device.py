@@ -11,6 +11,7 @@ from ..base import (
     AccelStream,
     ChunkKeeper,
     DeviceInfo,
+    LibraryUsage,
     MemoryStatistics,
     PlacedBlock,
     Poison,
@@ -147,6 +148,10 @@ class CpuDevice:
     def memory(self) -> MemoryStatistics:
         """Count the memory."""
         return self._memory.statistics()
+
+    def usage(self) -> dict[str, LibraryUsage]:
+        """Nothing: no library of this backend keeps plans."""
+        return {}
 
     def close(self, grace: float) -> bool:
         """Finish every stream and free everything; blocks for `grace` seconds at most in all.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Self
 
 import attrs
 
-from ...backends.base import MemoryStatistics
+from ...backends.base import CacheCounts, MemoryStatistics
 
-__all__ = ["DeviceStatistics", "QueueStatistics"]
+__all__ = ["CacheStatistics", "DeviceStatistics", "LibraryStatistics", "QueueStatistics"]
 
 
 @attrs.frozen(kw_only=True)
@@ -25,6 +26,40 @@ class QueueStatistics:
 
 
 @attrs.frozen(kw_only=True)
+class CacheStatistics:
+    """What became of the entries of a cache.
+
+    Attributes:
+        found: How often one was there.
+        made: How many were made.
+        evicted: How many of those made way for others.
+    """
+
+    found: int = 0
+    made: int = 0
+    evicted: int = 0
+
+    @classmethod
+    def of(cls, counts: CacheCounts) -> Self:
+        """What was counted by now."""
+        return cls(found=counts.found, made=counts.made, evicted=counts.evicted)
+
+
+@attrs.frozen(kw_only=True)
+class LibraryStatistics:
+    """What one library has planned, in one generation.
+
+    Attributes:
+        plans: Plans of its operations: each launch by a plan has found one, or had one made.
+        templates: Launch templates of its operations, by which they are sent to a worker process. One is made
+            when the second operation of its kind is sent. The first one counts nowhere.
+    """
+
+    plans: CacheStatistics = CacheStatistics()
+    templates: CacheStatistics = CacheStatistics()
+
+
+@attrs.frozen(kw_only=True)
 class DeviceStatistics:
     """Counts of one generation of a device, but for its losses.
 
@@ -37,6 +72,7 @@ class DeviceStatistics:
         queues: By the import path of the library (`Operation.library`): those that have requests now.
         memory: Memory of the device's arrays.
         losses: Contexts that the device has lost since it was opened.
+        libraries: By the import path of the library: those that have planned something in this generation.
     """
 
     generation: int
@@ -47,3 +83,4 @@ class DeviceStatistics:
     queues: Mapping[str, QueueStatistics]
     memory: MemoryStatistics
     losses: int
+    libraries: Mapping[str, LibraryStatistics] = attrs.field(factory=dict[str, LibraryStatistics])

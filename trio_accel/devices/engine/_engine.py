@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import trio
 
-from ...backends.base import AccelDevice, AccelEvent, AccelStream, KernelLibrary, PlacedBlock
+from ...backends.base import AccelDevice, AccelEvent, AccelStream, KernelLibrary, LibraryUsage, PlacedBlock
 from .._options import DeviceOptions
 from ..arrays._blocks import BlockTable
 from ..base._alarms import Alarms
@@ -57,6 +57,7 @@ class Engine(ContextState):
     Attributes:
         device: The device of the context.
         libraries: Opens the libraries of the device.
+        named: By the import paths of library actors that were started, the names of the backend's libraries.
         lanes: Its streams, with the operations in flight.
         gate: Where operations wait to be launched.
         enqueuer: Gives operations to the backend.
@@ -93,6 +94,7 @@ class Engine(ContextState):
         super().__init__(device.info.name, generation)
         self.device = device
         self.libraries: KernelLibraries = KernelLibraries(device)
+        self.named: dict[str, str] = {}
         self._memory = memory
         self._lose = lose
         self._close_grace = options.close_grace
@@ -172,6 +174,21 @@ class Engine(ContextState):
         return {
             library: QueueStatistics(waiting=waiting[library], in_flight=in_flight[library])
             for library in waiting.keys() | in_flight.keys()
+        }
+
+    def usage(self) -> dict[str, LibraryUsage]:
+        """What libraries have planned, by their import paths.
+
+        One that several library actors launch with counts for the first of them; one that only others use,
+        under its own name.
+        """
+        paths: dict[str, str] = {}
+        for path, name in self.named.items():
+            paths.setdefault(name, path)
+        return {
+            paths.get(name, name): usage
+            for name, usage in self.device.usage().items()
+            if usage.plans.found or usage.plans.made
         }
 
     def begin(self, generation: int, adopted: Iterable[int]) -> None:

@@ -151,6 +151,7 @@ class LibraryOpener(Actor):
                 await supervisor.stop()
             if path in self._ahead:
                 await self._engine.libraries.drop(self._ahead.pop(path))
+            self._engine.named.pop(path, None)
         self._turns.pop(path, None)
 
     async def prepare(self, paths: Iterable[str]) -> None:
@@ -202,6 +203,7 @@ class LibraryOpener(Actor):
         path, options = message.library, self._options
         actor_class = await find_actor(path, message.named_by)
         argument = argument_of(path)
+        self._engine.named[path] = actor_class.library_of(argument)
         own = None if argument is None else actor_class.supervision(argument)
         refs = (*self._libraries.values(), *self._supervisors.values())
         running = {ref.path.rpartition("/")[2] for ref in refs if not ref.is_terminated}

@@ -24,7 +24,7 @@ from ..arrays._pending import Pending
 from ..arrays._ref import AccelRef
 from ..base._import_paths import by_title
 from ..base._libraries_in_use import LibrariesInUse
-from ..base._statistics import DeviceStatistics
+from ..base._statistics import CacheStatistics, DeviceStatistics, LibraryStatistics
 from ..engine._context import ContextActor, Session, context_policy
 from ..engine._device_state import DeviceState
 from ..engine._library import Asked, LibraryActor
@@ -350,6 +350,12 @@ class InlineDispatch:
             queues=by_title(engine.queues()),
             memory=engine.device.memory(),
             losses=self._device.losses.count,
+            libraries=by_title(
+                {
+                    path: LibraryStatistics(plans=CacheStatistics.of(used.plans))
+                    for path, used in engine.usage().items()
+                }
+            ),
         )
 
     async def close_library(self, path: str) -> None:

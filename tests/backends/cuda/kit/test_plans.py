@@ -8,11 +8,13 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from own_modules import Moved, install
 
 pytest.importorskip("cuda.bindings")
 
-from trio_accel.backends.base import LibraryError
+from trio_accel.backends.base import CacheCounts, LibraryError
 from trio_accel.backends.base.kernels import kernel
 from trio_accel.backends.cuda.kit._call import Call
 from trio_accel.backends.cuda.kit._device import LibraryDevice
@@ -77,6 +79,28 @@ class TestTable:
         table.store(("only",), plan)
         assert (table.find(("only",)), closed) == (plan, [])
 
+    @given(st.lists(st.integers(0, 6), max_size=60), st.integers(1, 4))
+    def test_what_became_of_plans_is_counted(self, launched: list[int], most: int) -> None:
+        """Against a model: the keys that were used last."""
+        counts = CacheCounts()
+        table = PlanTable(most, counts=counts)
+        kept: list[int] = []
+        found = made = 0
+        for number in launched:
+            key = (number,)
+            plan = table.find(key)
+            assert (plan is not None) == (number in kept)
+            if plan is None:
+                plan = Plan(str(number))
+                table.store(key, plan)
+                made += 1
+            else:
+                kept.remove(number)
+                found += 1
+            table.note_launch(plan)
+            kept = [*kept, number][-most:]
+        assert attrs.astuple(counts) == (found, made, made - len(kept))
+
     def test_all_are_given_back(self) -> None:
         table, closed = self.table(5)
         plans = [Plan("1"), Plan("2", is_busy=True)]
@@ -137,6 +161,8 @@ def test_a_plan_is_made_once_for_a_layout(rig: Any, monkeypatch: pytest.MonkeyPa
         rig.apply(library.name, other)
     assert len(planned.made) == 4
     assert planned.used[3:] == planned.made[1:]
+    # Three launches by the first plan, and one by each of the others.
+    assert attrs.astuple(rig.device.usage()[library.name].plans) == (2, 4, 0)
 
 
 @only_cuda

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from ...base import ChunkKeeper, DeviceInfo, KernelLibrary
+from ...base import ChunkKeeper, DeviceInfo, KernelLibrary, LibraryUsage
 from ...base.memory import no_such_block
 from ...base.ops import ArraySpec
 from ..runtime._context import CudaContext
@@ -68,10 +68,19 @@ class LibraryDevice:
         # By block, what is to be called when its contents change.
         self._to_invalidate: dict[int, set[Callable[[int], None]]] = {}
         self._spans: dict[tuple[tuple[int, ...], tuple[int, ...], int], tuple[int, int]] = {}
+        self._usage: dict[str, LibraryUsage] = {}
 
     def open_library(self, name: str) -> KernelLibrary:
         """Open another library, for the caller alone; see `AccelDevice.open_library`."""
         raise NotImplementedError
+
+    def usage(self) -> dict[str, LibraryUsage]:
+        """What its libraries have planned; see `AccelDevice.usage`."""
+        return dict(self._usage)
+
+    def usage_of(self, library: str) -> LibraryUsage:
+        """What a library has planned, which counts there. From any thread."""
+        return self._usage.setdefault(library, LibraryUsage())
 
     def free(self, block: int) -> None:
         """Give a memory block back; see `AccelDevice.free`."""

@@ -60,7 +60,8 @@ class CudaLibrary:
         self._context = device.context
         self._is_closed = False
         self._kernels = self._declared()
-        self._plans = PlanTable(self.most_plans, self._close_plan, self._is_busy)
+        counts = device.usage_of(self.name).plans
+        self._plans = PlanTable(self.most_plans, self._close_plan, self._is_busy, counts)
         # What was asked last: an operation is prepared, and then enqueued.
         self._last: tuple[OperationSpec | None, Any] = (None, None)
 
@@ -125,7 +126,10 @@ class CudaLibrary:
         if kernel.plan is None:
             return None
         plan = self._find_plan(spec)
-        return self._make_plan(spec, kernel.plan) if plan is None else plan
+        if plan is None:
+            plan = self._make_plan(spec, kernel.plan)
+        self._plans.note_launch(plan)
+        return plan
 
     def _close_plan(self, plan: Any) -> None:
         """A plan makes way for another; by default there is nothing to give back."""

@@ -6,6 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from ...base import CacheCounts
+
 __all__ = ["PlanTable"]
 
 
@@ -16,6 +18,7 @@ class PlanTable:
         most: How many are kept.
         close: Gives a plan back that has made way.
         is_busy: Whether work in flight may still use a plan: it stays until that is over.
+        counts: Counts them, for several tables if need be.
     """
 
     def __init__(
@@ -23,10 +26,14 @@ class PlanTable:
         most: int,
         close: Callable[[Any], None] | None = None,
         is_busy: Callable[[Any], bool] | None = None,
+        counts: CacheCounts | None = None,
     ) -> None:
         self._most = most
         self._close = close
         self._is_busy = is_busy
+        self._counts = counts or CacheCounts()
+        # The last one that was made, until a launch has used it.
+        self._new: Any = None
         self._plans: OrderedDict[tuple[object, ...], Any] = OrderedDict()
 
     def __len__(self) -> int:
@@ -42,7 +49,8 @@ class PlanTable:
 
     def store(self, key: tuple[object, ...], plan: Any) -> None:
         """Keep a plan; as many as are too many make way, of those that nothing uses."""
-        self._plans[key] = plan
+        self._plans[key] = self._new = plan
+        self._counts.made += 1
         excess = len(self._plans) - self._most
         if excess <= 0:
             return
@@ -52,11 +60,20 @@ class PlanTable:
             if self._is_busy is None or not self._is_busy(other):
                 del self._plans[old]
                 excess -= 1
+                self._counts.evicted += 1
                 if self._close is not None:
                     self._close(other)
 
+    def note_launch(self, plan: Any) -> None:
+        """A launch has this plan: it was found, unless it was made for just this launch."""
+        if plan is self._new:
+            self._new = None
+        else:
+            self._counts.found += 1
+
     def clear(self) -> None:
         """Give all back: nothing uses any more."""
+        self._new = None
         plans, self._plans = self._plans, OrderedDict()
         if self._close is not None:
             for plan in plans.values():

@@ -115,6 +115,7 @@ class BlasLibrary(RoutineLibrary):
         if not self._device.graphs.replay((plan.graph, stream, a, b, out), stream):
             return False
         stream.is_light = plan.is_light
+        self._plans.note_launch(plan)
         return True
 
     def _plan_matmul(self, spec: MatmulSpec) -> _Multiply:

@@ -213,6 +213,7 @@ class GraphLibrary(CudaLibrary):
         stream.begin_heavy()
         entry.last = stream.timeline.sequence
         if captured.stream.launch(captured.executable):
+            self._plans.note_launch(chain)
             return True
         chain.call.refuse(key)
         self._cache.remove(key)

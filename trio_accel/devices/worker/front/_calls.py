@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 import attrs
 import trio
 
-from ....backends.base import MemoryStatistics
+from ....backends.base import CacheCounts, MemoryStatistics
 from ...base._import_paths import by_title
-from ...base._statistics import DeviceStatistics
+from ...base._statistics import CacheStatistics, DeviceStatistics, LibraryStatistics
 from ...engine._device_state import DeviceState
-from ..transport._answers import MEMORY
+from ..transport._answers import MEMORY, PLANS
 from ..transport._codec import NonsenseError
 from ._requests import RequestSender
 
@@ -105,7 +106,13 @@ class Calls:
             call.done.set()
 
     def _count(
-        self, pid: int, launched: int, completed: int, in_flight: dict[str, int], memory: tuple[int, ...]
+        self,
+        pid: int,
+        launched: int,
+        completed: int,
+        in_flight: dict[str, int],
+        memory: tuple[int, ...],
+        plans: dict[str, tuple[int, ...]],
     ) -> DeviceStatistics:
         """Add what the worker counts to what waits here: whatever it had done by then is known here."""
         return DeviceStatistics(
@@ -117,7 +124,20 @@ class Calls:
             queues=by_title(self._sender.requests.queues(in_flight)),
             memory=MemoryStatistics(**dict(zip(MEMORY, memory, strict=True))),
             losses=self._device.losses.count,
+            libraries=by_title(self._libraries(plans)),
         )
+
+    def _libraries(self, plans: dict[str, tuple[int, ...]]) -> dict[str, LibraryStatistics]:
+        """Add the launch templates, which are found here, to the plans of the worker's libraries."""
+        link = self._sender.link
+        templates: Mapping[str, CacheCounts] = {} if link is None else link.templates.counts
+        return {
+            path: LibraryStatistics(
+                plans=CacheStatistics(**dict(zip(PLANS, plans.get(path, ()), strict=False))),
+                templates=CacheStatistics.of(templates.get(path) or CacheCounts()),
+            )
+            for path in plans.keys() | templates.keys()
+        }
 
     def lose(self) -> None:
         """The worker is gone."""

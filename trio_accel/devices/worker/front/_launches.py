@@ -6,6 +6,7 @@ these blocks: the rest is sent only once.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, TypeAlias, cast
@@ -14,6 +15,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from ....backends.base import CacheCounts
 from ....backends.base.fast_paths import current_fast_paths
 from ....backends.base.ops import (
     ArraySpec,
@@ -83,9 +85,12 @@ class TemplateTable:
 
     Args:
         post: Sends a message to the worker.
+
+    Attributes:
+        counts: What became of templates, by the import path of the library.
     """
 
-    __slots__ = ("_is_on", "_last", "_numbers", "_post")
+    __slots__ = ("_is_on", "_last", "_numbers", "_post", "counts")
 
     def __init__(self, post: Callable[[Message], None]) -> None:
         self._post = post
@@ -93,6 +98,7 @@ class TemplateTable:
         # 0 stands for one that was seen once.
         self._numbers: dict[_Key, int] = {}
         self._last = 0
+        self.counts: defaultdict[str, CacheCounts] = defaultdict(CacheCounts)
 
     def find(
         self, launch: Launch, host: _AddressOf = _nowhere
@@ -137,6 +143,8 @@ class TemplateTable:
         if number is None:
             if len(numbers) >= _MOST:
                 numbers.clear()
+                for counts in self.counts.values():
+                    counts.evicted = counts.made
                 self._post(("forget_templates",))
             numbers[whole] = 0
             return None
@@ -145,6 +153,9 @@ class TemplateTable:
             self._last += 1
             number = numbers[whole] = self._last
             self._post(("template", number, plain))
+            self.counts[launch.library].made += 1
+        else:
+            self.counts[launch.library].found += 1
         return number, tuple(positions), packed
 
 

@@ -139,6 +139,7 @@ class WorkerLink:
 
     def forget_library(self, library: str) -> None:
         """A library was closed: its shared word is there for another."""
+        self.templates.counts.pop(library, None)
         if self._last is None and library in self.words:
             self._free_words.append(self.words.pop(library))
 

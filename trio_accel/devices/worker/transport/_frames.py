@@ -51,7 +51,8 @@ granted           number, block as in start
 copy              transfer, number of the request, index of the host array, chunk, offset, array
 chunk             id, bytes; with its descriptor: before anything that lies in it is named
 unchunk           id
-result            number of the call, value
+result            number of the call, value: of "count" what was launched and completed, what is in flight
+                  by library, memory, plans by library
 event             an encoded event of the worker's actors
 log               logger, level, text
 lost              error: the context is gone, nothing more is launched; whether nothing of it writes any
