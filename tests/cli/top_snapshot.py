@@ -24,6 +24,7 @@ SHOP = SystemSnapshot(
     pid=4711,
     uptime=3725.0,
     recorded=3725.0,
+    rate=1237.75,
     dead_letters=2,
     actors=(
         ActorRow(path="shop", actor_class="System", state="running"),

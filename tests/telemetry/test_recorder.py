@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 from collections.abc import AsyncGenerator
 
@@ -191,6 +192,42 @@ async def test_actors_beyond_the_bound_are_counted_together(system: ta.System) -
         assert counts == {"shop/sleeper-1": 1, "shop/sleeper-2": 1, "(other)": 3}
 
 
+async def test_actors_that_have_ended_make_room(
+    autojump_clock: trio.testing.MockClock, system: ta.System
+) -> None:
+    with record(system, operations=10) as recorder:
+        keeper = await system.spawn(Sleeper, name="keeper")
+        await keeper.ask(Sleep(0.0))
+        for number in range(100):
+            sleeper = await system.spawn(Sleeper, name=f"brief-{number}")
+            await sleeper.ask(Sleep(0.0))
+            await sleeper.ask(Sleep(1.0))
+            await sleeper.stop()
+            await sleeper.wait_terminated()
+        # A name may be used again, and what it stands for is alive.
+        again = await system.spawn(Sleeper, name="brief-99")
+        for _ in range(20):
+            brief = await system.spawn(Sleeper)
+            await brief.ask(Sleep(0.0))
+            await brief.stop()
+            await brief.wait_terminated()
+        await again.ask(Sleep(0.0))
+        await keeper.ask(Sleep(0.0))
+        snapshot = recorder.snapshot()
+    rows = {row.path: row for row in snapshot.operations}
+    assert len(rows) <= 11
+    assert rows["shop/keeper"].completed == 2
+    assert rows["shop/brief-99"].completed == 3
+    # Nothing is counted twice, and nothing is lost: not in the ranges either.
+    assert sum(row.completed for row in rows.values()) == 2 + 200 + 20 + 1
+    assert sum(row.run.count for row in rows.values()) == 223
+    assert sum(row.run.total for row in rows.values()) == pytest.approx(100.0)
+    assert rows["(other)"].p99 == 1.0
+    # It had ended long ago what is counted for others now.
+    assert rows["(other)"].rate < 10
+    assert snapshot.rate == pytest.approx(sum(row.rate for row in rows.values()))
+
+
 @pytest.mark.parametrize("isolation", ["inline", "process"])
 async def test_a_device_with_its_loss_and_recovery(system: ta.System, isolation: ta.Isolation) -> None:
     options = ta.DeviceOptions(isolation=isolation)
@@ -263,6 +300,14 @@ async def test_json_there_and_back(system: ta.System, monkeypatch: pytest.Monkey
         ({"actors": {}}, "the snapshot: actors is no list"),
         ({"actors": [3]}, "the snapshot: actors is no JSON object"),
         ({"actors": [{"path": "a"}]}, "the snapshot: actors has no actor_class"),
+        ({"rate": math.nan}, "the snapshot: rate is a number that no program has"),
+        ({"uptime": -math.inf}, "the snapshot: uptime is a number that no program has"),
+        ({"dead_letters": 10**400}, "the snapshot: dead_letters is a number that no program has"),
+        ({"time": 10**400}, "the snapshot: time is a number that no program has"),
+        (
+            {"devices": [{"path": "d", "name": "d", "memory": {"used": 1e300}}]},
+            "the snapshot: devices has no backend",
+        ),
     ],
 )
 async def test_text_that_is_no_snapshot(system: ta.System, change: dict[str, object], message: str) -> None:
@@ -272,6 +317,8 @@ async def test_text_that_is_no_snapshot(system: ta.System, change: dict[str, obj
         SystemSnapshot.from_json(json.dumps({**data, **change}))
     with pytest.raises(ValueError, match="Expecting"):
         SystemSnapshot.from_json("not JSON")
+    with pytest.raises(ValueError, match="nested too deeply"):
+        SystemSnapshot.from_json('{"a":' + "[" * 200_000)
 
 
 async def test_another_thread_has_a_snapshot_when_the_loop_has_a_moment(system: ta.System) -> None:

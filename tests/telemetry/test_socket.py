@@ -552,10 +552,14 @@ class TestOtherEnd:
         [
             (b"hello\n", "no observer socket"),
             (b'{"protocol": 2}\n', "no observer socket of this version"),
-            (b"", "no observer socket of this version"),
+            (b"", "no observer socket: it closed the connection without a word"),
+            (b'{"protocol": 1}\n', "the name that it gives is none"),
+            (b'{"protocol": 1, "name": "\\u001b[2J"}\n', "the name that it gives is none"),
+            (b'{"error":"' + b"x" * 9999, "closed the connection without a word"),
+            (b'{"error":"' + b"x" * 9999 + b'"}\n', "the program refused: x{300}$"),
             (b'{"error": "go away"}\n', "the program refused: go away"),
-            (b'{"protocol": 1}\n7\n', "sent what is no snapshot"),
-            (b'{"protocol": 1}\n{"snap": {}}\n', "sent what is no snapshot"),
+            (b'{"protocol": 1, "name": "x"}\n7\n', "sent what is no snapshot"),
+            (b'{"protocol": 1, "name": "x"}\n{"snap": {}}\n', "sent what is no snapshot"),
         ],
     )
     async def test_a_server_that_talks_nonsense(self, runtime: Path, answer: bytes, why: str) -> None:

@@ -89,7 +89,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
 
     import trio_accel as ta
     from trio_accel.cli._app import run
-    from trio_accel.cli._errors import InputError
+    from trio_accel.cli._errors import InputError, printable
     from trio_accel.cli._run import InterruptError
 
     try:
@@ -99,7 +99,8 @@ def _dispatch(arguments: Sequence[str]) -> int:
     except InputError as error:
         return _complain(str(error), 2)
     except (ta.AccelError, ta.ActorError) as error:
-        return _complain(f"{type(error).__name__}: {error}", 1)
+        lines = f"{type(error).__name__}: {error}".splitlines()
+        return _complain("\n".join(map(printable, lines)), 1)
     except InterruptError as error:
         return _complain("interrupted", 128 + error.signal)
     return code

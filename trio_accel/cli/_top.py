@@ -35,7 +35,9 @@ __all__ = ["find_program", "show_top"]
 
 # How long a program may hold its loop before it is called silent; and given up, for a single snapshot.
 _SILENT_SECONDS, _ANSWER_SECONDS = 2.0, 10.0
-_CONNECT_SECONDS, _REDRAW_SECONDS = 0.5, 1.0
+# From one snapshot to the next, until it is seen: those of a large tree come less often than was asked for.
+_FIRST_PACE = 3.0
+_CONNECT_SECONDS, _REDRAW_SECONDS, _AGAIN_SECONDS = 0.5, 1.0, 0.1
 _SOON_SECONDS, _MOST_LOOKS = 0.1, 10
 # Columns of a table in a pipe: all of them.
 _PIPE_WIDTH = 180
@@ -104,7 +106,7 @@ async def _look_once(path: Path) -> tuple[Status, SystemSnapshot]:
             f"the program at {path} does not answer: its loop is held for more than {_ANSWER_SECONDS:g} s"
         ) from None
     except StopAsyncIteration:
-        raise ObserverSocketError(f"the program at {path} has ended") from None
+        raise ObserverSocketError(f"the program at {path} closed the connection: has it ended?") from None
 
 
 async def _print_once(console: Console, path: Path, view: View) -> int:
@@ -143,6 +145,7 @@ class _Top:
     _newest: SystemSnapshot | None = attrs.field(default=None, init=False)
     _shown: SystemSnapshot | None = attrs.field(default=None, init=False)
     _came: float = attrs.field(default=0.0, init=False)
+    _pace: float = attrs.field(init=False)
     _end: str | None = attrs.field(default=None, init=False)
     _changed: trio.Event = attrs.field(factory=trio.Event, init=False)
     _ends: ExitStack = attrs.field(factory=ExitStack, init=False)
@@ -151,7 +154,7 @@ class _Top:
     async def run(self) -> int:
         """Show it until the user leaves, or the program ends."""
         self._status = Status(name=printable(self.path.stem), pid=None, interval=self.interval)
-        self._came = trio.current_time()
+        self._came, self._pace = trio.current_time(), self.interval
         with trio.open_signal_receiver(signal.SIGWINCH, signal.SIGTSTP) as signals, self._ends:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch)
@@ -166,7 +169,7 @@ class _Top:
                 nursery.cancel_scope.cancel()
         if self._end is None:
             return 0
-        print(f"trio-accel: {self._end}", file=sys.stderr)
+        print(f"trio-accel: {printable(self._end)}", file=sys.stderr)
         return 1
 
     def _enter(self) -> None:
@@ -181,19 +184,34 @@ class _Top:
     async def _watch(self) -> None:
         """Take snapshots; connect again where the program let go of a terminal that was stopped."""
         try:
-            while True:
-                async with open_observation(self.path, interval=self.interval) as observation:
-                    program = observation.program
-                    self._status = attrs.evolve(self._status, name=program.name, pid=program.pid)
-                    self._changed.set()
-                    async for snapshot in observation:
-                        self._newest, self._came = snapshot, trio.current_time()
-                        self._changed.set()
-        except ObserverSocketError as error:
-            if self._newest is None:
-                raise
-            self._end = str(error) if self.path.exists() else f"{self._status.name} has ended"
+            while await self._connect():
+                pass
+            error = ObserverSocketError(f"{self.path} closed the connection without a snapshot")
+        except ObserverSocketError as found:
+            error = found
+        if self._newest is None:
+            raise error
+        self._end = str(error) if self.path.exists() else f"{self._status.name} has ended"
+        self._changed.set()
+
+    async def _connect(self) -> bool:
+        """Take snapshots to the end of a connection; whether there were any."""
+        before = self._newest
+        async with open_observation(self.path, interval=self.interval) as observation:
+            program = observation.program
+            self._status = attrs.evolve(self._status, name=program.name, pid=program.pid)
             self._changed.set()
+            async for snapshot in observation:
+                self._take(snapshot)
+        # Nobody asks without a pause where connections are closed again and again.
+        await trio.sleep(_AGAIN_SECONDS)
+        return self._newest is not before
+
+    def _take(self, snapshot: SystemSnapshot) -> None:
+        now = trio.current_time()
+        self._pace = max(self.interval, _FIRST_PACE if self._newest is None else now - self._came)
+        self._newest, self._came = snapshot, now
+        self._changed.set()
 
     async def _heed(self, signals: AsyncIterator[int]) -> None:
         """Draw when the size has changed; leave the terminal to the shell while stopped."""
@@ -213,8 +231,9 @@ class _Top:
             self._changed = trio.Event()
             if self._shown is None or not self.view.is_paused:
                 self._shown = self._newest
-            silent = trio.current_time() - self._came - self.interval
-            status = attrs.evolve(self._status, silent=silent if silent > _SILENT_SECONDS else 0.0)
+            since = trio.current_time() - self._came
+            is_silent = since > self._pace + max(self._pace, _SILENT_SECONDS)
+            status = attrs.evolve(self._status, silent=since if is_silent else 0.0)
             width, height = self.console.size
             drawn = draw_screen(self._shown, self.view, status, width=width, height=height)
             self._live.update(drawn, refresh=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import attrs
@@ -24,6 +25,7 @@ __all__ = [
     "cut_off",
     "fit",
     "format_bytes",
+    "format_clock",
     "format_count",
     "format_seconds",
     "joined",
@@ -61,6 +63,14 @@ def format_count(number: float) -> str:
         if number >= 0.9995 * size * (10 if unit == "k" else 1):
             return f"{number / size:.3g}{unit}" if number < 999.5 * size else f"{number / size:.0f}{unit}"
     return f"{number:.0f}" if number >= 99.95 or number == int(number) else f"{number:.1f}"
+
+
+def format_clock(seconds: float) -> str:
+    """The time of day, of seconds since the epoch; nothing for what lies beyond all calendars."""
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        return ""
 
 
 def format_seconds(seconds: float | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ from trio_accel.cli._top_cells import (
     cut_off,
     fit,
     format_bytes,
+    format_clock,
     format_count,
     format_seconds,
     joined,
@@ -55,7 +55,7 @@ class Status:
         name: Name of the program's socket.
         pid: Its process; None where the platform does not tell.
         interval: Seconds between snapshots; None for a single one.
-        silent: Seconds without a snapshot beyond those.
+        silent: Seconds since the last snapshot, if that is longer than snapshots take; else 0.
     """
 
     name: str
@@ -119,7 +119,7 @@ def _title(status: Status, snapshot: SystemSnapshot | None, view: View, width: i
         parts.append((f"process {status.pid}", ""))
     if snapshot is not None:
         parts.append((f"up {_uptime(snapshot.uptime)}", ""))
-        parts.append((time.strftime("%H:%M:%S", time.localtime(snapshot.time)), ""))
+        parts.append((format_clock(snapshot.time), ""))
     if status.interval is not None:
         parts.append((f"every {status.interval:g} s", "dim"))
     return joined(parts, width)
@@ -140,7 +140,7 @@ def _totals(snapshot: SystemSnapshot, width: int) -> Text:
     parts = [
         (count_of(len(rows), "actor"), ""),
         (f"{not_running} not running", "yellow") if not_running else ("", ""),
-        (f"{format_count(sum(row.rate for row in rows)) or 0} msg/s", ""),
+        (f"{format_count(snapshot.rate) or 0} msg/s", ""),
         (f"{queued} queued", "") if queued else ("", ""),
         (f"{sum(row.deferred for row in rows)} in flight", ""),
         (f"{failed} failed", "red") if failed else ("", ""),

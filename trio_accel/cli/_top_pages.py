@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from trio_accel.cli._top_cells import (
     LEAST_NAME,
     WIDEST_NAME,
     fit,
+    format_clock,
     format_count,
     format_seconds,
     joined,
@@ -43,13 +43,9 @@ _KEYS = (
 def failure_lines(failures: Sequence[FailureRow], width: int) -> Iterator[Text]:
     for failure in failures:
         times = f" (x{failure.count})" if failure.count > 1 else ""
-        yield joined([(_clock(failure), "dim")], width) + one_line(
+        yield joined([(format_clock(failure.time), "dim")], width) + one_line(
             f" {failure.path} {failure.kind}{times}: {failure.error}", max(1, width - 8), "red"
         )
-
-
-def _clock(failure: FailureRow) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(failure.time))
 
 
 def _failures_page(snapshot: SystemSnapshot, width: int) -> Iterator[Text]:

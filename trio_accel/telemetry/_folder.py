@@ -18,7 +18,7 @@ import trio
 
 from ._protocol import ObserverSocketError, peer_of
 
-__all__ = ["ObservedProgram", "bind", "list_programs", "own_folder", "unlink"]
+__all__ = ["ObservedProgram", "bind", "is_name", "list_programs", "own_folder", "unlink"]
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,63}")
 _SUFFIX = ".sock"
@@ -90,6 +90,11 @@ async def bind(folder: Path, name: str) -> tuple[socket.socket, Path]:
         return _listen(path), path
 
 
+def is_name(name: object) -> bool:
+    """Whether a socket may have this name."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+
+
 def unlink(path: Path, inode: int) -> None:
     """Remove a socket, unless it is another program's by now."""
     # Somebody may have cleaned up before.
@@ -132,7 +137,7 @@ def _problem(folder: Path) -> str | None:
 
 
 def _path_of(folder: Path, name: str) -> Path:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not is_name(name):
         raise ValueError(
             "open_socket: name must be 1 to 64 letters, digits, '_', '-' and '.', and not begin with '-' or "
             f"'.', got {name!r}"

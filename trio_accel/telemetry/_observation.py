@@ -11,7 +11,7 @@ from pathlib import Path
 import attrs
 import trio
 
-from ._folder import ObservedProgram
+from ._folder import ObservedProgram, is_name
 from ._protocol import (
     ERROR,
     PROTOCOL,
@@ -28,6 +28,7 @@ __all__ = ["Observation", "open_observation"]
 
 # A tree of a hundred thousand actors; more is no snapshot.
 _LONGEST_LINE = 64 << 20
+_LONGEST_REASON = 300
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -116,7 +117,8 @@ async def _next(lines: LineReader) -> bytes | None:
     try:
         line = await lines.receive()
         if line is not None and line.startswith(ERROR):
-            raise ObserverSocketError(f"the program refused: {decode(line)['error']}")
+            why = str(decode(line)["error"])
+            raise ObserverSocketError(f"the program refused: {why[:_LONGEST_REASON]}")
     except trio.BrokenResourceError:
         return None
     except ValueError as error:
@@ -125,11 +127,15 @@ async def _next(lines: LineReader) -> bytes | None:
 
 
 def _hello(line: bytes | None) -> dict[str, object]:
+    if line is None:
+        raise ObserverSocketError("no observer socket: it closed the connection without a word")
     try:
-        content = {} if line is None else decode(line)
+        content = decode(line)
     except ValueError as error:
         raise ObserverSocketError(f"no observer socket: {error}") from error
     if content.get("protocol") != PROTOCOL:
-        begin = bytes((line or b"")[:60])
+        begin = line[:60]
         raise ObserverSocketError(f"no observer socket of this version: it begins with {begin!r}")
+    if not is_name(content.get("name")):
+        raise ObserverSocketError("no observer socket: the name that it gives is none")
     return content

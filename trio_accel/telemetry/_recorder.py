@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import trio
 
-from ..actors import ActorSnapshot, Event, System
+from ..actors import ActorSnapshot, ActorStarted, ActorTerminated, Event, System
 from ._devices import DeviceRows
 from ._failures import LONGEST_LINE, Failures
 from ._snapshot import ActorRow, OperationRow, SystemSnapshot
@@ -77,6 +77,7 @@ class Recorder:
             pid=os.getpid(),
             uptime=now - self.system.opened_at,
             recorded=now - self._since,
+            rate=sum(rates.values()),
             dead_letters=self.system.dead_letters,
             quarantined=self.system.quarantined,
             actors=tuple(
@@ -100,6 +101,13 @@ class Recorder:
     def _observe(self, event: Event) -> None:
         self._failures.observe(event)
         self._devices.observe(event)
+        match event:
+            case ActorStarted(path=path):
+                self._tallies.began(path)
+            case ActorTerminated(path=path):
+                self._tallies.ended(path)
+            case _:
+                pass
 
     def begin(self) -> None:
         """One more uses it."""
@@ -126,8 +134,9 @@ def record(system: System, *, operations: int = 1000, failures: int = 50) -> Gen
 
     Args:
         system: The system.
-        operations: The most pairs of an actor and a message type that are told apart. Messages of further
-            actors are counted for one actor ``"(other)"``.
+        operations: The most pairs of an actor and a message type that are told apart. Where there are more,
+            actors that have ended are counted together, as one actor ``"(other)"``. So are further actors
+            if that many are alive.
         failures: The most failures that are kept.
 
     Raises:

@@ -26,6 +26,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+# Of counts, bytes and seconds: what is beyond 64 bits was made up.
+_LARGEST = 2.0**64
 
 
 @attrs.frozen(kw_only=True)
@@ -296,6 +298,7 @@ class SystemSnapshot:
         pid: The program's process.
         uptime: Seconds since the system was opened.
         recorded: Seconds since recording began; what operations and failures show began then.
+        rate: Messages per second that ended lately, of all actors, those that have ended too.
         dead_letters: Messages that were dropped or refused, in all.
         quarantined: Actors that were cancelled and did not end, in all.
         actors: All actors, parents before children; the first is the system itself.
@@ -309,6 +312,7 @@ class SystemSnapshot:
     pid: int
     uptime: float
     recorded: float
+    rate: float = 0.0
     dead_letters: int = 0
     quarantined: int = 0
     actors: tuple[ActorRow, ...] = ()
@@ -327,7 +331,11 @@ class SystemSnapshot:
         Raises:
             ValueError: The text is no JSON, or no snapshot.
         """
-        return _read(cls, json.loads(text), "the snapshot")
+        try:
+            data = json.loads(text)
+        except RecursionError:
+            raise ValueError("the snapshot is nested too deeply") from None
+        return _read(cls, data, "the snapshot")
 
 
 def _read(kind: type[T], data: object, what: str) -> T:
@@ -358,6 +366,9 @@ def _members(one: object) -> dict[str, object]:
 
 
 def _value(hint: Any, data: object, what: str) -> object:
+    # Also false for what is no number at all (NaN), which JSON does not have and Python reads.
+    if isinstance(data, (int, float)) and not -_LARGEST < data < _LARGEST:
+        raise ValueError(f"{what} is a number that no program has")
     if type(data) is hint:
         return data
     if typing.get_origin(hint) is types.UnionType:
@@ -368,7 +379,7 @@ def _value(hint: Any, data: object, what: str) -> object:
             raise ValueError(f"{what} is no list")
         one = typing.get_args(hint)[0]
         items = cast("Iterable[object]", data)
-        return tuple([item if type(item) is one else _value(one, item, what) for item in items])
+        return tuple([_value(one, item, what) for item in items])
     if attrs.has(hint):
         return _read(hint, data, what)
     is_number = isinstance(data, (int, float)) and not isinstance(data, bool)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import TypeAlias
 
 import numpy as np
@@ -21,7 +22,7 @@ BOUNDS = tuple(float(f"{digits}e{exponent}") for exponent in range(-5, 2) for di
 """Upper ends of the ranges of all histograms, in seconds: 10 µs to 25 s."""
 
 OTHER_ACTORS = "(other)"
-"""Stands for the actors beyond the most that are told apart."""
+"""Stands for the actors beyond the most that are told apart, the ended ones first."""
 
 _EDGES = np.array(BOUNDS)
 # Messages whose times are kept as they came, to be counted by ranges in one go.
@@ -115,11 +116,29 @@ class MessageTally:
         self.run_total += float(run.sum())
         # Real seconds: how long something is remembered is no matter of the program's clock.
         self._recent.append((time.monotonic(), queue + run))
-        while (
-            len(self._recent) > 1
-            and sum(len(some) for _, some in self._recent) - len(self._recent[0][1]) >= _LAST
-        ):
-            self._recent.popleft()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Keep about the last thousand messages."""
+        kept = sum(len(some) for _, some in self._recent)
+        while self._recent and kept - len(self._recent[0][1]) >= _LAST:
+            kept -= len(self._recent.popleft()[1])
+
+    def add(self, other: MessageTally) -> None:
+        """Count what another one has counted, as what was before: no rate rises."""
+        self.count()
+        other.count()
+        self._counted += other._counted
+        self._of_queue += other._of_queue
+        self._of_run += other._of_run
+        self.queue_total += other.queue_total
+        self.run_total += other.run_total
+        self.failed_count += other.failed_count
+        self.cancelled_count += other.cancelled_count
+        self.dropped_count += other.dropped_count
+        self._history = deque([(at, count + other._counted) for at, count in self._history])
+        self._recent = deque(sorted([*self._recent, *other._recent], key=lambda one: one[0]))
+        self._forget()
 
     def queue(self) -> Histogram:
         """Seconds in the queue; those of `count` by now."""
@@ -161,7 +180,8 @@ class Tallies:
     """The tallies of a system: its meter.
 
     Args:
-        most: How many are told apart; messages of more go to one for all other actors.
+        most: How many are told apart. Where there are more, actors that have ended are counted together, and
+            further ones if that many are alive.
         on_failure: Is told of each message that failed.
         now: The time on Trio's clock.
 
@@ -174,16 +194,41 @@ class Tallies:
         self.by_key: dict[tuple[str, str], MessageTally] = {}
         self._most = most
         self._on_failure = on_failure
+        self._types: dict[str, list[str]] = {}
+        # Paths of actors that have ended, the first to end first.
+        self._ended: dict[str, None] = {}
         self.seen_at: float = now
 
     def measured(self, path: str, message_type: str) -> MessageTally:
         """See `Meter.measured`."""
         found = self.by_key.get((path, message_type))
-        if found is None and len(self.by_key) >= self._most:
-            # The names of messages are those of classes: there are not many of them.
-            path = OTHER_ACTORS
-            found = self.by_key.get((path, message_type))
+        if found is not None:
+            return found
+        if len(self.by_key) >= self._most:
+            self._join_ended()
+        # The names of messages are those of classes: there are not many of them.
+        return self._of(OTHER_ACTORS if len(self.by_key) >= self._most else path, message_type)
+
+    def began(self, path: str) -> None:
+        """An actor of this path takes messages."""
+        self._ended.pop(path, None)
+
+    def ended(self, path: str) -> None:
+        """It has ended for good. Its counts stay as long as there is room."""
+        if path in self._types:
+            self._ended[path] = None
+
+    def _of(self, path: str, message_type: str) -> MessageTally:
+        found = self.by_key.get((path, message_type))
         if found is None:
             found = MessageTally(path, message_type, self._on_failure, self.seen_at)
             self.by_key[path, message_type] = found
+            self._types.setdefault(path, []).append(message_type)
         return found
+
+    def _join_ended(self) -> None:
+        """Count actors that have ended together: half of them at once, so that this is rare."""
+        for path in list(islice(self._ended, (len(self._ended) + 1) // 2)):
+            del self._ended[path]
+            for message_type in self._types.pop(path):
+                self._of(OTHER_ACTORS, message_type).add(self.by_key.pop((path, message_type)))

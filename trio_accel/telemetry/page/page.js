@@ -79,7 +79,7 @@ function row(classes) {
 function totals(snapshot) {
   const sum = (name) => snapshot.actors.reduce((all, actor) => all + (actor[name] ?? 0), 0);
   const tiles = [
-    ["messages per second", number(sum("rate"))],
+    ["messages per second", number(snapshot.rate)],
     ["in flight", number(sum("running") + sum("deferred"))],
     ["queued", number(sum("mailbox_depth"))],
     ["restarts", number(sum("restarts"))],
@@ -217,7 +217,7 @@ function draw(svg, lines, format) {
 function charts(snapshot) {
   const now = snapshot.time * 1000, since = now - KEPT;
   const drop = (points) => { while (points.length && points[0][0] < since) points.shift(); };
-  past.rate.push([now, snapshot.actors.reduce((all, actor) => all + (actor.rate ?? 0), 0)]);
+  past.rate.push([now, snapshot.rate]);
   drop(past.rate);
   for (const operation of snapshot.operations) {
     const name = nameOf(operation);

@@ -1,0 +1,140 @@
+"""`trio-accel top` at a socket that is no program's: one sentence, and no sign of control of a stranger."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from top_snapshot import SHOP
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from conftest import Cli
+
+PATIENCE = 30.0
+EVIL = "\x1b]0;pwned\x07\x1b[31m\u202eabc\x9b31m\r"
+HELLO = b'{"protocol":1,"name":"shop","pid":1,"system":"shop"}\n'
+GOOD = SHOP.to_json().encode() + b"\n"
+
+Serve = Callable[..., Path]
+
+
+def refusal(text: str) -> bytes:
+    return json.dumps({"error": text}, separators=(",", ":")).encode() + b"\n"
+
+
+def changed(**members: object) -> bytes:
+    return json.dumps({**json.loads(GOOD), **members}).encode() + b"\n"
+
+
+@pytest.fixture
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Generator[Serve, None, None]:
+    """Opens a socket that says the same to everybody, piece by piece, and closes the connection."""
+    over = threading.Event()
+    threads: list[threading.Thread] = []
+
+    def answer(listening: socket.socket, pieces: tuple[bytes, ...], pause: float) -> None:
+        with listening:
+            while not over.is_set():
+                try:
+                    connection, _ = listening.accept()
+                except TimeoutError:
+                    continue
+                with connection:
+                    try:
+                        for piece in pieces:
+                            connection.sendall(piece)
+                            over.wait(pause)
+                    except OSError:
+                        continue
+
+    def start(*pieces: bytes, pause: float = 0.0) -> Path:
+        path = tmp_path_factory.mktemp("run") / "x.sock"
+        listening = socket.socket(socket.AF_UNIX)
+        listening.settimeout(0.05)
+        listening.bind(str(path))
+        listening.listen()
+        threads.append(threading.Thread(target=answer, args=(listening, pieces, pause)))
+        threads[-1].start()
+        return path
+
+    yield start
+    over.set()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("pieces", "why"),
+    [
+        ((b"\x1b[2J\n",), r"no observer socket: a line must be one JSON object, got b'\x1b[2J'"),
+        ((b"x" * 100,), "no observer socket: it closed the connection without a word"),
+        ((), "no observer socket: it closed the connection without a word"),
+        ((HELLO,), "closed the connection: has it ended?"),
+        ((HELLO, GOOD[:500]), "closed the connection: has it ended?"),
+        ((HELLO, b"[" * 200_000 + b"\n"), "sent what is no snapshot: the snapshot is nested too deeply"),
+        ((HELLO, changed(rate=float("nan"))), "rate is a number that no program has"),
+        ((HELLO, changed(dead_letters=10**400)), "dead_letters is a number that no program has"),
+        ((HELLO, b"x" * (65 << 20)), "a line must have at most 67108864 bytes"),
+        ((refusal(EVIL),), "the program refused: ?]0;pwned??[31m?abc?31m"),
+        ((refusal("x" * 1_000_000),), "the program refused: xxx"),
+    ],
+)
+@pytest.mark.parametrize("form", ["--once", "--json"])
+def test_one_sentence(cli: Cli, serve: Serve, pieces: tuple[bytes, ...], why: str, form: str) -> None:
+    done = cli("top", serve(*pieces), form)
+    assert done.code == 1
+    assert why in done.err
+    assert done.err.startswith("trio-accel: ObserverSocketError: ")
+    assert done.err.count("\n") == 1
+    assert len(done.err) < 500
+    assert done.err.rstrip("\n").isprintable()
+    if form == "--json":
+        assert json.loads(done.out)["exit_code"] == 1
+
+
+def test_times_beyond_all_calendars(cli: Cli, serve: Serve) -> None:
+    failures = [{**json.loads(GOOD)["failures"][0], "time": -1e19}]
+    done = cli("top", serve(HELLO, changed(time=1e19, failures=failures)), "--once")
+    assert (done.code, done.err) == (0, "")
+    assert "shop" in done.out.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "why"),
+    [
+        ((HELLO, GOOD, refusal(EVIL)), "the program refused: ?]0;pwned??[31m?abc?31m?"),
+        ((HELLO, GOOD, b"\x1b]0;pwned\x07\n"), "sent what is no snapshot: Expecting value"),
+        ((HELLO, GOOD[:500]), "closed the connection without a snapshot"),
+    ],
+)
+def test_the_terminal_is_given_back_before_the_sentence(
+    start: Callable[..., subprocess.Popen[str]], serve: Serve, pieces: tuple[bytes, ...], why: str
+) -> None:
+    # Later than the screen is taken.
+    path = serve(*pieces, pause=0.6)
+    controller, terminal = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "20"}
+    process = start("top", str(path), env=environment, stdin=terminal, stdout=terminal, stderr=terminal)
+    output, end = b"", time.monotonic() + PATIENCE
+    while process.poll() is None or select.select([controller], [], [], 0)[0]:
+        assert time.monotonic() < end, output
+        if select.select([controller], [], [], 0.05)[0]:
+            output += os.read(controller, 1 << 16)
+    os.close(controller)
+    os.close(terminal)
+    assert process.returncode == 1
+    last = output.decode().rpartition("\x1b[?1049l")[2]
+    assert why in last
+    assert last.strip().isprintable()
+    assert b"\x1b]0" not in output
