@@ -67,7 +67,7 @@ async def count(batcher: ta.Ref[Batcher[int, object]]) -> BatcherStatistics:
     statistics: BatcherStatistics = await batcher.ask(GetStatistics())
     seen = statistics
     assert seen.requests == (
-        seen.waiting + seen.running + seen.replied + seen.failed + seen.cancelled + seen.refused
+        seen.waiting + seen.in_flight + seen.answered + seen.failed + seen.cancelled + seen.refused
     )
     return seen
 
@@ -280,7 +280,7 @@ async def test_a_model_that_hangs_keeps_its_place_until_its_askers_go(
         assert await batcher.ask(Call(3)) == 3
     assert ended == pytest.approx([start + 20])
     statistics = await count(batcher)
-    assert (statistics.cancelled, statistics.replied, statistics.batches_running) == (2, 1, 0)
+    assert (statistics.cancelled, statistics.answered, statistics.batches_running) == (2, 1, 0)
 
 
 async def test_a_model_that_is_cancelled_has_no_results(system: ta.System, autojump_clock: MockClock) -> None:
@@ -334,7 +334,7 @@ async def test_a_model_that_fails_and_is_cancelled_at_once_costs_other_batches_n
     assert results == [1]
     assert sorted(calls) == [[0], [1]]
     statistics = await batcher.ask(GetStatistics())
-    assert (statistics.requests, statistics.replied, statistics.cancelled) == (2, 1, 1)
+    assert (statistics.requests, statistics.answered, statistics.cancelled) == (2, 1, 1)
 
 
 class Stop(BaseException):

@@ -148,12 +148,12 @@ def test_batches_and_outcomes_are_those_of_the_simulation(visits: list[Visit], r
     for number, (_, at) in expected.outcomes.items():
         assert got.outcomes[number][1] == pytest.approx(at, abs=1e-6)
     whats = [what for what, _ in expected.outcomes.values()]
-    assert (statistics.replied, statistics.failed, statistics.cancelled) == tuple(
+    assert (statistics.answered, statistics.failed, statistics.cancelled) == tuple(
         whats.count(what) for what in ("replied", "failed", "cancelled")
     )
     assert statistics.requests == len(visits)
     assert statistics.launches == len(expected.launches)
-    assert (statistics.waiting, statistics.running, statistics.batches_running) == (0, 0, 0)
+    assert (statistics.waiting, statistics.in_flight, statistics.batches_running) == (0, 0, 0)
     event(f"calls of the model beyond batches: {min(statistics.launches - statistics.batches, 5)}")
     event(f"largest batch: {max((len(launch.numbers) for launch in expected.launches), default=0)}")
 

@@ -128,7 +128,7 @@ async def test_a_cancelled_asker_leaves_the_queue_at_once(
         nursery.start_soon(ask, scheduler, "third", "a")
     assert model.order == ["first", "third"]
     statistics = await scheduler.ask(GetStatistics())
-    assert (statistics.cancelled, statistics.answered, statistics.queued) == (5, 2, 0)
+    assert (statistics.cancelled, statistics.answered, statistics.waiting) == (5, 2, 0)
 
 
 async def test_a_cancelled_asker_of_a_running_request_ends_the_model(
@@ -161,7 +161,7 @@ async def test_a_model_with_tasks_that_is_cancelled_is_counted_once(
     with pytest.RaisesGroup(ValueError), trio.move_on_after(1):
         await ask(scheduler, "first")
     statistics = await scheduler.ask(GetStatistics())
-    assert (statistics.cancelled, statistics.answered, statistics.in_flight) == (1, 0, 0)
+    assert (statistics.failed, statistics.cancelled, statistics.in_flight) == (1, 0, 0)
     assert system.tree().find("test/fair").restarts == 0
 
 
@@ -248,7 +248,7 @@ async def test_the_models_error_is_the_askers(system: ta.System, autojump_clock:
     for _ in range(3):
         assert await refused(scheduler, FairCall(1, tenant="a")) is error
     assert system.tree().find("test/fair").restarts == 0
-    assert (await scheduler.ask(GetStatistics())).answered == 3
+    assert (await scheduler.ask(GetStatistics())).failed == 3
 
 
 async def test_the_model_has_deadline_and_context_variables_of_its_asker(
@@ -410,12 +410,12 @@ async def test_statistics_name_those_that_wait(
             nursery.start_soon(ask, scheduler, tenant, tenant, 2.0)
             await wait_all_tasks_blocked()
         statistics = await scheduler.ask(GetStatistics())
-        assert (statistics.queued, statistics.in_flight, statistics.answered) == (3, 2, 0)
-        assert statistics.queued_of == {"a": 1, "b": 2}
+        assert (statistics.waiting, statistics.in_flight, statistics.answered) == (3, 2, 0)
+        assert statistics.waiting_of == {"a": 1, "b": 2}
         assert statistics.cost_of == {"a": 4.0}
         assert statistics.tenants == 2
     statistics = await scheduler.ask(GetStatistics())
-    assert (statistics.queued, statistics.in_flight, statistics.answered) == (0, 0, 5)
+    assert (statistics.waiting, statistics.in_flight, statistics.answered) == (0, 0, 5)
     assert (statistics.cost_of, statistics.cost_of_others) == ({"a": 6.0}, 4.0)
 
 

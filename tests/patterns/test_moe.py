@@ -21,6 +21,7 @@ from trio_accel.patterns import (
     GetStatistics,
     ModelOutputError,
     MoeRouter,
+    MoeStatistics,
     Routed,
     RoutingStatistics,
 )
@@ -158,7 +159,8 @@ async def test_the_load_is_counted_as_the_papers_define_it(system: ta.System) ->
     assert list(statistics.counts) == [int((order[:, :2] == expert).sum()) for expert in range(4)]
     # Twice the same has twice the counts, and the same losses.
     await router.ask(Call(x))
-    both: RoutingStatistics = await router.ask(GetStatistics())
+    counted: MoeStatistics = await router.ask(GetStatistics())
+    both = counted.routing
     assert (both.tokens, sum(both.served)) == (80, 160)
     assert both.counts == tuple(2 * number for number in statistics.counts)
     assert both.auxiliary_loss == pytest.approx(loss)
@@ -248,7 +250,7 @@ async def test_a_failure_can_be_the_askers_and_ends_the_others(system: ta.System
         await router.ask(Call(x))
     assert caught.value is error
     assert ended == [20, 20]
-    assert (await router.ask(GetStatistics())).failures == (0, 1, 0)
+    assert (await router.ask(GetStatistics())).routing.failures == (0, 1, 0)
 
 
 async def test_if_all_experts_fail_that_is_the_askers(system: ta.System) -> None:

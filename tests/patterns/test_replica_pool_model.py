@@ -238,7 +238,7 @@ class Run:
         for real, replica in zip(statistics.replicas, self.model.replicas, strict=True):
             assert real.name == replica.name
             assert real.in_flight == len(replica.items)
-            assert real.sent == replica.sent
+            assert real.begun == replica.sent
             assert real.is_dead == (replica.state == "dead")
             assert real.is_available == (replica.state == "up")
             if replica.state == "up":

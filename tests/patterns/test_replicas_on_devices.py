@@ -118,8 +118,8 @@ async def test_a_worker_killed_under_load(system: ta.System) -> None:
     # At most what was in flight at each loss has failed.
     assert kinds["float"] >= len(outcomes) - 2 * ASKERS
     statistics: ReplicaPoolStatistics = await pool.ask(GetStatistics())
-    assert [each.sent for each in statistics.replicas] == [each.asked for each in models]
-    assert sum(each.sent for each in statistics.replicas) == len(outcomes)
+    assert [each.begun for each in statistics.replicas] == [each.asked for each in models]
+    assert sum(each.begun for each in statistics.replicas) == len(outcomes)
     assert sum(each.failed for each in statistics.replicas) == len(outcomes) - kinds["float"]
     assert statistics.in_flight == 0
     assert all(each.is_available for each in statistics.replicas)

@@ -20,6 +20,7 @@ from trio.testing import wait_all_tasks_blocked
 import trio_accel as ta
 from trio_accel.patterns import (
     Call,
+    DecoderStatistics,
     DecodingStatistics,
     Generate,
     Generation,
@@ -149,7 +150,9 @@ async def test_a_draft_that_is_right_saves_calls_of_the_verifier(system: ta.Syst
     assert generation.statistics.acceptance_rate == 1
     assert generation.statistics.tokens_per_round == 4
     again: Generation = await decoder.ask(Call(Generate((0,), max_tokens=2, temperature=0)))
-    assert await decoder.ask(GetStatistics()) == generation.statistics + again.statistics
+    counted: DecoderStatistics = await decoder.ask(GetStatistics())
+    assert counted.decoding == generation.statistics + again.statistics
+    assert (counted.begun, counted.answered) == (2, 2)
 
 
 def test_without_rounds_there_are_no_rates() -> None:

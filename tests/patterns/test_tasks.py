@@ -14,7 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.actors import ActorFailedError, ActorStoppedError, Message, Policy, handles
-from trio_accel.patterns import Call, GetStatistics, Servant, TaskServant
+from trio_accel.patterns import Call, CallStatistics, GetStatistics, Servant, TaskServant
 
 Act = Callable[[], Awaitable[object]]
 
@@ -166,8 +166,15 @@ async def test_a_crash_fails_what_runs_and_the_next_incarnation_serves(
     assert after.outcome == "soon"
 
 
-async def test_who_counts_nothing_has_no_statistics(runner: ta.Ref[Runner]) -> None:
-    assert await runner.ask(GetStatistics()) is None
+async def test_it_counts_its_calls(runner: ta.Ref[Runner]) -> None:
+    await runner.ask(Call(trio.lowlevel.checkpoint))
+    counted = await runner.ask(GetStatistics())
+    assert counted == CallStatistics(begun=1, in_flight=0, answered=1, failed=0, cancelled=0)
+
+
+async def test_who_counts_nothing_has_no_statistics(system: ta.System) -> None:
+    ref = await system.spawn(Servant)
+    assert await ref.ask(GetStatistics()) is None
 
 
 class NoTask(TaskServant[int, int]):

@@ -23,7 +23,7 @@ from ._hot_swap import (
     SwapFailedError,
     Swapped,
 )
-from ._moe import MoeRouter
+from ._moe import MoeRouter, MoeStatistics
 from ._moe_results import ExpertsFailedError, Routed, RoutingStatistics
 from ._outputs import ModelOutputError
 from ._pool import Pool
@@ -33,8 +33,16 @@ from ._replicas import Replica, ReplicaStatistics
 from ._retry import RetryBudget, retry, was_never_executed
 from ._router import NoReplicaError, Router, RouterStatistics
 from ._routing import ByKey, ByLoad, Key, Routing
-from ._speculative import DecodingStatistics, Generate, Generation, Score, SpeculativeDecoder
+from ._speculative import (
+    DecoderStatistics,
+    DecodingStatistics,
+    Generate,
+    Generation,
+    Score,
+    SpeculativeDecoder,
+)
 from ._stacked import by_length, by_shape, padded, stacked
+from ._tally import CallStatistics
 from ._tasks import TaskServant
 from ._token_stream import TokenStream, open_token_stream
 
@@ -45,6 +53,7 @@ __all__ = [
     "ByKey",
     "ByLoad",
     "Call",
+    "CallStatistics",
     "Cascade",
     "CascadeAnswer",
     "CascadeStatistics",
@@ -52,6 +61,7 @@ __all__ = [
     "CircuitOpenError",
     "CircuitState",
     "Deadline",
+    "DecoderStatistics",
     "DecodingStatistics",
     "Deployment",
     "ExpertsFailedError",
@@ -69,6 +79,7 @@ __all__ = [
     "ModelOutputError",
     "ModelRetiredError",
     "MoeRouter",
+    "MoeStatistics",
     "NoAnswerError",
     "NoReplicaError",
     "Opening",

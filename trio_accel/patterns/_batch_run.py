@@ -80,7 +80,7 @@ class Counts:
 
     Attributes:
         requests: Calls that came.
-        replied: Calls with a result.
+        answered: Calls with a result.
         failed: Calls that were given an error of the model.
         cancelled: Calls whose askers have gone.
         refused: Calls that were never executed.
@@ -90,7 +90,7 @@ class Counts:
     """
 
     requests: int = 0
-    replied: int = 0
+    answered: int = 0
     failed: int = 0
     cancelled: int = 0
     refused: int = 0
@@ -176,7 +176,7 @@ class BatchRun(Generic[ItemT, ResultT]):
             if isinstance(value, outcome.Error) and isinstance(value.error, Exception):
                 self._counts.failed += entry.reply.fail(value.error)
             else:
-                self._counts.replied += entry.reply.set(value)
+                self._counts.answered += entry.reply.set(value)
         return None
 
     def _fail(self, entries: list[Entry[ItemT, ResultT]], error: Exception) -> None:

@@ -27,13 +27,13 @@ ModelOfBatches: TypeAlias = Model[list[ItemT], BatchResults[ResultT]]
 class BatcherStatistics:
     """What a `Batcher` has counted since its incarnation began: the reply of `GetStatistics`.
 
-    ``requests == waiting + running + replied + failed + cancelled + refused``, at any time.
+    ``requests == waiting + in_flight + answered + failed + cancelled + refused``, at any time.
 
     Attributes:
         requests: Calls that came.
         waiting: Calls that are in no batch yet.
-        running: Calls in batches that the model has, whose askers wait.
-        replied: Calls with a result.
+        in_flight: Calls in batches that the model has, whose askers wait.
+        answered: Calls with a result.
         failed: Calls that were given an error of the model.
         cancelled: Calls whose askers have gone.
         refused: Calls that were never executed: no room, or an item that fits into no batch.
@@ -46,8 +46,8 @@ class BatcherStatistics:
 
     requests: int
     waiting: int
-    running: int
-    replied: int
+    in_flight: int
+    answered: int
     failed: int
     cancelled: int
     refused: int
@@ -211,7 +211,7 @@ class Batcher(Servant[ItemT, ResultT]):
         running = (entry for run in self._running for entry in run.entries)
         return BatcherStatistics(
             waiting=self._queue.count,
-            running=sum(not entry.reply.is_done for entry in running),
+            in_flight=sum(not entry.reply.is_done for entry in running),
             batches_running=len(self._running),
             last_size=self._queue.last_size,
             **attrs.asdict(self._counts),

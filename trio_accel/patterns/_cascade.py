@@ -12,6 +12,7 @@ import attrs
 from ..actors import named_options
 from ._call import Model, as_callable
 from ._outputs import ModelOutputError
+from ._tally import CallStatistics, Tally
 from ._tasks import TaskServant
 
 __all__ = [
@@ -120,27 +121,26 @@ class CascadeAnswer(Generic[ResultT]):
 
 
 @attrs.frozen(kw_only=True)
-class StageStatistics:
-    """What became of the calls of one stage.
+class StageStatistics(CallStatistics):
+    """What became of the calls of one stage. One whose `confidence` is none has failed.
 
     Attributes:
         name: The stage.
-        calls: How often it was asked.
-        answered: How often it was sure enough.
-        unsure: How often it was not sure enough.
-        failed: How often it failed.
+        unsure: How many of its results it was not sure enough of; part of `answered`.
     """
 
     name: str
-    calls: int
-    answered: int
     unsure: int
-    failed: int
+
+    @property
+    def sure(self) -> int:
+        """How often its result was the cascade's, at once."""
+        return self.answered - self.unsure
 
 
 @attrs.frozen(kw_only=True)
-class CascadeStatistics:
-    """What a cascade has counted.
+class CascadeStatistics(CallStatistics):
+    """What became of the calls of a cascade, and of those of its stages.
 
     Attributes:
         stages: One record for each stage, in order.
@@ -165,11 +165,8 @@ class NoAnswerError(Exception):
 
 
 @attrs.define(eq=False)
-class _Counted:
-    calls: int = 0
-    answered: int = 0
+class _Counted(Tally):
     unsure: int = 0
-    failed: int = 0
 
 
 class Cascade(TaskServant[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, ResultT]):
@@ -215,18 +212,16 @@ class Cascade(TaskServant[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, ResultT
         passed: list[Passed] = []
         results: list[tuple[float, int, ResultT]] = []  # with the position in `passed`
         for stage, counted in zip(self._stages, self._counted, strict=True):
-            counted.calls += 1
             try:
-                result = await as_callable(stage.model)(item)
-                confidence = stage.confidence_in(result)
+                with counted:
+                    result = await as_callable(stage.model)(item)
+                    confidence = stage.confidence_in(result)
             except Exception as error:
-                counted.failed += 1
                 if not isinstance(error, stage.falls_through):
                     raise
                 passed.append(Passed(stage=stage.name, confidence=None, error=error))
                 continue
             if confidence is None or confidence >= stage.threshold:
-                counted.answered += 1
                 return CascadeAnswer(
                     result=result,
                     stage=stage.name,
@@ -242,10 +237,11 @@ class Cascade(TaskServant[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, ResultT
     def statistics(self) -> CascadeStatistics:
         """What it has counted so far."""
         return CascadeStatistics(
+            **attrs.asdict(self._tally),
             stages=tuple(
                 StageStatistics(name=stage.name, **attrs.asdict(counted))
                 for stage, counted in zip(self._stages, self._counted, strict=True)
-            )
+            ),
         )
 
     def _without_confidence(

@@ -51,26 +51,32 @@ class FairCall(Request["FairScheduler[Any, Any]", Any], Generic[ItemT]):
 
 @attrs.frozen(kw_only=True)
 class FairStatistics:
-    """What a `FairScheduler` has done since it was started.
+    """What a `FairScheduler` has done since its incarnation began.
+
+    ``requests == waiting + in_flight + answered + failed + cancelled + refused``, at any time.
 
     Attributes:
-        queued: Requests that wait.
+        requests: Requests that came.
+        waiting: Requests that wait.
         in_flight: Requests that the model works on.
-        answered: Requests that the model has answered, errors included.
-        refused: Requests without room, or of tenants without a weight.
-        cancelled: Requests whose askers were cancelled, queued or in flight.
-        queued_of: Requests that wait, of each tenant that has some.
+        answered: Requests with a result.
+        failed: Requests that were given an error of the model.
+        cancelled: Requests whose askers were cancelled, while they waited or in flight.
+        refused: Requests without room, of tenants without a weight, or whose tenant or cost is none.
+        waiting_of: Requests that wait, of each tenant that has some.
         cost_of: Cost of what was handed to the model, of each tenant with a weight of its own.
         cost_of_others: The same of all others together.
         tenants: How many tenants are remembered.
     """
 
-    queued: int
+    requests: int
+    waiting: int
     in_flight: int
     answered: int
-    refused: int
+    failed: int
     cancelled: int
-    queued_of: Mapping[Hashable, int]
+    refused: int
+    waiting_of: Mapping[Hashable, int]
     cost_of: Mapping[Hashable, float]
     cost_of_others: float
     tenants: int
@@ -149,7 +155,7 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
         )
         self._tenant_of = tenant_of
         self._cost_of = cost_of
-        self._answered = self._refused = self._cancelled = 0
+        self._requests = self._refused = 0
         self._costs: dict[Hashable, float] = {}
         self._cost_of_others = 0.0
 
@@ -169,12 +175,14 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
         """What it has done."""
         queue = self._queue
         return FairStatistics(
-            queued=queue.queued,
+            requests=self._requests,
+            waiting=queue.queued,
             in_flight=queue.in_flight,
-            answered=self._answered,
+            answered=self._tally.answered,
+            failed=self._tally.failed,
+            cancelled=self._tally.cancelled,
             refused=self._refused,
-            cancelled=self._cancelled,
-            queued_of=Counter(entry.flow.tenant for entry in queue),
+            waiting_of=Counter(entry.flow.tenant for entry in queue),
             cost_of=dict(self._costs),
             cost_of_others=self._cost_of_others,
             tenants=queue.tenants,
@@ -190,6 +198,7 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
         self, item: ItemT, said_of: Callable[[ItemT], tuple[Hashable, float]]
     ) -> DeferredReply[ResultT]:
         """Give a request its place in the queue, in the order of the mailbox, and a task; or refuse it."""
+        self._requests += 1
         try:
             tenant, cost = said_of(item)
             entry = self._queue.put(_Turn(), tenant, cost, self._weight_of(tenant))
@@ -221,20 +230,12 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
 
     async def _answer_in_turn(self, item: ItemT, entry: Queued[_Turn]) -> ResultT:
         try:
-            await entry.value.has_come.wait()
-            # Requests that end with the incarnation leave their turns to others that end with it, too.
-            await trio.lowlevel.checkpoint_if_cancelled()
-            entry.value.has_begun = True
-            result = await self._model(item)
-        except Exception:
-            self._answered += 1
-            raise
-        except BaseException:  # in a group, too
-            self._cancelled += 1
-            raise
-        else:
-            self._answered += 1
-            return result
+            with self._tally:
+                await entry.value.has_come.wait()
+                # Requests that end with the incarnation leave their turns to others that end with it, too.
+                await trio.lowlevel.checkpoint_if_cancelled()
+                entry.value.has_begun = True
+                return await self._model(item)
         finally:
             self._leave(entry)
 

@@ -14,6 +14,7 @@ import trio
 from ..actors import ActorContext, DeferredReply, Request, handles
 from ._call import Model, as_callable
 from ._numbers import must_be_positive
+from ._tally import CallStatistics
 from ._tasks import TaskServant
 
 __all__ = [
@@ -107,16 +108,14 @@ class Swapped:
 
 
 @attrs.frozen(kw_only=True)
-class HotSwapStatistics:
-    """What a `HotSwap` has done since its incarnation began.
+class HotSwapStatistics(CallStatistics):
+    """What a `HotSwap` has done since its incarnation began, and what became of the requests.
 
     Attributes:
         version: The model that serves.
         next: The model that is being loaded; None if there is none.
         previous: The model that finishes its last requests; None if there is none.
-        in_flight: Requests that the models work on, those of `previous` included.
-        answered: Requests that were answered, errors included.
-        retired: How many of them ended with `ModelRetiredError`.
+        retired: Requests that failed with `ModelRetiredError`.
         swaps: Models that were replaced.
         failed_swaps: Swaps that failed or were cancelled.
     """
@@ -124,8 +123,6 @@ class HotSwapStatistics:
     version: str
     next: str | None
     previous: str | None
-    in_flight: int
-    answered: int
     retired: int
     swaps: int
     failed_swaps: int
@@ -213,7 +210,7 @@ class HotSwap(TaskServant[ItemT, ResultT]):
         self._previous: _Loaded[ItemT, ResultT] | None = None
         self._next: str | None = None
         self._is_over = False
-        self._answered = self._retired = self._swaps = self._failed_swaps = 0
+        self._retired = self._swaps = self._failed_swaps = 0
 
     @asynccontextmanager
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
@@ -240,8 +237,6 @@ class HotSwap(TaskServant[ItemT, ResultT]):
                 await trio.sleep_forever()  # noqa: ASYNC120
             self._retired += 1
             raise
-        finally:
-            self._answered += 1
 
     @handles(Swap)
     async def _swap(self, message: Swap) -> Swapped | DeferredReply[Swapped]:
@@ -337,14 +332,12 @@ class HotSwap(TaskServant[ItemT, ResultT]):
 
     def statistics(self) -> HotSwapStatistics:
         """What it has done."""
-        models = [self._current] if self._previous is None else [self._previous, self._current]
         return HotSwapStatistics(
             version=self._current.version,
             next=self._next,
             previous=None if self._previous is None else self._previous.version,
-            in_flight=sum(len(model.calls) for model in models),
-            answered=self._answered,
             retired=self._retired,
             swaps=self._swaps,
             failed_swaps=self._failed_swaps,
+            **attrs.asdict(self._tally),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
+import attrs
 import numpy as np
 import trio
 from numpy.typing import NDArray
@@ -15,9 +16,22 @@ from ._call import Model, as_callable
 from ._moe_results import Part, Routed, RoutingStatistics, combined, parts_of, statistics_of
 from ._numbers import must_be_count, must_be_positive
 from ._outputs import ModelOutputError, host_array, real_rows, softmax
+from ._tally import CallStatistics
 from ._tasks import TaskServant
 
-__all__ = ["MoeRouter"]
+__all__ = ["MoeRouter", "MoeStatistics"]
+
+
+@attrs.frozen(kw_only=True)
+class MoeStatistics(CallStatistics):
+    """What became of the calls of a `MoeRouter`.
+
+    Attributes:
+        routing: How the load was spread in all of them, but for those that were cancelled.
+    """
+
+    routing: RoutingStatistics
+
 
 OnFailure: TypeAlias = Literal["renormalise", "raise"]
 Tokens: TypeAlias = NDArray[Any]
@@ -31,7 +45,7 @@ class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
     `Routed`.
 
     Experts work beside each other, each in a task. Each call is a task of its own, too. For cancellation and
-    restarts see `TaskServant`. Its statistics are `RoutingStatistics`.
+    restarts see `TaskServant`. Its statistics are `MoeStatistics`.
 
     Args:
         gate: A `Model` that returns logits, of shape (tokens, experts). Where one is -inf, the token never
@@ -84,11 +98,11 @@ class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
         self._overflow: ExpertOverflow = overflow
         self._on_failure: OnFailure = on_failure
         self._normalise = normalise
-        self._statistics = RoutingStatistics.none(len(self._experts))
+        self._routing = RoutingStatistics.none(len(self._experts))
 
-    def statistics(self) -> RoutingStatistics:
-        """How the load was spread so far."""
-        return self._statistics
+    def statistics(self) -> MoeStatistics:
+        """What became of its calls, and how the load was spread so far."""
+        return MoeStatistics(**attrs.asdict(self._tally), routing=self._routing)
 
     async def answer(self, item: Tokens | AccelRef) -> Routed:
         """Route the tokens of one array.
@@ -112,7 +126,7 @@ class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
         parts = parts_of(assignment, capacity, len(self._experts))
         failed = await self._compute(tokens, parts)
         statistics = statistics_of(shares, assignment, parts)
-        self._statistics += statistics
+        self._routing += statistics
         if failed is not None:
             raise failed
         return combined(assignment, parts, statistics)

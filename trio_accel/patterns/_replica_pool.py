@@ -80,7 +80,7 @@ class ReplicaPool(Router[ItemT, ResultT]):
     Hedge only requests that may be executed twice.
 
     With a hedge, an asker that is cancelled leaves at once: both tries are cancelled, and unwind by
-    themselves. They count as in flight until they have.
+    themselves. At the replicas they count as in flight until they have.
 
     Args:
         replicas: The models, as for `Router`.
@@ -174,10 +174,8 @@ class ReplicaPool(Router[ItemT, ResultT]):
 
     def statistics(self) -> ReplicaPoolStatistics:
         """What became of the requests."""
-        plain = super().statistics()
-        return ReplicaPoolStatistics(
-            replicas=plain.replicas, rerouted=plain.rerouted, hedged=self._hedged, won=self._won
-        )
+        plain = attrs.asdict(super().statistics(), recurse=False)
+        return ReplicaPoolStatistics(**plain, hedged=self._hedged, won=self._won)
 
 
 def _unwrap(ended: _Try[ResultT]) -> ResultT:

@@ -10,6 +10,7 @@ import attrs
 from ..actors import ActorError, ActorRestartingError, ActorStoppedError, MailboxFullError, Ref
 from ..devices import Device
 from ._call import Model, as_callable
+from ._tally import CallStatistics, Tally
 
 __all__ = ["Member", "Replica", "ReplicaStatistics", "make_members"]
 
@@ -37,24 +38,16 @@ class Replica(Generic[ItemT, ResultT]):
 
 
 @attrs.frozen(kw_only=True)
-class ReplicaStatistics:
+class ReplicaStatistics(CallStatistics):
     """What became of the requests that one replica got.
 
     Attributes:
         name: The replica.
-        in_flight: Requests that it works on.
-        sent: Requests that it got.
-        failed: How many of them ended with an error.
-        cancelled: How many of them were cancelled.
         is_available: Whether it works now.
         is_dead: Whether it has ended for good.
     """
 
     name: str
-    in_flight: int
-    sent: int
-    failed: int
-    cancelled: int
     is_available: bool
     is_dead: bool
 
@@ -68,19 +61,21 @@ class Member(Generic[ItemT, ResultT]):
         model: What it is asked by.
         ref: Its actor, if it is one.
         device: The device that it depends on, if any.
-        in_flight: Requests that it works on.
         turn: Number of the last request that it got.
+        tally: What became of its requests.
     """
 
     name: str
     model: Callable[[ItemT], Awaitable[ResultT]]
     ref: Ref[Any] | None = None
     device: Device | None = None
-    in_flight: int = 0
     turn: int = -1
-    sent: int = 0
-    failed: int = 0
-    done: int = 0
+    tally: Tally = attrs.field(factory=Tally)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that it works on."""
+        return self.tally.in_flight
 
     @property
     def is_dead(self) -> bool:
@@ -100,29 +95,16 @@ class Member(Generic[ItemT, ResultT]):
 
     async def ask(self, item: ItemT) -> ResultT:
         """Have it serve an item, and count what becomes of it."""
-        self.in_flight += 1
-        self.sent += 1
-        try:
-            result = await self.model(item)
-        except Exception:
-            self.failed += 1
-            raise
-        else:
-            self.done += 1
-            return result
-        finally:
-            self.in_flight -= 1
+        with self.tally:
+            return await self.model(item)
 
     def statistics(self) -> ReplicaStatistics:
         """What became of its requests."""
         return ReplicaStatistics(
             name=self.name,
-            in_flight=self.in_flight,
-            sent=self.sent,
-            failed=self.failed,
-            cancelled=self.sent - self.done - self.failed - self.in_flight,
             is_available=self.is_available,
             is_dead=self.is_dead,
+            **attrs.asdict(self.tally),
         )
 
 

@@ -11,6 +11,7 @@ from ..actors import ActorError, ActorStoppedError
 from ._call import Model
 from ._replicas import Member, Replica, ReplicaStatistics, make_members
 from ._routing import ByLoad, Routing
+from ._tally import CallStatistics
 from ._tasks import TaskServant
 
 __all__ = ["NoReplicaError", "Router", "RouterStatistics"]
@@ -24,21 +25,16 @@ class NoReplicaError(ActorStoppedError):
 
 
 @attrs.frozen(kw_only=True)
-class RouterStatistics:
+class RouterStatistics(CallStatistics):
     """What became of the requests of a `Router`, `ReplicaPool` or `Pool`.
 
     Attributes:
-        replicas: Those of each replica, in order.
+        replicas: What became of those that each replica got, in order.
         rerouted: How often a request went on to another replica, because one had refused it unexecuted.
     """
 
     replicas: tuple[ReplicaStatistics, ...]
     rerouted: int
-
-    @property
-    def in_flight(self) -> int:
-        """Requests that the replicas work on."""
-        return sum(replica.in_flight for replica in self.replicas)
 
 
 class Router(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
@@ -121,4 +117,4 @@ class Router(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
     def statistics(self) -> RouterStatistics:
         """What became of the requests."""
         replicas = tuple(member.statistics() for member in self._members)
-        return RouterStatistics(replicas=replicas, rerouted=self._rerouted)
+        return RouterStatistics(**attrs.asdict(self._tally), replicas=replicas, rerouted=self._rerouted)

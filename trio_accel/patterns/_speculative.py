@@ -15,9 +15,10 @@ from ..actors import named_options
 from ._call import Model, as_callable
 from ._numbers import must_be_count, must_be_positive
 from ._sampling import Rows, Sampler, scores_of
+from ._tally import CallStatistics
 from ._tasks import TaskServant
 
-__all__ = ["DecodingStatistics", "Generate", "Generation", "Score", "SpeculativeDecoder"]
+__all__ = ["DecoderStatistics", "DecodingStatistics", "Generate", "Generation", "Score", "SpeculativeDecoder"]
 
 Finish: TypeAlias = Literal["stop", "length"]
 
@@ -85,7 +86,7 @@ class Generate:
 
 @attrs.frozen(kw_only=True)
 class DecodingStatistics:
-    """What speculation has brought, in one generation or in all of a decoder's.
+    """What speculation has brought, in one generation or in all of a decoder's. Rounds that failed count not.
 
     Attributes:
         tokens: Tokens that were generated.
@@ -117,6 +118,17 @@ class DecodingStatistics:
 
 
 @attrs.frozen(kw_only=True)
+class DecoderStatistics(CallStatistics):
+    """What became of the requests of a decoder.
+
+    Attributes:
+        decoding: What speculation has brought in all of them, also in those that failed later.
+    """
+
+    decoding: DecodingStatistics
+
+
+@attrs.frozen(kw_only=True)
 class Generation:
     """The reply of a decoder.
 
@@ -140,7 +152,7 @@ class SpeculativeDecoder(TaskServant[Generate, Generation]):
     is the verifier's own greedy text.
 
     Each call runs in a task of its own. For errors, cancellation and restarts see `TaskServant`. Its
-    statistics are `DecodingStatistics`.
+    statistics are `DecoderStatistics`.
 
     Args:
         draft: The small model: a `Model` of `Score`. It is asked for one distribution at a time.
@@ -168,11 +180,11 @@ class SpeculativeDecoder(TaskServant[Generate, Generation]):
         self._lookahead = must_be_count("SpeculativeDecoder: lookahead", lookahead)
         self._are_logits = logits
         self._draft_may_fail = draft_may_fail
-        self._statistics = DecodingStatistics()
+        self._decoding = DecodingStatistics()
 
-    def statistics(self) -> DecodingStatistics:
-        """What speculation has brought so far."""
-        return self._statistics
+    def statistics(self) -> DecoderStatistics:
+        """What became of its requests, and what speculation has brought so far."""
+        return DecoderStatistics(**attrs.asdict(self._tally), decoding=self._decoding)
 
     async def answer(self, item: Generate) -> Generation:
         """Continue one text.
@@ -188,7 +200,7 @@ class SpeculativeDecoder(TaskServant[Generate, Generation]):
             await trio.lowlevel.checkpoint()
             counted = await self._round(text)
             text.statistics += counted
-            self._statistics += counted
+            self._decoding += counted
             if item.stream is not None:
                 for token in text.tokens[-counted.tokens :]:
                     await item.stream.send(token)

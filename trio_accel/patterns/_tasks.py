@@ -7,10 +7,12 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
+import attrs
 import trio
 
 from ..actors import ActorContext, ActorRestartingError, ActorStoppedError, DeferredReply
 from ._call import Servant, without_cancellation
+from ._tally import CallStatistics, Tally
 
 __all__ = ["TaskServant"]
 
@@ -29,10 +31,12 @@ class TaskServant(Servant[ItemT, ResultT]):
     """
 
     _nursery: trio.Nursery
+    _tally: Tally
 
     @asynccontextmanager
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
         """Hold the tasks of one incarnation."""
+        self._tally = Tally()
         async with trio.open_nursery() as self._nursery:
             yield
             self._nursery.cancel_scope.cancel()
@@ -43,9 +47,13 @@ class TaskServant(Servant[ItemT, ResultT]):
 
     async def call(self, item: ItemT) -> ResultT | DeferredReply[ResultT]:
         """Start the task of one item."""
-        reply = self.start(partial(self.answer, item))
+        reply = self.start(partial(self._answer_counted, item))
         await trio.lowlevel.checkpoint()
         return reply
+
+    def statistics(self) -> object:
+        """What became of its calls since its incarnation began: `CallStatistics`."""
+        return CallStatistics(**attrs.asdict(self._tally))
 
     def start(
         self, work: Callable[[], Awaitable[ResultT]], *, has_begun: Callable[[], bool] = lambda: True
@@ -63,6 +71,10 @@ class TaskServant(Servant[ItemT, ResultT]):
         reply: DeferredReply[ResultT] = self.context.defer(on_cancel=scope.cancel)
         self._nursery.start_soon(self._answer, work, has_begun, scope, reply)
         return reply
+
+    async def _answer_counted(self, item: ItemT) -> ResultT:
+        with self._tally:
+            return await self.answer(item)
 
     async def _answer(
         self,
