@@ -6,9 +6,12 @@ CPU backend.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -36,6 +39,8 @@ CLIENTS = 32
 REQUEST = 4, 32
 # Requests that are alike would hide one that got the answer of another.
 REQUESTS = 16
+
+_PLAIN_LOOP = Path(__file__).with_name("plain_loop.py")
 
 Strike = Callable[[EncodeLoad], Awaitable[None]]
 
@@ -155,6 +160,11 @@ def batch(shape: Shape, sentences: int, tokens: int, seed: int) -> Batch:
     return Batch(ids * (mask > 0), mask)
 
 
+def batches_of(shape: Shape, tokens: int) -> list[Batch]:
+    """Those whose rate is measured."""
+    return [batch(shape, 32, tokens, seed) for seed in range(4)]
+
+
 async def bad_index(load: EncodeLoad) -> None:
     """On CUDA a look-up out of range; on the CPU backend an injected poison."""
     await _encode_load._strike(load)
@@ -263,7 +273,7 @@ class Throughput:
 async def measure_throughput(
     stand: Stand, backend: str, *, tokens: int, batches: int, pairs: int, askers: int = 8
 ) -> Throughput:
-    """Take turns with the plain loop, which has the same class in this process.
+    """Take turns with the plain loop, which has the same class and batches in a process of its own.
 
     Args:
         stand: Who is asked.
@@ -273,8 +283,7 @@ async def measure_throughput(
         pairs: Turns of each.
         askers: Requests under way at a time.
     """
-    sentences = [batch(stand.shape, 32, tokens, seed) for seed in range(4)]
-    plain = await trio.to_thread.run_sync(_Plain, stand.cls, stand.shape, backend, sentences)
+    sentences = batches_of(stand.shape, tokens)
     arrays = [(await stand.device.put(one.ids), await stand.device.put(one.mask)) for one in sentences]
 
     async def ask(numbers: Any) -> None:
@@ -290,9 +299,15 @@ async def measure_throughput(
                 nursery.start_soon(ask, numbers)
         return count / (time.perf_counter() - start)
 
-    await ours(2 * askers)
-    await trio.to_thread.run_sync(plain.run, 4)
-    turns = [(await ours(batches), await trio.to_thread.run_sync(plain.run, batches)) for _ in range(pairs)]
+    plain = await trio.to_thread.run_sync(_Plain, backend, stand.shape, tokens)
+    try:
+        await ours(2 * askers)
+        await trio.to_thread.run_sync(plain.run, 4)
+        turns = [
+            (await ours(batches), await trio.to_thread.run_sync(plain.run, batches)) for _ in range(pairs)
+        ]
+    finally:
+        plain.close()
     for ids, mask in arrays:
         ids.release()
         mask.release()
@@ -302,29 +317,30 @@ async def measure_throughput(
 
 
 class _Plain:
-    """The encoder without anything around it."""
+    """The encoder without anything around it, in a process: what PyTorch keeps of the GPU ends with it.
 
-    def __init__(self, cls: type[Encoder], shape: Shape, backend: str, sentences: list[Batch]) -> None:
-        weights = random_weights(shape)
-        pairs: list[Any] = [(one.ids, one.mask) for one in sentences]
-        self._wait = _nothing
-        if backend != "cpu":
-            torch: Any = import_module("torch")
-            weights = {name: torch.as_tensor(array, device="cuda") for name, array in weights.items()}
-            pairs = [tuple(torch.as_tensor(array, device="cuda") for array in pair) for pair in pairs]
-            self._wait = torch.cuda.synchronize
-        self._pairs = pairs
-        self._width = shape.width
-        self._encoder = cls(weights, layers=shape.layers, heads=shape.heads, epsilon=shape.epsilon)
+    Args:
+        backend: Which backend's class.
+        shape: Of the encoder.
+        tokens: Of each of the 32 sentences of a batch.
+    """
+
+    def __init__(self, backend: str, shape: Shape, tokens: int) -> None:
+        described = json.dumps(attrs.asdict(shape))
+        self._process = subprocess.Popen(
+            [sys.executable, str(_PLAIN_LOOP), backend, described, str(tokens)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
 
     def run(self, count: int) -> float:
         """So many batches; returns batches per second."""
-        start = time.perf_counter()
-        for number in range(count):
-            self._encoder.encode(*self._pairs[number % len(self._pairs)], self._width)
-        self._wait()
-        return count / (time.perf_counter() - start)
+        print(count, file=self._process.stdin, flush=True)
+        assert self._process.stdout is not None
+        return float(self._process.stdout.readline())
 
-
-def _nothing() -> None:
-    """The CPU has computed when a call returns."""
+    def close(self) -> None:
+        """End it: it does when its input does."""
+        self._process.communicate()

@@ -15,8 +15,9 @@ import trio_accel as ta
 
 SHAPE = scaled(MINILM, SMALL)
 # Seconds until it answers again, and how fast it is: what no run should miss. The goals are 0.8 s from the
-# fault, 0.05 s with a spare from when the loss is seen, and a ratio of 0.95; an H200 had 0.86, 0.16 and 0.77.
-BACK, BACK_BY_SPARE, RATIO = 1.5, 0.3, 0.7
+# fault, 0.05 s with a spare from when the loss is seen, and a ratio of 0.95. Medians of 20 rounds on an H200
+# were 0.71 s (index out of range) and 0.52 s (SIGKILL), with a spare 0.05 s and 0.15 s; the ratio was 0.88.
+BACK, BACK_BY_SPARE, RATIO = 1.4, 0.3, 0.8
 
 
 @pytest.fixture(autouse=True)
