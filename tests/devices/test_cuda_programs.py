@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -135,17 +135,14 @@ async def until_it_fails(program: ta.programs.Program[Layer]) -> None:
         await program.ask(Layer.forward, X)
 
 
-class _Streams:
-    """Stands for `torch.cuda` and `cupy.cuda`: notes which stream is made the current one."""
+class _TorchStreams:
+    """Stands for `torch.cuda`: notes which stream is made the current one."""
 
     def __init__(self, used: list[int]) -> None:
         self._used = used
 
-    def ExternalStream(self, handle: int, *_: int, **__: int) -> Any:  # noqa: N802  # theirs
-        return _Current(self._used, handle)
-
-    def Device(self, index: int) -> Any:  # noqa: N802
-        return _Current([], index)
+    def ExternalStream(self, stream_ptr: int, device: int) -> Any:  # noqa: N802  # theirs
+        return _Current(self._used, stream_ptr)
 
     def stream(self, stream: Any) -> Any:
         return stream
@@ -155,6 +152,36 @@ class _Streams:
 
     def memory_reserved(self, index: int) -> int:
         return 4000 + index
+
+
+class _OldCupyStreams:
+    """Stands for `cupy.cuda` before CuPy 14."""
+
+    def __init__(self, used: list[int]) -> None:
+        self._used = used
+        self.Stream: Any = types.SimpleNamespace()
+
+    def ExternalStream(self, ptr: int, device_id: int = -1) -> Any:  # noqa: N802
+        return _Current(self._used, ptr)
+
+    def Device(self, index: int) -> Any:  # noqa: N802
+        return _Current([], index)
+
+
+class _CupyStreams(_OldCupyStreams):
+    """And since then."""
+
+    def __init__(self, used: list[int]) -> None:
+        super().__init__(used)
+        self.Stream.from_external = self._from_external
+
+    def ExternalStream(self, ptr: int, device_id: int = -1) -> Any:  # noqa: N802
+        raise DeprecationWarning("use Stream.from_external")
+
+    def _from_external(self, stream: Any) -> Any:
+        version, handle = stream.__cuda_stream__()
+        assert (version, type(handle)) == (0, int)
+        return _Current(self._used, handle)
 
 
 class _Current:
@@ -168,11 +195,11 @@ class _Current:
         self._used.append(0)
 
 
-def stand_in(name: str) -> Any:
+def stand_in(name: str, streams: Callable[[list[int]], Any]) -> Any:
     """A module that stands for PyTorch or CuPy; `used` are the streams that were current."""
     used: list[int] = []
     module: Any = types.ModuleType(name)
-    module.used, module.cuda = used, _Streams(used)
+    module.used, module.cuda = used, streams(used)
     module.version = types.SimpleNamespace(cuda="13.0")
     module.Tensor = type("Tensor", (), {})
     module.get_default_memory_pool = lambda: types.SimpleNamespace(total_bytes=lambda: 300)
@@ -186,8 +213,8 @@ async def test_a_program_that_imports_pytorch_has_its_own_stream_from_the_constr
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "imports_torch.py").write_text(
         "import sys\n"
-        "from test_cuda_programs import stand_in\n"
-        "sys.modules['torch'] = torch = stand_in('torch')\n"
+        "from test_cuda_programs import _TorchStreams, stand_in\n"
+        "sys.modules['torch'] = torch = stand_in('torch', _TorchStreams)\n"
         "class Program:\n"
         "    def __init__(self):\n"
         "        self.used = list(torch.used)\n"
@@ -213,12 +240,13 @@ class _Teller:
 
 
 @inline
+@pytest.mark.parametrize("cupy_streams", [_CupyStreams, _OldCupyStreams])
 async def test_the_stream_of_the_call_is_the_current_one_of_pytorch_and_cupy(
-    device: ta.Device, monkeypatch: pytest.MonkeyPatch
+    device: ta.Device, monkeypatch: pytest.MonkeyPatch, cupy_streams: Callable[[list[int]], Any]
 ) -> None:
     assert (await device.statistics()).memory.foreign == 0
-    for name in ("torch", "cupy"):
-        monkeypatch.setitem(sys.modules, name, stand_in(name))
+    monkeypatch.setitem(sys.modules, "torch", stand_in("torch", _TorchStreams))
+    monkeypatch.setitem(sys.modules, "cupy", stand_in("cupy", cupy_streams))
     async with await ta.open_program(device, Layer, {"weights": WEIGHTS, "bias": BIAS}) as program:
         torch, cupy, stream = await program.ask(Layer.streams, X)
         assert torch == cupy == stream

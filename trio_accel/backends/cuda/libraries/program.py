@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, cast
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 from cuda.bindings import driver
@@ -220,10 +221,30 @@ class _CurrentStreams:
             if torch is not None and _has_cuda():
                 stack.enter_context(torch.stream(torch.ExternalStream(handle, device=self._index)))
             cupy: Any = getattr(sys.modules.get("cupy"), "cuda", None)
-            if hasattr(cupy, "ExternalStream"):
+            stream = self._of_cupy(cupy, handle)
+            if stream is not None:
                 stack.enter_context(cupy.Device(self._index))
-                stack.enter_context(cupy.ExternalStream(handle, self._index))
+                stack.enter_context(stream)
             yield
+
+    def _of_cupy(self, cupy: Any, handle: int) -> Any:
+        """A stream of CuPy that does not end ours; None where it is not imported."""
+        if hasattr(getattr(cupy, "Stream", None), "from_external"):
+            return cupy.Stream.from_external(_Handle(handle))
+        if hasattr(cupy, "ExternalStream"):
+            # Before CuPy 14.
+            return cupy.ExternalStream(handle, self._index)
+        return None
+
+
+@attrs.frozen
+class _Handle:
+    """A stream, by the protocol for those of other libraries."""
+
+    handle: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle
 
 
 def _has_cuda() -> bool:
