@@ -4,40 +4,21 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import attrs
 import hypothesis.strategies as st
-import numpy as np
 import pytest
 import trio
+from every_pattern import PATTERNS, Model, Spawned, torn
 from hypothesis import given, settings
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.actors import MailboxFullError
-from trio_accel.patterns import (
-    Batcher,
-    Call,
-    Cascade,
-    Deployment,
-    FairScheduler,
-    Generate,
-    GetStatistics,
-    Hedge,
-    HotSwap,
-    MoeRouter,
-    ReplicaPool,
-    Router,
-    Score,
-    SpeculativeDecoder,
-    Stage,
-)
+from trio_accel.patterns import Call, GetStatistics
 
-Model: TypeAlias = Callable[[int], Awaitable[int]]
-Spawned: TypeAlias = tuple[ta.Ref[Any], Callable[[int], object]]
 OF_A_CALL = ("in_flight", "answered", "failed", "cancelled")
 
 
@@ -49,14 +30,6 @@ class Visit:
     takes: float
     ends: str
     leaves: float
-
-
-async def torn() -> None:
-    """Be cancelled, and fail over it."""
-    try:
-        await trio.sleep_forever()
-    finally:
-        raise OSError("it could not be tidied up")
 
 
 class World:
@@ -93,73 +66,6 @@ class World:
                 self.outcomes.append("failed")
 
 
-async def batcher(system: ta.System, model: Model) -> Spawned:
-    async def of_many(items: list[int]) -> list[int]:
-        return [await model(item) for item in items]
-
-    return await system.spawn(
-        Batcher, of_many, max_size=3, max_wait=0.3, capacity=4, overflow=ta.Overflow.REJECT
-    ), int
-
-
-async def fair(system: ta.System, model: Model) -> Spawned:
-    return await system.spawn(FairScheduler, model, max_in_flight=2, max_queued=2), int
-
-
-async def hedged(system: ta.System, model: Model) -> Spawned:
-    return await system.spawn(ReplicaPool, [model] * 3, hedge=Hedge(after=0.3, share=1.0)), int
-
-
-async def pool(system: ta.System, model: Model) -> Spawned:
-    return await system.spawn(ReplicaPool, [model] * 2), int
-
-
-async def router(system: ta.System, model: Model) -> Spawned:
-    return await system.spawn(Router, [model] * 2), int
-
-
-async def cascade(system: ta.System, model: Model) -> Spawned:
-    first = Stage("first", model, confidence=lambda result: result % 2, falls_through=(ExceptionGroup,))
-    return await system.spawn(Cascade, [attrs.evolve(first, threshold=0.5), Stage("last", model)]), int
-
-
-async def swapped(system: ta.System, model: Model) -> Spawned:
-    @asynccontextmanager
-    async def opening() -> AsyncGenerator[Model, None]:
-        yield model
-
-    return await system.spawn(HotSwap, Deployment(opening)), int
-
-
-async def decoder(system: ta.System, model: Model) -> Spawned:
-    async def verifier(score: Score) -> Any:
-        await model(score.tokens[0])
-        return np.full((score.count, 20), 0.05)
-
-    async def draft(score: Score) -> Any:
-        await trio.lowlevel.checkpoint()
-        return np.full((score.count, 20), 0.05)
-
-    ref = await system.spawn(SpeculativeDecoder, draft, verifier, lookahead=2)
-    return ref, lambda number: Generate((number,), max_tokens=2, seed=number)
-
-
-async def experts(system: ta.System, model: Model) -> Spawned:
-    async def gate(tokens: Any) -> Any:
-        await trio.lowlevel.checkpoint()
-        return np.zeros((len(tokens), 2))
-
-    async def expert(tokens: Any) -> Any:
-        await model(int(tokens[0, 0]))
-        return tokens
-
-    ref = await system.spawn(MoeRouter, gate, [expert] * 2, top_k=1, on_failure="raise")
-    return ref, lambda number: np.full((1, 1), float(number))
-
-
-PATTERNS = [batcher, fair, hedged, pool, router, cascade, swapped, decoder, experts]
-
-
 def check_law(statistics: Any) -> None:
     """Each call that was begun is in flight, or has ended in one way."""
     ended = sum(operator.attrgetter(*OF_A_CALL)(statistics))
@@ -187,7 +93,7 @@ async def observe(world: World, spawn: Callable[[ta.System, Model], Awaitable[Sp
                 for number in range(len(world.visits)):
                     visitors.start_soon(world.visit, number, ref, item_of(number))
             # The second try of a hedged request unwinds by itself.
-            await trio.testing.wait_all_tasks_blocked()
+            await wait_all_tasks_blocked()
             looking.cancel_scope.cancel(reason="all have left")
         return await ref.ask(GetStatistics())
 

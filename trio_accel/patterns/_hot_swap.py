@@ -12,7 +12,7 @@ import attrs
 import trio
 
 from ..actors import ActorContext, DeferredReply, Request, handles
-from ._call import Model, as_callable
+from ._call import Model, as_callable, without_cancellation
 from ._numbers import must_be_positive
 from ._tally import CallStatistics
 from ._tasks import TaskServant
@@ -257,13 +257,13 @@ class HotSwap(TaskServant[ItemT, ResultT]):
         self._next = version
         try:
             loaded = await self._load(opening, version)
-        except Exception as error:
+        except BaseException as failure:
             self._failed_swaps += 1
+            error = without_cancellation(failure) if isinstance(failure, BaseExceptionGroup) else failure
+            if not isinstance(error, Exception):
+                raise
             what = f"{version} was not taken, and {self._current.version} serves on"
             raise SwapFailedError(f"{what}: {error!r}") from error
-        except BaseException:
-            self._failed_swaps += 1
-            raise
         finally:
             self._next = None
         old = self._previous = self._current

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..devices import AccelRef
 from ._assignment import ExpertOverflow, Shares, assign, capacity_of
-from ._call import Model, as_callable
+from ._call import Model, as_callable, without_cancellation
 from ._moe_results import Part, Routed, RoutingStatistics, combined, parts_of, statistics_of
 from ._numbers import must_be_count, must_be_positive
 from ._outputs import ModelOutputError, host_array, real_rows, softmax
@@ -155,19 +155,28 @@ class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
             for part in parts:
                 if part.expert != number:
                     continue
-                try:
-                    await self._compute_part(tokens, part)
-                except Exception as error:  # noqa: BLE001  # whatever it is, it is this expert's
-                    part.error = error
-                    if self._on_failure == "raise":
-                        failed.append(error)
-                        nursery.cancel_scope.cancel()
-                        return
+                part.error = await self._error_of_part(tokens, part)
+                if part.error is not None and self._on_failure == "raise":
+                    failed.append(part.error)
+                    nursery.cancel_scope.cancel(reason="another expert has failed")
+                    return
 
         async with trio.open_nursery() as nursery:
             for number in sorted({part.expert for part in parts}):
                 nursery.start_soon(work, number)
+        # An asker that has gone hears of its cancellation, whatever the experts have failed with over it.
+        await trio.lowlevel.checkpoint_if_cancelled()
         return failed[0] if failed else None
+
+    async def _error_of_part(self, tokens: Tokens, part: Part) -> Exception | None:
+        """Have an expert compute some tokens; returns what it failed with."""
+        try:
+            await self._compute_part(tokens, part)
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is this expert's
+            return error
+        except BaseExceptionGroup as group:
+            return without_cancellation(group)
+        return None
 
     async def _compute_part(self, tokens: Tokens, part: Part) -> None:
         """Have an expert compute some tokens.

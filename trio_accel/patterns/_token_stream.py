@@ -9,7 +9,7 @@ import attrs
 import outcome
 import trio
 
-from ._call import Model, as_callable
+from ._call import Model, as_callable, without_cancellation
 from ._speculative import Generate, Generation
 
 __all__ = ["TokenStream", "open_token_stream"]
@@ -70,7 +70,7 @@ async def open_token_stream(
     ask = as_callable(decoder)
     send, receive = trio.open_memory_channel[int](0)
     replies: list[outcome.Outcome[Generation]] = []
-    failed: Exception | None = None
+    failed: BaseException | None = None
 
     async def decode() -> None:
         async with send:
@@ -78,13 +78,20 @@ async def open_token_stream(
                 replies.append(outcome.Value(await ask(attrs.evolve(request, stream=send))))
             except Exception as error:  # noqa: BLE001  # whatever it is, it is the reader's
                 replies.append(outcome.Error(error))
+            except BaseExceptionGroup as group:
+                replies.append(outcome.Error(without_cancellation(group)))
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(decode)
-        try:
-            yield TokenStream(receive, replies)
-        except Exception as error:  # noqa: BLE001  # raised below, by itself and not in a group
-            failed = error
-        nursery.cancel_scope.cancel()
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(decode)
+            try:
+                yield TokenStream(receive, replies)
+            except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001  # raised below, not in a group
+                failed = error
+            nursery.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        # The reader's own error is above the cancellation of the decoder.
+        if failed is None or group.split(trio.Cancelled)[1] is not None:
+            raise
     if failed is not None:
         raise failed
