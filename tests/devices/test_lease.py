@@ -103,6 +103,62 @@ async def test_a_cancelled_or_failed_lease_leaves_nothing_behind(
             pass
 
 
+async def test_an_array_released_while_its_lease_waits(manual: ta.Device, backend: ManualBackend) -> None:
+    ref = await manual.zeros(3)
+    backend.device.is_held = True
+
+    async def lease() -> None:
+        with pytest.raises(ta.StaleRefError, match="lease: its memory was released"):
+            async with ref.lease(write=True):
+                raise AssertionError
+
+    async with trio.open_nursery() as nursery:
+        for task in (lambda: ta.linalg.scal(2.0, ref), lease):
+            nursery.start_soon(task)
+            await wait_all_tasks_blocked()
+        ref.release()
+        backend.device.release()
+    await manual.synchronize()
+    assert (await manual.statistics()).memory.blocks == 0
+
+
+@isolated
+async def test_an_array_released_while_its_lease_waits_behind_others(
+    system: ta.System, isolation: Isolation
+) -> None:
+    """The worker hears of the lease when the array is gone."""
+    async with system.open_device(
+        BACKEND, options=ta.DeviceOptions(isolation=isolation, in_flight=1)
+    ) as device:
+        refs, ended = [await device.zeros(3) for _ in range(2)], list[str]()
+        ta.testing.inject_fault(device, ta.linalg.Scal, delay=0.5)
+
+        async def lease() -> None:
+            with pytest.raises(ta.StaleRefError, match="lease: its memory was released"):
+                async with refs[1].lease(write=True):
+                    raise AssertionError
+            ended.append("lease")
+
+        async def add() -> None:
+            # It is still queued.
+            with pytest.raises(ta.StaleRefError, match="y: its memory was released"):
+                await ta.linalg.axpy(1.0, refs[0], refs[1])
+            ended.append("add")
+
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                # Each hands over in its first turn, long before the delay ends.
+                for task in (lambda: ta.linalg.scal(2.0, refs[0]), add, lease):
+                    nursery.start_soon(task)
+                    await trio.lowlevel.checkpoint()
+                    await trio.lowlevel.checkpoint()
+                refs[1].release()
+        assert sorted(ended) == ["add", "lease"]
+        refs.clear()
+        await device.synchronize()
+        assert (await device.statistics()).memory.blocks == 0
+
+
 async def test_an_array_released_while_leased_is_freed_afterwards(device: ta.Device) -> None:
     ref = await device.put(np.ones(3))
     async with ref.lease() as array:

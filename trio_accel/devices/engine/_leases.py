@@ -90,10 +90,12 @@ class Leases:
 
         Raises:
             ContextPoisonedError, DeviceLostError: The context ended before its turn came.
+            StaleRefError: The array was released by then, or has become invalid.
         """
         async with self.hold(spec.block, write=write):
             if self._lost is not None:
                 raise self._lost()
+            block.check("lease")
             try:
                 loan = self._device.lend(spec, write=write, stream=stream)
             except ContextPoisonedError as error:

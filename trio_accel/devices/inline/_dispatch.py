@@ -325,8 +325,6 @@ class InlineDispatch:
         ref.block.check("lease")
         lease = session.engine.leases.lease(ref.block, ref.spec, write=write, stream=stream)
         async with lease as array:
-            # While its turn was waited for, it may have been spoiled or released.
-            ref.block.check("lease")
             yield array
 
     async def synchronize(self) -> None:

@@ -235,6 +235,8 @@ class AnswerHandler:
                 self.mirror.done(request.library, error)
                 if error is None and request.library not in self._pool.in_use:
                     self._pool.use(request.library)
+        elif isinstance(request, LeaseRequest) and not request.granted.is_set():
+            self._outcomes.end_lease(request)
 
     def _request(self, link: WorkerLink, number: int) -> RemoteRequest | None:
         """The request that a worker speaks of; None if it is no concern of this worker any more.

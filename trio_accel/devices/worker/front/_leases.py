@@ -57,7 +57,7 @@ class Leases:
                 yield array
             finally:
                 self._device.leases -= 1
-            array.flags.writeable = False
+                array.flags.writeable = False
         finally:
             request.is_given_back = True
             if not self._requests.withdraw(request) and self._sender.link is not None:

@@ -11,6 +11,7 @@ from ....backends.base import (
     ContextPoisonedError,
     DeviceLostError,
     OutOfMemoryError,
+    StaleRefError,
 )
 from ...arrays._blocks import Block
 from ...engine._device_state import DeviceState
@@ -209,6 +210,13 @@ class OutcomePolicy:
             request.unwind_after_copies()
         else:
             request.finish_after_copies(error)
+
+    def end_lease(self, request: LeaseRequest) -> None:
+        """A lease ends before its turn came: its array was released, or the device is being closed."""
+        released = StaleRefError(
+            "lease: its memory was released", device=self._device.name, generation=self._device.generation
+        )
+        self.refuse(request, self.closed() if self.is_closing else released)
 
     def closed(self) -> DeviceLostError:
         """The error of a request that came too late."""

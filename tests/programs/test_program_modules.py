@@ -1,0 +1,100 @@
+"""Modules of programs that do at their import what no process should that is forked."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from chosen import BACKEND
+
+import trio_accel as ta
+from trio_accel.testing import inject_fault
+
+pytestmark = pytest.mark.own_launcher
+X = np.arange(6.0)
+# Of a driver, as much as a process needs to be taken for one that has initialised CUDA.
+DRIVER = """
+static int is_initialised;
+int cuInit(unsigned flags) { is_initialised = 1; return 0; }
+int cuDeviceGetCount(int *count) { *count = 1; return is_initialised ? 0 : 3; }
+"""
+MODULE = """
+import os
+with open({log!r}, "a") as log:
+    print(os.getpid(), file=log)
+if os.getpid() != {program}:
+    {does}
+class Late:
+    def __init__(self, x):
+        self.x = x
+    def shape(self):
+        return list(self.x.shape)
+"""
+
+
+async def driver(folder: Path) -> str:
+    """Code that initialises CUDA, or what passes for it where the tests have no driver."""
+    if BACKEND == "cuda":
+        return "from cuda.bindings import driver; assert not int(driver.cuInit(0)[0])"
+    gcc = shutil.which("gcc")
+    if gcc is None:
+        pytest.skip("there is no gcc to make a driver with")
+    made = folder / "libcuda.so.1"
+    await trio.run_process([gcc, "-shared", "-fPIC", "-x", "c", "-", "-o", str(made)], stdin=DRIVER.encode())
+    return f"import ctypes; ctypes.CDLL({str(made)!r}).cuInit(0)"
+
+
+# What it does, and why the launcher does without it then; None if the launcher imports it for its forks.
+DOES = {
+    "initialises CUDA": ("", "initialises CUDA"),
+    "starts a thread": ("import threading; threading.Thread(target=print, daemon=True).start()", None),
+    "keeps a thread": (
+        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
+        "thread",
+    ),
+    "prints": ("print('at the import', flush=True)", None),
+    "closes its output": ("os.closerange(0, 3)", "closed a file that is not its own"),
+}
+
+
+@pytest.mark.parametrize("what", DOES)
+async def test_a_module_that_does_something_at_its_import(
+    system: ta.System,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    what: str,
+) -> None:
+    code, reason = DOES[what]
+    text = MODULE.format(log=str(tmp_path / "log"), program=os.getpid(), does=code or await driver(tmp_path))
+    (tmp_path / "at_import.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "at_import", raising=False)
+    module: Any = importlib.import_module("at_import")
+    options = ta.DeviceOptions(isolation="process", retry=1, backoff=ta.Backoff(base=0.0))
+
+    def told() -> list[str]:
+        messages = [record.getMessage() for record in caplog.records]
+        return [message for message in messages if "at_import is not imported ahead" in message]
+
+    async with system.open_device(BACKEND, options=options) as device:
+        x = await device.put(X)
+        async with ta.open_program(device, module.Late, x) as program:
+            if reason is not None:
+                with trio.fail_after(20):
+                    while not told():  # noqa: ASYNC110  # nobody else is told
+                        await trio.sleep(0.01)
+            for generation in (1, 2, 3):
+                assert await program.ask("shape") == [6]
+                assert device.generation == generation
+                inject_fault(device, "at_import.Late.shape", kill=True)
+                assert await program.ask("shape") == [6]
+            np.testing.assert_array_equal(await x.to_host(), X)
+    assert all(reason is not None and reason in message for message in told())
