@@ -272,3 +272,9 @@ def test_numbers_fit_their_columns(number: float) -> None:
     assert len(format_count(min(number, 9e11))) <= 5
     assert len(format_seconds(min(number, 3e7))) <= 8
     assert len(format_bytes(number)) <= 9
+
+
+def test_failures_of_actors_that_have_ended_are_counted() -> None:
+    ended = attrs.evolve(SHOP.operations[0], path="shop/cpu:0/context/ended", failed=4)
+    totals = plain(100, 20, shown=attrs.evolve(SHOP, operations=(*SHOP.operations, ended)))[1]
+    assert "11 failed" in totals

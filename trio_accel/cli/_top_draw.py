@@ -136,7 +136,9 @@ def _totals(snapshot: SystemSnapshot, width: int) -> Text:
     rows = snapshot.actors
     not_running = sum(row.state != "running" for row in rows)
     queued = sum(row.mailbox_depth + row.mailbox_waiting for row in rows)
-    failed, restarts = sum(row.failed for row in rows), sum(row.restarts for row in rows)
+    # Of ended actors, too: those below a context that was lost are others now.
+    failed = sum(operation.failed for operation in snapshot.operations)
+    restarts = sum(row.restarts for row in rows)
     parts = [
         (count_of(len(rows), "actor"), ""),
         (f"{not_running} not running", "yellow") if not_running else ("", ""),

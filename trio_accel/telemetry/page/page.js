@@ -83,7 +83,7 @@ function totals(snapshot) {
     ["in flight", number(sum("running") + sum("deferred"))],
     ["queued", number(sum("mailbox_depth"))],
     ["restarts", number(sum("restarts"))],
-    ["failed", number(sum("failed"))],
+    ["failed", number(snapshot.operations.reduce((all, operation) => all + operation.failed, 0))],
     ["dead letters", number(snapshot.dead_letters)],
   ];
   keyed($("totals"), tiles, (tile) => tile[0],
