@@ -185,8 +185,8 @@ def test_pages() -> None:
     assert " ".join(operations[2].split()) == "message msg/s done failed cancelled dropped p50 p99"
     assert " ".join(operations[3].split()) == "Sell till 1234 12.3k 7 1 2 350 µs 12.5 ms"
     libraries = [" ".join(line.split()) for line in plain(100, 12, View(page="libraries"))]
-    assert libraries[2] == "library waiting flight plans found evicted templates found"
-    assert libraries[3] == "cpu:0 FftActor 4 12 1 99 % 1 75 %"
+    assert libraries[2] == "library waiting flight plans found evicted workspace templates found"
+    assert libraries[3] == "cpu:0 FftActor 4 12 1 99 % 3.0 MiB 1 75 %"
     assert libraries[4] == "cpu:0 Actor 1"
     assert any("fold what is below" in line for line in plain(80, 30, View(page="help")))
     nothing = attrs.evolve(SHOP, failures=(), devices=())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trio_accel.telemetry import (
+    ActorMemoryRow,
     ActorRow,
     CacheRow,
     DeviceRow,
@@ -62,7 +63,15 @@ SHOP = SystemSnapshot(
             p99=75.0,
         ),
         ActorRow(path="shop/cpu:0/context/fft", actor_class="FftActor", state="quarantined"),
-        ActorRow(path="shop/clerk", actor_class="Clerk", state="running", rate=0.1, p50=0.002, p99=0.002),
+        ActorRow(
+            path="shop/clerk",
+            actor_class="Clerk",
+            state="running",
+            rate=0.1,
+            p50=0.002,
+            p99=0.002,
+            array_bytes=4096,
+        ),
     ),
     operations=(
         OperationRow(
@@ -104,9 +113,11 @@ SHOP = SystemSnapshot(
                     in_flight=12,
                     plans=CacheRow(found=1999, made=1, evicted=0),
                     templates=CacheRow(found=3, made=1),
+                    workspace=3 << 20,
                 ),
                 LibraryRow(library="my.models:Actor", in_flight=1),
             ),
+            actors=(ActorMemoryRow(path="shop/clerk", used=4096), ActorMemoryRow(path="", used=8)),
         ),
     ),
     failures=(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import attrs
+import numpy as np
 import pytest
 import trio
 from playwright.sync_api import Page, sync_playwright
@@ -98,6 +99,19 @@ async def test_it_fits_and_follows_the_colour_scheme(system: ta.System, width: i
         found, red = await trio.to_thread.run_sync(lambda: browse(dashboard.url, visit, **options))
     assert found <= width
     assert red > 200 if scheme == "light" else red < 60
+
+
+async def test_who_holds_the_memory_of_a_device(system: ta.System) -> None:
+    async with open_dashboard(system) as dashboard, system.open_device("cpu") as device:
+        kept = await device.put(np.ones(1024))
+
+        def visit(page: Page) -> str:
+            held = page.locator(".held div")
+            held.wait_for()
+            return str(held.inner_text())
+
+        shown = await trio.to_thread.run_sync(browse, dashboard.url, visit)
+    assert (shown.split("\n"), kept.nbytes) == (["arrays of no actor", "8.0 KiB"], 8192)
 
 
 async def test_it_says_that_the_program_has_ended(system: ta.System) -> None:

@@ -152,6 +152,7 @@ async def test_a_device_in_metrics() -> None:
             assert value("trio_accel_device_launches_total") == 1
             assert value("trio_accel_device_memory_bytes", kind="used") >= array.nbytes
             assert value("trio_accel_device_memory_limit_bytes") > array.nbytes
+            assert value("trio_accel_device_arrays_bytes", path="") == array.nbytes
 
 
 async def test_plans_and_templates_in_metrics() -> None:

@@ -15,7 +15,7 @@ import trio
 import trio.testing
 
 import trio_accel as ta
-from trio_accel.telemetry import ActorRow, OperationRow, Recorder, SystemSnapshot, record
+from trio_accel.telemetry import ActorMemoryRow, ActorRow, OperationRow, Recorder, SystemSnapshot, record
 
 
 @attrs.frozen
@@ -41,6 +41,21 @@ class Sleeper(ta.Actor):
     async def later(self, message: Later) -> ta.DeferredReply[int]:
         message.replies.append(self.context.defer())
         return message.replies[-1]
+
+
+@attrs.frozen
+class Make(ta.Request["Maker", None]):
+    count: int
+
+
+class Maker(ta.Actor):
+    def __init__(self, device: ta.Device) -> None:
+        self.device = device
+        self.made: list[ta.AccelRef] = []
+
+    @ta.handles(Make)
+    async def make(self, message: Make) -> None:
+        self.made.append(await self.device.zeros(message.count))
 
 
 @pytest.fixture
@@ -259,6 +274,27 @@ async def test_a_device_with_its_loss_and_recovery(system: ta.System, isolation:
             assert 0 < row.recovery_time < 30
             assert any("for the test" in failure.error for failure in recorder.snapshot().failures)
     assert system.devices == ()
+
+
+async def test_memory_by_the_actor_that_made_it(system: ta.System) -> None:
+    async with system.open_device("cpu") as device:
+        makers = [await system.spawn(Maker, device, name=f"maker-{number}") for number in range(103)]
+        with record(system) as recorder:
+            own = await device.put(np.ones(5))
+            for number, maker in enumerate(makers):
+                await maker.ask(Make(number + 1))
+            await makers[-1].ask(Make(7))
+            await recorder.refresh()
+            snapshot = recorder.snapshot()
+    [row] = snapshot.devices
+    bytes_of = {maker.path: 8 * (number + 1) for number, maker in enumerate(makers)}
+    bytes_of[makers[-1].path] += 56
+    assert {one.path: one.array_bytes for one in snapshot.actors if one.array_bytes} == bytes_of
+    bytes_of[""] = own.nbytes
+    # The hundred largest, and what is left of them.
+    ordered = sorted(bytes_of.items(), key=lambda item: (-item[1], item[0]))
+    assert [(one.path, one.used) for one in row.actors[:-1]] == ordered[:100]
+    assert row.actors[-1] == ActorMemoryRow(path="(other)", used=sum(used for _, used in ordered[100:]))
 
 
 async def test_a_snapshot_does_not_wait_for_a_device(system: ta.System) -> None:

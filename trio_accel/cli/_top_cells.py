@@ -93,8 +93,11 @@ def format_bytes(number: float) -> str:
     return f"{number:.1f} TiB"
 
 
-def _memory(device: DeviceRow | None) -> str:
-    return "" if device is None or device.memory is None else format_bytes(device.memory.used)
+def _memory(row: ActorRow, device: DeviceRow | None) -> str:
+    """Of a device all its arrays, of another actor those that it has made."""
+    if device is not None:
+        return "" if device.memory is None else format_bytes(device.memory.used)
+    return format_bytes(row.array_bytes) if row.array_bytes else ""
 
 
 # In the order of the screen.
@@ -108,7 +111,7 @@ COLUMNS = (
     Column("failed", 6, 7, lambda row, _: format_count(row.failed), "failed"),
     Column("restarts", 8, 4, lambda row, _: format_count(row.restarts), "restarts"),
     Column("gen", 4, 9, lambda _, device: "" if device is None else str(device.generation)),
-    Column("bytes", 9, 8, lambda _, device: _memory(device)),
+    Column("bytes", 9, 8, _memory),
     Column("handled", 7, 10, lambda row, _: format_count(row.handled)),
     Column("process", 7, 11, lambda row, _: "" if row.pid is None else str(row.pid)),
     Column("class", 19, 12, lambda row, _: row.actor_class),

@@ -11,6 +11,7 @@ from trio_accel.cli._top_cells import (
     LEAST_NAME,
     WIDEST_NAME,
     fit,
+    format_bytes,
     format_clock,
     format_count,
     format_seconds,
@@ -70,14 +71,15 @@ def _operations_page(snapshot: SystemSnapshot, width: int) -> Iterator[Text]:
 
 
 def _libraries_page(snapshot: SystemSnapshot, width: int) -> Iterator[Text]:
-    headings = ("waiting", "flight", "plans", "found", "evicted", "templates", "found")
-    line = _columns((7, 6, 6, 6, 7, 9, 6), width)
+    headings = ("waiting", "flight", "plans", "found", "evicted", "workspace", "templates", "found")
+    line = _columns((7, 6, 6, 6, 7, 9, 9, 6), width)
     yield one_line(line("library", headings).ljust(width), width, "reverse")
     for device in snapshot.devices:
         for one in device.libraries:
             plans, templates = one.plans, one.templates
             cells = [format_count(count) for count in (one.waiting, one.in_flight, plans.made)]
             cells += [_percent(plans.share), format_count(plans.evicted)]
+            cells.append(format_bytes(one.workspace) if one.workspace else "")
             cells += [format_count(templates.made), _percent(templates.share)]
             name = f"{device.path.rpartition('/')[2]} {one.library.rpartition(':')[2]}"
             yield one_line(line(name, cells), width)

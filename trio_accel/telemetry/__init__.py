@@ -11,6 +11,7 @@ from ._prometheus import exposition, prometheus, prometheus_gpus
 from ._protocol import ObserverSocketError
 from ._recorder import Recorder, record
 from ._snapshot import (
+    ActorMemoryRow,
     ActorRow,
     CacheRow,
     DeviceRow,
@@ -26,6 +27,7 @@ from ._timeline import Timeline, timeline
 from ._traces import trace
 
 __all__ = [
+    "ActorMemoryRow",
     "ActorRow",
     "CacheRow",
     "Dashboard",

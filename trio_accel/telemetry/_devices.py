@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import attrs
 import trio
 
 from ..actors import ActorRestarted, ActorSnapshot, ActorStarted, Event, System
 from ..devices import CacheStatistics, Device, DeviceStatistics, LibraryStatistics, QueueStatistics
 from ..devices import System as DeviceSystem
-from ._snapshot import CacheRow, DeviceRow, LibraryRow, MemoryRow
+from ._snapshot import ActorMemoryRow, CacheRow, DeviceRow, LibraryRow, MemoryRow
+from ._tally import OTHER_ACTORS
 
 __all__ = ["DeviceRows"]
 
 # Younger counts of a device are not asked for again.
 _FRESH = 0.5
+# Of one device, in a snapshot.
+_MOST_ACTORS = 100
 _IDLE = QueueStatistics(waiting=0, in_flight=0)
 _UNUSED = LibraryStatistics()
 
@@ -111,6 +116,14 @@ class DeviceRows:
         """
         return tuple([_row(device, self._of(device), actors) for device in self.devices])
 
+    def array_bytes(self) -> Counter[str]:
+        """Bytes of the arrays of all devices, by the path of the actor that made them."""
+        found: Counter[str] = Counter()
+        for known in self._known.values():
+            if known.statistics is not None:
+                found.update(known.statistics.actors)
+        return found
+
     def _of(self, device: Device) -> _Known:
         known = self._known.get(device)
         if known is None:
@@ -154,7 +167,15 @@ def _row(device: Device, known: _Known, actors: dict[str, ActorSnapshot]) -> Dev
         libraries=tuple(
             [_library(library, told) for library in sorted(told.queues.keys() | told.libraries.keys())]
         ),
+        actors=_actors(told),
     )
+
+
+def _actors(told: DeviceStatistics) -> tuple[ActorMemoryRow, ...]:
+    ordered = sorted(told.actors.items(), key=lambda item: (-item[1], item[0]))
+    rest = sum(nbytes for _, nbytes in ordered[_MOST_ACTORS:])
+    shown = [*ordered[:_MOST_ACTORS], *([(OTHER_ACTORS, rest)] if rest else [])]
+    return tuple([ActorMemoryRow(path=path, used=nbytes) for path, nbytes in shown])
 
 
 def _library(library: str, told: DeviceStatistics) -> LibraryRow:
@@ -166,6 +187,7 @@ def _library(library: str, told: DeviceStatistics) -> LibraryRow:
         in_flight=queue.in_flight,
         plans=_cache(planned.plans),
         templates=_cache(planned.templates),
+        workspace=planned.workspace,
     )
 
 

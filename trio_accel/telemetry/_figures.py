@@ -102,6 +102,19 @@ def _libraries(snapshot: SystemSnapshot) -> Iterator[Sample]:
             yield (device.path, library.library, "in_flight"), library.in_flight
 
 
+def _workspace(snapshot: SystemSnapshot) -> Iterator[Sample]:
+    for device in snapshot.devices:
+        for library in device.libraries:
+            if library.workspace:
+                yield (device.path, library.library), library.workspace
+
+
+def _arrays(snapshot: SystemSnapshot) -> Iterator[Sample]:
+    for device in snapshot.devices:
+        for actor in device.actors:
+            yield (device.path, actor.path), actor.used
+
+
 def _caches(
     cache: Callable[[LibraryRow], CacheRow],
 ) -> Callable[[SystemSnapshot], Iterable[Sample]]:
@@ -285,6 +298,22 @@ FIGURES: tuple[Figure, ...] = (
         help="Memory of a device by what it is taken for.",
         labels=("device", "kind"),
         samples=_memory,
+    ),
+    Figure(
+        name="device_arrays",
+        unit="bytes",
+        kind="gauge",
+        help="Memory of the arrays of a device by the actor that made them.",
+        labels=("device", "path"),
+        samples=_arrays,
+    ),
+    Figure(
+        name="device_workspace",
+        unit="bytes",
+        kind="gauge",
+        help="Memory that the libraries of a device hold for themselves.",
+        labels=("device", "library"),
+        samples=_workspace,
     ),
     Figure(
         name="device_memory_limit",

@@ -71,6 +71,7 @@ class Recorder:
             operations.append(row)
             rates[tally.path] = rates.get(tally.path, 0.0) + row.rate
         self._tallies.seen_at = now
+        array_bytes = self._devices.array_bytes()
         return SystemSnapshot(
             time=time.time(),
             system=self.system.name,
@@ -81,7 +82,10 @@ class Recorder:
             dead_letters=self.system.dead_letters,
             quarantined=self.system.quarantined,
             actors=tuple(
-                [_actor(one, by_path.get(one.path, []), rates.get(one.path, 0.0)) for one in actors]
+                [
+                    _actor(one, by_path.get(one.path, []), rates.get(one.path, 0.0), array_bytes[one.path])
+                    for one in actors
+                ]
             ),
             operations=tuple(operations),
             devices=self._devices.rows({one.path: one for one in actors}),
@@ -160,7 +164,7 @@ def record(system: System, *, operations: int = 1000, failures: int = 50) -> Gen
         recorder.end()
 
 
-def _actor(actor: ActorSnapshot, tallies: list[MessageTally], rate: float) -> ActorRow:
+def _actor(actor: ActorSnapshot, tallies: list[MessageTally], rate: float, array_bytes: int) -> ActorRow:
     p50, p99 = _quantiles(tallies)
     return ActorRow(
         path=actor.path,
@@ -182,6 +186,7 @@ def _actor(actor: ActorSnapshot, tallies: list[MessageTally], rate: float) -> Ac
         rate=rate,
         p50=p50,
         p99=p99,
+        array_bytes=array_bytes,
     )
 
 

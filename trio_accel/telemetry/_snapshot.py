@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar, cast
 import attrs
 
 __all__ = [
+    "ActorMemoryRow",
     "ActorRow",
     "CacheRow",
     "DeviceRow",
@@ -105,6 +106,7 @@ class ActorRow:
         rate: Messages per second that ended lately, however they did.
         p50: Seconds from sending to the end that half of the last messages took at most; None without any.
         p99: The same of 99 in 100.
+        array_bytes: Bytes of arrays on devices that its tasks have made, and that are there.
     """
 
     path: str
@@ -126,6 +128,7 @@ class ActorRow:
     rate: float = 0.0
     p50: float | None = None
     p99: float | None = None
+    array_bytes: int = 0
 
     @property
     def name(self) -> str:
@@ -190,7 +193,7 @@ class CacheRow:
 
 @attrs.frozen(kw_only=True)
 class LibraryRow:
-    """One library of a device: its requests, and what it has planned in this generation.
+    """One library of a device: its requests, what it has planned in this generation, and what it holds.
 
     Attributes:
         library: Its title: the import path, or the name that its argument begins with.
@@ -198,6 +201,7 @@ class LibraryRow:
         in_flight: Launched and not complete.
         plans: Plans of its operations.
         templates: Launch templates, by which its operations are sent to a worker process.
+        workspace: Bytes that it holds for itself.
     """
 
     library: str
@@ -205,6 +209,7 @@ class LibraryRow:
     in_flight: int = 0
     plans: CacheRow = CacheRow()
     templates: CacheRow = CacheRow()
+    workspace: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -218,6 +223,20 @@ class MemoryRow:
     limit: int
     workspace: int = 0
     foreign: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class ActorMemoryRow:
+    """Arrays of a device that one actor has made.
+
+    Attributes:
+        path: Path of the actor, which may have ended since. ``""`` for tasks that are no actor's, and
+            ``"(other)"`` for the actors beyond the hundred that have made most.
+        used: Bytes of the arrays.
+    """
+
+    path: str
+    used: int
 
 
 @attrs.frozen(kw_only=True)
@@ -242,7 +261,8 @@ class DeviceRow:
         completed: Operations that completed, with or without an error.
         in_flight: Operations that the backend has.
         memory: Memory of its arrays.
-        libraries: Libraries that have requests, or have planned something.
+        libraries: Libraries that have requests, have planned something, or hold workspace.
+        actors: Memory of arrays by who made them, the largest first.
     """
 
     path: str
@@ -261,6 +281,7 @@ class DeviceRow:
     in_flight: int = 0
     memory: MemoryRow | None = None
     libraries: tuple[LibraryRow, ...] = ()
+    actors: tuple[ActorMemoryRow, ...] = ()
 
 
 @attrs.frozen(kw_only=True)

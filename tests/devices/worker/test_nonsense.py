@@ -390,7 +390,7 @@ async def test_mutations_of_what_workers_send(device: ta.Device, puppets: Puppet
         lambda n: in_json("done", n, [], [], ["done", True, False, ERROR, []]),
         lambda n: in_json("lost", [*ERROR[:-1], ERROR], False),
         lambda n: in_json("event", ["ActorStarted", EVENT], "BlasActor"),
-        lambda n: in_json("result", 1, [1, 1, {"a:B": 1}, [1] * 7, {"a:B": [1, 2, 3]}]),
+        lambda n: in_json("result", 1, [1, 1, {"a:B": 1}, [1] * 7, {"a:B": [1, 2, 3, 4]}]),
         lambda n: in_json("log", "some.logger", 10, "text"),
         lambda n: ANSWERS.encode(("copy", 1, n, 0, 1000, 0, (1, 0, "float64", (2, 2), (16, 8)))),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
@@ -94,6 +95,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
     Attributes:
         blocks: By id what the backend has of each block, its size, and its place; not to be changed from
             outside.
+        fixed_workspace: Workspace by library that the limit does not concern, in bytes.
         freed: How often anything was freed: as long as that is the same, every block is where it was.
         relieve: Gives back workspace that nothing uses; returns whether there was any.
     """
@@ -108,7 +110,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         self._used = 0
         self._peak = 0
         self._workspace = 0
-        self._fixed_workspace = 0
+        self.fixed_workspace: Counter[str] = Counter()
         self.relieve: Callable[[], bool] | None = None
         self.blocks: dict[int, tuple[BlockT, int, _Place]] = {}
         self.freed: int = 0
@@ -176,14 +178,15 @@ class BlockMemory(Generic[ChunkT, BlockT]):
                 raise self._error(nbytes, self._room())
             self._workspace += nbytes
 
-    def add_fixed_workspace(self, nbytes: int) -> None:
+    def add_fixed_workspace(self, library: str, nbytes: int) -> None:
         """Count memory in the statistics that a library cannot work without; the limit concerns it not.
 
         Args:
+            library: Its name.
             nbytes: How much more it is; below 0 for less.
         """
         with self._lock:
-            self._fixed_workspace += nbytes
+            self.fixed_workspace[library] += nbytes
 
     def give_workspace(self, nbytes: int) -> None:
         """Count memory no more that `take_workspace` has counted."""
@@ -379,7 +382,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
                 peak=self._peak,
                 blocks=len(self.blocks) - len(self._expected),
                 limit=self._limit,
-                workspace=self._workspace + self._fixed_workspace,
+                workspace=self._workspace + sum(self.fixed_workspace.values()),
             )
 
     def exhausted(self, requested: int) -> OutOfMemoryError:

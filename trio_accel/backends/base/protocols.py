@@ -80,13 +80,16 @@ class CacheCounts:
 
 @attrs.define(eq=False)
 class LibraryUsage:
-    """What one library of a device has planned; the library counts, and others read.
+    """What one library of a device has planned and holds; the device counts, and others read.
 
     Attributes:
         plans: The plans of its operations: each launch by a plan has found one, or had one made.
+        workspace: Bytes that it holds for itself, as in `MemoryStatistics.workspace`. Where several libraries
+            share a stream, what they share is that of the last one that used it.
     """
 
     plans: CacheCounts = attrs.field(factory=CacheCounts)
+    workspace: int = 0
 
 
 class PlacedBlock(NamedTuple):
@@ -481,7 +484,7 @@ class AccelDevice(Protocol):
         ...
 
     def usage(self) -> Mapping[str, LibraryUsage]:
-        """What its libraries have planned, by their names; without those that plan nothing.
+        """What its libraries have planned and hold, by their names; without those that do neither.
 
         The counts belong to the device: a library that is opened again goes on with them.
         """

@@ -177,6 +177,8 @@ class BlockTable:
         kept: Those of them that were there at an operation before, by their size: a program with several
             arrays in each round wants one of each size again.
         is_watched: Whether somebody gives them back soon in any case.
+        makers: By the ids of blocks that were not given back, who has made them, and their sizes: the path of
+            the actor whose task that was, or None. Of operations' arrays, on the application's side.
         valid_since: First generation whose memory is still there.
         release: Gives the memory of blocks back.
     """
@@ -195,6 +197,7 @@ class BlockTable:
         "dropped",
         "is_watched",
         "kept",
+        "makers",
         "release",
         "valid_since",
     )
@@ -207,6 +210,7 @@ class BlockTable:
         self.dropped: deque[tuple[int, int, ArraySpec | None]] = deque()
         self.kept: dict[int, list[tuple[int, ArraySpec | None]]] = {}
         self._kept_count = self._kept_bytes = 0
+        self.makers: dict[int, tuple[str | None, int]] = {}
         self.is_watched: bool = False
         reuses = current_fast_paths().reuse
         self._keeps = keeps and reuses
@@ -294,6 +298,7 @@ class BlockTable:
             taken.append(dropped.popleft()[0])
         while self.kept:
             self._give_up_oldest(taken)
+        self._forget(taken)
         return taken
 
     def take_some(self) -> list[int]:
@@ -319,7 +324,23 @@ class BlockTable:
             self._kept_bytes += nbytes
         while self._kept_count > _KEPT or self._kept_bytes > _KEPT_BYTES:
             self._give_up_oldest(taken)
+        if taken:
+            self._forget(taken)
         return taken
+
+    def _forget(self, taken: list[int]) -> None:
+        """They are given back."""
+        makers = self.makers
+        for number in taken:
+            makers.pop(number, None)
+
+    def bytes_by_actor(self) -> dict[str, int]:
+        """Bytes of blocks by the path of the actor that made them; ``""`` stands for all other tasks."""
+        found: dict[str, int] = {}
+        for maker, nbytes in self.makers.values():
+            path = maker or ""
+            found[path] = found.get(path, 0) + nbytes
+        return found
 
     def _give_up_oldest(self, taken: list[int]) -> None:
         """Keep one no longer, of the size that was not wanted for longest."""
@@ -332,6 +353,7 @@ class BlockTable:
 
     def lose(self) -> None:
         """The context is gone and all memory with it: there is nothing to give back."""
+        self.makers.clear()
         self.release = _nowhere
 
     def leave(self, release: Callable[[Iterable[int]], None]) -> None:

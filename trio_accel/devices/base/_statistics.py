@@ -47,16 +47,19 @@ class CacheStatistics:
 
 @attrs.frozen(kw_only=True)
 class LibraryStatistics:
-    """What one library has planned, in one generation.
+    """What one library has planned in one generation, and holds now.
 
     Attributes:
         plans: Plans of its operations: each launch by a plan has found one, or had one made.
         templates: Launch templates of its operations, by which they are sent to a worker process. One is made
             when the second operation of its kind is sent. The first one counts nowhere.
+        workspace: Bytes that it holds for itself beside the arrays. Where several libraries share a stream,
+            what they share is that of the last one that used it.
     """
 
     plans: CacheStatistics = CacheStatistics()
     templates: CacheStatistics = CacheStatistics()
+    workspace: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -72,7 +75,10 @@ class DeviceStatistics:
         queues: By the import path of the library (`Operation.library`): those that have requests now.
         memory: Memory of the device's arrays.
         losses: Contexts that the device has lost since it was opened.
-        libraries: By the import path of the library: those that have planned something in this generation.
+        libraries: By the import path of the library: those that have planned something in this generation,
+            or hold memory for themselves.
+        actors: Bytes of arrays by the path of the actor whose task made them. ``""`` stands for all other
+            tasks, also for those that a handler has started in a nursery.
     """
 
     generation: int
@@ -84,3 +90,4 @@ class DeviceStatistics:
     memory: MemoryStatistics
     losses: int
     libraries: Mapping[str, LibraryStatistics] = attrs.field(factory=dict[str, LibraryStatistics])
+    actors: Mapping[str, int] = attrs.field(factory=dict[str, int])

@@ -177,7 +177,7 @@ class Engine(ContextState):
         }
 
     def usage(self) -> dict[str, LibraryUsage]:
-        """What libraries have planned, by their import paths.
+        """What libraries have planned and hold, by their import paths.
 
         One that several library actors launch with counts for the first of them; one that only others use,
         under its own name.
@@ -188,7 +188,7 @@ class Engine(ContextState):
         return {
             paths.get(name, name): usage
             for name, usage in self.device.usage().items()
-            if usage.plans.found or usage.plans.made
+            if usage.plans.found or usage.plans.made or usage.workspace
         }
 
     def begin(self, generation: int, adopted: Iterable[int]) -> None:

@@ -350,10 +350,11 @@ class InlineDispatch:
             losses=self._device.losses.count,
             libraries=by_title(
                 {
-                    path: LibraryStatistics(plans=CacheStatistics.of(used.plans))
+                    path: LibraryStatistics(plans=CacheStatistics.of(used.plans), workspace=used.workspace)
                     for path, used in engine.usage().items()
                 }
             ),
+            actors=self._device.blocks.bytes_by_actor(),
         )
 
     async def close_library(self, path: str) -> None:

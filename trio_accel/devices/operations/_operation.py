@@ -12,8 +12,9 @@ from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, cast
 import attrs
 import numpy as np
 import numpy.typing as npt
+from trio.lowlevel import current_task
 
-from ...actors import Request
+from ...actors import Request, actor_path_of
 from ...backends.base import CopyFromForeignSpec, DType, InputFailedError, NotSupportedError
 from ...backends.base.ops import (
     ArraySpec,
@@ -518,6 +519,7 @@ class Planner:
         if spec is None or spec.shape != shape or spec.dtype is not dtype:
             spec = ArraySpec(number, 0, dtype, shape, strides)
         block = Block(table, nbytes, table.availability.generation, number, spec)
+        table.makers[number] = actor_path_of(current_task()), nbytes
         self._allocations += ((number, nbytes),)
         self._keep.append(block)
         return AccelRef(block, spec)

@@ -1,7 +1,7 @@
 "use strict";
 // Draws the snapshots that the program sends. Whatever it says is put in as text, never as markup.
 
-const KEPT = 120_000, MOST_ROWS = 400, SVG = "http://www.w3.org/2000/svg";
+const KEPT = 120_000, MOST_ROWS = 400, MOST_HELD = 5, SVG = "http://www.w3.org/2000/svg";
 const $ = (id) => document.getElementById(id);
 const past = { rate: [], latency: new Map() };
 let last = null;
@@ -98,7 +98,7 @@ function devices(snapshot) {
       for (const name of ["generation", "losses", "last recovery", "in flight", "completed", "memory", "process"])
         list.append(make("dt", "", name), make("dd"));
       return make("div", "device", make("h3", "", make("span", "", device.path), make("span", "state")),
-        make("div", "bar", make("i")), list);
+        make("div", "bar", make("i")), list, make("dl", "held"));
     },
     (element, device) => {
       const state = element.querySelector(".state");
@@ -111,9 +111,20 @@ function devices(snapshot) {
         number(device.completed), memory ? `${bytes(memory.used)} of ${bytes(memory.limit)}` : "–",
         device.pid === null ? device.isolation : String(device.pid),
       ];
-      element.querySelectorAll("dd").forEach((entry, place) => put(entry, values[place]));
+      element.querySelectorAll("dl:first-of-type dd").forEach((entry, place) => put(entry, values[place]));
+      held(element.querySelector(".held"), device);
     });
   note($("devices"), snapshot.devices, "No device is open.");
+}
+
+// Who holds the memory of a device: actors by the arrays that they have made, and libraries by their workspace.
+function held(element, device) {
+  const arrays = device.actors.map((actor) => ["arrays of " + (actor.path || "no actor"), actor.used]);
+  const workspace = device.libraries.filter((library) => library.workspace)
+    .map((library) => ["workspace of " + library.library.split(":").pop(), library.workspace]);
+  keyed(element, [...arrays.slice(0, MOST_HELD), ...workspace], (one) => one[0],
+    (one) => make("div", "", make("dt", "", one[0]), make("dd")),
+    (row, one) => put(row.lastChild, bytes(one[1])));
 }
 
 function tree(snapshot) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
 
 from cuda.bindings import driver
@@ -34,6 +35,8 @@ class Arena:
         self._memory = memory
         # By stream: where its area begins, and its size.
         self._areas: dict[CudaStream, tuple[int, int]] = {}
+        # By stream: the library that used its area last.
+        self._users: dict[CudaStream, str] = {}
         memory.relieve = self.give_back_idle
 
     @property
@@ -41,8 +44,16 @@ class Arena:
         """Bytes of all areas."""
         return sum(size for _, size in tuple(self._areas.values()))
 
-    def begin(self, stream: CudaStream) -> Lot:
-        """Take the area of a stream for one operation: until that ends, nobody gives it back."""
+    def by_library(self) -> Counter[str]:
+        """Bytes of the areas, by the library that used them last."""
+        found: Counter[str] = Counter()
+        for stream, (_, size) in tuple(self._areas.items()):
+            found[self._users.get(stream, "")] += size
+        return found
+
+    def begin(self, stream: CudaStream, library: str) -> Lot:
+        """Take the area of a stream for one operation of a library: until it ends, nobody gives it back."""
+        self._users[stream] = library
         return Lot(self, stream, *self._areas.pop(stream, (0, 0)))
 
     def take(self, stream: CudaStream, nbytes: int) -> int:
@@ -86,6 +97,7 @@ class Arena:
 
     def drop(self, stream: CudaStream) -> None:
         """Give the area of a stream back."""
+        self._users.pop(stream, None)
         address, nbytes = self._areas.pop(stream, (0, 0))
         if nbytes:
             self.free(stream, address, nbytes)

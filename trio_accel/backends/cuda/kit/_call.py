@@ -37,13 +37,16 @@ class Call:
         plan: What the kernel's `plan` function has made; None if it has none.
     """
 
-    __slots__ = ("_behind", "_judges", "_lot", "_spec", "_words", "device", "plan", "stream")
+    __slots__ = ("_behind", "_judges", "_library", "_lot", "_spec", "_words", "device", "plan", "stream")
 
-    def __init__(self, device: LibraryDevice, spec: OperationSpec, stream: CudaStream, plan: Any) -> None:
+    def __init__(
+        self, device: LibraryDevice, spec: OperationSpec, stream: CudaStream, plan: Any, library: str
+    ) -> None:
         self.device: LibraryDevice = device
         self.stream: CudaStream = stream
         self.plan: Any = plan
         self._spec = spec
+        self._library = library
         self._lot: Lot | None = None
         # What is to be enqueued behind the kernel.
         self._behind: list[Callable[[], None]] = []
@@ -77,7 +80,7 @@ class Call:
         if nbytes <= 0:
             return 0
         if self._lot is None:
-            self._lot = self.device.arena.begin(self.stream)
+            self._lot = self.device.arena.begin(self.stream, self._library)
         return self._lot.take(nbytes)
 
     def workspace_array(self, dtype: DType, shape: tuple[int, ...]) -> DeviceArray:

@@ -75,11 +75,16 @@ class LibraryDevice:
         raise NotImplementedError
 
     def usage(self) -> dict[str, LibraryUsage]:
-        """What its libraries have planned; see `AccelDevice.usage`."""
-        return dict(self._usage)
+        """What its libraries have planned and hold; see `AccelDevice.usage`."""
+        held = self.arena.by_library()
+        held.update(self.addresses.fixed_workspace)
+        found = dict(self._usage)
+        for name, usage in found.items():
+            usage.workspace = held[name]
+        return found
 
     def usage_of(self, library: str) -> LibraryUsage:
-        """What a library has planned, which counts there. From any thread."""
+        """What a library has planned and holds; it counts its plans there. From any thread."""
         return self._usage.setdefault(library, LibraryUsage())
 
     def free(self, block: int) -> None:

@@ -173,7 +173,7 @@ class CudaLibrary:
 
     def _run(self, kernel: Kernel, spec: OperationSpec, stream: CudaStream) -> None:
         """Have a kernel enqueue an operation, with what belongs behind it."""
-        call = Call(self._device, spec, stream, self._plan_of(spec, kernel))
+        call = Call(self._device, spec, stream, self._plan_of(spec, kernel), self.name)
         try:
             kernel.function(spec, call)
             call.end()

@@ -20,11 +20,13 @@ class Workspace:
     Args:
         context: The device's context.
         memory: Counts the bytes.
+        library: Name of the library.
     """
 
-    def __init__(self, context: CudaContext, memory: CudaMemory) -> None:
+    def __init__(self, context: CudaContext, memory: CudaMemory, library: str) -> None:
         self._context = context
         self._memory = memory
+        self._library = library
         self._areas: dict[CudaStream, tuple[int, int]] = {}
 
     def reserve(self, stream: CudaStream, nbytes: int) -> int:
@@ -40,13 +42,13 @@ class Workspace:
         if size:
             self._context.check(driver.cuMemFreeAsync(address, stream.orders_memory.handle))
         self._areas[stream] = larger, nbytes
-        self._memory.add_fixed_workspace(nbytes - size)
+        self._memory.add_fixed_workspace(self._library, nbytes - size)
         return larger
 
     def close(self) -> None:
         """Give everything back, behind what uses it. The context is current."""
         for stream, (address, size) in self._areas.items():
-            self._memory.add_fixed_workspace(-size)
+            self._memory.add_fixed_workspace(self._library, -size)
             order = stream.orders_memory
             if order.is_destroyed:
                 # It has ended, and with it all that used the area.

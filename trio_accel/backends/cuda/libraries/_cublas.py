@@ -103,16 +103,20 @@ class Factors:
 class Cublas:
     """A handle, on one stream at a time. Made in a thread, with the device's context current.
 
+    Args:
+        device: The device.
+        library: Name of the library whose it is.
+
     Attributes:
         handle: The library's own.
         factors: For one call.
         plain: Factors 1 and 0, for types whose factors are doubles or not.
     """
 
-    def __init__(self, device: LibraryDevice) -> None:
+    def __init__(self, device: LibraryDevice, library: str) -> None:
         self._device = device
         self._context = device.context
-        self._workspace = Workspace(self._context, device.addresses)
+        self._workspace = Workspace(self._context, device.addresses, library)
         self._stream: CudaStream | None = None
         self._mode = HOST
         self._warm: set[int] = set()

@@ -49,7 +49,7 @@ class VectorLibrary(CudaLibrary):
         super().__init__(device)
         self._index_from_zero = device.kernels.function("norms", "index_from_zero", _INDEX.size)
         self._norm_again = device.kernels.function("norms", "norm_again", _NORM.size)
-        self._blas = Cublas(device)
+        self._blas = Cublas(device, self.name)
 
     def _plan_two(self, spec: ops.AxpySpec | ops.DotSpec | ops.RotSpec) -> tuple[_Vectors | None]:
         """See both operands as vectors."""

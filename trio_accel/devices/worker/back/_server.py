@@ -289,7 +289,7 @@ class WorkerServer:
             engine.completed,
             in_flight,
             attrs.astuple(memory),
-            {path: attrs.astuple(used.plans) for path, used in engine.usage().items()},
+            {path: (*attrs.astuple(used.plans), used.workspace) for path, used in engine.usage().items()},
         )
         self._channel.send(("result", number, value), now=True)
 

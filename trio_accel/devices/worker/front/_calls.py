@@ -13,7 +13,7 @@ from ....backends.base import CacheCounts, MemoryStatistics
 from ...base._import_paths import by_title
 from ...base._statistics import CacheStatistics, DeviceStatistics, LibraryStatistics
 from ...engine._device_state import DeviceState
-from ..transport._answers import MEMORY, PLANS
+from ..transport._answers import MEMORY, USAGE
 from ..transport._codec import NonsenseError
 from ._requests import RequestSender
 
@@ -112,7 +112,7 @@ class Calls:
         completed: int,
         in_flight: dict[str, int],
         memory: tuple[int, ...],
-        plans: dict[str, tuple[int, ...]],
+        usage: dict[str, tuple[int, ...]],
     ) -> DeviceStatistics:
         """Add what the worker counts to what waits here: whatever it had done by then is known here."""
         return DeviceStatistics(
@@ -124,20 +124,23 @@ class Calls:
             queues=by_title(self._sender.requests.queues(in_flight)),
             memory=MemoryStatistics(**dict(zip(MEMORY, memory, strict=True))),
             losses=self._device.losses.count,
-            libraries=by_title(self._libraries(plans)),
+            libraries=by_title(self._libraries(usage)),
+            actors=self._device.blocks.bytes_by_actor(),
         )
 
-    def _libraries(self, plans: dict[str, tuple[int, ...]]) -> dict[str, LibraryStatistics]:
+    def _libraries(self, usage: dict[str, tuple[int, ...]]) -> dict[str, LibraryStatistics]:
         """Add the launch templates, which are found here, to the plans of the worker's libraries."""
         link = self._sender.link
         templates: Mapping[str, CacheCounts] = {} if link is None else link.templates.counts
-        return {
-            path: LibraryStatistics(
-                plans=CacheStatistics(**dict(zip(PLANS, plans.get(path, ()), strict=False))),
+        libraries: dict[str, LibraryStatistics] = {}
+        for path in usage.keys() | templates.keys():
+            *plans, workspace = usage.get(path) or [0] * len(USAGE)
+            libraries[path] = LibraryStatistics(
+                plans=CacheStatistics.of(CacheCounts(*plans)),
                 templates=CacheStatistics.of(templates.get(path) or CacheCounts()),
+                workspace=workspace,
             )
-            for path in plans.keys() | templates.keys()
-        }
+        return libraries
 
     def lose(self) -> None:
         """The worker is gone."""

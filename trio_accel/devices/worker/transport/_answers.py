@@ -24,10 +24,10 @@ from ._codec import Codec, Message, NonsenseError
 from ._events import decode_event
 from ._wire_errors import decode_error
 
-__all__ = ["ANSWERS", "MEMORY", "PLANS"]
+__all__ = ["ANSWERS", "MEMORY", "USAGE"]
 
 MEMORY = tuple(field.name for field in attrs.fields(MemoryStatistics))
-PLANS = tuple(field.name for field in attrs.fields(CacheCounts))
+USAGE = (*(field.name for field in attrs.fields(CacheCounts)), "workspace")
 """What a worker counts of its memory, in this order."""
 
 _Data: TypeAlias = bytes | memoryview
@@ -365,16 +365,16 @@ def _read_done(number: Any, addresses: Any, results: Any, trouble: Any) -> Messa
 def _read_result(number: Any, value: Any) -> Message:
     if value is None:
         return _count(number), None
-    launched, completed, in_flight, memory, plans = value
-    _check(type(in_flight) is type(plans) is dict, "it counts something else")
+    launched, completed, in_flight, memory, usage = value
+    _check(type(in_flight) is type(usage) is dict, "it counts something else")
     _check(len(memory) == len(MEMORY), "it counts something else")
-    _check(all(len(counts) == len(PLANS) for counts in plans.values()), "it counts something else")
+    _check(all(len(counts) == len(USAGE) for counts in usage.values()), "it counts something else")
     return _count(number), (
         _count(launched),
         _count(completed),
         {name: _count(value) for name, value in in_flight.items()},
         tuple(map(_count, memory)),
-        {path: tuple(map(_count, counts)) for path, counts in plans.items()},
+        {path: tuple(map(_count, counts)) for path, counts in usage.items()},
     )
 
 

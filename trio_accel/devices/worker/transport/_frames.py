@@ -52,7 +52,7 @@ copy              transfer, number of the request, index of the host array, chun
 chunk             id, bytes; with its descriptor: before anything that lies in it is named
 unchunk           id
 result            number of the call, value: of "count" what was launched and completed, what is in flight
-                  by library, memory, plans by library
+                  by library, memory, plans and workspace by library
 event             an encoded event of the worker's actors
 log               logger, level, text
 lost              error: the context is gone, nothing more is launched; whether nothing of it writes any
