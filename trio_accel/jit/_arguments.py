@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import attrs
 import numpy as np
@@ -85,19 +85,21 @@ class Taken:
 def bound(
     operation: str,
     names: Sequence[str],
-    arguments: Sequence[ExpressionArgument],
-    named: Mapping[str, ExpressionArgument],
-) -> tuple[ExpressionArgument, ...]:
-    """The arguments of a call in the order of the inputs.
+    arguments: tuple[Any, ...],
+    named: Mapping[str, object],
+    optional: Collection[str] = (),
+) -> tuple[Any, ...]:
+    """The arguments of a call in the order of their names; None for an optional one that is left out.
 
     Raises:
         TypeError: Too few or too many, or one that there is not.
     """
     if not named and len(arguments) == len(names):
-        return tuple(arguments)
+        return arguments
     values = dict(zip(names, arguments, strict=False))
     unknown = [name for name in named if name not in names or name in values]
-    missing = [name for name in names if name not in values and name not in named]
+    values.update(named)
+    missing = [name for name in names if name not in values and name not in optional]
     if len(arguments) > len(names) or unknown or missing:
         raise TypeError(
             f"{operation} takes {len(names)} arguments ({', '.join(names) or 'none'}), got {len(arguments)}"
@@ -105,8 +107,7 @@ def bound(
             + (f"; {', '.join(missing)} is missing" if missing else "")
             + (f"; {', '.join(unknown)} is unknown or given twice" if unknown else "")
         )
-    values.update(named)
-    return tuple([values[name] for name in names])
+    return tuple([values.get(name) for name in names])
 
 
 def take(planner: Planner, names: tuple[str, ...], arguments: Sequence[ExpressionArgument]) -> Taken:

@@ -13,6 +13,7 @@ from ..backends.base.ops import Dim3, KernelCode, KernelParameter, KernelRecipe,
 from ..backends.base.values import element
 from ..devices import AccelRef, Device, Operand, Operation, Planned, Planner, device_of
 from ._actor import JitActor
+from ._arguments import bound
 from ._code import Code, CompileOptions, as_code
 from ._occupancy import Occupancy, QueryOccupancy
 from ._parameters import Parameter, Scalars, always_held, check_array
@@ -69,7 +70,8 @@ class Kernel:
     """
 
     __slots__ = (
-        "_block", "_grid", "_recipe", "_scalars", "_shared", "_skips_empty", "_steps", "_text", "operation",
+        "_block", "_grid", "_names", "_optional", "_recipe", "_scalars", "_shared", "_skips_empty", "_steps",
+        "_text", "operation",
     )  # fmt: skip
 
     def __init__(
@@ -108,7 +110,8 @@ class Kernel:
         self._text = self._recipe.encode()
         dtypes = self._recipe.scalars
         self._scalars = Scalars(dtypes, scalar_offsets(dtypes)[0])
-        names = tuple(parameters)
+        self._names = names = tuple(parameters)
+        self._optional = frozenset(name for name, given in parameters.items() if given.shape is not None)
         self._steps = tuple(
             (each, None if shape is None else Rule(f"shape of {each.name}", shape, names), always_held(each))
             for each, shape in zip(named, (given.shape for given in parameters.values()), strict=True)
@@ -161,24 +164,7 @@ class Kernel:
         Raises:
             TypeError: Too few or too many, or one that there is not.
         """
-        steps = self._steps
-        if not named and len(arguments) == len(steps):
-            return LaunchKernel(self, arguments)
-        values: dict[str, Operand | complex] = dict(
-            zip((step[0].name for step in steps), arguments, strict=False)
-        )
-        names = [step[0].name for step in steps]
-        unknown = [name for name in named if name not in names or name in values]
-        values.update(named)
-        missing = [each.name for each, shape, _ in steps if each.name not in values and shape is None]
-        if len(arguments) > len(steps) or unknown or missing:
-            raise TypeError(
-                f"{self.operation} takes {len(names)} arguments ({', '.join(names)}), got {len(arguments)}"
-                + (f" and by name {', '.join(named)}" if named else "")
-                + (f"; {', '.join(missing)} is missing" if missing else "")
-                + (f"; {', '.join(unknown)} is unknown or given twice" if unknown else "")
-            )
-        return LaunchKernel(self, tuple([values.get(name) for name in names]))
+        return LaunchKernel(self, bound(self.operation, self._names, arguments, named, self._optional))
 
     async def __call__(
         self, *arguments: Operand | complex, **named: Operand | complex

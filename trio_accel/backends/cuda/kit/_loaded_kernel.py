@@ -14,6 +14,7 @@ from cuda.bindings import driver
 from ...base import AccelError, CompilationError, DriverError, LibraryError
 from ...base.ops import Dim3, KernelInfoSpec, KernelRecipe, KernelSpec, scalar_offsets
 from ..runtime._context import CudaContext
+from ..runtime._last_uses import LastUses
 from ..runtime._stream import CudaStream
 from ._compile import CompiledKernel, kernels_in, ptx_log
 
@@ -68,8 +69,7 @@ class LoadedKernel:
         self._config = self._make_config()
         # Blocks, shared memory and cooperative grids that were found to fit.
         self._fitting: set[tuple[object, ...]] = set()
-        # By stream, the number of its event after the last launch there.
-        self._runs: dict[CudaStream, int] = {}
+        self._runs = LastUses()
 
     def _load(self, compiled: CompiledKernel) -> None:
         check = self._context.check
@@ -326,12 +326,7 @@ class LoadedKernel:
     @property
     def is_busy(self) -> bool:
         """Whether a stream may not have got past it."""
-        self._runs = {
-            stream: number
-            for stream, number in self._runs.items()
-            if not stream.is_destroyed and stream.refresh() < number
-        }
-        return bool(self._runs)
+        return self._runs.is_busy
 
     def close(self) -> None:
         """Unload it: nothing of it runs any more. The context is current."""

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from nvmath.bindings import cufft
 
 from ..runtime._context import CudaContext
+from ..runtime._last_uses import LastUses
 from ..runtime._stream import CudaStream
 from ._fft_layout import PlanKey
 
@@ -52,8 +53,7 @@ class VendorPlan:
         )
         self._area = 0
         self._stream: CudaStream | None = None
-        # By stream, the number of its event after the last execution there.
-        self._runs: dict[CudaStream, int] = {}
+        self._runs = LastUses()
         self._handle = cufft.create()
         try:
             # The work area is one for all plans.
@@ -77,12 +77,7 @@ class VendorPlan:
     @property
     def is_busy(self) -> bool:
         """Whether a stream may not have got past it."""
-        self._runs = {
-            stream: number
-            for stream, number in self._runs.items()
-            if not stream.is_destroyed and stream.refresh() < number
-        }
-        return bool(self._runs)
+        return self._runs.is_busy
 
     def run(self, stream: CudaStream, area: int, source: int, out: int, is_forward: bool) -> None:
         """Enqueue the transform once."""

@@ -13,6 +13,7 @@ from cuda.bindings import driver
 
 from ._compiler import compiled
 from ._context import CudaContext
+from ._last_uses import LastUses
 from ._stream import CudaStream
 
 __all__ = ["Function", "Kernels", "Module"]
@@ -75,8 +76,7 @@ class Module:
     def __init__(self, module: Any, functions: tuple[Function, ...]) -> None:
         self._module = module
         self.functions: tuple[Function, ...] = functions
-        # By stream, the number of its event after the last launch there.
-        self._runs: dict[CudaStream, int] = {}
+        self._runs = LastUses()
 
     def note_use(self, stream: CudaStream) -> None:
         """One of the kernels has been launched on a stream."""
@@ -85,12 +85,7 @@ class Module:
     @property
     def is_busy(self) -> bool:
         """Whether a stream may not have got past it."""
-        self._runs = {
-            stream: number
-            for stream, number in self._runs.items()
-            if not stream.is_destroyed and stream.refresh() < number
-        }
-        return bool(self._runs)
+        return self._runs.is_busy
 
     def close(self) -> None:
         """Unload it: nothing of it runs any more. The context is current."""
