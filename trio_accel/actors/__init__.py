@@ -11,6 +11,7 @@ from ._errors import (
     ActorStoppedError,
     AskCycleError,
     MailboxFullError,
+    NotExecutedError,
 )
 from ._events import (
     ActorEvent,
@@ -88,6 +89,7 @@ __all__ = [
     "MessageStarted",
     "MessageWithdrawn",
     "Meter",
+    "NotExecutedError",
     "Observer",
     "Overflow",
     "Policy",

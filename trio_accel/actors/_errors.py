@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 __all__ = [
     "ActorError",
     "ActorFailedError",
@@ -9,7 +11,21 @@ __all__ = [
     "ActorStoppedError",
     "AskCycleError",
     "MailboxFullError",
+    "NotExecutedError",
 ]
+
+
+class NotExecutedError(Exception):
+    """The request was not even begun: base of all errors that say so, of actors, devices and patterns.
+
+    It speaks of that one request. What its caller asked for before may have been executed.
+
+    Attributes:
+        may_go_elsewhere: Whether to ask again, a moment later or somewhere else, is the answer to it. Not so
+            for mistakes, and for limits, which are there to be kept.
+    """
+
+    may_go_elsewhere: ClassVar[bool] = True
 
 
 class ActorError(Exception):
@@ -38,11 +54,11 @@ class ActorFailedError(ActorError):
     """
 
 
-class ActorStoppedError(ActorError):
+class ActorStoppedError(ActorError, NotExecutedError):
     """The actor is stopped, or stopped before it came to the request; it was never executed."""
 
 
-class ActorRestartingError(ActorError):
+class ActorRestartingError(ActorError, NotExecutedError):
     """The actor is between two incarnations.
 
     Raised for requests it has not begun, where its mailbox is to reject them; the cause of the
@@ -50,9 +66,11 @@ class ActorRestartingError(ActorError):
     """
 
 
-class AskCycleError(ActorError):
+class AskCycleError(ActorError, NotExecutedError):
     """The ask would wait for an actor that is itself waiting for the asker."""
 
+    may_go_elsewhere = False
 
-class MailboxFullError(ActorError):
+
+class MailboxFullError(ActorError, NotExecutedError):
     """The mailbox is full and its policy rejects or drops; the request was never executed."""

@@ -11,13 +11,11 @@ from typing import TypeVar
 import attrs
 import trio
 
-from ..actors import AskCycleError
+from ..actors import NotExecutedError
 from ..backends.base import NotSupportedError
 from ._call import Model, as_callable
-from ._fair_scheduler import UnknownTenantError
 from ._numbers import must_be_count, must_be_positive, must_be_share
 from ._outputs import ModelOutputError
-from ._rate_limit import RateLimitError
 from ._window import RecentCounts
 
 __all__ = ["CircuitBreaker", "CircuitOpenError", "CircuitState", "is_failure"]
@@ -37,12 +35,14 @@ class CircuitState(enum.Enum):
     """One at a time, which probes whether it goes well again."""
 
 
-class CircuitOpenError(Exception):
+class CircuitOpenError(NotExecutedError):
     """A `CircuitBreaker` did not let the call through; it was never executed.
 
     Attributes:
         retry_after: Seconds until the breaker lets one through again; 0 while it probes.
     """
+
+    may_go_elsewhere = False
 
     def __init__(self, message: str, *, retry_after: float) -> None:
         super().__init__(message)
@@ -56,18 +56,12 @@ def is_failure(error: Exception) -> bool:
     `NotSupportedError`; `AskCycleError`; and what limits refuse, `RateLimitError`, `UnknownTenantError` and
     `CircuitOpenError`.
     """
+    if isinstance(error, NotExecutedError):
+        return error.may_go_elsewhere
     return isinstance(error, ModelOutputError) or not isinstance(error, _CALLERS)
 
 
-_CALLERS = (
-    ValueError,
-    TypeError,
-    NotSupportedError,
-    AskCycleError,
-    RateLimitError,
-    UnknownTenantError,
-    CircuitOpenError,
-)
+_CALLERS = (ValueError, TypeError, NotSupportedError)
 
 
 @attrs.frozen(eq=False)

@@ -15,6 +15,7 @@ from ..actors import (
     ActorError,
     DeferredReply,
     MailboxFullError,
+    NotExecutedError,
     Request,
     handles,
 )
@@ -82,8 +83,10 @@ class FairStatistics:
     tenants: int
 
 
-class UnknownTenantError(ActorError, LookupError):
+class UnknownTenantError(ActorError, NotExecutedError, LookupError):
     """The tenant has no weight, and there is no default; the request was never executed."""
+
+    may_go_elsewhere = False
 
 
 @attrs.define(eq=False)

@@ -10,6 +10,7 @@ from typing import TypeVar
 import attrs
 import trio
 
+from ..actors import NotExecutedError
 from ._call import Model, as_callable
 from ._keyed import KeyedStates
 from ._numbers import must_be_count, must_be_positive
@@ -22,12 +23,14 @@ ResultT = TypeVar("ResultT")
 _LEAST, _MOST = 1e-6, 1e9
 
 
-class RateLimitError(Exception):
+class RateLimitError(NotExecutedError):
     """More was asked for than a `RateLimit` allows; it was never executed.
 
     Attributes:
         retry_after: Seconds until there are tokens for it, if nobody else takes them.
     """
+
+    may_go_elsewhere = False
 
     def __init__(self, message: str, *, retry_after: float) -> None:
         super().__init__(message)

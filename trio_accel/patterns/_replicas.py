@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 import attrs
 
-from ..actors import ActorError, ActorRestartingError, ActorStoppedError, MailboxFullError, Ref
+from ..actors import ActorError, NotExecutedError, Ref
 from ..devices import Device
 from ._call import Model, as_callable
 from ._tally import CallStatistics, Tally
@@ -16,9 +16,6 @@ __all__ = ["Member", "Replica", "ReplicaStatistics", "make_members"]
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
-
-# Of a request that ended so, the actor has executed nothing.
-_REFUSALS = (ActorStoppedError, ActorRestartingError, MailboxFullError)
 
 
 @attrs.frozen
@@ -90,8 +87,9 @@ class Member(Generic[ItemT, ResultT]):
         return (self.ref is None or self.ref.is_running) and (self.device is None or self.device.is_ready)
 
     def has_refused(self, error: ActorError) -> bool:
-        """Whether an error says that its actor has not executed the request."""
-        return self.ref is not None and isinstance(error, _REFUSALS) and error.path == self.ref.path
+        """Whether an error says that its actor has not executed the request, and another one may."""
+        is_its_own = self.ref is not None and error.path == self.ref.path
+        return is_its_own and isinstance(error, NotExecutedError) and error.may_go_elsewhere
 
     async def ask(self, item: ItemT) -> ResultT:
         """Have it serve an item, and count what becomes of it."""

@@ -9,20 +9,10 @@ from typing import TypeVar
 
 import trio
 
-from ..actors import (
-    ActorFailedError,
-    ActorRestartingError,
-    ActorStoppedError,
-    AskCycleError,
-    Backoff,
-    MailboxFullError,
-)
-from ..backends.base import CompletionTimeoutError, ContextPoisonedError, InputFailedError, QueueFullError
+from ..actors import ActorFailedError, Backoff, NotExecutedError
+from ..backends.base import CompletionTimeoutError, ContextPoisonedError, InputFailedError
 from ._call import Model, as_callable
-from ._circuit_breaker import CircuitOpenError
-from ._fair_scheduler import UnknownTenantError
 from ._numbers import must_be_count, must_be_positive, must_be_share
-from ._rate_limit import RateLimitError
 from ._window import RecentCounts
 
 __all__ = ["RetryBudget", "retry", "was_never_executed"]
@@ -30,9 +20,6 @@ __all__ = ["RetryBudget", "retry", "was_never_executed"]
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
-# What may go better a moment later.
-_NOT_BEGUN = (ActorStoppedError, ActorRestartingError, MailboxFullError, QueueFullError)
-_REFUSED = (AskCycleError, UnknownTenantError, RateLimitError, CircuitOpenError)
 _PERHAPS_EXECUTED = (ActorFailedError, ContextPoisonedError, CompletionTimeoutError, InputFailedError)
 
 _BACKOFF = Backoff(initial=0.05, base=0.1, maximum=2.0, jitter=0.5)
@@ -44,9 +31,10 @@ _random = random.Random()  # noqa: S311
 def was_never_executed(error: BaseException) -> bool:
     """Whether an error says that the request which it is the outcome of was not even begun.
 
-    It speaks of that one request. A model of several steps may have executed those before.
+    So is each `NotExecutedError`. It speaks of that one request. A model of several steps may have executed
+    those before.
     """
-    return isinstance(error, _NOT_BEGUN + _REFUSED)
+    return isinstance(error, NotExecutedError)
 
 
 class RetryBudget:
@@ -123,10 +111,10 @@ def retry(
 ) -> Callable[[ItemT], Awaitable[ResultT]]:
     """Make a model that tries again after errors that allow it.
 
-    By default these are `ActorStoppedError`, `ActorRestartingError`, `MailboxFullError` and `QueueFullError`:
-    what failed so was never executed. With `may_run_twice` also `ActorFailedError`, `ContextPoisonedError`,
-    `CompletionTimeoutError` and `InputFailedError`. All other errors are raised at once, exception groups
-    too.
+    By default these are the errors which say that nothing was executed, and that it may go better a moment
+    later: `ActorStoppedError`, `ActorRestartingError`, `MailboxFullError`, `QueueFullError`, and what derives
+    from these. With `may_run_twice` also `ActorFailedError`, `ContextPoisonedError`, `CompletionTimeoutError`
+    and `InputFailedError`. All other errors are raised at once, exception groups too.
 
     The last error is raised when there are no attempts left, when the budget has no retry, and when the
     deadline of the caller would pass during the wait.
@@ -180,8 +168,8 @@ def _has_time(delay: float) -> bool:
 
 
 def _is_not_begun(error: Exception) -> bool:
-    return isinstance(error, _NOT_BEGUN)
+    return isinstance(error, NotExecutedError) and error.may_go_elsewhere
 
 
 def _is_transient(error: Exception) -> bool:
-    return isinstance(error, _NOT_BEGUN + _PERHAPS_EXECUTED)
+    return isinstance(error, _PERHAPS_EXECUTED) or _is_not_begun(error)

@@ -11,6 +11,8 @@ from typing import Any
 import attrs
 import numpy as np
 
+from ...actors import NotExecutedError
+
 __all__ = [
     "AccelError",
     "CompilationError",
@@ -165,8 +167,8 @@ class CompletionTimeoutError(AccelError):
 
 
 @attrs.define(eq=False, slots=False)
-class QueueFullError(AccelError):
-    """Too many requests wait for a device; the message names the limit."""
+class QueueFullError(AccelError, NotExecutedError):
+    """Too many requests wait for a device; the message names the limit. It was never executed."""
 
 
 @attrs.define(eq=False, slots=False)
