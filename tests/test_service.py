@@ -199,3 +199,42 @@ def test_metrics_health_and_readiness(service: Serving) -> None:
     messages = families["trio_accel_messages"]
     paths = {sample.labels["path"] for sample in messages.samples}
     assert {"search/scheduler", "search/batcher", "search/models"} <= paths
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--port", "taken"), "Address already in use"),
+        (("--port", "80000"), "argument --port: invalid port_of value: '80000'"),
+        (("--key", "gold=-1"), "argument --key: invalid tenant_of value: 'gold=-1'"),
+        (("--key", "=1"), "argument --key: invalid tenant_of value: '=1'"),
+        (("--models", "/dev/null/models"), "Not a directory"),
+        (("--device", "quantum"), "argument --device: invalid device_of value: 'quantum'"),
+    ],
+)
+def test_what_cannot_be_served_is_told_in_a_sentence(
+    tmp_path: Path, options: tuple[str, str], why: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        option, value = options
+        value = str(taken.getsockname()[1]) if value == "taken" else value
+        defaults = {"--port": "0", "--models": str(tmp_path), option: value}
+        command = [
+            sys.executable,
+            str(SERVICE / "serve.py"),
+            *(part for pair in defaults.items() for part in pair),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode in {1, 2}
+    assert why in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/", "nonsense", "http://[::1"])
+def test_a_load_on_nothing_is_told_in_a_sentence(url: str) -> None:
+    command = (sys.executable, str(SERVICE / "load.py"), "--seconds", "5", "--url", url)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"no service answers at {url}: ")
+    assert done.stderr.count("\n") == 1

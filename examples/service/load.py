@@ -117,12 +117,17 @@ async def swap_models(url: str, key: str, every: float, findings: Findings) -> N
 
 async def watch_memory(url: str, findings: Findings) -> None:
     """Note the memory of the service's process, where it is on this machine."""
-    async with httpx2.AsyncClient(base_url=url, trust_env=False) as http:
-        pid = (await http.get("health")).json()["process"]
+    pid = await process_of(url)
     while True:
         with suppress(OSError):
             findings.memory.append(memory_of(pid))
         await trio.sleep(1.0)
+
+
+async def process_of(url: str) -> int:
+    """The number of the service's process."""
+    async with httpx2.AsyncClient(base_url=url, trust_env=False) as http:
+        return int((await http.get("health")).json()["process"])
 
 
 def memory_of(pid: int) -> int:
@@ -154,6 +159,11 @@ def tell(findings: Findings, seconds: float) -> None:
 async def main(arguments: argparse.Namespace) -> int:
     """Returns 0 if every request had an outcome, and none was wrong."""
     findings = Findings()
+    try:
+        await process_of(arguments.url)
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, TypeError) as error:
+        sys.stderr.write(f"no service answers at {arguments.url}: {error}\n")
+        return 2
     with trio.move_on_after(arguments.seconds):
         async with trio.open_nursery() as nursery:
             for key in arguments.keys.split(","):

@@ -24,9 +24,9 @@ from trio_accel.programs import Array
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide"
 # The numbers of a vector, by the version of the model.
-WIDTHS = {"v1": 32, "v2": 96}
+WIDTHS = {"v1": 96, "v2": 192}
 # Words in more than this share of all sentences are left out.
-MOST_COMMON = 0.04
+MOST_COMMON = 0.2
 
 _WORD = re.compile(r"[a-z][a-z_]+")
 _LEFT_OUT = re.compile(r"```.*?```|<!--.*?-->|^\|.*?$|^#.*?$", re.DOTALL | re.MULTILINE)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import secrets
 import signal
+import sys
 import tempfile
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -26,10 +27,14 @@ KEYS = {"gold": 3.0, "free": 1.0}
 def options() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
-    parser.add_argument("--port", type=int, default=8000, help="0 for any (default: 8000)")
+    parser.add_argument("--device", type=device_of, default="cpu", help="cpu or cuda (default: cpu)")
+    parser.add_argument("--port", type=port_of, default=8000, help="0 for any (default: 8000)")
     parser.add_argument(
-        "--key", action="append", metavar="KEY=WEIGHT", help="a tenant (default: gold=3, free=1)"
+        "--key",
+        action="append",
+        type=tenant_of,
+        metavar="KEY=WEIGHT",
+        help="a tenant (default: gold=3, free=1)",
     )
     parser.add_argument(
         "--rate", type=float, default=1000.0, help="texts per second of a key of weight 1 (default: 1000)"
@@ -41,12 +46,46 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def tenants_of(given: list[str] | None) -> Mapping[str, float]:
-    """Weights by key."""
-    if not given:
-        return KEYS
-    pairs = [one.partition("=") for one in given]
-    return {key: float(weight or 1.0) for key, _, weight in pairs}
+def device_of(text: str) -> str:
+    """The name of a device."""
+    if re.fullmatch(r"(cpu|cuda)(:[0-9]+)?", text) is None:
+        raise ValueError(text)
+    return text
+
+
+def port_of(text: str) -> int:
+    """A port."""
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise ValueError(port)
+    return port
+
+
+def tenant_of(text: str) -> tuple[str, float]:
+    """A key, and its weight."""
+    key, _, given = text.partition("=")
+    weight = float(given or 1.0)
+    if not key or not 0 < weight < float("inf"):
+        raise ValueError(text)
+    return key, weight
+
+
+def run(arguments: argparse.Namespace) -> str | None:
+    """Serve. What a user can do something about is told in a sentence."""
+    why: list[BaseException] = []
+    try:
+        trio.run(main, arguments)
+    except* (ta.AccelError, ta.ActorError, OSError) as errors:
+        why = leaves_of(errors)
+    return "; ".join(f"{type(error).__name__}: {error}" for error in why) or None
+
+
+def leaves_of(errors: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    """The errors in nested groups."""
+    found: list[BaseException] = []
+    for error in errors.exceptions:
+        found += leaves_of(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found
 
 
 async def main(arguments: argparse.Namespace) -> None:
@@ -57,6 +96,9 @@ async def main(arguments: argparse.Namespace) -> None:
     admin_key = os.environ.get("SERVICE_ADMIN_KEY") or secrets.token_urlsafe(16)
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
+        # First of all: a port that is taken is known before anything is started.
+        (listener,) = await trio.open_tcp_listeners(arguments.port, host="127.0.0.1")
+        await enter(listener)
         system = await enter(ta.open_system("search"))
         recorder = stack.enter_context(ta.telemetry.record(system))
         await enter(ta.telemetry.open_socket(system))
@@ -65,10 +107,11 @@ async def main(arguments: argparse.Namespace) -> None:
         device = await enter(system.open_device(arguments.device, options=device_options))
         await make_models(device, arguments.models)
         service = await enter(
-            open_service(system, device, arguments.models, tenants_of(arguments.key), rate=arguments.rate)
+            open_service(
+                system, device, arguments.models, dict(arguments.key or KEYS.items()), rate=arguments.rate
+            )
         )
         app = application(service, recorder, admin_key)
-        (listener,) = await trio.open_tcp_listeners(arguments.port, host="127.0.0.1")
         port = listener.socket.getsockname()[1]
         stop = trio.Event()
         async with trio.open_nursery() as nursery:
@@ -92,4 +135,4 @@ async def wait_for_signal(stop: trio.Event) -> None:
 
 
 if __name__ == "__main__":
-    trio.run(main, options())
+    sys.exit(run(options()))

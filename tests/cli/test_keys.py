@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import select
 import termios
 
 import pytest
@@ -87,6 +88,8 @@ async def test_keys_are_read_as_they_are_typed(autojump_clock: trio.testing.Mock
                 nursery.start_soon(read_keys, terminal, keys.append)
                 for data in (b"q", b"\x1b[A/x", b"\x1b"):
                     os.write(controller, data)
+                    # The kernel hands it over in its own time, for which a mock clock would not wait.
+                    assert select.select([terminal], [], [], 10)[0]
                     await trio.sleep(1)
                 assert keys == ["q", "up", "/", "x", "escape"]
                 nursery.cancel_scope.cancel()
