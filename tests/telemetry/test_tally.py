@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+import random
+from collections import Counter, deque
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trio_accel.telemetry import Histogram
-from trio_accel.telemetry._tally import BOUNDS, MessageTally, rate_of
+from trio_accel.telemetry._tally import BOUNDS, OTHER_ACTORS, MessageTally, Tallies, rate_of
 
 seconds = st.one_of(st.floats(0, 100), st.sampled_from(BOUNDS))
 
@@ -71,6 +72,58 @@ def test_a_rate_is_that_of_the_last_seconds() -> None:
     assert rates[:20] == pytest.approx([10.0] * 20)
     assert rates[-1] == 0.0
     assert len(history) < 10
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_counters_may_vanish_and_never_fall(seed: int) -> None:
+    """Against a model that knows which actors live, and how many messages were served of each type."""
+    dice = random.Random(seed)
+    most = dice.randint(1, 4)
+    tallies = Tallies(most, ignore, 0.0)
+    # As the runtime keeps what it was given, for as long as an actor lives.
+    given_to: dict[int, dict[str, MessageTally]] = {}
+    served: Counter[str] = Counter()
+    before: dict[tuple[str, str], int] = {}
+    for _ in range(1000):
+        step = dice.choice(("begin", "begin", "end", "late", "message", "message", "message", "look"))
+        number, message_type = dice.randrange(6), dice.choice("ab")
+        path = f"s/{number}"
+        if step == "begin" and number not in given_to:
+            given_to[number] = {}
+            tallies.began(path)
+        elif step == "end" and given_to.pop(number, None) is not None:
+            tallies.ended(path)
+        elif step == "late" and number not in given_to:
+            # A dead letter of an actor that has ended.
+            tallies.measured(path, "a").dropped()
+        elif step == "message" and number in given_to:
+            known = given_to[number]
+            if message_type not in known:
+                known[message_type] = tallies.measured(path, message_type)
+            known[message_type].times += (0.0, 0.0)
+            served[message_type] += 1
+        elif step == "look":
+            found = {key: tally.ended for key, tally in tallies.by_key.items()}
+            tallies.saw(0.0)
+            assert all(found[key] >= count for key, count in before.items() if key in found)
+            before = found
+    # Nothing is lost, and nothing is counted twice.
+    for message_type in "ab":
+        counts = [tally.ended for key, tally in tallies.by_key.items() if key[1] == message_type]
+        assert sum(counts) == served[message_type]
+    own = [key for key in tallies.by_key if key[0] != OTHER_ACTORS]
+    assert len(own) <= most
+
+
+def test_dead_letters_of_actors_that_have_ended_take_no_room_for_good() -> None:
+    tallies = Tallies(10, ignore, 0.0)
+    for number in range(100):
+        tallies.began(f"s/{number}")
+        tallies.ended(f"s/{number}")
+        tallies.measured(f"s/{number}", "Note").dropped()
+    tallies.began("s/alive")
+    assert tallies.measured("s/alive", "Note").path == "s/alive"
+    assert sum(tally.dropped_count for tally in tallies.by_key.values()) == 100
 
 
 def test_memory_does_not_grow_with_messages() -> None:

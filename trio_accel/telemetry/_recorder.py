@@ -70,7 +70,7 @@ class Recorder:
             row = _operation(tally, now)
             operations.append(row)
             rates[tally.path] = rates.get(tally.path, 0.0) + row.rate
-        self._tallies.seen_at = now
+        self._tallies.saw(now)
         array_bytes = self._devices.array_bytes()
         return SystemSnapshot(
             time=time.time(),

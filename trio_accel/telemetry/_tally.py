@@ -195,8 +195,10 @@ class Tallies:
         self._most = most
         self._on_failure = on_failure
         self._types: dict[str, list[str]] = {}
-        # Paths of actors that have ended, the first to end first.
+        # Paths of actors that have ended, the first to end first; as many as there may be tallies.
         self._ended: dict[str, None] = {}
+        # Paths that were there when they were looked at last.
+        self._seen: frozenset[str] = frozenset()
         self.seen_at: float = now
 
     def measured(self, path: str, message_type: str) -> MessageTally:
@@ -206,8 +208,17 @@ class Tallies:
             return found
         if len(self.by_key) >= self._most:
             self._join_ended()
+        is_known = path in self._types
+        # A counter may vanish and begin anew. But it must not fall: who looks has to see that it is gone.
+        is_joined = not is_known and path in self._seen
         # The names of messages are those of classes: there are not many of them.
-        return self._of(OTHER_ACTORS if len(self.by_key) >= self._most else path, message_type)
+        is_other = is_joined or len(self.by_key) >= self._most
+        return self._of(OTHER_ACTORS if is_other else path, message_type)
+
+    def saw(self, now: float) -> None:
+        """All of them were looked at."""
+        self.seen_at = now
+        self._seen = frozenset(self._types)
 
     def began(self, path: str) -> None:
         """An actor of this path takes messages."""
@@ -215,8 +226,10 @@ class Tallies:
 
     def ended(self, path: str) -> None:
         """It has ended for good. Its counts stay as long as there is room."""
-        if path in self._types:
-            self._ended[path] = None
+        # It may have none yet: messages to it that are dropped from now on make one.
+        self._ended[path] = None
+        if len(self._ended) > self._most:
+            self._join(next(iter(self._ended)))
 
     def _of(self, path: str, message_type: str) -> MessageTally:
         found = self.by_key.get((path, message_type))
@@ -229,6 +242,9 @@ class Tallies:
     def _join_ended(self) -> None:
         """Count actors that have ended together: half of them at once, so that this is rare."""
         for path in list(islice(self._ended, (len(self._ended) + 1) // 2)):
-            del self._ended[path]
-            for message_type in self._types.pop(path):
-                self._of(OTHER_ACTORS, message_type).add(self.by_key.pop((path, message_type)))
+            self._join(path)
+
+    def _join(self, path: str) -> None:
+        del self._ended[path]
+        for message_type in self._types.pop(path, ()):
+            self._of(OTHER_ACTORS, message_type).add(self.by_key.pop((path, message_type)))
