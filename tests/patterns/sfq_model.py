@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
 
 import attrs
 
@@ -17,15 +18,16 @@ class Sfq:
     """The paper's rules 1 to 3. `arrive`, then `serve` whenever the server is free."""
 
     weights: Mapping[str, float]
-    virtual: float = 0.0
+    virtual: Fraction = Fraction(0)
     # Finish tags of the last request of each flow, and of what was served.
-    finish: dict[str, float] = attrs.field(factory=dict[str, float])
-    last_served: float = 0.0
-    heap: list[tuple[float, int, float]] = attrs.field(factory=list[tuple[float, int, float]])
+    finish: dict[str, Fraction] = attrs.field(factory=dict[str, Fraction])
+    last_served: Fraction = Fraction(0)
+    heap: list[tuple[Fraction, int, Fraction]] = attrs.field(factory=list[tuple[Fraction, int, Fraction]])
 
     def arrive(self, number: int, flow: str, cost: float) -> None:
-        start = max(self.virtual, self.finish.get(flow, 0.0))
-        self.finish[flow] = start + cost / self.weights[flow]
+        start = max(self.virtual, self.finish.get(flow, Fraction(0)))
+        # Nothing is rounded but the quotient.
+        self.finish[flow] = start + Fraction(cost / self.weights[flow])
         heapq.heappush(self.heap, (start, number, self.finish[flow]))
 
     def serve(self) -> int | None:

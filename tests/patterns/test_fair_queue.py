@@ -228,7 +228,8 @@ def test_one_whose_weight_is_gone_is_served_with_that_of_its_arrival() -> None:
     del weights["a"]
     entry = queue.take()
     assert entry is not None
-    assert entry.flow.finish == 0.5
+    # Half a unit.
+    assert entry.flow.finish == 2**127
 
 
 def test_a_queue_is_bounded_for_each_tenant() -> None:
@@ -302,3 +303,32 @@ def test_weights_are_a_mapping() -> None:
     assert weights.of("c") is None
     assert Weights(default=0.5).of("c") == 0.5
     assert "'a': 2.0" in repr(weights)
+
+
+def test_small_steps_are_not_lost_in_large_tags() -> None:
+    """A request of 1e15 units was served before, in the same busy period; then a millionth is a step, too."""
+    queue = queue_of({"slow": 1e-6, "fast": 1e6, "plain": 1.0})
+    for _ in range(2):
+        queue.put(0, "slow", 1e9, 1.0)
+        queue.take()
+    for _ in range(5000):
+        queue.put(1, "fast", 1.0, 1.0)
+    for _ in range(4):
+        queue.put(2, "plain", 0.001, 1.0)
+    order = [entry.value for _ in range(3500) if (entry := queue.take()) is not None]
+    # One of the plain ones for each 1000 of those that weigh a million times as much and cost 1000 times.
+    assert [place for place, value in enumerate(order) if value == 2] == [1, 1002, 2003, 3004]
+
+
+@given(st.lists(st.sampled_from([1e-300, 1e-9, 1.0, 1e9]), min_size=1, max_size=5))
+def test_the_cheapest_request_moves_its_tenant_on(costs: list[float]) -> None:
+    """However little it costs: another tenant that came later has its turn behind it."""
+    queue = queue_of({"a": 1e6, "b": 1e-6})
+    for _ in range(2):
+        queue.put(0, "b", 1e9, 1.0)
+        queue.take()
+    for number, cost in enumerate(costs):
+        queue.put(number, "a", cost, 1.0)
+    queue.put(len(costs), "c", 1.0, 1.0)
+    order = [entry.value for _ in costs if (entry := queue.take()) is not None]
+    assert order[:2] == [0, len(costs)][: len(order)]

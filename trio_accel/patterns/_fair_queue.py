@@ -18,7 +18,9 @@ __all__ = ["FairQueue", "QueueFull", "Queued", "Weights", "must_be_cost"]
 TenantT = TypeVar("TenantT", bound=Hashable)
 ValueT = TypeVar("ValueT")
 
-# So far apart at most, the tags of a busy period keep their precision.
+# Tags are whole numbers of this part of a unit. As floats, a small step would be lost in a large tag, and its
+# tenant be served for ever.
+_UNIT = 2.0**128
 _LEAST_WEIGHT, _MOST_WEIGHT = 1e-6, 1e6
 _MOST_COST = 1e9
 
@@ -100,7 +102,7 @@ class _Flow(Generic[ValueT]):
 
     tenant: Hashable
     queue: OrderedDict[int, Queued[ValueT]] = attrs.field(factory=lambda: OrderedDict())  # noqa: PLW0108
-    finish: float = 0.0
+    finish: int = 0
     period: int = 0
     is_listed: bool = False
 
@@ -127,7 +129,7 @@ class Queued(Generic[ValueT]):
     cost: float
     weight: float
     number: int
-    arrived_at: float
+    arrived_at: int
 
 
 class FairQueue(Generic[ValueT]):
@@ -157,10 +159,10 @@ class FairQueue(Generic[ValueT]):
         self._max_tenants = max_tenants
         self._flows: KeyedStates[_Flow[ValueT]] = KeyedStates(_Flow, self._debt, max_tenants)
         # Start tag and number of the first request of each tenant; or of one before it that was withdrawn.
-        self._heads: list[tuple[float, int, _Flow[ValueT]]] = []
+        self._heads: list[tuple[int, int, _Flow[ValueT]]] = []
         # Entries of tenants that have nothing queued any more.
         self._stale = 0
-        self._virtual = 0.0
+        self._virtual = 0
         self._period = 0
         self._arrivals = 0
         self._backlogged = 0
@@ -245,7 +247,7 @@ class FairQueue(Generic[ValueT]):
         self.in_flight -= 1
         self._end_period_if_idle()
 
-    def _take(self, start: float, entry: Queued[ValueT]) -> None:
+    def _take(self, start: int, entry: Queued[ValueT]) -> None:
         flow = entry.flow
         del flow.queue[entry.number]
         self.queued -= 1
@@ -253,7 +255,8 @@ class FairQueue(Generic[ValueT]):
         self._virtual = start
         # One whose tenant is not known any more was admitted with a weight.
         weight = self._weights.of(flow.tenant) or entry.weight
-        flow.finish, flow.period = start + entry.cost / weight, self._period
+        flow.finish = start + max(1, int(entry.cost / weight * _UNIT))
+        flow.period = self._period
         if flow.queue:
             heapq.heapreplace(self._heads, self._place(flow.head))
         else:
@@ -261,15 +264,15 @@ class FairQueue(Generic[ValueT]):
             flow.is_listed = False
             self._backlogged -= 1
 
-    def _place(self, entry: Queued[ValueT]) -> tuple[float, int, _Flow[ValueT]]:
+    def _place(self, entry: Queued[ValueT]) -> tuple[int, int, _Flow[ValueT]]:
         flow = entry.flow
-        finish = flow.finish if flow.period == self._period else 0.0
+        finish = flow.finish if flow.period == self._period else 0
         return max(entry.arrived_at, finish), entry.number, flow
 
     def _end_period_if_idle(self) -> None:
         if not self.queued and not self.in_flight:
             self._period += 1
-            self._virtual = 0.0
+            self._virtual = 0
             # What is left there is of the period that ended.
             self._drop_stale()
 
@@ -283,4 +286,4 @@ class FairQueue(Generic[ValueT]):
     def _debt(self, flow: _Flow[ValueT]) -> float:
         if flow.queue:
             return math.inf
-        return flow.finish - self._virtual if flow.period == self._period else 0.0
+        return flow.finish - self._virtual if flow.period == self._period else 0

@@ -1,0 +1,174 @@
+"""What a hostile world does to each pattern: models that hang, restarts, crowds, and cancelled askers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+import outcome
+import pytest
+import trio
+from every_pattern import PATTERNS, Model, Spawned
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+import trio_accel as ta
+from trio_accel.actors._ref import cell_behind
+from trio_accel.patterns import Call, GetStatistics
+
+Spawn: TypeAlias = Callable[[ta.System, Model], Awaitable[Spawned]]
+CROWD = 1000
+
+
+async def quick(item: int) -> int:
+    await trio.lowlevel.checkpoint()
+    return item
+
+
+class Gated:
+    """A model that hangs until it may go on."""
+
+    def __init__(self) -> None:
+        self.may_go = trio.Event()
+        self.begun = self.ended = 0
+
+    async def __call__(self, item: int) -> int:
+        self.begun += 1
+        try:
+            await self.may_go.wait()
+        finally:
+            self.ended += 1
+        return item
+
+
+class Crowd:
+    """Askers in tasks, and what became of each."""
+
+    def __init__(self, nursery: trio.Nursery, spawned: Spawned, count: int) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self.errors: list[BaseException] = []
+        ref, item_of = spawned
+        for number in range(count):
+            nursery.start_soon(self._ask, ref, item_of(number % 20))
+
+    async def _ask(self, ref: ta.Ref[Any], item: object) -> None:
+        result = await outcome.acapture(ref.ask, Call(item))
+        if isinstance(result, outcome.Error):
+            self.errors.append(result.error)
+            self.outcomes[type(result.error).__name__] += 1
+        else:
+            self.outcomes["answered"] += 1
+
+
+@pytest.mark.parametrize("spawn", PATTERNS)
+async def test_a_stop_beside_models_that_hang(
+    spawn: Spawn, system: ta.System, autojump_clock: MockClock
+) -> None:
+    model = Gated()
+    async with trio.open_nursery() as nursery:
+        spawned = await spawn(system, model)
+        crowd = Crowd(nursery, spawned, 8)
+        await wait_all_tasks_blocked()
+        begun = trio.current_time()
+        await spawned[0].stop()
+    assert trio.current_time() == begun
+    assert model.begun == model.ended > 0
+    assert sum(crowd.outcomes.values()) == 8
+    assert set(crowd.outcomes) <= {"ActorFailedError", "ActorStoppedError", "MailboxFullError"}
+    assert crowd.outcomes["ActorFailedError"] > 0
+    assert system.tree().find("test").children == ()
+
+
+@pytest.mark.parametrize("spawn", PATTERNS)
+async def test_a_drain_beside_models_that_hang_ends_with_its_grace(
+    spawn: Spawn, system: ta.System, autojump_clock: MockClock
+) -> None:
+    model = Gated()
+    async with trio.open_nursery() as nursery:
+        spawned = await spawn(system, model)
+        crowd = Crowd(nursery, spawned, 8)
+        await wait_all_tasks_blocked()
+        begun = trio.current_time()
+        await spawned[0].stop(drain=True)
+    assert trio.current_time() - begun == pytest.approx(ta.Policy().grace)
+    assert model.begun == model.ended > 0
+    assert sum(crowd.outcomes.values()) == 8
+    assert crowd.outcomes["answered"] == 0
+
+
+@pytest.mark.parametrize("spawn", PATTERNS)
+async def test_a_restart_in_the_middle(spawn: Spawn, system: ta.System, autojump_clock: MockClock) -> None:
+    model = Gated()
+    async with trio.open_nursery() as nursery:
+        spawned = await spawn(system, model)
+        ref, item_of = spawned
+        crowd = Crowd(nursery, spawned, 8)
+        await wait_all_tasks_blocked()
+        incarnation = cell_behind(ref).incarnation
+        assert incarnation is not None
+        incarnation.crash(OSError("a bug"))
+        await wait_all_tasks_blocked()
+        assert sum(crowd.outcomes.values()) == 8
+        assert crowd.outcomes["ActorFailedError"] > 0
+        assert crowd.outcomes["answered"] == 0
+        model.may_go.set()
+        await ref.ask(Call(item_of(1)))
+        statistics = await ref.ask(GetStatistics())
+    assert (statistics.answered, statistics.in_flight, statistics.failed) == (1, 0, 0)
+    # Those that no model has seen are told so.
+    assert model.begun == model.ended
+
+
+@pytest.mark.parametrize("spawn", PATTERNS)
+async def test_a_crowd(spawn: Spawn, system: ta.System, autojump_clock: MockClock) -> None:
+    spawned = await spawn(system, quick)
+    async with trio.open_nursery() as nursery:
+        crowd = Crowd(nursery, spawned, CROWD)
+    assert sum(crowd.outcomes.values()) == CROWD
+    assert set(crowd.outcomes) <= {"answered", "MailboxFullError"}
+    statistics = await spawned[0].ask(GetStatistics())
+    assert statistics.in_flight == 0
+    assert statistics.answered == crowd.outcomes["answered"] > 0
+
+
+class CancelAt(trio.abc.Instrument):
+    """Cancels a scope before a step of any task, by its number."""
+
+    def __init__(self, scope: trio.CancelScope, step: int) -> None:
+        self.scope, self.left = scope, step
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.scope.cancel()
+
+
+@pytest.mark.parametrize("spawn", PATTERNS)
+async def test_an_asker_that_is_cancelled_at_each_step(
+    spawn: Spawn, system: ta.System, autojump_clock: MockClock
+) -> None:
+    ref, item_of = await spawn(system, quick)
+    seen: Counter[str] = Counter()
+    step = 0
+    while True:
+        step += 1
+        with trio.CancelScope() as scope:
+            instrument = CancelAt(scope, step)
+            trio.lowlevel.add_instrument(instrument)
+            try:
+                await ref.ask(Call(item_of(1)))
+                seen["answered"] += 1
+            finally:
+                trio.lowlevel.remove_instrument(instrument)
+        await wait_all_tasks_blocked()
+        statistics = await ref.ask(GetStatistics())
+        assert statistics.in_flight == 0
+        assert system.tree().find(ref.path).deferred == 0
+        if instrument.left > 0:
+            break
+    assert step > 3
+    assert statistics.failed == 0
+    assert statistics.answered >= seen["answered"]
+    assert statistics.answered + statistics.cancelled <= step
+    assert system.tree().find(ref.path).restarts == 0
+    await ref.ask(Call(item_of(2)))
