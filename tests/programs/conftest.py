@@ -11,6 +11,8 @@ import pytest
 # Test folders are no packages: what several modules of this one share is imported by its own name.
 sys.path.insert(0, str(Path(__file__).parent))
 
+from chosen import BACKEND
+
 import trio_accel as ta
 from trio_accel.backends.base import Isolation
 
@@ -32,4 +34,11 @@ def options(isolation: Isolation) -> ta.DeviceOptions:
 async def device(system: ta.System, options: ta.DeviceOptions) -> AsyncGenerator[ta.Device, None]:
     """The device that programs run on, open."""
     async with system.open_device("cpu", options=options) as device:
+        yield device
+
+
+@pytest.fixture
+async def any_device(system: ta.System, options: ta.DeviceOptions) -> AsyncGenerator[ta.Device, None]:
+    """The same of the chosen backend, for programs that compute nothing themselves."""
+    async with system.open_device(BACKEND, options=options) as device:
         yield device

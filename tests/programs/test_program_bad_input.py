@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import trio
 from bad_programs import Keeps, Methods, Process, Returns, Rules
+from chosen import BACKEND
 from sample_programs import Counter, Layer, flat, scaled
 
 import trio_accel as ta
@@ -26,40 +27,40 @@ def open_bad(device: ta.Device, cls: Any, *args: Any, **kwargs: Any) -> Any:
     return ta.open_program(device, cls, *args, intensity=MANY, backoff=AT_ONCE, **kwargs)
 
 
-async def test_constructors_take_what_their_signature_says(device: ta.Device) -> None:
+async def test_constructors_take_what_their_signature_says(any_device: ta.Device) -> None:
     opening: Any = ta.open_program
     with pytest.raises(
         TypeError, match=r"open_program: Layer\(.*: missing a required argument: 'parameters'"
     ):
-        opening(device, Layer)
+        opening(any_device, Layer)
     with pytest.raises(TypeError, match=r"open_program: Layer\(.*got an unexpected keyword argument 'heads'"):
-        opening(device, Layer, PARAMETERS, heads=3)
+        opening(any_device, Layer, PARAMETERS, heads=3)
     with pytest.raises(
         TypeError, match=r"sample_programs:scaled is a function, whose arguments are those of"
     ):
-        opening(device, scaled, X)
+        opening(any_device, scaled, X)
     with pytest.raises(TypeError, match="device must be an open Device, got System"):
-        opening(device.system, Layer, PARAMETERS)
+        opening(any_device.system, Layer, PARAMETERS)
     with pytest.raises(TypeError, match="a class or a function, got 3"):
-        opening(device, 3)
+        opening(any_device, 3)
     with pytest.raises(TypeError, match="intensity must be Intensity or None, got 3"):
-        opening(device, Layer, PARAMETERS, intensity=3)
+        opening(any_device, Layer, PARAMETERS, intensity=3)
     for name in ("", "a b", "a/b", "a?b", 3):
         with pytest.raises(ValueError, match="open_program: name must be a string without spaces"):
-            opening(device, Layer, PARAMETERS, name=name)
+            opening(any_device, Layer, PARAMETERS, name=name)
     with pytest.raises(
         TypeError, match=r"sample_programs\.Layer: parameters\['bias'\] must be an array, .* got set"
     ):
-        await opening(device, Layer, {"weights": X, "bias": {1}})
+        await opening(any_device, Layer, {"weights": X, "bias": {1}})
     with pytest.raises(
         ValueError, match=r"its arguments are 2.* characters as text, at most 1048576 are allowed"
     ):
-        await opening(device, Layer, PARAMETERS, scale="x" * (1 << 21))
+        await opening(any_device, Layer, PARAMETERS, scale="x" * (1 << 21))
     deep: Any = 1
     for _ in range(60):
         deep = [deep]
     with pytest.raises(ValueError, match="nested more than 32 deep"):
-        await opening(device, Layer, PARAMETERS, scale=deep)
+        await opening(any_device, Layer, PARAMETERS, scale=deep)
 
 
 async def test_classes_that_no_other_process_finds(
@@ -89,9 +90,9 @@ async def test_classes_that_no_other_process_finds(
 
 @isolated
 async def test_a_module_that_the_worker_does_not_have(
-    device: ta.Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    any_device: ta.Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await device.put(X)  # the worker is there, with the search path of before
+    await any_device.put(X)  # the worker is there, with the search path of before
     for name, text, error in (
         ("only_here", "class Here: ...", ModuleNotFoundError),
         (
@@ -106,14 +107,14 @@ async def test_a_module_that_the_worker_does_not_have(
         monkeypatch.syspath_prepend(folder)
         module = __import__(name)
         with pytest.raises(error) as caught:
-            await ta.open_program(device, module.Here)
+            await ta.open_program(any_device, module.Here)
         assert name in str(caught.value)
         del sys.modules[name]
-    assert device.generation == 1
+    assert any_device.generation == 1
 
 
-async def test_methods_that_cannot_be_asked(device: ta.Device) -> None:
-    async with open_bad(device, Methods) as program:
+async def test_methods_that_cannot_be_asked(any_device: ta.Device) -> None:
+    async with open_bad(any_device, Methods) as program:
         for name in ("_private", "warm_up", "__init__"):
             with pytest.raises(AttributeError, match=f"Methods.{name} is not for asking: it is private"):
                 await program.ask(name)
@@ -228,20 +229,22 @@ async def test_state_that_is_released_behind_the_programs_back(device: ta.Device
         ("long", r"Returns\.long: its result is 2.* bytes as text"),
     ],
 )
-async def test_results_that_were_not_declared(device: ta.Device, name: str, said: str) -> None:
-    async with open_bad(device, Returns) as program:
+async def test_results_that_were_not_declared(any_device: ta.Device, name: str, said: str) -> None:
+    async with open_bad(any_device, Returns) as program:
         with pytest.raises(ta.ActorFailedError, match=said):
             await program.ask(name)
+        if BACKEND != "cpu":
+            return
         # An array is returned that is not the program's own.
         first, part, turned = await program.ask(Returns.own, X)
         np.testing.assert_array_equal(await first.to_host(), X)
         np.testing.assert_array_equal(await part.to_host(), X[:1])
         np.testing.assert_array_equal(await turned.to_host(), X.T)
-    assert device.generation == 1
+    assert any_device.generation == 1
 
 
-async def test_rules_of_outputs_that_are_wrong(device: ta.Device) -> None:
-    async with open_bad(device, Rules) as program:
+async def test_rules_of_outputs_that_are_wrong(any_device: ta.Device) -> None:
+    async with open_bad(any_device, Rules) as program:
         with pytest.raises(
             TypeError, match=r"Rules\.no_pair: the rule of its outputs must return \(shape, dtype\)"
         ):

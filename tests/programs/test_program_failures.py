@@ -114,30 +114,30 @@ async def test_those_who_ask_meanwhile_are_told(device: ta.Device, ends: bool) -
 
 
 async def test_a_constructor_that_raises_is_the_openers_error(
-    system: ta.System, device: ta.Device, tmp_path: Path
+    system: ta.System, any_device: ta.Device, tmp_path: Path
 ) -> None:
     path = tmp_path / "file"
     path.touch()
     for _ in range(5):
         with pytest.raises(LookupError, match="the file is there") as caught:
-            await ta.open_program(device, Fragile, str(path), name="mine")
+            await ta.open_program(any_device, Fragile, str(path), name="mine")
         assert "in program 'mine': bad_programs:Fragile()" in text_of(caught.value)
         assert "raise LookupError" in text_of(caught.value)
     with pytest.raises(OSError, match="no warmth") as other:
-        await ta.open_program(device, ColdStart)
+        await ta.open_program(any_device, ColdStart)
     assert "bad_programs:ColdStart.warm_up()" in text_of(other.value)
-    assert not [name for name in restarts(system, device) if "program" in name]
+    assert not [name for name in restarts(system, any_device) if "program" in name]
     path.unlink()
-    async with ta.open_program(device, Fragile, str(path), name="mine") as program:
+    async with ta.open_program(any_device, Fragile, str(path), name="mine") as program:
         assert await program.ask(Fragile.works) == 1
-    assert device.generation == 1
+    assert any_device.generation == 1
 
 
 async def test_a_constructor_that_raises_again_and_again_ends_the_program(
-    system: ta.System, device: ta.Device, tmp_path: Path
+    system: ta.System, any_device: ta.Device, tmp_path: Path
 ) -> None:
     path, intensity = tmp_path / "file", ta.Intensity(3, 60.0)
-    program = await ta.open_program(device, Fragile, str(path), intensity=intensity, backoff=AT_ONCE)
+    program = await ta.open_program(any_device, Fragile, str(path), intensity=intensity, backoff=AT_ONCE)
     assert await program.ask(Fragile.works) == 1
     with pytest.raises(ta.ActorFailedError, match="it breaks"):
         await program.ask(Fragile.breaks)
@@ -145,30 +145,32 @@ async def test_a_constructor_that_raises_again_and_again_ends_the_program(
         with pytest.raises(ta.ActorFailedError, match=r"has ended for good: .*the file is there") as caught:
             await program.ask(Fragile.works)
     assert isinstance(caught.value.__cause__, LookupError)
-    assert device.generation == 1
-    await (await device.put(X)).to_host()
+    assert any_device.generation == 1
+    await (await any_device.put(X)).to_host()
     await program.aclose()
 
 
 @pytest.mark.parametrize("how", [*NOT_ASKED, *OURS, "RecursionError", "UnprintableError"])
-async def test_whatever_is_raised_is_an_error_of_the_program(device: ta.Device, how: str) -> None:
-    async with ta.open_program(device, raises, backoff=AT_ONCE, intensity=ta.Intensity(9, 60.0)) as program:
+async def test_whatever_is_raised_is_an_error_of_the_program(any_device: ta.Device, how: str) -> None:
+    async with ta.open_program(
+        any_device, raises, backoff=AT_ONCE, intensity=ta.Intensity(9, 60.0)
+    ) as program:
         for _ in range(2):
             with pytest.raises(ta.ActorFailedError) as caught:
                 await program.ask(how)
             if how != "UnprintableError":
                 assert how in text_of(caught.value)
                 assert "bad_programs.raises" in text_of(caught.value)
-        assert device.generation == 1
+        assert any_device.generation == 1
 
 
 @pytest.mark.parametrize("how", [*NOT_ASKED, *OURS])
-async def test_whatever_a_constructor_raises_is_the_openers_error(device: ta.Device, how: str) -> None:
+async def test_whatever_a_constructor_raises_is_the_openers_error(any_device: ta.Device, how: str) -> None:
     with pytest.raises((RuntimeError, StopIteration)) as caught:
-        await ta.open_program(device, ExitsInConstructor, how)
+        await ta.open_program(any_device, ExitsInConstructor, how)
     assert how in text_of(caught.value)
     assert "bad_programs:ExitsInConstructor()" in text_of(caught.value)
-    assert device.generation == 1
+    assert any_device.generation == 1
 
 
 async def test_a_failed_call_damages_what_it_was_to_change(device: ta.Device) -> None:
