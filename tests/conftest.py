@@ -10,6 +10,7 @@ import threading
 import zlib
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import machines  # noqa: F401  before anything looks at this machine
 from chosen import BACKEND, IS_STAND_IN
+from driver_spy import Spy, spy_on
 from kept_launcher import KeptLink
 
 import trio_accel as ta
@@ -91,6 +93,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         chosen.update(sorted(those, key=lambda item: zlib.crc32(item.nodeid.encode()))[:size])
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]
+
+
+@pytest.fixture
+def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
+    """Watches a function of the driver until the end of the test."""
+    return partial(spy_on, monkeypatch)
 
 
 @attrs.frozen

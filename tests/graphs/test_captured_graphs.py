@@ -6,11 +6,11 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import attrs
 import numpy as np
 import pytest
 import scipy.sparse
 from chosen import BACKEND
+from driver_spy import Spy
 
 import trio_accel as ta
 from trio_accel import graphs, jit, linalg
@@ -25,34 +25,6 @@ N = 6
 
 minus_one = jit.elementwise("left = n - 1", name="minus_one")
 positive = jit.elementwise("go = n > 0", name="positive")
-
-Spy = Callable[[str], "Calls"]
-
-
-@attrs.define(eq=False)
-class Calls:
-    """How often a function of the driver was called, and what it says instead of its own answer."""
-
-    count: int = 0
-    answer: tuple[Any, ...] | None = None
-
-
-@pytest.fixture
-def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
-    from cuda.bindings import driver
-
-    def watch(name: str) -> Calls:
-        calls, function = Calls(), getattr(driver, name)
-
-        def counted(*arguments: object) -> tuple[Any, ...]:
-            calls.count += 1
-            answer: tuple[Any, ...] = calls.answer or function(*arguments)
-            return answer
-
-        monkeypatch.setattr(driver, name, counted)
-        return calls
-
-    return watch
 
 
 def matrix(seed: int, n: int = N) -> Any:

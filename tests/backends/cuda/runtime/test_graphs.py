@@ -10,39 +10,12 @@ import attrs
 import numpy as np
 import pytest
 from chosen import IS_STAND_IN
+from driver_spy import Calls, Spy
 
 from trio_accel.backends.base import DType
 from trio_accel.backends.base.ops import CopyFromHostSpec, GemmSpec, MatmulSpec, Nrm2Spec, ScalSpec
 
 pytestmark = pytest.mark.usefixtures("only_cuda")
-
-Spy = Callable[[str], "Calls"]
-
-
-@attrs.define(eq=False)
-class Calls:
-    """How often a function of the driver was called, and what it says instead of its own answer."""
-
-    count: int = 0
-    answer: tuple[Any, ...] | None = None
-
-
-@pytest.fixture
-def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
-    from cuda.bindings import driver
-
-    def watch(name: str) -> Calls:
-        calls, function = Calls(), getattr(driver, name)
-
-        def counted(*arguments: object) -> tuple[Any, ...]:
-            calls.count += 1
-            answer: tuple[Any, ...] = calls.answer or function(*arguments)
-            return answer
-
-        monkeypatch.setattr(driver, name, counted)
-        return calls
-
-    return watch
 
 
 @pytest.fixture

@@ -49,7 +49,6 @@ class Call:
     function: str
     arguments: tuple[Node, ...]
     place: Place = attrs.field(eq=False)
-    is_operator: bool = False
 
 
 Node: TypeAlias = "Name | Literal | Call"
@@ -194,7 +193,7 @@ class _Parser:
                     if function is None:
                         self._refuse(f"{_what(operator)} is not allowed", statement)
                     read = Name(name, self._place(target))
-                    yield name, Call(function, (read, self._node(value, 0)), self._place(statement), True)
+                    yield name, Call(function, (read, self._node(value, 0)), self._place(statement))
                 case ast.Expr(value=value) if len(tree.body) == 1:
                     yield _DEFAULT_OUTPUT, self._node(value, 0)
                 case ast.Expr():
@@ -249,7 +248,7 @@ class _Parser:
 
     def _conditional(self, node: ast.IfExp, depth: int) -> Node:
         items = tuple(self._node(each, depth) for each in (node.test, node.body, node.orelse))
-        return Call("where", items, self._place(node), True)
+        return Call("where", items, self._place(node))
 
     def _call(
         self, operator: ast.operator | ast.unaryop, items: list[ast.expr], node: ast.expr, depth: int
@@ -257,11 +256,11 @@ class _Parser:
         function = OPERATORS.get(type(operator).__name__)
         if function is None:
             self._refuse(f"the operator {_what(operator)} is not allowed in an expression", node)
-        return Call(function, tuple(self._node(item, depth) for item in items), self._place(node), True)
+        return Call(function, tuple(self._node(item, depth) for item in items), self._place(node))
 
     def _chain(self, operator: ast.boolop, items: list[Node], place: Place) -> Node:
         function = OPERATORS[type(operator).__name__]
-        return functools.reduce(lambda left, right: Call(function, (left, right), place, True), items)
+        return functools.reduce(lambda left, right: Call(function, (left, right), place), items)
 
     def _compare(self, node: ast.Compare, depth: int) -> Node:
         items = [self._node(each, depth) for each in (node.left, *node.comparators)]
@@ -270,7 +269,7 @@ class _Parser:
             function = OPERATORS.get(type(operator).__name__)
             if function is None:
                 self._refuse(f"the operator {_what(operator)} is not allowed in an expression", node)
-            found.append(Call(function, (left, right), self._place(node), True))
+            found.append(Call(function, (left, right), self._place(node)))
         # As in Python, a < b < c means a < b and b < c.
         return self._chain(ast.And(), found, self._place(node))
 
