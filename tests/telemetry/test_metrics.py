@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterable
 
@@ -10,15 +11,33 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricsData
+from opentelemetry.sdk.metrics import Counter, MeterProvider
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    HistogramDataPoint,
+    InMemoryMetricReader,
+    MetricExporter,
+    MetricExportResult,
+    MetricsData,
+    PeriodicExportingMetricReader,
+)
+from opentelemetry.sdk.metrics.export import Histogram as HistogramPoints
+from opentelemetry.sdk.metrics.export import Metric as Metric_
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 import trio_accel as ta
-from trio_accel.telemetry import CacheRow, Recorder, export_metrics, exposition, prometheus, record
+from trio_accel.telemetry import (
+    CacheRow,
+    Recorder,
+    add_histograms,
+    export_metrics,
+    exposition,
+    prometheus,
+    record,
+)
 
 
 @attrs.frozen
@@ -232,6 +251,87 @@ async def test_opentelemetry_reads_the_same(
         assert again["trio_accel.uptime", frozenset({("system", "shop")})] == pytest.approx(7.5)
     assert reader.get_metrics_data() is None or not read_opentelemetry(reader.get_metrics_data())
     provider.shutdown()
+
+
+class KeptMetrics(MetricExporter):
+    """Keeps what it is to export."""
+
+    def __init__(self) -> None:
+        super().__init__({Counter: AggregationTemporality.DELTA})
+        self.data: list[MetricsData] = []
+        self.is_shut = False
+
+    def export(
+        self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: object
+    ) -> MetricExportResult:
+        self.data.append(metrics_data)
+        return MetricExportResult.SUCCESS
+
+    def force_flush(self, timeout_millis: float = 10_000) -> bool:
+        return True
+
+    def shutdown(self, timeout_millis: float = 30_000, **kwargs: object) -> None:
+        self.is_shut = True
+
+
+def histograms_of(data: MetricsData) -> dict[str, Metric_]:
+    metrics = [
+        metric for one in data.resource_metrics for scope in one.scope_metrics for metric in scope.metrics
+    ]
+    assert len({metric.name for metric in metrics}) == len(metrics)
+    return {metric.name: metric for metric in metrics if isinstance(metric.data, HistogramPoints)}
+
+
+async def test_histograms_are_what_the_sdk_makes_of_the_same_values(
+    autojump_clock: trio.testing.MockClock, recorder: Recorder
+) -> None:
+    kept = KeptMetrics()
+    exporter = add_histograms(kept)
+    reader = PeriodicExportingMetricReader(exporter, export_interval_millis=math.inf)
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    with export_metrics(recorder, provider, histograms=exporter):
+        await trio.to_thread.run_sync(reader.collect)
+    # Afterwards there are none.
+    reader.collect()
+    [data, *rest] = kept.data
+    assert not any(histograms_of(later) for later in rest)
+    provider.shutdown()
+    assert kept.is_shut
+
+    # Of three messages that took 2 s, the second and the third were sent when the one before was done.
+    bounds = recorder.snapshot().operations[0].run.bounds
+    own = InMemoryMetricReader()
+    reference = MeterProvider([own], shutdown_on_exit=False)
+    instrument = reference.get_meter("reference").create_histogram(
+        "run", explicit_bucket_boundaries_advisory=bounds
+    )
+    for seconds in (2.0, 2.0, 2.0, 0.5):
+        instrument.record(seconds)
+    reference_data = own.get_metrics_data()
+    assert reference_data is not None
+    [expected] = histograms_of(reference_data)["run"].data.data_points
+    reference.shutdown()
+    found = histograms_of(data)
+    assert found.keys() == {"trio_accel.message_queue", "trio_accel.message_run"}
+    [point] = found["trio_accel.message_run"].data.data_points
+    assert isinstance(point, HistogramDataPoint)
+    assert isinstance(expected, HistogramDataPoint)
+    assert (list(point.bucket_counts), point.count) == (list(expected.bucket_counts), expected.count)
+    assert tuple(point.explicit_bounds) == tuple(expected.explicit_bounds)
+    assert point.sum == pytest.approx(expected.sum)
+    assert point.attributes == {"system": "shop", "path": PATH, "message_type": "Sleep"}
+    assert point.time_unix_nano - point.start_time_unix_nano == pytest.approx(6.5e9)
+    [queued] = found["trio_accel.message_queue"].data.data_points
+    assert isinstance(queued, HistogramDataPoint)
+    assert (queued.count, queued.bucket_counts[0], queued.sum) == (4, 4, 0.0)
+
+
+async def test_another_exporter_is_refused(recorder: Recorder) -> None:
+    with (
+        pytest.raises(TypeError, match="add_histograms"),
+        export_metrics(recorder, MeterProvider(shutdown_on_exit=False), histograms=KeptMetrics()),
+    ):
+        pass
 
 
 def enter(recorder: Recorder) -> None:

@@ -3,6 +3,7 @@
 from ._dashboard import Dashboard, open_dashboard
 from ._folder import ObservedProgram, list_programs
 from ._gpus import GpuWatch, read_gpus, watch_gpus
+from ._histograms import add_histograms
 from ._loop_watch import LoopWatch, SlowStep, watch_loop
 from ._nvml import GpuProcess, GpuReading, XidEvent
 from ._observation import Observation, open_observation
@@ -50,6 +51,7 @@ __all__ = [
     "SystemSnapshot",
     "Timeline",
     "XidEvent",
+    "add_histograms",
     "export_metrics",
     "exposition",
     "list_programs",
