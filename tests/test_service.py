@@ -238,3 +238,22 @@ def test_a_load_on_nothing_is_told_in_a_sentence(url: str) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith(f"no service answers at {url}: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_ctrl_c_while_it_starts_is_told_in_a_sentence(tmp_path: Path) -> None:
+    # It comes while the models are fitted: the second of the two lines is not printed yet.
+    command = (
+        sys.executable,
+        str(SERVICE / "serve.py"),
+        "--port",
+        "0",
+        "--dashboard",
+        "--models",
+        str(tmp_path),
+    )
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("dashboard: ")
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=30)
+    assert (process.returncode, out, error) == (1, "", "interrupted before it served\n")

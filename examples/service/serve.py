@@ -11,6 +11,7 @@ import sys
 import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import cast
 
 import trio
 from search_http import serve_http
@@ -22,6 +23,7 @@ import trio_accel as ta
 
 MODELS = Path(tempfile.gettempdir()) / f"trio_accel_service_{os.getuid()}"
 KEYS = {"gold": 3.0, "free": 1.0}
+KNOWN = (ta.AccelError, ta.ActorError, OSError)
 
 
 def options() -> argparse.Namespace:
@@ -70,22 +72,26 @@ def tenant_of(text: str) -> tuple[str, float]:
     return key, weight
 
 
-def run(arguments: argparse.Namespace) -> str | None:
+def run(arguments: argparse.Namespace) -> int | str:
     """Serve. What a user can do something about is told in a sentence."""
-    why: list[BaseException] = []
     try:
         trio.run(main, arguments)
-    except* (ta.AccelError, ta.ActorError, OSError) as errors:
-        why = leaves_of(errors)
-    return "; ".join(f"{type(error).__name__}: {error}" for error in why) or None
+    except (BaseExceptionGroup, KeyboardInterrupt, *KNOWN) as error:
+        found = leaves_of(error)
+        if any(isinstance(one, KeyboardInterrupt) for one in found):
+            return "interrupted before it served"
+        if not all(isinstance(one, KNOWN) for one in found):
+            raise
+        return "; ".join(f"{type(one).__name__}: {one}" for one in found)
+    return 0
 
 
-def leaves_of(errors: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+def leaves_of(error: BaseException) -> list[BaseException]:
     """The errors in nested groups."""
-    found: list[BaseException] = []
-    for error in errors.exceptions:
-        found += leaves_of(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return found
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    group = cast("BaseExceptionGroup[BaseException]", error)
+    return [leaf for one in group.exceptions for leaf in leaves_of(one)]
 
 
 async def main(arguments: argparse.Namespace) -> None:
