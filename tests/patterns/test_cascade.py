@@ -196,6 +196,12 @@ async def test_what_makes_no_cascade_is_refused(
         await system.spawn(Cascade, stages, **options)
 
 
+async def test_a_bare_model_is_no_stage(system: ta.System) -> None:
+    stages: Any = [saying("a", 0.1)]
+    with pytest.raises(TypeError, match=r"stages must be Stage\(name, model\), got <function"):
+        await system.spawn(Cascade, stages)
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "error"),
     [

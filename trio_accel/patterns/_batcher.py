@@ -14,7 +14,8 @@ import trio
 from ..actors import ActorContext, DeferredReply, MailboxFullError, Overflow, handles, quick
 from ._batch_queue import BatchLimits, BatchQueue, Entry
 from ._batch_run import BatchModel, BatchResults, BatchRun, Blame, Counts, may_be_one_request
-from ._call import Call, Model, Servant, as_callable
+from ._call import Call, Model, Servant, as_callable, refuse_unbegun
+from ._numbers import must_be_count, must_be_positive
 
 __all__ = ["Batcher", "BatcherStatistics"]
 
@@ -89,9 +90,11 @@ class Batcher(Servant[ItemT, ResultT]):
     they are; the actor lives on. A model that knows which item is bad returns ``outcome.Error(error)`` in its
     place: the others are not executed again.
 
-    ``stop(drain=True)`` waits for all calls. If the incarnation ends otherwise, the calls that it has taken
-    fail with `ActorFailedError`, and those in the mailbox are served by the next one. The model sees neither
-    the deadlines nor the context variables of the askers, because it works for several.
+    ``stop(drain=True)`` waits for all calls. If the incarnation ends otherwise, the calls of running batches
+    fail with `ActorFailedError`. Those that wait for a batch fail with `ActorStoppedError` or
+    `ActorRestartingError`: they were never executed. Those in the mailbox are served by the next one.
+
+    The model sees neither the deadlines nor the context variables of the askers: it works for several.
 
     Args:
         model: Takes a list of items, and returns a result for each in the same order: an async callable, or
@@ -130,23 +133,19 @@ class Batcher(Servant[ItemT, ResultT]):
         splits: int = 1,
         divides: Callable[[Exception], bool] = may_be_one_request,
     ) -> None:
-        _check_whole("max_size", max_size, 1)
-        _check_whole("max_in_flight", max_in_flight, 1)
-        _check_whole("splits", splits, 0)
-        _check_limits(max_wait, max_cost, cost)
         _check_overflow(capacity, overflow)
         limits = BatchLimits(
-            size=max_size,
-            cost=math.inf if max_cost is None else max_cost,
-            wait=max_wait,
+            size=must_be_count("Batcher: max_size", max_size),
+            cost=_check_cost(max_cost, cost),
+            wait=must_be_positive("Batcher: max_wait", max_wait, allows_zero=True),
             is_adaptive=adaptive,
         )
         self._model: BatchModel[ItemT, ResultT] = as_callable(model)
         self._limits = limits
-        self._most_running = max_in_flight
+        self._most_running = must_be_count("Batcher: max_in_flight", max_in_flight)
         self._bucket, self._cost = bucket, cost
         self._capacity, self._overflow = capacity, overflow
-        self._blame = Blame(splits=splits, divides=divides)
+        self._blame = Blame(splits=must_be_count("Batcher: splits", splits, least=0), divides=divides)
         self._queue: BatchQueue[ItemT, ResultT] = BatchQueue(limits)
         self._running: dict[BatchRun[ItemT, ResultT], None] = {}
         # Tasks that run batches. While calls wait, and not all runners are busy, one of them leads: it waits
@@ -166,8 +165,7 @@ class Batcher(Servant[ItemT, ResultT]):
                 yield
                 self._nursery.cancel_scope.cancel(reason="the batcher ends")
         finally:
-            if not context.is_stopping:
-                self._fail_all()
+            self._fail_all(context)
 
     def _attempt(self, message: Call[ItemT]) -> DeferredReply[ResultT]:
         return self._take(message.item)
@@ -314,26 +312,21 @@ class Batcher(Servant[ItemT, ResultT]):
         elif due < timer.deadline:
             timer.deadline = due
 
-    def _fail_all(self) -> None:
+    def _fail_all(self, context: ActorContext) -> None:
         """Fail what no later incarnation knows of."""
-        running = [entry for run in self._running for entry in run.entries]
-        for entry in (*running, *self._queue.entries):
+        for entry in self._queue.entries:
+            refuse_unbegun(context, entry.reply)
+        running = [] if context.is_stopping else [entry for run in self._running for entry in run.entries]
+        for entry in running:
             if not entry.reply.is_done:
                 entry.reply.fail_as_crash(RuntimeError("the incarnation of the actor ended meanwhile"))
 
 
-def _check_whole(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"Batcher: {name} must be a whole number of at least {least}, got {value!r}")
-
-
-def _check_limits(max_wait: float, max_cost: float | None, cost: object) -> None:
-    if not 0 <= max_wait < math.inf:
-        raise ValueError(f"Batcher: max_wait must be a number of seconds from 0, got {max_wait!r}")
+def _check_cost(max_cost: float | None, cost: object) -> float:
+    """The highest cost of a batch; infinity if costs do not count."""
     if (max_cost is None) is not (cost is None):
         raise ValueError("Batcher: cost and max_cost go together: give both, or none")
-    if max_cost is not None and not 0 < max_cost < math.inf:
-        raise ValueError(f"Batcher: max_cost must be a number above 0, got {max_cost!r}")
+    return math.inf if max_cost is None else must_be_positive("Batcher: max_cost", max_cost)
 
 
 def _check_overflow(capacity: int | None, overflow: Overflow) -> None:
@@ -342,7 +335,7 @@ def _check_overflow(capacity: int | None, overflow: Overflow) -> None:
     if capacity is None and overflow is not Overflow.WAIT:
         raise ValueError(f"Batcher: overflow={overflow} needs a capacity")
     if capacity is not None:
-        _check_whole("capacity", capacity, 1)
+        must_be_count("Batcher: capacity", capacity)
         if overflow is Overflow.WAIT:
             raise ValueError(
                 "Batcher: with overflow=WAIT each call waits in any case; leave the capacity out, or say "

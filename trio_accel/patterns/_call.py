@@ -8,9 +8,26 @@ from typing import Any, Generic, TypeAlias, TypeVar, cast
 import attrs
 import trio
 
-from ..actors import Actor, DeferredReply, Ref, Request, handles
+from ..actors import (
+    Actor,
+    ActorContext,
+    ActorRestartingError,
+    ActorStoppedError,
+    DeferredReply,
+    Ref,
+    Request,
+    handles,
+)
 
-__all__ = ["Call", "GetStatistics", "Model", "Servant", "as_callable", "without_cancellation"]
+__all__ = [
+    "Call",
+    "GetStatistics",
+    "Model",
+    "Servant",
+    "as_callable",
+    "refuse_unbegun",
+    "without_cancellation",
+]
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
@@ -89,3 +106,10 @@ def without_cancellation(group: BaseExceptionGroup[BaseException]) -> Exception:
     if not isinstance(rest, Exception):
         raise group
     return rest
+
+
+def refuse_unbegun(context: ActorContext, reply: DeferredReply[Any]) -> None:
+    """Fail a request that the incarnation has not begun when it ends, as no later one knows of it."""
+    path = context.path
+    kind = ActorStoppedError if context.is_stopping else ActorRestartingError
+    reply.fail(kind(f"{path} ended before the request was begun: it was never executed", path=path))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from numbers import Real
 from typing import Generic, Literal, TypeAlias, TypeVar, get_args
 
 import attrs
 
 from ..actors import named_options
 from ._call import Model, as_callable
+from ._numbers import must_be_number
 from ._outputs import ModelOutputError
 from ._tally import CallStatistics, Tally
 from ._tasks import TaskServant
@@ -56,10 +56,7 @@ class Stage(Generic[ItemT, ResultT]):
         as_callable(self.model)
         if self.confidence is not None and not callable(self.confidence):
             raise TypeError(f"Stage: confidence must be a function, got {self.confidence!r}")
-        threshold: object = self.threshold
-        if isinstance(threshold, bool) or not isinstance(threshold, Real):
-            raise TypeError(f"Stage: threshold must be a number, got {self.threshold!r}")
-        if math.isnan(self.threshold):
+        if math.isnan(must_be_number("Stage: threshold", self.threshold)):
             raise ValueError("Stage: threshold must be a number, got NaN")
         if not isinstance(self.falls_through, tuple) or not all(map(_is_error, self.falls_through)):
             raise TypeError(
@@ -183,12 +180,16 @@ class Cascade(TaskServant[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, ResultT
 
     Raises:
         ValueError: There is no stage, two have one name, or one behind a stage that always answers.
+        TypeError: A stage is no `Stage`.
     """
 
     def __init__(self, stages: Sequence[Stage[ItemT, ResultT]], *, unsure: Unsure = "last") -> None:
         self._stages = tuple(stages)
         self._unsure: Unsure = unsure
         self._counted = [_Counted() for _ in self._stages]
+        for stage in self._stages:
+            if not isinstance(stage, Stage):
+                raise TypeError(f"Cascade: stages must be Stage(name, model), got {stage!r}")
         names = [stage.name for stage in self._stages]
         if not names:
             raise ValueError("Cascade: there must be at least one stage")

@@ -8,22 +8,31 @@ from numbers import Real
 __all__ = ["must_be_count", "must_be_number", "must_be_positive", "must_be_share"]
 
 
-def must_be_positive(what: str, value: object, *, minimum: float = 0.0, maximum: float = math.inf) -> float:
-    """Return a finite number above 0.
+def must_be_positive(
+    what: str,
+    value: object,
+    *,
+    minimum: float = 0.0,
+    maximum: float = math.inf,
+    allows_zero: bool = False,
+) -> float:
+    """Return a finite number above 0; 0 itself only where that is allowed.
 
     Args:
         what: What it is, for the error.
         value: The number.
         minimum: The least that is allowed, where that is above 0.
         maximum: The most that is allowed.
+        allows_zero: Whether 0 is allowed, where there is no `minimum`.
 
     Raises:
         ValueError: It is zero, negative, NaN, infinite or out of range.
         TypeError: It is no number.
     """
     number = must_be_number(what, value)
-    if not (0 < number < math.inf and minimum <= number <= maximum):
-        least = f"of at least {minimum:g}" if minimum else "above 0"
+    is_above = number > 0 or (allows_zero and number == 0)
+    if not (is_above and number < math.inf and minimum <= number <= maximum):
+        least = f"of at least {minimum:g}" if minimum or allows_zero else "above 0"
         most = f" and at most {maximum:g}" if maximum < math.inf else ""
         raise ValueError(f"{what} must be a finite number {least}{most}, got {value!r}")
     return number
@@ -43,17 +52,17 @@ def must_be_share(what: str, value: object, *, allows_zero: bool = False) -> flo
     return number
 
 
-def must_be_count(what: str, value: object) -> int:
-    """Return a whole number of at least 1.
+def must_be_count(what: str, value: object, *, least: int = 1) -> int:
+    """Return a whole number of at least `least`.
 
     Raises:
-        ValueError: It is below 1.
+        ValueError: It is below that.
         TypeError: It is no whole number.
     """
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{what} must be a whole number, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{what} must be at least 1, got {value!r}")
+    if value < least:
+        raise ValueError(f"{what} must be at least {least}, got {value!r}")
     return value
 
 

@@ -10,8 +10,8 @@ from typing import TypeVar
 import attrs
 import trio
 
-from ..actors import ActorContext, ActorRestartingError, ActorStoppedError, DeferredReply
-from ._call import Servant, without_cancellation
+from ..actors import ActorContext, DeferredReply
+from ._call import Servant, refuse_unbegun, without_cancellation
 from ._tally import CallStatistics, Tally
 
 __all__ = ["TaskServant"]
@@ -104,9 +104,7 @@ class TaskServant(Servant[ItemT, ResultT]):
 
     def _ended(self, reply: DeferredReply[ResultT], *, has_begun: bool) -> None:
         """The incarnation ends, and no later one knows of the request."""
-        path = self.context.path
         if not has_begun:
-            kind = ActorStoppedError if self.context.is_stopping else ActorRestartingError
-            reply.fail(kind(f"{path} ended before the request was begun: it was never executed", path=path))
+            refuse_unbegun(self.context, reply)
         elif not self.context.is_stopping:
             reply.fail_as_crash(RuntimeError("the incarnation of the actor ended meanwhile"))
