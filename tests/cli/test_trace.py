@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,3 +65,29 @@ def test_the_exit_code_is_the_programs(cli: Callable[..., Any], tmp_path: Path) 
     program = tmp_path / "program.py"
     program.write_text("raise SystemExit(7)", encoding="utf-8")
     assert cli("trace", "-o", str(tmp_path / "t.json"), str(program)).code == 7
+
+
+def test_ctrl_c_is_the_programs(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    end = """
+        try:
+            print("ready", flush=True)
+            while True:
+                await (await device.zeros((3,))).copy()
+        finally:
+            print("cleaned up", flush=True)
+"""
+    program.write_text(PROGRAM.format(end=end.strip()), encoding="utf-8")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with start("trace", "-o", str(tmp_path / "t.json"), str(program), **pipes) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "[] __main__\n"
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=30)
+    assert (process.returncode, out) == (130, "cleaned up\n")
+    said = error.splitlines()
+    assert said[0].endswith(f" events in {tmp_path / 't.json'}")
+    assert said[-1] == "trio-accel: interrupted"
+    events = json.loads((tmp_path / "t.json").read_text(encoding="utf-8"))
+    assert len(events) == int(said[0].split()[1])

@@ -55,6 +55,8 @@ def _run(program: str, arguments: Sequence[str], *, is_module: bool) -> int:
     before = sys.argv, sys.path[:]
     sys.argv = [program, *arguments]
     sys.path.insert(0, "" if is_module else str(Path(program).resolve().parent))
+    # Ctrl-C is the program's: Trio makes a KeyboardInterrupt of it only if Python's own handler is there.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if is_module:
             runpy.run_module(program, run_name="__main__", alter_sys=True)
@@ -70,6 +72,7 @@ def _run(program: str, arguments: Sequence[str], *, is_module: bool) -> int:
         traceback.print_exception(error)
         return 1  # noqa: ASYNC104
     finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if handler is None else handler)
         sys.argv, sys.path[:] = before
     return 0
 
