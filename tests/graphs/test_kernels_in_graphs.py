@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
-from chosen import BACKEND
 
 import trio_accel as ta
-from trio_accel import graphs, linalg
+from trio_accel import graphs, jit, linalg
 
 # Test folders are no packages: a worker imports what several modules share by its own name.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -23,9 +22,6 @@ def matrix(seed: int) -> Any:
     return np.random.default_rng(seed).standard_normal((6, 6))
 
 
-@pytest.mark.skipif(
-    BACKEND != "cpu", reason="the stand-in compiles no sources of others; the script for the GPU does"
-)
 async def test_a_kernel_in_a_graph(device: ta.Device) -> None:
     x = await device.put(matrix(1))
 
@@ -35,16 +31,13 @@ async def test_a_kernel_in_a_graph(device: ta.Device) -> None:
 
     graph = await graphs.capture(device, step, x)
     for _ in range(3):
-        np.testing.assert_array_equal(
-            await (await graph.replay()).to_host(), (0.5 * matrix(1) + 1.0) @ matrix(1)
-        )
+        found = await (await graph.replay()).to_host()
+        np.testing.assert_allclose(found, (0.5 * matrix(1) + 1.0) @ matrix(1), rtol=1e-12)
     other = await device.put(matrix(2))
-    np.testing.assert_array_equal(await (await graph(other)).to_host(), (0.5 * matrix(2) + 1.0) @ matrix(2))
+    found = await (await graph(other)).to_host()
+    np.testing.assert_allclose(found, (0.5 * matrix(2) + 1.0) @ matrix(2), rtol=1e-12)
 
 
-@pytest.mark.skipif(
-    BACKEND != "cpu", reason="the stand-in compiles no sources of others; the script for the GPU does"
-)
 async def test_expressions_in_a_graph(device: ta.Device) -> None:
     blend = ta.jit.elementwise("out = a * x + y")
     total = ta.jit.reduction("x * x", "a + b")
@@ -59,3 +52,20 @@ async def test_expressions_in_a_graph(device: ta.Device) -> None:
     for _ in range(3):
         for ref, host in zip(await graph.replay(), expected, strict=True):
             np.testing.assert_array_equal(await ref.to_host(), host)
+
+
+async def test_names_of_kernels_in_dot(device: ta.Device) -> None:
+    """A name expression may have what ends a text of DOT."""
+    name = """strange<'"', '\\n'>"""
+    kernel = jit.Kernel(
+        name, "__global__", parameters={"x": jit.updates("float64")}, grid=1, block=1, cpu="numpy:negative"
+    )
+
+    async def step(x: ta.AccelRef) -> None:
+        await kernel(x)
+
+    graph = await graphs.capture(device, step, await device.zeros(3))
+    (label,) = re.findall(r'label="((?:[^"\\]|\\.)*)"\];\n', graph.dot())
+    told, _, outs = label.rpartition("\\n")
+    assert re.sub(r"\\(.)", r"\1", told) == f"jit.{name}"
+    assert outs == "float64 (3,)"

@@ -17,7 +17,9 @@ def dot_of(nodes: Sequence[GraphNode]) -> str:
 def _body(nodes: Sequence[GraphNode], prefix: str) -> Iterator[str]:
     for number, node in enumerate(nodes):
         outs = ", ".join(f"{out.dtype} {out.shape}" for out in node.spec.outputs())
-        yield f'  {prefix}{number} [label="{node.operation}\\n{outs}"];'
+        # A name expression of a kernel may have both.
+        name = node.operation.replace("\\", "\\\\").replace('"', '\\"')
+        yield f'  {prefix}{number} [label="{name}\\n{outs}"];'
         if isinstance(node.spec, (GraphSpec, BranchSpec, LoopSpec)):
             yield f"  subgraph cluster_{prefix}{number} {{"
             yield from _body(graph_recipe(node.spec.recipe).nodes, f"{prefix}{number}_")
