@@ -244,6 +244,10 @@ async def test_rules_that_fail_are_told_as_such(device: ta.Device) -> None:
         await declared(block=lambda out: out.size * 1000)(x)
     with pytest.raises(TypeError, match="shared must be a whole number of bytes, got 4"):
         await declared(shared=lambda out: out.size / 2)(x)
+    for shape in (lambda: 4.0, lambda: (2, -1), lambda: "8"):
+        made = {"out": jit.writes("float64", shape=shape)}
+        with pytest.raises(ValueError, match="the shape of out must be whole numbers of at least 0, got"):
+            await device.ask(declared(parameters=made).launch())
     with pytest.raises(ZeroDivisionError) as caught:
         await declared(grid=lambda out: 1 // (out.size - 8))(x)
     assert caught.value.__notes__ == ["in the rule of the kernel for its grid"]

@@ -236,3 +236,18 @@ class Streams:
     def closes(self) -> int:
         os.closerange(0, 3)
         return 1
+
+
+class Exhausts:
+    """Finds no memory, and counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    @ta.programs.method(updates=["x"])
+    def allocates(self, x: Array) -> None:
+        self.calls += 1
+        raise MemoryError
+
+    def told(self) -> int:
+        return self.calls

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trio
-from bad_programs import ColdStart, ExitsInConstructor, Fragile, raises
+from bad_programs import ColdStart, Exhausts, ExitsInConstructor, Fragile, raises
 from sample_programs import Counter, Layer
 
 import trio_accel as ta
@@ -180,3 +180,15 @@ async def test_a_failed_call_damages_what_it_was_to_change(device: ta.Device) ->
             await program.ask(Counter.add_to, target, "no number")
         with pytest.raises(ta.StaleRefError, match=r"spoiled by sample_programs\.Counter\.add_to"):
             await target.to_host()
+
+
+async def test_a_method_that_changes_an_array_and_finds_no_memory_runs_once(
+    system: ta.System, any_device: ta.Device
+) -> None:
+    async with ta.open_program(any_device, Exhausts) as program:
+        for number in range(1, 4):
+            with pytest.raises(ta.OutOfMemoryError):
+                await program.ask(Exhausts.allocates, await any_device.zeros(3))
+            # The program goes on.
+            assert await program.ask(Exhausts.told) == number
+        assert not any(restarts(system, any_device).values())
