@@ -75,7 +75,7 @@ async def swapped(system: ta.System, model: Model) -> Spawned:
     async def opening() -> AsyncGenerator[Model, None]:
         yield model
 
-    return await system.spawn(HotSwap, Deployment(opening)), int
+    return await system.spawn(HotSwap[int, int], Deployment[int, int](opening)), int
 
 
 async def decoder(system: ta.System, model: Model) -> Spawned:

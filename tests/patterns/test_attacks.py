@@ -120,6 +120,24 @@ async def test_a_restart_in_the_middle(spawn: Spawn, system: ta.System, autojump
 
 
 @pytest.mark.parametrize("spawn", PATTERNS)
+async def test_a_clock_that_jumps(spawn: Spawn, system: ta.System, mock_clock: MockClock) -> None:
+    """As after a night of the machine: years pass at once, and nothing but time is lost."""
+    model = Gated()
+    async with trio.open_nursery() as nursery:
+        spawned = await spawn(system, model)
+        crowd = Crowd(nursery, spawned, 4)
+        for _ in range(3):
+            await wait_all_tasks_blocked()
+            mock_clock.jump(1e8)
+        await wait_all_tasks_blocked()
+        model.may_go.set()
+    assert set(crowd.outcomes) <= {"answered", "MailboxFullError"}
+    assert crowd.outcomes["answered"] >= 3
+    assert await spawned[0].ask(Call(spawned[1](1))) is not None
+    assert model.begun == model.ended
+
+
+@pytest.mark.parametrize("spawn", PATTERNS)
 async def test_a_crowd(spawn: Spawn, system: ta.System, autojump_clock: MockClock) -> None:
     spawned = await spawn(system, quick)
     async with trio.open_nursery() as nursery:
@@ -152,14 +170,13 @@ async def test_an_asker_that_is_cancelled_at_each_step(
     step = 0
     while True:
         step += 1
-        with trio.CancelScope() as scope:
-            instrument = CancelAt(scope, step)
-            trio.lowlevel.add_instrument(instrument)
-            try:
-                await ref.ask(Call(item_of(1)))
-                seen["answered"] += 1
-            finally:
-                trio.lowlevel.remove_instrument(instrument)
+        scope = trio.CancelScope()
+        instrument = CancelAt(scope, step)
+        trio.lowlevel.add_instrument(instrument)
+        with scope:
+            await ref.ask(Call(item_of(1)))
+            seen["answered"] += 1
+        trio.lowlevel.remove_instrument(instrument)
         await wait_all_tasks_blocked()
         statistics = await ref.ask(GetStatistics())
         assert statistics.in_flight == 0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 import trio_accel as ta
-from trio_accel.patterns import Deadline, FairCall, FairScheduler
+from trio_accel.patterns import Deadline, FairCall, FairScheduler, RetryBudget, retry
 
 
 async def test_its_scope_gives_up_when_it_says(autojump_clock: MockClock) -> None:
@@ -105,6 +105,27 @@ async def test_it_travels_to_the_models_behind_a_handler(
     front = await system.spawn(Front, behind)
     with Deadline.from_header("10").scope():
         assert await front.ask(Remaining()) == (8.0, 8.0)
+
+
+async def test_a_retry_two_actors_below_does_not_wait_beyond_it(
+    autojump_clock: MockClock, system: ta.System
+) -> None:
+    calls: list[float] = []
+
+    async def model(item: object) -> float:
+        calls.append(trio.current_time())
+        await trio.lowlevel.checkpoint()
+        raise ta.QueueFullError("full")
+
+    backoff = ta.Backoff(initial=3.0, base=3.0, maximum=3.0, jitter=0.0)
+    tries = retry(model, budget=RetryBudget(), attempts=9, backoff=backoff)
+    front = await system.spawn(Front, await system.spawn(FairScheduler, tries))
+    with trio.fail_after(5.0), pytest.raises(ta.ActorFailedError) as caught:
+        await front.ask(Remaining())
+    assert isinstance(caught.value.__cause__, ta.QueueFullError)
+    # The front takes a second; one attempt follows after three, and there is no time for another.
+    assert calls == [1.0, 4.0]
+    assert trio.current_time() == 4.0
 
 
 @given(st.floats(0.0, 1e6))

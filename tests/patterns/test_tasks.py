@@ -173,7 +173,7 @@ async def test_it_counts_its_calls(runner: ta.Ref[Runner]) -> None:
 
 
 async def test_who_counts_nothing_has_no_statistics(system: ta.System) -> None:
-    ref = await system.spawn(Servant)
+    ref: ta.Ref[Servant[object, object]] = await system.spawn(Servant[object, object])
     assert await ref.ask(GetStatistics()) is None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import cast
 
 import numpy as np
 import outcome
@@ -39,7 +40,8 @@ def depth(error: BaseException) -> int:
     """How many groups lie in one another."""
     if not isinstance(error, BaseExceptionGroup):
         return 0
-    return 1 + max(depth(each) for each in error.exceptions)
+    group = cast("BaseExceptionGroup[BaseException]", error)
+    return 1 + max(depth(each) for each in group.exceptions)
 
 
 @pytest.mark.parametrize("spawn", PATTERNS)
@@ -47,9 +49,11 @@ async def test_a_cancelled_asker_gets_no_group_in_a_group(
     spawn: Callable[[ta.System, Model], Awaitable[Spawned]], system: ta.System, autojump_clock: MockClock
 ) -> None:
     ref, item_of = await spawn(system, in_tasks)
+    results: list[outcome.Outcome[object]] = []
     with trio.move_on_after(1) as scope:
-        result = await outcome.acapture(ref.ask, Call(item_of(1)))
+        results.append(await outcome.acapture(ref.ask, Call(item_of(1))))
     assert scope.cancel_called
+    (result,) = results
     assert isinstance(result, outcome.Error)
     if not isinstance(result.error, trio.Cancelled):
         assert pytest.RaisesGroup(OSError).matches(result.error)
@@ -114,7 +118,7 @@ async def test_a_swap_that_is_cancelled_and_cannot_be_tidied_up_has_failed(
         await in_tasks(None)
         yield gone
 
-    models = await system.spawn(HotSwap, Deployment(good), name="models")
+    models = await system.spawn(HotSwap[object, object], Deployment[object, object](good), name="models")
     with trio.move_on_after(1), pytest.raises(SwapFailedError, match="2 was not taken") as caught:
         await models.ask(Swap(bad, "2"))
     assert pytest.RaisesGroup(OSError).matches(caught.value.__cause__)

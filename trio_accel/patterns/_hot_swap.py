@@ -256,14 +256,10 @@ class HotSwap(TaskServant[ItemT, ResultT]):
         begun = trio.current_time()
         self._next = version
         try:
-            loaded = await self._load(opening, version)
-        except BaseException as failure:
+            loaded = await self._load_next(opening, version)
+        except BaseException:
             self._failed_swaps += 1
-            error = without_cancellation(failure) if isinstance(failure, BaseExceptionGroup) else failure
-            if not isinstance(error, Exception):
-                raise
-            what = f"{version} was not taken, and {self._current.version} serves on"
-            raise SwapFailedError(f"{what}: {error!r}") from error
+            raise
         finally:
             self._next = None
         old = self._previous = self._current
@@ -280,6 +276,21 @@ class HotSwap(TaskServant[ItemT, ResultT]):
             load_time=switched - begun,
             drain_time=trio.current_time() - switched,
         )
+
+    async def _load_next(self, opening: Opening[ItemT, ResultT], version: str) -> _Loaded[ItemT, ResultT]:
+        """Load the model of a swap.
+
+        Raises:
+            SwapFailedError: Its context, the warm-up or the probe failed, also over a cancellation.
+        """
+        try:
+            return await self._load(opening, version)
+        except Exception as error:  # noqa: BLE001  # a stranger's
+            failure = error
+        except BaseExceptionGroup as group:
+            failure = without_cancellation(group)
+        what = f"{version} was not taken, and {self._current.version} serves on"
+        raise SwapFailedError(f"{what}: {failure!r}") from failure
 
     async def _load(self, opening: Opening[ItemT, ResultT], version: str) -> _Loaded[ItemT, ResultT]:
         """Load a model, and return it when it may serve; a task of its own holds it from then on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
+from typing import cast
 
 import attrs
 import trio
@@ -58,5 +59,6 @@ class Tally:
 def _is_cancellation(error: BaseException) -> bool:
     """Whether nothing but a cancellation has ended a call; an error beside it is what its asker gets."""
     if isinstance(error, BaseExceptionGroup):
-        return error.split(trio.Cancelled)[1] is None
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        return group.split(trio.Cancelled)[1] is None
     return isinstance(error, trio.Cancelled)
