@@ -381,6 +381,29 @@ async def test_an_item_that_fits_into_no_batch_fails_alone(
     assert (await count(batcher)).refused == 5
 
 
+class Incomparable:
+    """A key that has a hash and cannot be compared, as the tensors of some libraries."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        raise OSError("ambiguous")
+
+
+async def test_keys_that_cannot_be_compared_fail_alone(system: ta.System, autojump_clock: MockClock) -> None:
+    batcher = await spawn(system, Doubler(), max_size=4, bucket=Incomparable, adaptive=False)
+    first, second = await ask_all(batcher, [1, 2])
+    assert first == 2
+    assert isinstance(second, OSError)
+    assert system.tree().find(batcher.path).restarts == 0
+    seen = await count(batcher)
+    assert (seen.answered, seen.refused) == (1, 1)
+
+
 async def test_buckets_are_never_mixed_and_a_bad_key_fails_alone(
     system: ta.System, autojump_clock: MockClock
 ) -> None:

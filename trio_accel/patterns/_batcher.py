@@ -190,14 +190,14 @@ class Batcher(Servant[ItemT, ResultT]):
         try:
             if self._bucket is not None:
                 entry.key = self._bucket(item)
-                hash(entry.key)
             if self._cost is not None:
                 entry.cost = self._cost_of(item, self._cost)
+            hash(entry.key)  # before another call has to make room for it
             self._make_room()
+            self._queue.add(entry)
         except Exception as error:  # noqa: BLE001  # of a function of the program, or no room
             self._refuse(entry, error)
             return reply
-        self._queue.add(entry)
         if self._timer is not None:
             self._expect(self._timer, self._queue.due_with(entry, now, is_idle=not self._running), now)
         elif not self._is_led:
