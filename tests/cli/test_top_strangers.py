@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from conftest import Cli
 
 PATIENCE = 30.0
-EVIL = "\x1b]0;pwned\x07\x1b[31m\u202eabc\x9b31m\r"
+EVIL = "\x1b]0;pwned\x07\x1b[31m\u202eabc\x9b31m\r\ntrio-accel: all is well"
 HELLO = b'{"protocol":1,"name":"shop","pid":1,"system":"shop"}\n'
 GOOD = SHOP.to_json().encode() + b"\n"
 
@@ -86,7 +86,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Generator[Serve, None, No
         ((HELLO, changed(rate=float("nan"))), "rate is a number that no program has"),
         ((HELLO, changed(dead_letters=10**400)), "dead_letters is a number that no program has"),
         ((HELLO, b"x" * (65 << 20)), "a line must have at most 67108864 bytes"),
-        ((refusal(EVIL),), "the program refused: ?]0;pwned??[31m?abc?31m"),
+        ((refusal(EVIL),), "the program refused: ?]0;pwned??[31m?abc?31m trio-accel: all is well"),
         ((refusal("x" * 1_000_000),), "the program refused: xxx"),
     ],
 )
@@ -113,7 +113,10 @@ def test_times_beyond_all_calendars(cli: Cli, serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("pieces", "why"),
     [
-        ((HELLO, GOOD, refusal(EVIL)), "the program refused: ?]0;pwned??[31m?abc?31m?"),
+        (
+            (HELLO, GOOD, refusal(EVIL)),
+            "the program refused: ?]0;pwned??[31m?abc?31m trio-accel: all is well",
+        ),
         ((HELLO, GOOD, b"\x1b]0;pwned\x07\n"), "sent what is no snapshot: Expecting value"),
         ((HELLO, GOOD[:500]), "closed the connection without a snapshot"),
     ],

@@ -548,6 +548,7 @@ async def test_wrong_arguments_of_a_capture(device: ta.Device) -> None:
     for arguments, error, text in (
         ((None, affine), TypeError, "device must be an open Device, got NoneType"),
         ((device, 3), TypeError, "step must be an async function, got int"),
+        ((device, lambda: 3), TypeError, "step must be an async function; it returned int"),
         ((device, affine, matrix(1)), TypeError, "argument 0 of the step must be an AccelRef, got ndarray"),
     ):
         with pytest.raises(error, match=text):

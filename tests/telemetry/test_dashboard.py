@@ -193,7 +193,11 @@ async def test_a_port_that_is_taken(system: ta.System) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"port": -1}, {"port": 70000}, {"interval": 0.0}, {"interval": float("nan")}]
+    "bad",
+    [
+        *({"port": port} for port in (-1, 70000, "80", 80.5, True)),
+        *({"interval": interval} for interval in (0.0, float("nan"), "1")),
+    ],
 )
 async def test_what_is_out_of_range(system: ta.System, bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):

@@ -88,10 +88,12 @@ async def open_dashboard(
         OSError: The port is taken.
         ValueError: The port or the interval is out of range; or the system has a dashboard already.
     """
-    if not 0 <= port <= 65535:
-        raise ValueError(f"open_dashboard: port must be from 0 to 65535, got {port!r}")
-    if not _LEAST <= interval <= 60.0:
-        raise ValueError(f"open_dashboard: interval must be from {_LEAST:g} to 60 s, got {interval!r}")
+    if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65535:
+        raise ValueError(f"open_dashboard: port must be a whole number from 0 to 65535, got {port!r}")
+    if not isinstance(interval, (int, float)) or not _LEAST <= interval <= 60.0:
+        raise ValueError(
+            f"open_dashboard: interval must be a number from {_LEAST:g} to 60, in seconds, got {interval!r}"
+        )
     try:
         serve = _server()
     except ImportError as error:

@@ -117,8 +117,8 @@ async def _next(lines: LineReader) -> bytes | None:
     try:
         line = await lines.receive()
         if line is not None and line.startswith(ERROR):
-            why = str(decode(line)["error"])
-            raise ObserverSocketError(f"the program refused: {why[:_LONGEST_REASON]}")
+            why = " ".join(str(decode(line)["error"])[:_LONGEST_REASON].split())
+            raise ObserverSocketError(f"the program refused: {why}")
     except trio.BrokenResourceError:
         return None
     except ValueError as error:

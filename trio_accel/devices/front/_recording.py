@@ -68,6 +68,7 @@ async def record(
 
     Raises:
         NotSupportedError: The step does what a graph cannot have.
+        TypeError: It is no async function.
         Exception: What the step raises.
     """
     state = opened(device).state
@@ -77,7 +78,10 @@ async def record(
     inputs = [recording.stand_in(array) for array in arrays]
     token = RECORDING.set(recording)
     try:
-        reply = look(await step(*inputs))
+        asked = step(*inputs)
+        if not hasattr(asked, "__await__"):
+            raise TypeError(f"capture: step must be an async function; it returned {type(asked).__name__}")
+        reply = look(await asked)
     finally:
         RECORDING.reset(token)
         recording.end()
