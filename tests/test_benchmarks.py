@@ -209,7 +209,7 @@ async def test_every_benchmark_of_a_device_runs_where_the_device_has_the_isolati
     ]
     rows = [row for benchmark in chosen for row in await benchmark.run(plan)]
     assert [row.name for row in rows if row.verdict not in (Verdict.MET, Verdict.MISSED, Verdict.NONE)] == []
-    assert len({row.name for row in rows}) == len(rows) == 16
+    assert len({row.name for row in rows}) == len(rows) == 18
     assert all(row.name.endswith("-process") is (isolation == "process") for row in rows)
     goals = {row.name.removeprefix("devices.").removesuffix("-process"): row.goal for row in rows}
     most = {"inline": 120.0, "process": 220.0}[isolation]
@@ -265,6 +265,16 @@ async def test_what_is_not_installed_is_a_row_that_says_so(monkeypatch: pytest.M
     rows = await benchmark.run(Plan.quick())
     assert [row.name for row in rows] == ["actors.ask-pykka", "actors.ask-pykka-thread"]
     assert {(row.verdict, row.reason) for row in rows} == {(Verdict.NOT_RUN, "Pykka is not installed")}
+
+
+async def test_the_rows_of_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
+    [benchmark] = select(["actors.ask-traced"])
+    rows = await benchmark.run(Plan.quick())
+    assert [row.name for row in rows] == ["actors.ask-traced", "actors.ask-traced-sampled"]
+    assert all(row.ours is not None and row.peer is not None for row in rows)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    rows = await benchmark.run(Plan.quick())
+    assert {row.reason for row in rows} == {"OpenTelemetry's SDK is not installed"}
 
 
 async def test_what_is_measured_on_cuda_devices_says_so_on_others() -> None:

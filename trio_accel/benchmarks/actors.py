@@ -14,6 +14,7 @@ import trio_accel as ta
 
 from ._harness import Benchmark, Figure, Goal, Plan, Result, alternate, per_call
 from ._peers import Channel, hog_loop
+from ._traced import compare_traced
 
 __all__ = ["BENCHMARKS", "Add", "Counter"]
 
@@ -84,6 +85,18 @@ async def ask_recorded(plan: Plan) -> tuple[Result, ...]:
     return (Result.compare("actors.ask-recorded", pairs, unit="µs", goal=goal),)
 
 
+async def ask_traced(plan: Plan) -> tuple[Result, ...]:
+    """Ask an idle actor while `telemetry.trace` traces, all or one in a hundred; peer: without it."""
+    calls = plan.count(500)
+    async with ta.open_system("benchmark") as system:
+        counter = await system.spawn(Counter)
+
+        async def microseconds() -> float:
+            return await _microseconds(lambda: counter.ask(Add(1)), calls)
+
+        return await compare_traced("actors.ask-{}".format, system, microseconds, plan)
+
+
 async def ask_busy(plan: Plan) -> tuple[Result, ...]:
     """The same beside a task that hogs the loop in steps of 1 ms: it counts passes of the loop."""
     calls = plan.count(20)
@@ -151,6 +164,7 @@ async def ask_pykka(plan: Plan) -> tuple[Result, ...]:
 BENCHMARKS = (
     Benchmark("actors.ask", ask),
     Benchmark("actors.ask-recorded", ask_recorded),
+    Benchmark("actors.ask-traced", ask_traced),
     Benchmark("actors.ask-busy", ask_busy),
     Benchmark("actors.askers-16", askers),
     Benchmark("actors.ask-pykka", ask_pykka),

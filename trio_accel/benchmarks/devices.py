@@ -20,6 +20,7 @@ from ._mixed import mixed_matrices, mixed_works, repeated_matrix
 from ._peers import hog_loop
 from ._stand import Stand, on_device
 from ._statistics import Summary
+from ._traced import compare_traced
 
 __all__ = ["BENCHMARKS"]
 
@@ -125,6 +126,19 @@ async def matmul_64_recorded(stand: Stand) -> tuple[Result, ...]:
     pairs = await alternate(recorded, microseconds, stand.plan)
     goal = Goal(figure=Figure.RATIO, most=1.03)
     return (Result.compare(stand.name("devices.matmul-64-recorded"), pairs, unit="µs", goal=goal),)
+
+
+async def matmul_64_traced(stand: Stand) -> tuple[Result, ...]:
+    """The same small product while `telemetry.trace` traces, all or one in a hundred; peer: without it."""
+    calls, a = stand.plan.count(100), await stand.device.put(_matrix(64))
+
+    async def microseconds() -> float:
+        return await per_call(lambda: ta.linalg.matmul(a, a), calls) * 1e6
+
+    def name(end: str) -> str:
+        return stand.name(f"devices.matmul-64-{end}")
+
+    return await compare_traced(name, stand.device.system, microseconds, stand.plan)
 
 
 async def matmul_64_thread(stand: Stand) -> tuple[Result, ...]:
@@ -273,6 +287,7 @@ BENCHMARKS = (
     *on_device("devices.gemm-2048", gemm_2048),
     *on_device("devices.matmul-64", matmul_64),
     *on_device("devices.matmul-64-recorded", matmul_64_recorded),
+    *on_device("devices.matmul-64-traced", matmul_64_traced),
     *on_device("devices.matmul-64-thread", matmul_64_thread),
     *on_device(_BUSY, matmul_64_busy),
     *on_device("devices.askers-64", askers),
