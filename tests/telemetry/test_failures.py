@@ -1,0 +1,97 @@
+"""One failure is shown once, whoever tells of it, and in whatever order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import trio_accel as ta
+from trio_accel.actors import ActorRestarted
+from trio_accel.backends.base import Isolation
+from trio_accel.telemetry import _failures, record
+from trio_accel.telemetry._failures import Failures
+
+
+class Clock:
+    """Stands for `time.time`."""
+
+    now = 1000.0
+
+    def time(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(_failures, "time", clock)
+    return clock
+
+
+def restarted(path: str, error: Exception) -> ActorRestarted:
+    return ActorRestarted(path=path, incarnation=1, error=error, delay=0.0)
+
+
+def rows(failures: Failures) -> list[tuple[str, str, str | None, int]]:
+    return [(row.path, row.kind, row.message_type, row.count) for row in failures.rows]
+
+
+def test_a_message_and_the_restart_above_it_are_one_in_any_order(clock: Clock) -> None:
+    tell: list[Callable[[Failures], None]] = [
+        lambda failures: failures.message("s/device/context/blas", "Scal", ValueError("lost")),
+        lambda failures: failures.observe(restarted("s/device/context", ValueError("lost"))),
+    ]
+    for order in itertools.permutations(tell):
+        failures = Failures(10)
+        for say in order:
+            say(failures)
+        assert rows(failures) == [("s/device/context", "restart", "Scal", 1)]
+        # Again at once: it is counted.
+        clock.now += 0.5
+        for say in order:
+            say(failures)
+        [(*what, count)] = rows(failures)
+        assert what == ["s/device/context", "restart", "Scal"]
+        assert count >= 2
+        # And later it is another one.
+        clock.now += 1.5
+        for say in order:
+            say(failures)
+        assert [row[0] for row in rows(failures)] == ["s/device/context"]
+        assert failures.rows[0].time == clock.now
+
+
+def test_others_are_shown_apart(clock: Clock) -> None:
+    failures = Failures(10)
+    failures.message("s/a/b", "Scal", ValueError("lost"))
+    # Beside it, with a name that begins alike, below it, and with another error.
+    for path in ("s/c", "s/a/bc", "s/a/b/c"):
+        failures.observe(restarted(path, ValueError("lost")))
+    failures.observe(restarted("s/a", ValueError("other")))
+    assert [row[0] for row in rows(failures)] == ["s/a/b", "s/c", "s/a/bc", "s/a/b/c", "s/a"]
+    clock.now += 1.0
+    failures.observe(restarted("s/a", ValueError("lost")))
+    assert len(failures.rows) == 6
+
+
+@pytest.mark.parametrize("isolation", ["inline", "process"])
+async def test_a_lost_context_is_one_failure_with_the_operation(
+    system: ta.System, isolation: Isolation
+) -> None:
+    options = ta.DeviceOptions(isolation=isolation)
+    async with system.open_device("cpu", options=options) as device:
+        with record(system) as recorder:
+            x = await device.put(np.ones(3))
+            ta.testing.poison(device, "for the test")
+            with pytest.raises(ta.ContextPoisonedError):
+                await ta.linalg.scal(2.0, x)
+            # The next context serves.
+            await device.put(np.ones(3))
+            found = recorder.snapshot().failures
+    assert [(row.path, row.kind, row.message_type) for row in found] == [
+        (f"{device.path}/context", "restart", "linalg.Scal")
+    ]
+    assert "for the test" in found[0].error
