@@ -69,7 +69,11 @@ def padded(
 
 
 def by_shape(item: Operand) -> Hashable:
-    """The key of a `Batcher` for `stacked`: items of one shape and dtype go together."""
+    """The key of a `Batcher` for `stacked`: items of one shape and dtype go together.
+
+    Raises:
+        TypeError: The item is no array.
+    """
     return (_shape(item), str(item.dtype))
 
 
@@ -77,6 +81,10 @@ def by_length(item: Operand) -> Hashable:
     """The key of a `Batcher` for `padded`: items whose lengths have the same next power of two go together.
 
     The length is that of the first axis. The other axes and the dtype must be the same.
+
+    Raises:
+        TypeError: The item is no array.
+        ValueError: It has no axes.
     """
     length, *others = _extents(item)
     return (max(length - 1, 0).bit_length(), tuple(others), str(item.dtype))
