@@ -68,13 +68,15 @@ def add_histograms(exporter: MetricExporter) -> MetricExporter:
         ) -> MetricExportResult:
             snapshots = [found for source in self.sources if (found := source()) is not None]
             added = [_metric(what, snapshots) for what in HISTOGRAMS] if snapshots else []
-            return exporter.export(_with(metrics_data, added), timeout_millis, **kwargs)
+            data = _with(metrics_data, added)
+            # The base says nothing of these arguments' types.
+            return exporter.export(data, timeout_millis, **kwargs)  # pyright: ignore[reportUnknownMemberType]
 
         def force_flush(self, timeout_millis: float = 10_000) -> bool:
             return exporter.force_flush(timeout_millis)
 
         def shutdown(self, timeout_millis: float = 30_000, **kwargs: object) -> None:
-            exporter.shutdown(timeout_millis, **kwargs)
+            exporter.shutdown(timeout_millis, **kwargs)  # pyright: ignore[reportUnknownMemberType]
 
     return AddedHistograms()
 
