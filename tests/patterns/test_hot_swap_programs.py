@@ -11,6 +11,7 @@ import pytest
 
 import trio_accel as ta
 from trio_accel.patterns import Call, Deployment, HotSwap, Swap, SwapFailedError
+from trio_accel.programs import Array
 
 Opening = Callable[[], AbstractAsyncContextManager[Any]]
 
@@ -18,11 +19,11 @@ Opening = Callable[[], AbstractAsyncContextManager[Any]]
 class Scale:
     """A model that is a program of a device."""
 
-    def __init__(self, factor: np.ndarray) -> None:
+    def __init__(self, factor: Array) -> None:
         self.factor = factor
 
     @ta.programs.method(out=lambda x: (x.shape, "float64"))
-    def run(self, x: np.ndarray) -> np.ndarray:
+    def run(self, x: Array) -> Array:
         return x * self.factor
 
 
