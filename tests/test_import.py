@@ -12,7 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("cuda", "nvmath", "scipy", "matplotlib", "rich", "cyclopts", "pytest", "hypothesis")
-LIMIT_SECONDS = 0.3
+# Times what NumPy and Trio take. Single runs had 1.1 to 1.9, with other programs beside.
+LIMIT = 2.0
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the probe reads /proc")
 
@@ -20,16 +21,17 @@ PROBE = """
 import sys
 before = set(sys.modules)  # what `.pth` files of other packages load into every interpreter
 import json, threading, time
+first = time.process_time()
 import numpy, trio
 start = time.process_time()
 import {module}
-seconds = time.process_time() - start
+share = (time.process_time() - start) / (start - first)
 with open("/proc/self/maps") as file:
     maps = sorted({{line.split(maxsplit=5)[5].strip() for line in file if line.count("/")}})
 with open("/proc/self/status") as file:
     tasks = next(int(line.split()[1]) for line in file if line.startswith("Threads:"))
 print(json.dumps(dict(
-    seconds=seconds, modules=sorted(set(sys.modules) - before), maps=maps, tasks=tasks,
+    share=share, modules=sorted(set(sys.modules) - before), maps=maps, tasks=tasks,
     threads=[thread.name for thread in threading.enumerate()],
 )))
 """
@@ -73,9 +75,9 @@ def test_no_driver_is_opened(imported: dict[str, Any]) -> None:
 
 
 def test_import_takes_little_beyond_trio_and_numpy() -> None:
-    seconds = [probe("trio_accel")["seconds"] for _ in range(5)]
-    # The least: whatever else runs on the machine only adds.
-    assert min(seconds) < LIMIT_SECONDS, seconds
+    shares = [probe("trio_accel")["share"] for _ in range(5)]
+    # The least, and a share: what else runs on the machine makes both slower.
+    assert min(shares) < LIMIT, shares
 
 
 def test_the_probe_sees_a_heavy_library() -> None:
