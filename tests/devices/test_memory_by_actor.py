@@ -48,7 +48,7 @@ class Maker(ta.Actor):
 
     @ta.handles(MakeInNursery)
     async def make_in_nursery(self, message: MakeInNursery) -> None:
-        async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as nursery:  # noqa: ASYNC112  # a task of its own
             nursery.start_soon(self.make, Make(message.count))
 
 
