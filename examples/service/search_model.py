@@ -28,6 +28,16 @@ WIDTHS = {"v1": 96, "v2": 192}
 # Words in more than this share of all sentences are left out.
 MOST_COMMON = 0.2
 
+# Words that say nothing of what a sentence is about, and ends that its other forms have.
+FUNCTION_WORDS = """
+an and are as at be been before but by can do does each else every for from had has have he her his how if
+in into is it its just may me more most my no nor not of on one only or other our out over own same she
+should so some such than that the their them then there these they this those through to too under until up
+us was we were what when where which while who whom why will with would you your
+"""
+ENDS = ("ing", "ed", "es", "s")
+
+_SILENT = frozenset(FUNCTION_WORDS.split())
 _WORD = re.compile(r"[a-z][a-z_]+")
 _LEFT_OUT = re.compile(r"```.*?```|<!--.*?-->|^\|.*?$|^#.*?$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
@@ -64,8 +74,16 @@ class Vocabulary:
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text."""
-    return _WORD.findall(text.lower())
+    """The words of a text that say what it is about, without their ends."""
+    return [stem_of(word) for word in _WORD.findall(text.lower()) if word not in _SILENT]
+
+
+def stem_of(word: str) -> str:
+    """A word without its end: "killed" and "kills" are one word."""
+    for end in ENDS:
+        if word.endswith(end) and len(word) >= len(end) + 4:
+            return word.removesuffix(end)
+    return word
 
 
 def read_sentences(folder: Path = GUIDE) -> list[Sentence]:
@@ -76,7 +94,7 @@ def read_sentences(folder: Path = GUIDE) -> list[Sentence]:
         for paragraph in re.split(r"\n\s*\n|\n\* ", text):
             plain = " ".join(paragraph.replace("**", "").replace("`", "").split())
             for sentence in re.split(r"(?<=[.!?]) (?=[A-Z])", plain):
-                if 4 <= len(words_of(sentence)) <= 60:
+                if 4 <= len(sentence.split()) <= 60:
                     found.setdefault(sentence, Sentence(sentence, page.stem))
     return list(found.values())
 
