@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
+
+# Test folders are no packages: what several modules of this one share is imported by its own name.
+sys.path.insert(0, str(Path(__file__).parent))
 
 from trio_accel.backends.base import Isolation
 

@@ -11,6 +11,7 @@ import pytest
 import scipy.sparse
 from chosen import BACKEND
 from driver_spy import Spy
+from graph_arrays import N, matrix, put
 
 import trio_accel as ta
 from trio_accel import graphs, jit, linalg
@@ -21,18 +22,8 @@ pytestmark = [
     pytest.mark.parametrize("isolation", ["inline"]),
 ]
 
-N = 6
-
 minus_one = jit.elementwise("left = n - 1", name="minus_one")
 positive = jit.elementwise("go = n > 0", name="positive")
-
-
-def matrix(seed: int, n: int = N) -> Any:
-    return np.random.default_rng(seed).standard_normal((n, n))
-
-
-async def put(device: ta.Device, *seeds: int, n: int = N) -> list[ta.AccelRef]:
-    return [await device.put(matrix(seed, n)) for seed in seeds]
 
 
 async def sums(x: ta.AccelRef, y: ta.AccelRef) -> ta.AccelRef:
@@ -303,7 +294,7 @@ async def test_a_compiler_without_conditions(
 
 async def test_what_a_branch_needs_is_found_when_it_is_captured(device: ta.Device, spy: Spy) -> None:
     """It has never run by then: its workspace is taken while it is captured, and it is captured once more."""
-    x, small = await device.put(matrix(1, 96)), await device.put(np.zeros((48, 48)))
+    x, small = await device.put(matrix(1, 96, 96)), await device.put(np.zeros((48, 48)))
     out, flag = await device.put(np.ones(N)), await device.put(np.bool_(False))
     part = x[::2, ::2]
 
@@ -321,6 +312,6 @@ async def test_what_a_branch_needs_is_found_when_it_is_captured(device: ta.Devic
     await flag.fill(1)
     await graph.replay()
     assert launches.count == 1
-    host = matrix(1, 96)[::2, ::2]
+    host = matrix(1, 96, 96)[::2, ::2]
     np.testing.assert_allclose(await small.to_host(), host @ host, atol=1e-12)
     np.testing.assert_array_equal(await out.to_host(), np.full(N, 2.0**7))

@@ -5,22 +5,17 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
+import endless_loop
 import numpy as np
 import pytest
 import trio
 from chosen import BACKEND
+from graph_arrays import N, close, matrix
 
 import trio_accel as ta
 from trio_accel import graphs, jit, linalg
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import endless_loop
-
-N = 6
 
 # A graph of the driver is captured after the third replay.
 REPLAYS = 5
@@ -29,14 +24,6 @@ add = jit.elementwise("s = a + b", name="add")
 positive = jit.elementwise("go = n > 0", name="positive")
 larger = jit.elementwise("go = r > bound", name="larger")
 newton = jit.elementwise("x = 0.5 * (old + a / old)", name="newton")
-
-
-def matrix(seed: int, *shape: int) -> Any:
-    return np.random.default_rng(seed).standard_normal(shape or (N, N))
-
-
-async def close(ref: ta.AccelRef, expected: Any) -> None:
-    np.testing.assert_allclose(await ref.to_host(), expected, rtol=1e-12, atol=1e-12)
 
 
 async def flag(device: ta.Device, value: bool = False) -> ta.AccelRef:

@@ -10,27 +10,15 @@ import numpy as np
 import pytest
 import trio
 from chosen import BACKEND
+from graph_arrays import N, close, matrix, put
 
 import trio_accel as ta
 from trio_accel import graphs, linalg
 from trio_accel.backends.base import Isolation
 from trio_accel.testing import inject_fault, poison
 
-N = 5
 AT_ONCE = ta.Backoff(initial=0.0, base=0.0, jitter=0.0)
 MANY = ta.Intensity(100, 60.0)
-
-
-def matrix(seed: int) -> Any:
-    return np.random.default_rng(seed).standard_normal((N, N))
-
-
-async def put(device: ta.Device, *seeds: int) -> list[ta.AccelRef]:
-    return [await device.put(matrix(seed)) for seed in seeds]
-
-
-async def close(ref: ta.AccelRef, expected: Any) -> None:
-    np.testing.assert_allclose(await ref.to_host(), expected, rtol=1e-12, atol=1e-12)
 
 
 async def products(x: ta.AccelRef, y: ta.AccelRef) -> ta.AccelRef:

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
+from graph_arrays import matrix
+from graph_kernels import halves
 
 import trio_accel as ta
 from trio_accel import graphs, jit, linalg
-
-# Test folders are no packages: a worker imports what several modules share by its own name.
-sys.path.insert(0, str(Path(__file__).parent))
-
-from graph_kernels import halves
-
-
-def matrix(seed: int) -> Any:
-    return np.random.default_rng(seed).standard_normal((6, 6))
 
 
 async def test_a_kernel_in_a_graph(device: ta.Device) -> None:

@@ -323,11 +323,20 @@ async def open_bad_on_closed(device: ta.Device) -> None:
 
 async def test_closing_waits_for_what_was_asked(device: ta.Device) -> None:
     program = await open_bad(device, Layer, PARAMETERS)
+    right = await (await program.ask(Layer.forward, X)).to_host()
+    found: list[ta.AccelRef] = []
+
+    async def ask() -> None:
+        found.append(await program.ask(Layer.forward, X))
+
     async with trio.open_nursery() as nursery:
         for _ in range(10):
-            nursery.start_soon(program.ask, Layer.forward, X)
+            nursery.start_soon(ask)
         await trio.testing.wait_all_tasks_blocked()
         await program.aclose()
+    assert len(found) == 10
+    for result in found:
+        np.testing.assert_array_equal(await result.to_host(), right)
 
 
 async def test_many_programs_one_after_the_other(device: ta.Device) -> None:

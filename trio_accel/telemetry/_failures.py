@@ -32,7 +32,7 @@ class Failures:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        # By path and line, the one that was seen last at the end; with what it was, whoever tells of it.
+        # By path and line, each with the texts of its error and causes; the last one seen is at the end.
         self._rows: OrderedDict[tuple[str, str], tuple[FailureRow, frozenset[str]]] = OrderedDict()
         self._second = 0.0
         self._left = _WRITTEN_OUT

@@ -131,7 +131,7 @@ class GpuWatch:
             self._close_if_ended()
 
     def _close_if_ended(self) -> None:
-        # Whoever cancelled this call waits for it no more.
+        # This call was cancelled, and its caller does not wait for it any more.
         if self._has_ended:
             self._close()
 
