@@ -20,7 +20,8 @@ class NotedLibraries:
     """Streams as usual. The library that an engine opens for itself is not noted.
 
     Attributes:
-        folder: Each opening adds a line to a file there: process, context, thread, library. A file
+        folder: Each opening adds a line to a file there when it begins: process, context, thread, library.
+            When the library is open, it adds one to another file: process, library. A file
             ``refuse-<library>`` makes an opening fail, ``lose-<library>`` makes it find its context lost,
             ``exit-<library>`` makes it end its process, and a named pipe ``wait-<library>`` makes it wait
             until the writer has closed that.
@@ -43,7 +44,10 @@ class NotedLibraries:
                 raise ta.ContextPoisonedError(f"lost over {name}")
             if (self.folder / f"refuse-{name}").exists():
                 raise ta.NotSupportedError(f"{name} is refused on purpose")
-            return inner(name)
+            library = inner(name)
+            with (self.folder / "open").open("a", encoding="utf-8") as file:
+                file.write(f"{os.getpid()} {name}\n")
+            return library
 
         device.open_library = open_library  # type: ignore[method-assign]
         return ta.PerActorStreams().open(device)
@@ -56,6 +60,14 @@ class NotedLibraries:
     def names(self, pid: int | None = None) -> list[str]:
         """The libraries that were opened, in order, by all processes or one."""
         return [name for of, _, name in self.opened if pid in (None, of)]
+
+    def holders(self, name: str) -> set[int]:
+        """The processes that have opened a library, to the end and well."""
+        try:
+            text = (self.folder / "open").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return set()
+        return {int(pid) for pid, library in map(str.split, text.splitlines()) if library == name}
 
     def by_context(self) -> list[list[str]]:
         """The libraries that were opened, of each context that has opened any."""

@@ -198,7 +198,7 @@ async def test_a_spare_that_finds_its_context_lost_takes_over_nothing(
     async with system.open_device(BACKEND, options=options(streams=noted, spares=1)) as device:
         first = await spare(device)
         await transform(device)
-        await until_opened(noted, first, "fft")
+        await until(lambda: first in noted.holders("fft"))
         (noted.folder / "lose-fft").touch()
         await replace_worker(device)
         assert pid(device) == first
@@ -206,9 +206,8 @@ async def test_a_spare_that_finds_its_context_lost_takes_over_nothing(
         await until(lambda: len({of for of, _, name in noted.opened if name == "fft"}) >= 4)
         await transform(device)
         (noted.folder / "lose-fft").unlink()
-        doomed = {of for of, _, name in noted.opened if name == "fft"}
         pool = device.dispatch._pool  # type: ignore[attr-defined]
-        await until(lambda: {link.process.pid for link in pool._spares} - doomed)
+        await until(lambda: {link.process.pid for link in pool._spares} & noted.holders("fft"))
         await replace_worker(device)
         await transform(device)
         assert device.generation == 3
