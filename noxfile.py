@@ -55,7 +55,6 @@ OF_DOCS = ("tests/test_docs.py", "tests/test_docs_examples.py", "tests/test_refe
 # Imports PyTorch, which is no dependency.
 WITH_PYTORCH = "trio_accel/cli/_minilm_torch.py"
 OF_EXAMPLES = ("tests/test_examples.py",)
-FOLDERS = ("trio_accel", "tests", "examples")
 # Calls that block on a device or on a vendor library's planning: in async code they hold up the Trio loop.
 # The left side is a pattern for the call as it is written; the right side must not contain a comma.
 BLOCKING_CALLS = {
@@ -226,17 +225,27 @@ def lint(session: nox.Session) -> None:
     """Check style and async rules, and that the changelog fragments are well formed."""
     _python(session, "-m", "ruff", "check")
     _python(session, "-m", "ruff", "format", "--check")
+    _lint_async(session, "trio_accel", "examples")
+    _python(session, "-m", "towncrier", "build", "--draft", "--version=next", silent=True)
+
+
+@nox.session(venv_backend="none", requires=["env"], default=False)
+def lint_tests(session: nox.Session) -> None:
+    """Check the tests by the async rules that ruff does not have, too. It takes minutes and finds little."""
+    _lint_async(session, "tests")
+
+
+def _lint_async(session: nox.Session, *folders: str) -> None:
     calls = ",".join(f"{call}->{instead}" for call, instead in BLOCKING_CALLS.items())
     files = [
         str(path)
-        for folder in FOLDERS
+        for folder in folders
         for path in sorted((ROOT / folder).rglob("*.py"))
         if ASYNC_WORDS.search(path.read_text(encoding="utf-8"))
     ]
     arguments = ("-m", "flake8_async", *FLAKE8_ASYNC, f"--async200-blocking-calls={calls}")
     session.log(f"python {' '.join(arguments)} ({len(files)} files)")
     _in_parts(session, files, *arguments)
-    _python(session, "-m", "towncrier", "build", "--draft", "--version=next", silent=True)
 
 
 def _in_parts(session: nox.Session, files: Sequence[str], *arguments: str) -> None:
