@@ -35,7 +35,9 @@ async def segfault(load: Load) -> None:
     with pytest.raises(ta.ContextPoisonedError) as caught:
         await load.device.ask(TRIGGER)
     assert caught.value.operation == "random.Bits"
-    assert "was killed by SIGSEGV" in str(caught.value.__cause__)
+    cause = str(caught.value.__cause__)
+    # Its end of the channel may be closed a good while before it is dead: nobody waits for that.
+    assert "was killed by SIGSEGV" in cause or "the worker process ended" in cause
 
 
 async def poison(load: Load) -> None:
