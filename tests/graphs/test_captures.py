@@ -227,6 +227,8 @@ async def test_a_cancelled_capture_leaves_nothing(device: ta.Device) -> None:
             nursery.start_soon(graphs.capture, device, step, x)
             await wait_all_tasks_blocked()
             scope.cancel()
+    assert scope.cancelled_caught
+    assert (await device.statistics()).memory.blocks == 1
     await close(await linalg.scal(2.0, x), 2 * matrix(1))
 
 

@@ -18,6 +18,7 @@ from trio.testing import wait_all_tasks_blocked
 import trio_accel as ta
 from trio_accel.backends.base.ops import ArraySpec, OperationSpec, updates
 from trio_accel.devices import Operation, Planned, Planner
+from trio_accel.devices.worker.front import _requests
 
 
 @attrs.frozen
@@ -145,40 +146,49 @@ async def test_what_is_small_and_let_go_waits_for_a_request_and_other_memory_doe
     assert (await isolated.statistics()).memory.blocks == 1
 
 
-async def put_watched(device: ta.Device) -> ta.Ref:
-    """A large array, made while somebody gives back what is dropped: on a slow machine they may look away."""
-    while True:
-        ref = await device.put(np.ones(1 << 20))
-        if device.state.blocks.is_watched:
-            return ref
-
-
-async def test_what_is_large_and_dropped_rings_unless_requests_come_and_go(isolated: ta.Device) -> None:
-    blocks = isolated.state.blocks
-    ref = await put_watched(isolated)
+async def test_what_is_large_and_dropped_rings_nobody_while_requests_come_and_go(
+    isolated: ta.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks, host = isolated.state.blocks, np.ones(1 << 20)
+    await until(lambda: not blocks.is_watched)
+    # Else it may come to rest in between, on a machine that is busy.
+    monkeypatch.setattr(_requests, "_DRAINED", 60.0)
+    ref = await isolated.put(host)
+    assert blocks.is_watched
+    before = blocks._notifier.notifications
     for _ in range(5):
-        other = await put_watched(isolated)
-        before = blocks._notifier.notifications
-        ref = other
-        assert blocks._notifier.notifications == before
+        ref = await isolated.put(host)
+    assert blocks._notifier.notifications == before
     assert (await isolated.statistics()).memory.blocks == 1
-    # Also where no request takes it along: somebody looks for a while yet.
-    await isolated.put(np.ones(1 << 20))
+    ref.release()
+
+
+async def test_what_is_large_and_dropped_rings_when_nothing_was_asked_for_long(isolated: ta.Device) -> None:
+    blocks, host = isolated.state.blocks, np.ones(1 << 20)
+    ref = await isolated.put(host)
+    # No request takes this one along: somebody looks for a while yet.
+    await isolated.put(host)
     await until(lambda: not blocks.is_watched)
     assert not blocks.dropped
     before = blocks._notifier.notifications
-    del ref, other
+    del ref
     assert blocks._notifier.notifications == before + 1
     await until(lambda: not blocks.dropped)
     assert (await isolated.statistics()).memory.blocks == 0
 
 
-async def test_who_gives_back_what_is_dropped_looks_again_on_the_next_worker(isolated: ta.Device) -> None:
-    await isolated.put(np.ones(1 << 20))
+async def test_who_gives_back_what_is_dropped_looks_again_on_the_next_worker(
+    isolated: ta.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = np.ones(1 << 20)
+    await isolated.put(host)
     isolated.dispatch.process.kill()
     await until(lambda: isolated.generation == 2)
     await until(lambda: not isolated.state.blocks.is_watched)
-    ref = await put_watched(isolated)
+    # Longer than a slow machine takes for an array.
+    monkeypatch.setattr(_requests, "_DRAINED", 1.0)
+    ref = await isolated.put(host)
+    assert isolated.state.blocks.is_watched
     before = isolated.state.blocks._notifier.notifications
     del ref
     assert isolated.state.blocks._notifier.notifications == before

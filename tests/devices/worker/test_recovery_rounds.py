@@ -31,13 +31,15 @@ async def kill(load: Load) -> None:
 
 
 async def segfault(load: Load) -> None:
+    process = load.device.dispatch.process
     ta.testing.inject_fault(load.device, ta.random.Bits, segfault=True)
     with pytest.raises(ta.ContextPoisonedError) as caught:
         await load.device.ask(TRIGGER)
     assert caught.value.operation == "random.Bits"
     cause = str(caught.value.__cause__)
-    # Its end of the channel may be closed a good while before it is dead: nobody waits for that.
+    # Its end of the channel may be closed a good while before it is dead: the error does not wait for that.
     assert "was killed by SIGSEGV" in cause or "the worker process ended" in cause
+    assert await process.wait() == "was killed by SIGSEGV"
 
 
 async def poison(load: Load) -> None:
