@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -31,6 +32,28 @@ pytestmark = [
     pytest.mark.timeout(SECONDS + 120),
     pytest.mark.xdist_group("service"),
 ]
+
+
+@pytest.mark.parametrize(
+    "forms",
+    [
+        "array arrays",
+        "cache caches cached caching",
+        "device devices",
+        "kill kills killed killing",
+        "pass passes passed passing",
+        "process processes processed processing",
+        "queue queues queued",
+        "string strings",
+        "time times",
+    ],
+)
+def test_forms_of_a_word_are_one_word(monkeypatch: pytest.MonkeyPatch, forms: str) -> None:
+    monkeypatch.syspath_prepend(str(SERVICE))
+    model = importlib.import_module("search_model")
+    assert len(set(model.words_of(forms))) == 1
+    assert model.words_of("the device") != model.words_of("the kernel")
+    assert model.words_of("It is what you have.") == []
 
 
 @attrs.frozen

@@ -35,7 +35,7 @@ in into is it its just may me more most my no nor not of on one only or other ou
 should so some such than that the their them then there these they this those through to too under until up
 us was we were what when where which while who whom why will with would you your
 """
-ENDS = ("ing", "ed", "es", "s")
+ENDS = ("ing", "ed", "es", "s", "e")
 
 _SILENT = frozenset(FUNCTION_WORDS.split())
 _WORD = re.compile(r"[a-z][a-z_]+")
@@ -81,7 +81,7 @@ def words_of(text: str) -> list[str]:
 def stem_of(word: str) -> str:
     """A word without its end: "killed" and "kills" are one word."""
     for end in ENDS:
-        if word.endswith(end) and len(word) >= len(end) + 4:
+        if word.endswith(end) and len(word) >= len(end) + 4 and not word.endswith("ss"):
             return word.removesuffix(end)
     return word
 
