@@ -44,12 +44,12 @@ MACHINES = ("small", "large")
 OF_THE_MACHINE = (
     "tests/backends/cpu",
     "tests/backends/test_fft.py",
-    "tests/cli/test_bench.py",
+    "tests/benchmarks/test_command.py",
+    "tests/benchmarks/test_harness.py",
+    "tests/benchmarks/test_processors.py",
     "tests/cli/test_info.py",
     "tests/devices/test_host_pool.py",
     "tests/interop/test_scipy_fft.py",
-    "tests/test_benchmarks.py",
-    "tests/test_benchmark_processors.py",
 )
 OF_DOCS = ("tests/test_docs.py", "tests/test_docs_examples.py", "tests/test_reference.py")
 # Imports PyTorch, which is no dependency.
@@ -216,7 +216,8 @@ def _test_on_stand_in(session: nox.Session, *sample: str) -> None:
     builder = str(ROOT / "tests" / "stand_in" / "build.py")
     command = (_Environment.python, "-m", "pytest", "-m", "not gpu and not slow and not alone")
     ignored = [f"--ignore-glob={path}" for path in NO_DEVICE]
-    folders = session.posargs or [*sample, *TWO_AT_A_TIME, *(f"tests/{folder}" for folder in STAND_IN)]
+    tests = (*(f"tests/{folder}" for folder in STAND_IN), "tests/benchmarks/test_bandwidth_rows.py")
+    folders = session.posargs or [*sample, *TWO_AT_A_TIME, *tests]
     _python(session, builder, "--", *command, *ignored, *folders, env={"TRIO_ACCEL_BACKEND": "cuda"})
 
 
@@ -225,7 +226,7 @@ def lint(session: nox.Session) -> None:
     """Check style and async rules, and that the changelog fragments are well formed."""
     _python(session, "-m", "ruff", "check")
     _python(session, "-m", "ruff", "format", "--check")
-    _lint_async(session, "trio_accel", "examples")
+    _lint_async(session, "trio_accel", "examples", "benchmarks")
     _python(session, "-m", "towncrier", "build", "--draft", "--version=next", silent=True)
 
 
@@ -298,8 +299,8 @@ def examples(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["env"], default=False)
 def benchmarks(session: nox.Session) -> None:
-    """Print the benchmark table; arguments after `--` go to `trio-accel bench`. A missed goal fails it."""
-    _python(session, "-m", "_trio_accel", "bench", *session.posargs)
+    """Print the benchmark table; what follows `--` goes to `python -m benchmarks`. A missed goal fails it."""
+    _python(session, "-m", "benchmarks", *session.posargs)
 
 
 @nox.session(venv_backend="none", requires=["env"], default=False)
@@ -309,7 +310,7 @@ def gpu(session: nox.Session) -> None:
     if reason is not None:
         session.error(f"cannot test on the hardware: {reason}")
     out = ("--out", str(Path(session.create_tmp()) / "results"))
-    _python(session, "-m", "trio_accel.benchmarks.gpu", *out, *session.posargs)
+    _python(session, "-m", "benchmarks.gpu", *out, *session.posargs)
 
 
 @nox.session(venv_backend="none", requires=["env"], default=False)

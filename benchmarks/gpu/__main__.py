@@ -1,4 +1,4 @@
-"""``python -m trio_accel.benchmarks.gpu --out FOLDER``: everything that needs the hardware."""
+"""``python -m benchmarks.gpu --out FOLDER``: everything that needs the hardware."""
 
 from __future__ import annotations
 

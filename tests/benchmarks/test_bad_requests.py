@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import trio_accel as ta
-from trio_accel.benchmarks.bad_requests import BadRequests, Report
+from benchmarks.bad_requests import BadRequests, Report
 
 
 @pytest.mark.slow

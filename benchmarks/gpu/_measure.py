@@ -1,4 +1,4 @@
-"""``python -m trio_accel.benchmarks.gpu._measure NAMES --json FILE``: benchmarks, kept as they come."""
+"""``python -m benchmarks.gpu._measure NAMES --json FILE``: benchmarks, kept as they come."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A device whose contexts are lost all the time: ``python -m trio_accel.benchmarks.bad_requests [SECONDS]``.
+"""A device whose contexts are lost all the time: ``python -m benchmarks.bad_requests [SECONDS]``.
 
 Clients ask without a pause and check every result, while another one asks for something that loses the
 context, once a second. The device has default options, but for its isolation.

@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     names = ", ".join(section.name for section in SECTIONS)
     parser = argparse.ArgumentParser(
-        prog="python -m trio_accel.benchmarks.gpu",
+        prog="python -m benchmarks.gpu",
         description="Tests, faults, benchmarks and a soak on the hardware.",
         epilog=f"Sections, in their order: {names}. The table shows earlier runs in the folder, too.",
     )

@@ -13,8 +13,7 @@ import trio
 import trio.testing
 
 import trio_accel as ta
-from trio_accel.backends.cpu import CpuBackend
-from trio_accel.benchmarks import (
+from benchmarks import (
     BENCHMARKS,
     Figure,
     Goal,
@@ -28,12 +27,13 @@ from trio_accel.benchmarks import (
     select,
     table,
 )
-from trio_accel.benchmarks._harness import alternate, per_call
-from trio_accel.benchmarks._mixed import mixed_matrices, mixed_works, repeated_matrix
-from trio_accel.benchmarks._statistics import Pairs, percentile
-from trio_accel.benchmarks._table import goal_text, number
-from trio_accel.benchmarks.loop_lag import lags
-from trio_accel.benchmarks.rivals import MIXED, banded
+from benchmarks._harness import alternate, per_call
+from benchmarks._mixed import mixed_matrices, mixed_works, repeated_matrix
+from benchmarks._statistics import Pairs, percentile
+from benchmarks._table import goal_text, number
+from benchmarks.loop_lag import lags
+from benchmarks.rivals import MIXED, banded
+from trio_accel.backends.cpu import CpuBackend
 
 IS_ISOLATED = "process" in ta.list_devices()[0].isolations
 ISOLATIONS = [
@@ -260,7 +260,7 @@ async def test_who_watches_is_told_between_measurements_only() -> None:
 
 async def test_what_is_not_installed_is_a_row_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pykka", None)
-    monkeypatch.delitem(sys.modules, "trio_accel.benchmarks._pykka", raising=False)
+    monkeypatch.delitem(sys.modules, "benchmarks._pykka", raising=False)
     (benchmark,) = select(["actors.ask-pykka"])
     rows = await benchmark.run(Plan.quick())
     assert [row.name for row in rows] == ["actors.ask-pykka", "actors.ask-pykka-thread"]

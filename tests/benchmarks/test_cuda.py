@@ -7,8 +7,8 @@ import importlib.util
 import pytest
 from chosen import BACKEND
 
-from trio_accel.benchmarks import BENCHMARKS, Benchmark, Plan, Verdict
-from trio_accel.benchmarks.rivals import RivalMissingError, open_rival
+from benchmarks import BENCHMARKS, Benchmark, Plan, Verdict
+from benchmarks.rivals import RivalMissingError, open_rival
 
 CUDA = [benchmark for benchmark in BENCHMARKS if benchmark.group == "cuda"]
 ON_CUDA = pytest.mark.skipif(BACKEND != "cuda", reason="it needs a CUDA device")

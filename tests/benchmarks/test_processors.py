@@ -13,11 +13,11 @@ import attrs
 import pytest
 import trio
 
-from trio_accel.benchmarks import Goal, Plan, Result, _processors, describe_plan
-from trio_accel.benchmarks._harness import Figure, alternate
-from trio_accel.benchmarks._processors import Processors, process_tree
-from trio_accel.benchmarks._statistics import Pairs
-from trio_accel.benchmarks._table import cells
+from benchmarks import Goal, Plan, Result, _processors, describe_plan
+from benchmarks._harness import Figure, alternate
+from benchmarks._processors import Processors, process_tree
+from benchmarks._statistics import Pairs
+from benchmarks._table import cells
 
 pytestmark = pytest.mark.skipif(not Processors.are_told(), reason="this system does not tell of processors")
 
@@ -66,7 +66,7 @@ async def _alternate(
         def __new__(cls) -> _Scripted:
             return processors
 
-    monkeypatch.setattr("trio_accel.benchmarks._harness.Processors", Factory)
+    monkeypatch.setattr("benchmarks._harness.Processors", Factory)
 
     async def measure(name: str) -> float:
         await trio.lowlevel.checkpoint()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -14,6 +15,7 @@ import trio
 __all__ = ["Rival", "RivalMissingError", "open_rival"]
 
 _MOST = 1 << 16
+_ROOT = Path(__file__).parents[2]
 
 
 class RivalMissingError(Exception):
@@ -91,8 +93,10 @@ async def open_rival(kind: str) -> AsyncGenerator[Rival, None]:
     Raises:
         RivalMissingError: It is not installed, or finds no device.
     """
-    command = [sys.executable, "-m", "trio_accel.benchmarks.rivals", kind]
-    process = await trio.lowlevel.open_process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    command = [sys.executable, "-m", "benchmarks.rivals", kind]
+    process = await trio.lowlevel.open_process(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_ROOT
+    )
     rival = Rival(process)
     try:
         await rival.receive()

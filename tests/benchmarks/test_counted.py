@@ -6,8 +6,8 @@ import pytest
 import trio
 import trio.testing
 
-from trio_accel.benchmarks import _counted
-from trio_accel.benchmarks._counted import Counted
+from benchmarks import _counted
+from benchmarks._counted import Counted
 
 
 async def test_how_they_begin_and_end_does_not_count(

@@ -7,8 +7,8 @@ import itertools
 import pytest
 from chosen import BACKEND
 
-from trio_accel.benchmarks import Plan, cuda_bandwidth
-from trio_accel.benchmarks._processors import Processors
+from benchmarks import Plan, cuda_bandwidth
+from benchmarks._processors import Processors
 
 
 @pytest.mark.skipif(BACKEND != "cuda", reason="it is measured on CUDA devices")

@@ -1,4 +1,4 @@
-"""``python -m trio_accel.benchmarks.rivals KIND``: measures what its input asks for, line by line."""
+"""``python -m benchmarks.rivals KIND``: measures what its input asks for, line by line."""
 
 from __future__ import annotations
 

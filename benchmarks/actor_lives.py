@@ -17,7 +17,7 @@ from ._statistics import Pairs, Summary
 
 __all__ = ["BENCHMARKS", "run_child"]
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[1]
 
 
 @attrs.frozen
@@ -112,7 +112,7 @@ async def resident(plan: Plan) -> tuple[Result, ...]:
 
 async def run_child(*arguments: object) -> dict[str, float]:
     """Measure in a process of its own; see `_child`."""
-    command = [sys.executable, "-m", "trio_accel.benchmarks._child", *map(str, arguments)]
+    command = [sys.executable, "-m", "benchmarks._child", *map(str, arguments)]
     finished = await trio.run_process(command, capture_stdout=True, cwd=_ROOT)
     figures: dict[str, float] = json.loads(finished.stdout)
     return figures

@@ -1,4 +1,4 @@
-"""``trio-accel bench``: which benchmarks run, what is printed, and the exit code."""
+"""``python -m benchmarks``: which benchmarks run, what is printed, and the exit code."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ import json
 import math
 import os
 import pty
-import subprocess
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import signal
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import trio
+from chosen import SEARCHED
+from command import Cli, Refused, Start
 from rich.console import Console
 from terminal import drain
 
 import trio_accel as ta
-from trio_accel import benchmarks
-from trio_accel.benchmarks import BENCHMARKS, Benchmark, Figure, Goal, Plan, Result, Summary
-from trio_accel.cli._board import print_results
-
-if TYPE_CHECKING:
-    from conftest import Cli
-
-Refused = Callable[..., str]
-Start = Callable[..., "subprocess.Popen[str]"]
+from benchmarks import BENCHMARKS, Benchmark, Figure, Goal, Plan, Result, Summary, _command, select
+from benchmarks._board import print_results
+from trio_accel.backends.cpu import CpuBackend
 
 
 async def slow(plan: Plan) -> tuple[Result, ...]:
@@ -50,10 +49,7 @@ async def quick(plan: Plan) -> tuple[Result, ...]:
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = (Benchmark("test.quick", quick), Benchmark("test.slow", slow))
-    select = benchmarks.select
-    monkeypatch.setattr(
-        benchmarks, "select", lambda names, isolation: select(names, isolation=isolation, benchmarks=chosen)
-    )
+    monkeypatch.setattr(_command, "select", partial(select, benchmarks=chosen))
 
 
 def rows_of(text: str) -> list[list[str]]:
@@ -61,19 +57,19 @@ def rows_of(text: str) -> list[list[str]]:
 
 
 def test_list_says_what_is_measured_and_measures_nothing(cli: Cli) -> None:
-    done = cli("bench", "--list")
+    done = cli("--list")
     assert (done.code, done.err) == (0, "")
     lines = done.out.splitlines()
     assert [line.split()[0] for line in lines] == [benchmark.name for benchmark in BENCHMARKS]
     assert all(line.endswith(".") for line in lines)
-    document = json.loads(cli("bench", "actors", "--list", "--json").out)
+    document = json.loads(cli("actors", "--list", "--json").out)
     assert [row["name"] for row in document["benchmarks"]] == [
         benchmark.name for benchmark in BENCHMARKS if benchmark.group == "actors"
     ]
 
 
 def test_an_unknown_name_names_those_there_are(refused: Refused) -> None:
-    line = refused("bench", "actors", "actors.nonsense")
+    line = refused("actors", "actors.nonsense")
     assert line.startswith("no benchmark or group actors.nonsense; there are actors, actors.ask, ")
     for benchmark in BENCHMARKS:
         assert benchmark.name in line
@@ -91,12 +87,12 @@ def test_an_unknown_name_names_those_there_are(refused: Refused) -> None:
     ],
 )
 def test_wrong_options_end_with_one_line(refused: Refused, option: str, reason: str) -> None:
-    assert reason in refused("bench", "actors.ask", *option.split())
+    assert reason in refused("actors.ask", *option.split())
 
 
 @pytest.mark.usefixtures("fakes")
 def test_the_exit_code_is_1_where_a_goal_is_missed(cli: Cli) -> None:
-    done = cli("bench")
+    done = cli()
     assert (done.code, done.err) == (1, "")
     assert rows_of(done.out) == [
         ["test.quick", "0.500", "s", "-", "-", "at", "most", "1.00", "s", "met"],
@@ -109,7 +105,7 @@ def test_the_exit_code_is_1_where_a_goal_is_missed(cli: Cli) -> None:
 
 @pytest.mark.usefixtures("fakes")
 def test_the_exit_code_is_0_where_every_goal_is_met(cli: Cli) -> None:
-    done = cli("bench", "test.quick", "--pairs", 7)
+    done = cli("test.quick", "--pairs", 7)
     assert (done.code, done.err) == (0, "")
     assert rows_of(done.out)[1][:2] == ["test.free", "7.00"]
     assert "\nevery goal met (1), 1 row not run (" in done.out
@@ -121,7 +117,7 @@ def test_the_exit_code_is_0_where_every_goal_is_met(cli: Cli) -> None:
 @pytest.mark.usefixtures("fakes")
 @pytest.mark.parametrize(("name", "code"), [("test.quick", 0), ("test.slow", 1)])
 def test_json_is_one_document_with_the_verdicts(cli: Cli, name: str, code: int) -> None:
-    done = cli("bench", name, "--json", "--quick", "--pairs", 4)
+    done = cli(name, "--json", "--quick", "--pairs", 4)
     assert (done.code, done.err) == (code, "")
     document = json.loads(done.out)
     assert (document["ok"], document["exit_code"], document["error"]) == (code == 0, code, None)
@@ -133,7 +129,7 @@ def test_json_is_one_document_with_the_verdicts(cli: Cli, name: str, code: int) 
 
 
 def test_an_error_is_in_the_document(cli: Cli) -> None:
-    done = cli("bench", "--backend", "bogus", "--json")
+    done = cli("--backend", "bogus", "--json")
     assert done.code == 2
     document: dict[str, Any] = json.loads(done.out)
     assert (document["ok"], document["exit_code"], document["results"]) == (False, 2, [])
@@ -141,7 +137,7 @@ def test_an_error_is_in_the_document(cli: Cli) -> None:
 
 
 def test_a_benchmark_runs_from_the_command_line(start: Start) -> None:
-    process = start("bench", "actors.ask", "--quick", "--json")
+    process = start("actors.ask", "--quick", "--json")
     out, err = process.communicate(timeout=30)
     assert process.returncode in (0, 1)
     assert err == ""
@@ -161,7 +157,7 @@ def test_a_benchmark_runs_from_the_command_line(start: Start) -> None:
 
 def test_on_a_terminal_the_progress_is_live(start: Start) -> None:
     controller, terminal = pty.openpty()
-    process = start("bench", "actors.ask", "actors.restart", "--quick", stdout=terminal, stderr=terminal)
+    process = start("actors.ask", "actors.restart", "--quick", stdout=terminal, stderr=terminal)
     os.close(terminal)
     screen = drain(controller)
     assert process.wait(20) in (0, 1)
@@ -185,3 +181,30 @@ def test_the_table_fits_the_terminal(width: int, has_quartiles: bool) -> None:
     text = file.getvalue().split()
     assert "MISSED" in text
     assert "more" in text
+
+
+@pytest.mark.parametrize("name", ["actors.resident", "devices.loop-lag"])
+def test_ctrl_c_in_the_middle_of_a_benchmark(start: Start, tmp_path: Path, name: str) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environment = {**os.environ, "PYTHONPATH": SEARCHED, "TMPDIR": str(temporary)}
+    process = start(name, env=environment, start_new_session=True)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("trio-accel ")
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    # The benchmark waits for the operation that runs: about a second.
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "benchmarks: interrupted\n")
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+    assert list(temporary.iterdir()) == []
+
+
+def test_an_isolation_that_is_not_there(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    infos = CpuBackend().list_devices()
+    only_inline = tuple(attrs.evolve(info, isolations=("inline",)) for info in infos)
+    monkeypatch.setattr(CpuBackend, "list_devices", lambda self: only_inline)
+    line = refused("--isolation", "process", "--backend", "cpu")
+    assert line.startswith("cannot open a device: isolation='process' is not there for this device")
+    assert refused("--isolation", "thread").endswith('Choose from: "inline", "process".')

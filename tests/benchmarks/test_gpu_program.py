@@ -11,9 +11,9 @@ from typing import Any
 import attrs
 import pytest
 
-from trio_accel.benchmarks import BENCHMARKS, gpu
-from trio_accel.benchmarks.gpu import _program
-from trio_accel.benchmarks.gpu._sections import ROOT, SECTIONS, Section, Settings, choose
+from benchmarks import BENCHMARKS, gpu
+from benchmarks.gpu import _program
+from benchmarks.gpu._sections import ROOT, SECTIONS, Section, Settings, choose
 
 
 @attrs.frozen(kw_only=True)

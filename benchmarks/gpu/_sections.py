@@ -11,7 +11,7 @@ import attrs
 
 __all__ = ["SECTIONS", "Section", "Settings", "choose"]
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 _PYTEST = ("-m", "pytest", "-p", "no:cacheprovider", "-q", "--durations=5")
 
 
@@ -72,7 +72,7 @@ class Section:
             quick = ("--scale", "0.002") if settings.is_small else ()
             options = ("--pairs", str(settings.pairs), "--backend", settings.backend, *quick)
             target = str(settings.out / f"{self.name}.json")
-            module = "trio_accel.benchmarks.gpu._measure"
+            module = "benchmarks.gpu._measure"
             return [sys.executable, "-m", module, *self.measures, "--json", target, *options]
         in_full = () if settings.is_small else self.in_full
         return [sys.executable, "-m", "trio_accel.cli", *self.command, *in_full]

@@ -1,6 +1,7 @@
-"""Benchmarks: ours beside a peer in the same run. ``trio-accel bench`` runs them.
+"""Benchmarks: ours beside a peer in the same run. ``python -m benchmarks`` runs them.
 
-Uses the public names of ``trio_accel`` only.
+They run from a checkout, and no wheel has them. They use the public names of ``trio_accel`` only; their
+command line is made of the same parts as the package's.
 """
 
 from ._harness import Benchmark, Figure, Goal, Isolation, Plan, Result, Verdict

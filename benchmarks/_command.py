@@ -1,19 +1,19 @@
-"""``trio-accel bench``: runs benchmarks and judges them; live on a terminal, or as one JSON document."""
+"""``python -m benchmarks``: runs benchmarks and judges them; live on a terminal, or as one JSON document."""
 
 from __future__ import annotations
 
 import json
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import attrs
 import trio
+from cyclopts import App, Parameter
+from cyclopts.validators import Number
 from rich.markup import escape
 
 import trio_accel as ta
-from trio_accel import benchmarks
-from trio_accel.benchmarks import Benchmark, Isolation, Machine, Plan, Result, Verdict
-from trio_accel.cli._board import Board, open_board, print_results
+from trio_accel.cli._app import Backend, Flag, IsolationOption, Json, run_app
 from trio_accel.cli._device import open_device
 from trio_accel.cli._errors import InputError
 from trio_accel.cli._json import run_for_json
@@ -22,12 +22,27 @@ from trio_accel.cli._results import count_of
 from trio_accel.cli._run import run_async
 from trio_accel.cli._screen import make_console, print_line
 
+from ._board import Board, open_board, print_results
+from ._harness import Benchmark, Isolation, Plan, Result, Verdict
+from ._machine import Machine
+from ._selection import select
+from ._table import describe_plan
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import Console
 
-__all__ = ["choose", "list_benchmarks", "make_plan", "run_benchmarks"]
+__all__ = ["run"]
+
+app = App(
+    name="benchmarks",
+    usage="Usage: python -m benchmarks [NAME...] [OPTIONS]",
+    help_epilogue="Exit codes: 0 every goal is met, 1 one is missed, 2 a name or an option cannot be used, "
+    "130 ended by Ctrl-C.",
+    version_flags=(),
+    result_action="return_value",
+)
 
 _LISTED = ("name", "isolation", "description")
 
@@ -63,7 +78,47 @@ class _Document:
         return json.dumps(document, allow_nan=False, indent=2)
 
 
-def choose(names: Sequence[str], isolation: Isolation | None) -> Sequence[Benchmark]:
+def run(arguments: Sequence[str]) -> int:
+    """Measure what the arguments name, and return the exit code.
+
+    Raises:
+        InputError: The arguments are wrong, or what they name cannot be used.
+    """
+    return run_app(app, arguments)
+
+
+@app.default
+def bench(
+    *names: str,
+    list_: Annotated[bool, Parameter(name="--list", negative=(), show_default=False)] = False,
+    backend: Backend = None,
+    isolation: IsolationOption = None,
+    pairs: Annotated[int | None, Parameter(validator=Number(gte=1, lte=1000), show_default=False)] = None,
+    quick: Flag = False,
+    json: Json = False,
+) -> int:
+    """Measure this library beside others in the same run, and compare with the goals.
+
+    Prints one table of medians and ratios, and the machine. On a machine with other users only the
+    ratios mean something.
+
+    Args:
+        names: Benchmarks, or groups of them such as actors. Default: all.
+        list_: List the benchmarks with a description each, and run none.
+        backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
+        isolation: Run only the benchmarks of a device with its context there. Default: all.
+        pairs: Measurements of ours and of the peer each. Default: 25.
+        quick: Only check that all of them run; the numbers mean little.
+        json: Print one JSON document and nothing else.
+    """
+    chosen = _choose(names, isolation)
+    if list_:
+        return _list_benchmarks(chosen, as_json=json)
+    plan = _make_plan(backend=backend, pairs=pairs, quick=quick)
+    return _run_benchmarks(chosen, plan, isolation=isolation, as_json=json)
+
+
+def _choose(names: Sequence[str], isolation: Isolation | None) -> Sequence[Benchmark]:
     """The benchmarks that names and groups mean, all of them where there is no name.
 
     Args:
@@ -74,18 +129,18 @@ def choose(names: Sequence[str], isolation: Isolation | None) -> Sequence[Benchm
         InputError: A name is none; the message lists what there is. Or none is left.
     """
     try:
-        return benchmarks.select(names, isolation=isolation)
+        return select(names, isolation=isolation)
     except ValueError as error:
         raise InputError(str(error)) from error
 
 
-def make_plan(*, backend: str | None, pairs: int | None, quick: bool) -> Plan:
+def _make_plan(*, backend: str | None, pairs: int | None, quick: bool) -> Plan:
     """How much to measure, and on which device: the full work unless told otherwise."""
     plan = attrs.evolve(Plan.quick() if quick else Plan(), backend=backend)
     return plan if pairs is None else attrs.evolve(plan, pairs=pairs)
 
 
-def list_benchmarks(chosen: Sequence[Benchmark], *, as_json: bool) -> int:
+def _list_benchmarks(chosen: Sequence[Benchmark], *, as_json: bool) -> int:
     """Say what is measured, and measure nothing."""
     if as_json:
         rows = [{name: getattr(benchmark, name) for name in _LISTED} for benchmark in chosen]
@@ -97,7 +152,7 @@ def list_benchmarks(chosen: Sequence[Benchmark], *, as_json: bool) -> int:
     return 0
 
 
-def run_benchmarks(
+def _run_benchmarks(
     chosen: Sequence[Benchmark], plan: Plan, *, isolation: Isolation | None, as_json: bool
 ) -> int:
     """Measure, and judge by the goals.
@@ -133,7 +188,7 @@ async def _show(chosen: Sequence[Benchmark], document: _Document) -> int:
     info = await _look(document)
     console = make_console()
     print_line(console, f"[bold]trio-accel {ta.__version__} on {escape(info.name)}[/]")
-    print_line(console, escape(f"{document.machine}\n{benchmarks.describe_plan(document.plan)}\n"))
+    print_line(console, escape(f"{document.machine}\n{describe_plan(document.plan)}\n"))
     start = trio.current_time()
     try:
         with open_board(console, len(chosen)) as board:

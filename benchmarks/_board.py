@@ -15,14 +15,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from trio_accel.benchmarks import HEADER, Verdict, cells, table
+from ._harness import Verdict
+from ._table import HEADER, cells, table
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from rich.console import Console, RenderableType
 
-    from trio_accel.benchmarks import Result
+    from ._harness import Result
 
 __all__ = ["Board", "open_board", "print_results"]
 
