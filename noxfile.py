@@ -52,9 +52,7 @@ OF_THE_MACHINE = (
     "tests/interop/test_scipy_fft.py",
 )
 OF_DOCS = ("tests/test_docs.py", "tests/test_docs_examples.py", "tests/test_reference.py")
-# Imports PyTorch, which is no dependency.
-WITH_PYTORCH = "trio_accel/cli/_minilm_torch.py"
-OF_EXAMPLES = ("tests/test_examples.py",)
+OF_EXAMPLES = ("tests/test_examples.py", "tests/encode")
 # Calls that block on a device or on a vendor library's planning: in async code they hold up the Trio loop.
 # The left side is a pattern for the call as it is written; the right side must not contain a comma.
 BLOCKING_CALLS = {
@@ -284,9 +282,7 @@ def docs(session: nox.Session) -> None:
     _python(session, "docs/make_reference.py", "--check")
     session.log("Sphinx and the doctests of the package at once: each takes one core")
     pages = _start("-m", "sphinx", "-qW", "--keep-going", "-b", "html", "docs", "docs/_build/html")
-    _wait(
-        session, pages, _start("-m", "pytest", "--doctest-modules", f"--ignore={WITH_PYTORCH}", "trio_accel")
-    )
+    _wait(session, pages, _start("-m", "pytest", "--doctest-modules", "trio_accel"))
     session.log(f"the pages begin at {ROOT / 'docs' / '_build' / 'html' / 'index.html'}")
     _python(session, "-m", "pytest", *TWO_AT_A_TIME, *OF_DOCS)
 

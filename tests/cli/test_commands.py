@@ -38,7 +38,6 @@ def test_help_of_the_demo_names_its_steps_in_order(cli: Cli) -> None:
         "spectrum",
         "solve",
         "recover",
-        "encode",
     ]
     assert "Exit codes: 0 every check holds" in done.out
 
@@ -53,13 +52,6 @@ def test_help_of_the_demo_names_its_steps_in_order(cli: Cli) -> None:
         ("demo spectrum", ["--audio", "--output", "--backend", "--isolation", "--json"]),
         ("demo solve", ["--matrix", "--rtol", "--max-iterations", "--backend", "--isolation", "--json"]),
         ("demo recover", ["--rounds", "--backend", "--isolation", "--json"]),
-        (
-            "demo encode",
-            [
-                *("--query", "--text", "--model", "--faults", "--rounds", "--clients"),
-                *("--backend", "--isolation", "--json"),
-            ],
-        ),
     ],
 )
 def test_every_option_is_described(cli: Cli, command: str, options: list[str]) -> None:
@@ -80,7 +72,7 @@ def test_version(cli: Cli) -> None:
     ("command", "reason"),
     [
         ("bogus", 'Unknown command "bogus". Available commands: demo, info, trace, top.'),
-        ("demo bogus", "there is no demo 'bogus'; there are matmul, spectrum, solve, recover, encode"),
+        ("demo bogus", "there is no demo 'bogus'; there are matmul, spectrum, solve, recover"),
         ("demo matmul extra", "too many arguments: extra"),
         ("demo --nothing", "Unknown option"),
         ("demo --backend", "requires an argument"),

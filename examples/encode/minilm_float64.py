@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import numpy.typing as npt
-
-    from trio_accel.cli._minilm import Shape
+    from minilm import Shape
 
     Doubles = npt.NDArray[np.float64]
 

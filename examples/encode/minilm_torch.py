@@ -6,8 +6,9 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from minilm import Encoder, embeddings_of
+
 import trio_accel as ta
-from trio_accel.cli._minilm import Encoder, embeddings_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from trio_accel.cli._minilm import Shape, weights_of
+from minilm import Shape, weights_of
 
 WORDS = [
     "[PAD]",
