@@ -89,7 +89,7 @@ class WorkerDispatch:
             alarms=self._alarms,
         )
         self._answers = self._generations.answers
-        self._measures = Measures(device, self._answers.mirror)
+        self._measures = Measures(device, self._answers.actors)
         self._leases = Leases(device, self._sender, self._chunks)
         # A worker whose loop blocks cannot be told that something was copied.
         self._by_value = sys.maxsize if isinstance(self._options.completion, SyncCompletion) else SMALL
