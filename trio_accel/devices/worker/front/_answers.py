@@ -238,16 +238,19 @@ class AnswerHandler:
             else:
                 if placed:
                     self._chunks.record(placed)
-                library = request.library
-                if error is not None and isinstance(error, ActorFailedError):
-                    self.actors.failed[library] += 1
-                else:
-                    self.actors.handled[library] += 1
-                if error is None and library not in link.used:
-                    link.used.add(library)
-                    self._pool.use(library)
+                self._count(link, request.library, error)
         elif isinstance(request, LeaseRequest) and not request.granted.is_set():
             self._outcomes.end_lease(request)
+
+    def _count(self, link: WorkerLink, library: str, error: BaseException | None) -> None:
+        """Count an operation for the tree; the next workers open a library ahead once one has succeeded."""
+        if error is not None and isinstance(error, ActorFailedError):
+            self.actors.failed[library] += 1
+        else:
+            self.actors.handled[library] += 1
+        if error is None and library not in link.used:
+            link.used.add(library)
+            self._pool.use(library)
 
     def _request(self, link: WorkerLink, number: int) -> RemoteRequest | None:
         """The request that a worker speaks of; None if it is no concern of this worker any more.
