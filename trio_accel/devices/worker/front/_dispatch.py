@@ -30,14 +30,14 @@ from ._chunks import ChunkTable
 from ._context import WorkerContextActor
 from ._copy_service import CopyService
 from ._generations import Generations
-from ._host_arrays import HostArrays, Staging
 from ._leases import Leases
 from ._left_memory import INTACT, LeftMemory
 from ._measures import MeasuredRequest, Measures
 from ._outcomes import OutcomePolicy
 from ._pool import WorkerPool, check_options
-from ._request import OperationRequest, RemoteRequest
+from ._request import HostArrays, OperationRequest, RemoteRequest
 from ._requests import RequestSender
+from ._staging import Staging
 
 __all__ = ["WorkerDispatch"]
 

@@ -20,7 +20,7 @@ from ..transport._framing import Received
 from ..transport._page import FIRST_WORD, WORDS, SharedPage
 from ..transport._spin_wait import SpinWait
 from ._chunks import Chunk
-from ._launches import TemplateTable
+from ._launch_encoding import TemplateTable
 
 __all__ = ["MessageHandler", "WorkerLink", "died"]
 

@@ -9,9 +9,8 @@ from ...engine._device_state import DeviceState
 from ...operations._operation import Launch
 from ..transport._codec import Message
 from ._actors import WorkerActors
-from ._host_arrays import HostArrays
-from ._launches import TemplateTable
-from ._request import OperationRequest
+from ._launch_encoding import TemplateTable
+from ._request import HostArrays, OperationRequest
 
 __all__ = ["MeasuredRequest", "Measures"]
 

@@ -99,9 +99,13 @@ class Trials:
             environment: The application's environment now.
             directory: Descriptor of its working directory, which belongs to this from here on.
         """
-        lists = [cast("list[str]", order[name]) for name in ("preload", "checks", "path", "arguments")]
+        preload, checks, path, arguments = (
+            cast("list[str]", order[name]) for name in ("preload", "checks", "path", "arguments")
+        )
         module = cast("str", order["module"])
-        self._waiting.append(Candidate(number, module, *lists, environment, directory))
+        self._waiting.append(
+            Candidate(number, module, preload, checks, path, arguments, environment, directory)
+        )
         self._go_on()
 
     def patience(self) -> float | None:
