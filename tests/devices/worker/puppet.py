@@ -15,7 +15,7 @@ import trio
 from trio_accel.devices.worker.launcher._launcher import Launcher
 from trio_accel.devices.worker.transport._answers import ANSWERS, MEMORY
 from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel
-from trio_accel.devices.worker.transport._launches import ALLOCATIONS
+from trio_accel.devices.worker.transport._launch_format import ALLOCATIONS
 from trio_accel.devices.worker.transport._page import SharedPage
 
 __all__ = ["Puppet", "Puppets", "in_json"]

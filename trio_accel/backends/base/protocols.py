@@ -524,6 +524,17 @@ class AccelBackend(Protocol):
         """
         ...
 
+    @property
+    def driver_check(self) -> str | None:
+        """File of a function `driver_in_use() -> str | None`, which says if this process has initialised it.
+
+        Workers are forks of a process that has imported modules of the program's, and a fork can use no
+        driver that was initialised before. So a child tries each module first, and calls the function after
+        the import. The child loads the file by its path, without the package: the file must import nothing
+        but the standard library. None: the backend has no driver.
+        """
+        ...
+
     def list_devices(self) -> tuple[DeviceInfo, ...]:
         """Find the devices; safe (and empty) where driver or hardware are missing. Blocks."""
         ...

@@ -35,6 +35,11 @@ class CpuBackend:
         """The kernels of all libraries, with SciPy: most of a worker's start is to import them."""
         return tuple(f"{__package__}{module}" for module in LIBRARIES.values())
 
+    @property
+    def driver_check(self) -> None:
+        """None: there is no driver."""
+        return None
+
     def list_devices(self) -> tuple[DeviceInfo, ...]:
         """Describe the one device."""
         return (

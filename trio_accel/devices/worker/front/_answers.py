@@ -12,7 +12,7 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ....actors import ActorEvent, Event, MessageEvent
+from ....actors import ActorEvent, ActorFailedError, Event, MessageEvent
 from ....backends.base.ops import ArraySpec
 from ...base._alarms import Alarms
 from ...base._errors import locate
@@ -22,12 +22,12 @@ from ...operations._operation import LaunchTimes
 from ..transport._codec import NonsenseError
 from ..transport._frames import Address
 from ..transport._framing import LOST, Received, close_all
+from ._actors import WorkerActors
 from ._calls import Calls
 from ._chunks import ChunkTable
 from ._copy_service import CopyService
 from ._link import WorkerLink
 from ._logs import record_of
-from ._mirror import Mirror
 from ._outcomes import OutcomePolicy, TryAgainError
 from ._pool import WorkerPool
 from ._request import LeaseRequest, OperationRequest, RemoteRequest
@@ -54,7 +54,7 @@ class AnswerHandler:
         lose: Called when a worker has lost its context.
 
     Attributes:
-        mirror: The actors of the worker that serves.
+        actors: The actors of the worker that serves.
         on_first_success: Called when the context completes its first request without an error, once.
     """
 
@@ -71,7 +71,7 @@ class AnswerHandler:
         calls: Calls,
         lose: Callable[[WorkerLink, Exception], None],
     ) -> None:
-        self.mirror: Mirror = Mirror()
+        self.actors: WorkerActors = WorkerActors()
         self.on_first_success: Callable[[], None] | None = None
         self._device = device
         self._requests = requests
@@ -160,7 +160,7 @@ class AnswerHandler:
         addresses = request.early
         if addresses is None or not self._is_plain(request) or not link.complete_early(request.number):
             return True
-        self._done(request, addresses, (), None)
+        self._done(link, request, addresses, (), None)
         return False
 
     def _on_early(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
@@ -208,10 +208,15 @@ class AnswerHandler:
             if addresses:
                 _check_addresses(request, addresses, self._chunks)
             _check_results(request, results, trouble)
-            self._done(request, addresses, results, trouble)
+            self._done(link, request, addresses, results, trouble)
 
     def _done(
-        self, request: RemoteRequest, addresses: tuple[Address, ...], results: tuple[bytes, ...], trouble: Any
+        self,
+        link: WorkerLink,
+        request: RemoteRequest,
+        addresses: tuple[Address, ...],
+        results: tuple[bytes, ...],
+        trouble: Any,
     ) -> None:
         """The worker is done with a request."""
         self._requests.done(request.number)
@@ -231,12 +236,21 @@ class AnswerHandler:
             except TryAgainError:
                 self._collect(request)
             else:
-                self._chunks.record(placed)
-                self.mirror.done(request.library, error)
-                if error is None and request.library not in self._pool.in_use:
-                    self._pool.use(request.library)
+                if placed:
+                    self._chunks.record(placed)
+                self._count(link, request.library, error)
         elif isinstance(request, LeaseRequest) and not request.granted.is_set():
             self._outcomes.end_lease(request)
+
+    def _count(self, link: WorkerLink, library: str, error: BaseException | None) -> None:
+        """Count an operation for the tree; the next workers open a library ahead once one has succeeded."""
+        if error is not None and isinstance(error, ActorFailedError):
+            self.actors.failed[library] += 1
+        else:
+            self.actors.handled[library] += 1
+        if error is None and library not in link.used:
+            link.used.add(library)
+            self._pool.use(library)
 
     def _request(self, link: WorkerLink, number: int) -> RemoteRequest | None:
         """The request that a worker speaks of; None if it is no concern of this worker any more.
@@ -357,7 +371,7 @@ class AnswerHandler:
         _expect(event.path.startswith(f"{self._device.path}/context/"), "event: of another's actor")
         if isinstance(event, ActorEvent):
             event = attrs.evolve(event, pid=link.process.pid)
-        self.mirror.take(event, actor_class)
+        self.actors.take(event, actor_class)
         observers = self._device.system.observers
         if isinstance(event, MessageEvent):
             observers.emit(event)

@@ -30,14 +30,14 @@ from ._chunks import ChunkTable
 from ._context import WorkerContextActor
 from ._copy_service import CopyService
 from ._generations import Generations
-from ._host_arrays import HostArrays, Staging
 from ._leases import Leases
 from ._left_memory import INTACT, LeftMemory
 from ._measures import MeasuredRequest, Measures
 from ._outcomes import OutcomePolicy
 from ._pool import WorkerPool, check_options
-from ._request import OperationRequest, RemoteRequest
+from ._request import HostArrays, OperationRequest, RemoteRequest
 from ._requests import RequestSender
+from ._staging import Staging
 
 __all__ = ["WorkerDispatch"]
 
@@ -89,7 +89,7 @@ class WorkerDispatch:
             alarms=self._alarms,
         )
         self._answers = self._generations.answers
-        self._measures = Measures(device, self._answers.mirror)
+        self._measures = Measures(device, self._answers.actors)
         self._leases = Leases(device, self._sender, self._chunks)
         # A worker whose loop blocks cannot be told that something was copied.
         self._by_value = sys.maxsize if isinstance(self._options.completion, SyncCompletion) else SMALL

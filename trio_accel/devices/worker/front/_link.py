@@ -20,7 +20,7 @@ from ..transport._framing import Received
 from ..transport._page import FIRST_WORD, WORDS, SharedPage
 from ..transport._spin_wait import SpinWait
 from ._chunks import Chunk
-from ._launches import TemplateTable
+from ._launch_encoding import TemplateTable
 
 __all__ = ["MessageHandler", "WorkerLink", "died"]
 
@@ -60,6 +60,7 @@ class WorkerLink:
         post: Sends a small message of plain values, together with others; see `Channel.post`.
         templates: The launch templates that it has.
         words: The shared words of the libraries that were used, by their import paths.
+        used: Libraries that have completed an operation in it.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class WorkerLink:
         self._stuck_after = stuck_after
         self._error: Exception | None = None
         self.words: dict[str, int] = {}
+        self.used: set[str] = set()
         self._free_words: list[int] = []
         # What the words said at its death.
         self._last: dict[str, int] | None = None
@@ -182,8 +184,19 @@ class WorkerLink:
         await self._channel.spin(take, goes_on, partial(self.page.is_over, request))
 
     @enable_ki_protection
-    async def run(self, handle: MessageHandler, on_end: Callable[[WorkerLink], None]) -> None:
-        """Serve the connection until the worker has ended; the worker is dead and gone when this returns."""
+    async def run(
+        self,
+        handle: MessageHandler,
+        on_end: Callable[[WorkerLink], None],
+        on_gone: Callable[[WorkerLink], None],
+    ) -> None:
+        """Serve the connection until the worker has ended; the worker is dead and gone when this returns.
+
+        Args:
+            handle: Takes what the worker sends.
+            on_end: Called when it has ended; perhaps twice.
+            on_gone: Called when nothing is left of it.
+        """
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._channel.run)
@@ -205,12 +218,15 @@ class WorkerLink:
                 on_end(self)
                 nursery.cancel_scope.cancel(reason="the worker has ended")
         finally:
-            with trio.CancelScope(shield=True):
-                self.process.kill()
-                self._end(await self.process.wait())
-                # Again, if it was not reached above; the owner of the requests looks at the words.
-                on_end(self)
-                self._bury()
+            try:
+                with trio.CancelScope(shield=True):
+                    self.process.kill()
+                    self._end(await self.process.wait())
+                    # Again, if it was not reached above; the owner of the requests looks at the words.
+                    on_end(self)
+                    self._bury()
+            finally:
+                on_gone(self)
 
     @enable_ki_protection
     async def _wait_for_death(self) -> None:

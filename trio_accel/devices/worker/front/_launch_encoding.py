@@ -1,4 +1,4 @@
-"""Launches as the application sends them to a worker: whole, or by a template.
+"""Writes launches as the application sends them to a worker: whole, or by a template.
 
 Operations that differ from earlier ones in their blocks alone are sent as the number of a launch template and
 these blocks: the rest is sent only once.
@@ -6,16 +6,20 @@ these blocks: the rest is sent only once.
 
 from __future__ import annotations
 
+import enum
+import functools
+import reprlib
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from operator import attrgetter
-from typing import Any, TypeAlias, cast
+from typing import Any, NoReturn, TypeAlias, cast
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ....backends.base import CacheCounts
+from ....backends.base import CacheCounts, DType
 from ....backends.base.fast_paths import current_fast_paths
 from ....backends.base.ops import (
     ArraySpec,
@@ -28,21 +32,13 @@ from ....backends.base.ops import (
 )
 from ...operations._operation import Launch
 from ..transport._codec import Message
-from ..transport._launches import encode_fault
-from ..transport._wire import (
-    ARRAY,
-    PLAIN,
-    CannotCrossError,
-    HostEncoder,
-    Wire,
-    class_path,
-    encode_value,
-    layout_of,
-    shortened,
-)
-from ._host_arrays import HostArrays
+from ..transport._launch_format import ARRAY, COMPLEX, ENUM, HOST, TUPLE, Wire, encode_fault
 
-__all__ = ["TemplateTable", "encode_launch", "encode_spec"]
+__all__ = ["HostEncoder", "TemplateTable", "encode_array", "encode_launch", "encode_spec"]
+
+HostEncoder: TypeAlias = Callable[[npt.NDArray[Any]], object]
+"""Called with each host array; what it returns (plain values) is sent instead."""
+
 
 # Then all are forgotten: a program whose shapes are always others gains nothing by them.
 _MOST = 1024
@@ -51,22 +47,33 @@ _Key: TypeAlias = tuple[Any, ...]
 _AddressOf: TypeAlias = Callable[[npt.NDArray[Any]], "Wire | None"]
 
 _ID = attrgetter("id")
+# Values of these types stand for themselves.
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+_NAMES = {id(member): member.value for member in DType}
+_SHORT = reprlib.Repr()
+_SHORT.maxother = _SHORT.maxstring = 100
 _PATHS: dict[type[OperationSpec], str] = {}
 
 
-def encode_launch(launch: Launch, hosts: HostArrays) -> Message:
+def encode_launch(launch: Launch, read: HostEncoder, write: HostEncoder, fill: HostEncoder) -> Message:
     """Make plain values of a launch.
+
+    Args:
+        launch: The launch.
+        read: Called with each host array that the operation reads.
+        write: Called with each one that it writes.
+        fill: Called with status words, which are filled from the reply.
 
     Raises:
         TypeError: The specification holds what cannot cross.
     """
-    host = hosts.write if isinstance(launch.spec, CopyToHostSpec) else hosts.read
+    host = write if isinstance(launch.spec, CopyToHostSpec) else read
     return (
         launch.name,
         launch.library,
-        encode_spec(launch.spec, host, hosts.fill_later),
+        encode_spec(launch.spec, host, fill),
         launch.allocations,
-        tuple([encode_spec(staged, hosts.read) for staged in launch.staged]) if launch.staged else (),
+        tuple([encode_spec(staged, read) for staged in launch.staged]) if launch.staged else (),
         tuple(map(_ID, launch.outputs)),
         tuple([(argument, block.id) for argument, block in launch.uses]),
         None if launch.fault is None else encode_fault(launch.fault.fault),
@@ -212,7 +219,7 @@ def _spec_key(
             blocks.append(array.block)
             # As `array_key` does it, without a call for each.
             key += array.offset, id(array.dtype), array.shape, array.strides
-        elif kind in PLAIN and kind is not float:
+        elif kind in _PLAIN and kind is not float:
             # As `value_key` does it.
             key += kind, value
         elif kind is tuple and (arrays := arrays_of(value)):
@@ -248,21 +255,21 @@ def encode_spec(spec: OperationSpec, host: HostEncoder, status: HostEncoder | No
     for field in described.values(spec):
         kind = type(field)
         if kind is ArraySpec:
-            # As `encode_value` does it, without a call for each.
+            # As `_encode_value` does it, without a call for each.
             array = field
-            layout = layout_of(array.offset, id(array.dtype), array.shape, array.strides)
+            layout = _layout_of(array.offset, id(array.dtype), array.shape, array.strides)
             values.append((ARRAY, int(array.block), layout))
-        elif kind in PLAIN:
+        elif kind in _PLAIN:
             values.append(field)
         else:
             try:
-                values.append(encode_value(field, host))
-            except CannotCrossError as error:
+                values.append(_encode_value(field, host))
+            except _CannotCrossError as error:
                 name = described.fields[len(values) - 1].name
                 raise TypeError(
                     "a specification that crosses to a worker holds numbers, strings, bytes, None, dtypes, "
                     "members of enums, ArraySpec, host arrays and tuples of these; "
-                    f"{cls.__qualname__}.{name} is {shortened(field)}{error}"
+                    f"{cls.__qualname__}.{name} is {_SHORT.repr(field)}{error}"
                 ) from None
     return tuple(values)
 
@@ -283,8 +290,8 @@ def _path_of(cls: type[OperationSpec]) -> str:
         TypeError: It cannot, or the class is no attrs class.
     """
     try:
-        path = class_path(cls)
-    except CannotCrossError as error:
+        path = _class_path(cls)
+    except _CannotCrossError as error:
         raise TypeError(
             f"a specification that crosses to a worker is of a class that another process can import{error}"
         ) from None
@@ -294,3 +301,89 @@ def _path_of(cls: type[OperationSpec]) -> str:
         )
     _PATHS[cls] = path
     return path
+
+
+class _CannotCrossError(Exception):
+    """Of the value that is being encoded; says more than the value does, or nothing."""
+
+
+def _encode_value(value: object, host: HostEncoder) -> object:
+    """Make plain values of one.
+
+    Raises:
+        _CannotCrossError: It cannot cross.
+    """
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is ArraySpec:
+        return _encode_array_spec(cast("ArraySpec", value))
+    if kind is tuple:
+        return TUPLE, *[_encode_value(item, host) for item in cast("tuple[object, ...]", value)]
+    if isinstance(value, enum.Enum):
+        return ENUM, _class_path(kind), _encode_value(value.value, host)
+    if kind is complex or issubclass(kind, np.generic):
+        return _encode_number(value)
+    if isinstance(value, np.ndarray):
+        return HOST, host(cast("npt.NDArray[Any]", value))
+    raise _CannotCrossError
+
+
+def _encode_array_spec(spec: ArraySpec) -> object:
+    return ARRAY, int(spec.block), _layout_of(spec.offset, id(spec.dtype), spec.shape, spec.strides)
+
+
+@functools.lru_cache(1024)
+def _layout_of(offset: int, dtype: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Wire:
+    """All of an array but its block; a pickle has one that occurs again only once.
+
+    Args:
+        offset: Offset in the block.
+        dtype: Identity of the dtype: its hash takes longer than all the rest.
+        shape: Extents.
+        strides: Steps.
+    """
+    # As exact integers: extents and steps that came from NumPy would be pickled by NumPy.
+    return int(offset), _NAMES[dtype], tuple(map(int, shape)), tuple(map(int, strides))
+
+
+def _encode_number(value: Any) -> object:
+    plain: object = value if type(value) is complex else value.item()
+    if type(plain) is complex:
+        # The pickler calls Python for these.
+        return COMPLEX, plain.real, plain.imag
+    if type(plain) not in _PLAIN:
+        raise _CannotCrossError(f", a {type(value).__name__}")
+    return plain
+
+
+def _class_path(cls: type[object]) -> str:
+    """Where another process finds a class.
+
+    Raises:
+        _CannotCrossError: It does not.
+    """
+    module, name = cls.__module__, cls.__qualname__
+    if module == "__main__":
+        _refuse(cls, "is defined in __main__; move it to a module")
+    if "<locals>" in name:
+        _refuse(cls, "is defined in a function; move it to the level of its module")
+    found: object = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is not cls:
+        _refuse(cls, "is not what its module has under this name")
+    return f"{module}:{name}"
+
+
+def _refuse(cls: type[object], reason: str) -> NoReturn:
+    raise _CannotCrossError(f": {cls.__module__}.{cls.__qualname__} {reason}")
+
+
+def encode_array(array: npt.NDArray[Any]) -> Wire:
+    """Make plain values of a small host array: dtype, shape and bytes in C order.
+
+    Raises:
+        TypeError: Devices have no such dtype.
+    """
+    return DType.of(array.dtype).value, array.shape, array.tobytes()

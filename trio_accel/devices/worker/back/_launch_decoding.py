@@ -1,10 +1,13 @@
-"""Launches as a worker reads them."""
+"""Reads launches as the application has written them."""
 
 from __future__ import annotations
 
+import enum
 import functools
+import importlib
+import reprlib
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, NoReturn, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +18,15 @@ from ...arrays._blocks import Block
 from ...base._arrival import Arrival
 from ...operations._faults import FaultHit, FaultPlan, Faults
 from ...operations._operation import Launch
-from ..transport._launches import decode_fault
-from ..transport._wire import ARRAY, DTYPES, HostDecoder, Wire, decode_array, decode_value, resolve
+from ..transport._launch_format import ARRAY, COMPLEX, DTYPES, HOST, TUPLE, Wire, decode_fault
 from ._remote_copies import RemoteArray
 
-__all__ = ["decode_launch", "decode_spec"]
+__all__ = ["HostDecoder", "decode_array", "decode_launch", "decode_spec", "no_host"]
+
+HostDecoder: TypeAlias = Callable[[Any], npt.NDArray[Any]]
+"""Called with what was sent for a host array; returns the array."""
+
+T = TypeVar("T")
 
 
 def decode_launch(
@@ -103,11 +110,60 @@ def decode_spec(data: Wire, host: HostDecoder) -> OperationSpec:
             _, block, (offset, dtype, shape, strides) = plain
             values.append(ArraySpec(block, offset, DTYPES[dtype], shape, strides))
         else:
-            values.append(decode_value(plain, host))
+            values.append(_decode_value(plain, host))
     spec: OperationSpec = _descriptor_at(path).make(values)
     return spec
 
 
 @functools.cache
 def _descriptor_at(path: str) -> Descriptor:
-    return resolve(path, OperationSpec).descriptor()
+    return _resolve(path, OperationSpec).descriptor()
+
+
+def _decode_value(data: Wire, host: HostDecoder) -> object:
+    """Make the value that a tuple stands for."""
+    tag, *values = cast("tuple[Any, ...]", data)
+    if tag == ARRAY:
+        block, (offset, dtype, shape, strides) = values
+        return ArraySpec(block, offset, DTYPES[dtype], shape, strides)
+    if tag == COMPLEX:
+        return complex(*values)
+    if tag == HOST:
+        return host(values[0])
+    items = [_decode_value(cast("Wire", value), host) if type(value) is tuple else value for value in values]
+    if tag == TUPLE:
+        return tuple(items)
+    path, value = items
+    return _enum_at(path)(value)
+
+
+@functools.cache
+def _enum_at(path: str) -> Callable[[object], enum.Enum]:
+    return _resolve(path, enum.Enum)
+
+
+def _resolve(path: str, base: type[T]) -> type[T]:
+    """Find the class of a path.
+
+    Raises:
+        ImportError: This process has no such module.
+        TypeError: It is no subclass of `base`.
+    """
+    module, _, name = path.partition(":")
+    found: object = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise TypeError(f"{path} is no {base.__name__}")
+    return found
+
+
+def decode_array(data: Wire) -> npt.NDArray[Any]:
+    """Make a writable array, contiguous in C order, of what `encode_array` made of it."""
+    dtype, shape, content = cast("tuple[str, tuple[int, ...], bytes]", data)
+    return np.ndarray(shape, DTYPES[dtype].dtype, bytearray(content))
+
+
+def no_host(array: Any) -> NoReturn:
+    """For specifications without host arrays."""
+    raise TypeError(f"a host array where there is none: {reprlib.repr(array)}")
