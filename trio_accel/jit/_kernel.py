@@ -12,8 +12,8 @@ import attrs
 from ..backends.base.ops import Dim3, KernelCode, KernelParameter, KernelRecipe, KernelSpec, scalar_offsets
 from ..backends.base.values import element
 from ..devices import AccelRef, Device, Operand, Operation, Planned, Planner, device_of
+from ..expressions import bind
 from ._actor import JitActor
-from ._arguments import bound
 from ._code import Code, CompileOptions, as_code
 from ._occupancy import Occupancy, QueryOccupancy
 from ._parameters import Parameter, Scalars, always_held, check_array
@@ -164,7 +164,7 @@ class Kernel:
         Raises:
             TypeError: Too few or too many, or one that there is not.
         """
-        return LaunchKernel(self, bound(self.operation, self._names, arguments, named, self._optional))
+        return LaunchKernel(self, bind(self.operation, self._names, arguments, named, self._optional))
 
     async def __call__(
         self, *arguments: Operand | complex, **named: Operand | complex

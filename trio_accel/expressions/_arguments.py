@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
 
 import attrs
 import numpy as np
@@ -11,12 +12,14 @@ import numpy as np
 from ..backends.base import DType
 from ..backends.base.expressions import Argument, Weak, pack_scalars
 from ..backends.base.ops import ArraySpec, common_shape
-from ..devices import AccelRef, Operand, Planner
+from ..devices import AccelRef, Operand, Operation, Planner
 
-__all__ = ["ExpressionArgument", "Taken", "bound", "result_dtype", "take"]
+__all__ = ["ExpressionArgument", "Taken", "bind", "result_dtype", "served_by", "take"]
 
 ExpressionArgument: TypeAlias = "Operand | complex | np.generic"
 """An array; a number of NumPy's, which has a dtype; or one of Python's, which takes that of the arrays."""
+
+MessageT = TypeVar("MessageT", bound=Operation[Any, Any])
 
 _INT64 = np.iinfo(np.int64)
 
@@ -82,14 +85,30 @@ class Taken:
                 )
 
 
-def bound(
+def served_by(message: type[MessageT], library: str) -> type[MessageT]:
+    """Find the messages of a class that one library actor serves: that is said by their class.
+
+    Args:
+        message: The class.
+        library: Import path of the actor, ``"package.module:Class"``.
+    """
+    return cast("type[MessageT]", _served_by(message, library))  # type: ignore[arg-type]  # hashable
+
+
+@functools.cache
+def _served_by(message: type[object], library: str) -> type[object]:
+    names = {"__slots__": (), "__module__": message.__module__, "library": library}
+    return type(message.__name__, (message,), names)
+
+
+def bind(
     operation: str,
     names: Sequence[str],
     arguments: tuple[Any, ...],
     named: Mapping[str, object],
     optional: Collection[str] = (),
 ) -> tuple[Any, ...]:
-    """The arguments of a call in the order of their names; None for an optional one that is left out.
+    """Bring the arguments of a call into the order of their names; None for an optional one left out.
 
     Raises:
         TypeError: Too few or too many, or one that there is not.

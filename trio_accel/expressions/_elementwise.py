@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Generic, TypeVar, cast, overload
+from typing import Any, Generic, TypeVar, cast
 
 import attrs
 
@@ -11,10 +11,9 @@ from ..backends.base import DType, DTypeLike
 from ..backends.base.expressions import ElementwiseRecipe, Expression, parse
 from ..backends.base.ops import ElementwiseSpec
 from ..devices import AccelRef, Operation, Planned, Planner, device_of
-from ._actor import JitActor
-from ._arguments import ExpressionArgument, Taken, bound, result_dtype, take
+from ._arguments import ExpressionArgument, Taken, bind, result_dtype, served_by, take
 
-__all__ = ["ComputeElementwise", "Elementwise", "elementwise"]
+__all__ = ["ComputeElementwise", "Elementwise"]
 
 ReplyT = TypeVar("ReplyT")
 
@@ -37,26 +36,54 @@ class _Known:
 
 
 class Elementwise(Generic[ReplyT]):
-    """An expression over arrays, made by `elementwise`.
+    """An expression over arrays, computed for each element: ``Elementwise[AccelRef]("a * x", ...)``.
 
     It is compiled on CUDA at its first call with certain dtypes and layouts, and computed by NumPy on the
     CPU.
+
+    Args:
+        text: Assignments, or one expression.
+        inputs: Names of the arguments, in order; None for the order in which the text reads them.
+        outputs: Names of the results: then a call gives a tuple. None for one result.
+        dtypes: What the results are converted to, for all of them or by their names.
+        operation: Name of the operation, such as ``"jit.saxpy"``.
+        library: Import path of the library actor that serves it.
+
+    Raises:
+        ValueError: Something that is not allowed in an expression; the message shows where. Or results that
+            are not named by `outputs`.
+        TypeError: No such dtype.
+
+    Attributes:
+        operation: Name of the operation.
     """
 
-    __slots__ = ("_dtypes", "_expression", "_is_single", "_known", "operation")
+    __slots__ = ("_dtypes", "_expression", "_is_single", "_known", "_message", "operation")
 
     def __init__(
         self,
-        expression: Expression,
-        dtypes: Mapping[str, DType],
+        text: str,
         *,
-        is_single: bool,
-        name: str,
+        inputs: Sequence[str] | None = None,
+        outputs: Sequence[str] | None = None,
+        dtypes: DTypeLike | Mapping[str, DTypeLike] | None = None,
+        operation: str,
+        library: str,
     ) -> None:
-        self._expression = expression
-        self._dtypes = tuple(dtypes.get(output) for output in expression.outputs)
-        self._is_single = is_single
-        self.operation: str = f"jit.{name}"
+        chosen = None if outputs is None else tuple(outputs)
+        self._expression = expression = parse(text, None if inputs is None else tuple(inputs), chosen)
+        if chosen is None and len(expression.outputs) > 1:
+            names = ", ".join(map(repr, expression.outputs))
+            raise ValueError(
+                f"the expression has several results: name those that you want, outputs=({names})"
+            )
+        if "out" in expression.inputs:
+            raise ValueError("an input cannot have the name out: that is where results are written to")
+        found = _dtypes(expression, dtypes)
+        self._dtypes = tuple(found.get(output) for output in expression.outputs)
+        self._is_single = chosen is None
+        self._message = served_by(ComputeElementwise, library)
+        self.operation: str = operation
         # By the types of the arguments, and of results that are given.
         self._known: dict[tuple[object, ...], _Known] = {}
 
@@ -89,7 +116,7 @@ class Elementwise(Generic[ReplyT]):
         Raises:
             TypeError: Too few or too many arguments, or one that there is not.
         """
-        given = bound(self.operation, self.inputs, arguments, named)
+        given = bind(self.operation, self.inputs, arguments, named)
         if out is None or isinstance(out, AccelRef):
             outs: tuple[AccelRef | None, ...] = (out,) * len(self.outputs) if out is None else (out,)
         else:
@@ -99,7 +126,7 @@ class Elementwise(Generic[ReplyT]):
                 f"{self.operation}: out must name {len(self.outputs)} arrays, for {', '.join(self.outputs)}; "
                 f"got {len(outs)}"
             )
-        return ComputeElementwise(self, given, outs)
+        return self._message(self, given, outs)
 
     async def __call__(
         self,
@@ -110,9 +137,8 @@ class Elementwise(Generic[ReplyT]):
         """Compute it on the device of its arrays.
 
         Args:
-            *arguments: Arrays and numbers, in the order of `inputs`; arrays broadcast. A number of Python's
-            takes
-                the dtype of the arrays it meets, as in NumPy.
+            *arguments: Arrays and numbers, in the order of `inputs`; arrays broadcast. A Python number takes
+                the dtype of the arrays that it meets, as in NumPy.
             out: Array to write to, of the broadcast shape; or a sequence of these, one for each result, with
                 None for a new one. It may be an argument that is not broadcast: then that is changed in
                 place.
@@ -189,8 +215,8 @@ class Elementwise(Generic[ReplyT]):
 
 
 @attrs.frozen(eq=False)
-class ComputeElementwise(Operation[JitActor, ReplyT]):
-    """One computation of an expression; see `Elementwise.compute`.
+class ComputeElementwise(Operation[Any, ReplyT]):
+    """One computation of an expression; see `Elementwise.compute`, which makes one.
 
     Attributes:
         expression: The expression.
@@ -201,7 +227,6 @@ class ComputeElementwise(Operation[JitActor, ReplyT]):
     expression: Elementwise[ReplyT]
     arguments: tuple[ExpressionArgument, ...]
     out: tuple[AccelRef | None, ...]
-    library: ClassVar[str] = "trio_accel.jit:JitActor"
 
     @property
     def operation(self) -> str:
@@ -211,74 +236,6 @@ class ComputeElementwise(Operation[JitActor, ReplyT]):
     def plan(self, planner: Planner) -> Planned[ReplyT]:
         """Find the types, and name the results."""
         return self.expression.plan(planner, self.arguments, self.out)
-
-
-@overload
-def elementwise(
-    text: str,
-    *,
-    inputs: Sequence[str] | None = ...,
-    outputs: None = ...,
-    dtypes: DTypeLike | Mapping[str, DTypeLike] | None = ...,
-    name: str = ...,
-) -> Elementwise[AccelRef]: ...
-@overload
-def elementwise(
-    text: str,
-    *,
-    inputs: Sequence[str] | None = ...,
-    outputs: Sequence[str],
-    dtypes: DTypeLike | Mapping[str, DTypeLike] | None = ...,
-    name: str = ...,
-) -> Elementwise[tuple[AccelRef, ...]]: ...
-def elementwise(
-    text: str,
-    *,
-    inputs: Sequence[str] | None = None,
-    outputs: Sequence[str] | None = None,
-    dtypes: DTypeLike | Mapping[str, DTypeLike] | None = None,
-    name: str = "elementwise",
-) -> Elementwise[AccelRef] | Elementwise[tuple[AccelRef, ...]]:
-    """Make a function of arrays out of an expression, as `cupy.ElementwiseKernel` does.
-
-    The expression is a small part of Python: arithmetic, comparisons, ``and``, ``or``, ``not``, bitwise
-    operators, ``a if condition else b``, and functions of NumPy by their names, such as ``sqrt``, ``where``,
-    ``maximum`` and ``float32``. Types are NumPy's (NEP 50). It is parsed, and never run by Python:
-    attributes, indices and other calls are refused.
-
-    >>> import trio_accel as ta
-    >>> ta.jit.elementwise("d = x - mean; y = d * d / variance")
-    <Elementwise jit.elementwise(x, mean, variance) -> y>
-    >>> ta.jit.elementwise("s = sin(x); c = cos(x)", outputs=("s", "c"))
-    <Elementwise jit.elementwise(x) -> s, c>
-
-    Args:
-        text: Assignments with ``;`` or new lines between them, or one expression, whose result is ``out``.
-        inputs: Names of the arguments, in order; by default in the order in which the text reads them.
-        outputs: Names of the results, in order; then a call gives a tuple. By default there is one result:
-            the name that is assigned and not read later.
-        dtypes: What the results are converted to, for all of them or by their names; by default what NumPy
-            gives.
-        name: Name of the operation, for statistics, traces and errors.
-
-    Raises:
-        ValueError: Something that is not allowed in an expression; the message shows where. Or results that
-            are not named by `outputs`.
-        TypeError: No such dtype.
-    """
-    chosen = None if outputs is None else tuple(outputs)
-    expression = parse(text, None if inputs is None else tuple(inputs), chosen)
-    if chosen is None and len(expression.outputs) > 1:
-        names = ", ".join(map(repr, expression.outputs))
-        raise ValueError(f"the expression has several results: name those that you want, outputs=({names})")
-    if "out" in expression.inputs:
-        raise ValueError("an input cannot have the name out: that is where results are written to")
-    if not name.isidentifier():
-        raise ValueError(f"name: must be an identifier, got {name!r}")
-    found = _dtypes(expression, dtypes)
-    if chosen is None:
-        return Elementwise[AccelRef](expression, found, is_single=True, name=name)
-    return Elementwise[tuple[AccelRef, ...]](expression, found, is_single=False, name=name)
 
 
 def _dtypes(expression: Expression, dtypes: DTypeLike | Mapping[str, DTypeLike] | None) -> dict[str, DType]:
