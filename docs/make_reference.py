@@ -80,7 +80,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "wait_ended"
     ),
     "HostCallbackCompletion": _names("open"),
-    "Kernel": _names("plan recipe"),
+    "Kernel": _names("definition plan"),
     "LibraryActor": _names("launch launch_here launch_now library_of lifespan start_grace"),
     "ManualCompletion": _names("open"),
     "OperationSpec": _names("blocks descriptor"),

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar, cast
 import attrs
 
 from ..backends.base import DType, DTypeLike
-from ..backends.base.expressions import ElementwiseRecipe, Expression, parse
+from ..backends.base.expressions import Expression, SpecializedExpression, parse
 from ..backends.base.ops import ElementwiseSpec
 from ..devices import AccelRef, Operation, Planned, Planner, device_of
 from ._arguments import ExpressionArgument, Taken, bind, result_dtype, served_by, take
@@ -25,12 +25,12 @@ class _Known:
     """What is found once for arguments of certain types.
 
     Attributes:
-        recipe: The expression and its types, as specifications hold them.
+        expression: The expression and its types, as specifications hold them.
         dtypes: Dtypes of the results.
         bounds: See `TypedExpression`.
     """
 
-    recipe: str
+    expression: str
     dtypes: tuple[DType, ...]
     bounds: tuple[tuple[int, DType], ...]
 
@@ -180,23 +180,23 @@ class Elementwise(Generic[ReplyT]):
             if given is not None:
                 self._check_apart(planner, number, results, taken)
         spec = ElementwiseSpec(
-            known.recipe, taken.arrays, tuple([result.spec for result in results]), taken.scalars
+            known.expression, taken.arrays, tuple([result.spec for result in results]), taken.scalars
         )
         reply: Any = results[0] if self._is_single else tuple(results)
         return Planned(spec, cast("ReplyT", reply))
 
     def _find_types(self, operation: str, taken: Taken, out: Sequence[AccelRef | None]) -> _Known:
-        recipe = ElementwiseRecipe(self._expression, taken.arguments, self._dtypes)
+        specialized = SpecializedExpression(self._expression, taken.arguments, self._dtypes)
         try:
-            found = recipe.typed.dtypes
+            found = specialized.typed.dtypes
         except (TypeError, ValueError) as error:
             raise type(error)(f"{operation}: {error}") from None
         dtypes = tuple(
             result_dtype(operation, name, dtype, declared, each)
             for name, dtype, declared, each in zip(self.outputs, found, self._dtypes, out, strict=True)
         )
-        recipe = attrs.evolve(recipe, dtypes=dtypes)
-        return _Known(recipe.encode(), recipe.typed.dtypes, recipe.typed.bounds)
+        specialized = attrs.evolve(specialized, dtypes=dtypes)
+        return _Known(specialized.encode(), specialized.typed.dtypes, specialized.typed.bounds)
 
     def _check_apart(self, planner: Planner, number: int, results: Sequence[AccelRef], taken: Taken) -> None:
         """Refuse a result over elements of an argument that are read for other elements of the result."""

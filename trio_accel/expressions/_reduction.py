@@ -25,12 +25,12 @@ class _Known:
     """What is found once for arguments of certain types.
 
     Attributes:
-        recipe: The reduction and its types, as specifications hold them.
+        reduction: The reduction and its types, as specifications hold them.
         dtype: Dtype of the result.
         bounds: See `TypedExpression`.
     """
 
-    recipe: str
+    reduction: str
     dtype: DType
     bounds: tuple[tuple[int, DType], ...]
 
@@ -167,7 +167,7 @@ class Reduction:
         out = planner.output(shape, known.dtype, message.out)
         if message.out is not None:
             planner.distinct("out", out.spec, **dict(zip(taken.array_names, taken.lying, strict=True)))
-        return Planned(ReductionSpec(known.recipe, axes, taken.arrays, out.spec, taken.scalars), out)
+        return Planned(ReductionSpec(known.reduction, axes, taken.arrays, out.spec, taken.scalars), out)
 
     def _axes(self, name: str, shape: tuple[int, ...], axis: int | Sequence[int] | None) -> tuple[int, ...]:
         if axis is None:
@@ -180,13 +180,15 @@ class Reduction:
             raise type(error)(f"{name}: axis {axis!r} of shape {shape}: {error}") from None
 
     def _find_types(self, operation: str, taken: Taken, out: AccelRef | None) -> _Known:
-        recipe = base.ReductionRecipe(self._reduction, taken.arguments, self._dtype, None)
+        specialized = base.SpecializedReduction(self._reduction, taken.arguments, self._dtype, None)
         try:
-            found = recipe.typed.dtype
+            found = specialized.typed.dtype
         except (TypeError, ValueError) as error:
             raise type(error)(f"{operation}: {error}") from None
-        recipe = attrs.evolve(recipe, result=result_dtype(operation, "the result", found, None, out))
-        return _Known(recipe.encode(), recipe.typed.dtype, recipe.typed.map.bounds)
+        specialized = attrs.evolve(
+            specialized, result=result_dtype(operation, "the result", found, None, out)
+        )
+        return _Known(specialized.encode(), specialized.typed.dtype, specialized.typed.map.bounds)
 
 
 @attrs.frozen(eq=False)

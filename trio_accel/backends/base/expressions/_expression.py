@@ -13,7 +13,7 @@ import attrs
 
 from ._functions import CONSTANTS, FUNCTIONS, OPERATORS
 
-__all__ = ["Call", "Expression", "Literal", "Name", "Node", "Place", "parse"]
+__all__ = ["Apply", "Expression", "Literal", "Name", "Node", "Place", "parse"]
 
 Place: TypeAlias = tuple[int, int]
 """Line, from 1 on, and column, from 0 on, in characters."""
@@ -43,7 +43,7 @@ class Literal:
 
 
 @attrs.frozen
-class Call:
+class Apply:
     """A function of its arguments; operators are functions."""
 
     function: str
@@ -51,7 +51,7 @@ class Call:
     place: Place = attrs.field(eq=False)
 
 
-Node: TypeAlias = "Name | Literal | Call"
+Node: TypeAlias = "Name | Literal | Apply"
 
 
 @attrs.frozen
@@ -193,7 +193,7 @@ class _Parser:
                     if function is None:
                         self._refuse(f"{_what(operator)} is not allowed", statement)
                     read = Name(name, self._place(target))
-                    yield name, Call(function, (read, self._node(value, 0)), self._place(statement))
+                    yield name, Apply(function, (read, self._node(value, 0)), self._place(statement))
                 case ast.Expr(value=value) if len(tree.body) == 1:
                     yield _DEFAULT_OUTPUT, self._node(value, 0)
                 case ast.Expr():
@@ -248,7 +248,7 @@ class _Parser:
 
     def _conditional(self, node: ast.IfExp, depth: int) -> Node:
         items = tuple(self._node(each, depth) for each in (node.test, node.body, node.orelse))
-        return Call("where", items, self._place(node))
+        return Apply("where", items, self._place(node))
 
     def _call(
         self, operator: ast.operator | ast.unaryop, items: list[ast.expr], node: ast.expr, depth: int
@@ -256,11 +256,11 @@ class _Parser:
         function = OPERATORS.get(type(operator).__name__)
         if function is None:
             self._refuse(f"the operator {_what(operator)} is not allowed in an expression", node)
-        return Call(function, tuple(self._node(item, depth) for item in items), self._place(node))
+        return Apply(function, tuple(self._node(item, depth) for item in items), self._place(node))
 
     def _chain(self, operator: ast.boolop, items: list[Node], place: Place) -> Node:
         function = OPERATORS[type(operator).__name__]
-        return functools.reduce(lambda left, right: Call(function, (left, right), place), items)
+        return functools.reduce(lambda left, right: Apply(function, (left, right), place), items)
 
     def _compare(self, node: ast.Compare, depth: int) -> Node:
         items = [self._node(each, depth) for each in (node.left, *node.comparators)]
@@ -269,7 +269,7 @@ class _Parser:
             function = OPERATORS.get(type(operator).__name__)
             if function is None:
                 self._refuse(f"the operator {_what(operator)} is not allowed in an expression", node)
-            found.append(Call(function, (left, right), self._place(node)))
+            found.append(Apply(function, (left, right), self._place(node)))
         # As in Python, a < b < c means a < b and b < c.
         return self._chain(ast.And(), found, self._place(node))
 
@@ -285,7 +285,7 @@ class _Parser:
         if len(node.args) != function.arity:
             self._refuse(f"{name} takes {function.arity} arguments, got {len(node.args)}", node)
         items = tuple(self._node(argument, depth) for argument in node.args)
-        return Call(name, items, self._place(node))
+        return Apply(name, items, self._place(node))
 
     def _number(self, value: object, node: ast.expr) -> complex:
         if not isinstance(value, (bool, int, float, complex)):

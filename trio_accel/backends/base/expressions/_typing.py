@@ -16,7 +16,7 @@ import numpy as np
 
 from ..dtypes import DType
 from ..errors import NotSupportedError
-from ._expression import Call, Expression, Literal, Node, Place
+from ._expression import Apply, Expression, Literal, Node, Place
 from ._functions import FUNCTIONS, Function
 
 __all__ = ["ArgumentType", "Step", "TypedExpression", "Weak", "typed"]
@@ -155,7 +155,7 @@ class _Typist:
     def _node(self, node: Node) -> int:
         if isinstance(node, Literal):
             return self._literal(node)
-        if not isinstance(node, Call):
+        if not isinstance(node, Apply):
             return self._names[node.name]
         steps = tuple(self._node(argument) for argument in node.arguments)
         function = FUNCTIONS[node.function]
@@ -175,7 +175,7 @@ class _Typist:
             self._refuse("a whole number must have at most 64 bits", node.place)
         return self._step(Step("constant", dtype, (), value), kind)
 
-    def _ufunc(self, node: Call, function: Function, steps: tuple[int, ...]) -> int:
+    def _ufunc(self, node: Apply, function: Function, steps: tuple[int, ...]) -> int:
         kinds = [self._kind(number) for number in steps]
         self._check_power(node, function, kinds)
         if all(isinstance(kind, Weak) for kind in kinds) and function.name in _WEAK_ARITHMETIC:
@@ -189,7 +189,7 @@ class _Typist:
         return self._call(node, function.name, result, steps, needed)
 
     def _call(
-        self, node: Call, name: str, result: DType, steps: tuple[int, ...], needed: Sequence[DType]
+        self, node: Apply, name: str, result: DType, steps: tuple[int, ...], needed: Sequence[DType]
     ) -> int:
         converted = [
             self._convert(number, dtype, argument.place)
@@ -197,7 +197,7 @@ class _Typist:
         ]
         return self._step(Step(name, result, tuple(converted)))
 
-    def _resolve(self, node: Call, function: Function, kinds: list[ArgumentType]) -> list[DType]:
+    def _resolve(self, node: Apply, function: Function, kinds: list[ArgumentType]) -> list[DType]:
         """Types of a ufunc's arguments and of its result, as NumPy has them."""
         # A Python number never widens bfloat16; NumPy, which does not know it, would take float32.
         low = DType.bfloat16 if DType.bfloat16 in kinds else None
@@ -221,7 +221,7 @@ class _Typist:
         converted = tuple(self._cast(number, kind.carrier) for number in steps)
         return self._step(Step(function.name, kind.carrier, converted), kind)
 
-    def _check_power(self, node: Call, function: Function, kinds: list[ArgumentType]) -> None:
+    def _check_power(self, node: Apply, function: Function, kinds: list[ArgumentType]) -> None:
         """Refuse a power of whole numbers whose exponent may be negative: its value is none of them."""
         if function.name != "power" or not all(_is_whole(kind) for kind in kinds):
             return
@@ -237,11 +237,11 @@ class _Typist:
                 exponent.place,
             )
 
-    def _where(self, node: Call, function: Function, steps: tuple[int, ...]) -> int:
+    def _where(self, node: Apply, function: Function, steps: tuple[int, ...]) -> int:
         dtype = self._common(node, steps[1:])
         return self._call(node, "where", dtype, steps, [DType.bool, dtype, dtype])
 
-    def _clip(self, node: Call, function: Function, steps: tuple[int, ...]) -> int:
+    def _clip(self, node: Apply, function: Function, steps: tuple[int, ...]) -> int:
         dtype = self._common(node, steps)
         if dtype.kind in ("complex", "bool"):
             self._refuse_dtypes(node, [self._kind(number) for number in steps])
@@ -251,7 +251,7 @@ class _Typist:
         )
         return self._step(Step("minimum", dtype, (self._step(Step("maximum", dtype, (x, low))), high)))
 
-    def _part(self, node: Call, function: Function, steps: tuple[int, ...]) -> int:
+    def _part(self, node: Apply, function: Function, steps: tuple[int, ...]) -> int:
         number = self._strong(steps[0])
         dtype = self._steps[number].dtype
         real = {DType.complex64: DType.float32, DType.complex128: DType.float64}.get(dtype)
@@ -259,7 +259,7 @@ class _Typist:
             return self._step(Step(function.name, real, (number,)))
         return number if function.name == "real" else self._step(Step("constant", dtype, (), 0))
 
-    def _angle(self, node: Call, function: Function, steps: tuple[int, ...]) -> int:
+    def _angle(self, node: Apply, function: Function, steps: tuple[int, ...]) -> int:
         number = self._strong(steps[0])
         dtype = self._steps[number].dtype
         if dtype.kind == "complex":
@@ -271,7 +271,7 @@ class _Typist:
         zero = self._step(Step("constant", dtype, (), 0.0))
         return self._step(Step("arctan2", dtype, (zero, self._cast(number, dtype))))
 
-    def _common(self, node: Call, steps: tuple[int, ...]) -> DType:
+    def _common(self, node: Apply, steps: tuple[int, ...]) -> DType:
         """The dtype that values are brought to, as `numpy.result_type` finds it."""
         kinds = [self._kind(number) for number in steps]
         low = DType.bfloat16 in kinds
@@ -334,7 +334,7 @@ class _Typist:
             return number
         return self._step(Step("cast", dtype, (number,)), self._weak.get(number))
 
-    def _refuse_dtypes(self, node: Call, kinds: Sequence[ArgumentType]) -> NoReturn:
+    def _refuse_dtypes(self, node: Apply, kinds: Sequence[ArgumentType]) -> NoReturn:
         names = ", ".join(
             f"a Python {kind.value}" if isinstance(kind, Weak) else kind.value for kind in kinds
         )

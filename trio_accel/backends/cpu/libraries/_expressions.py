@@ -9,8 +9,8 @@ import numpy as np
 
 from ...base.expressions import (
     Argument,
-    ElementwiseRecipe,
-    ReductionRecipe,
+    SpecializedExpression,
+    SpecializedReduction,
     evaluate,
     evaluate_reduction,
     unpack_scalars,
@@ -31,12 +31,12 @@ def elementwise(spec: ElementwiseSpec, memory: CpuMemory) -> Work:
     results = [memory.view(result) for result in spec.results]
 
     def work() -> None:
-        recipe = ElementwiseRecipe.decode(spec.recipe)
-        expression, scalars = recipe.typed, _scalars(recipe.arguments, spec.scalars)
+        specialized = SpecializedExpression.decode(spec.expression)
+        expression, scalars = specialized.typed, _scalars(specialized.arguments, spec.scalars)
         if not results[0].size:
             return
         for piece in pieces(*results, *arrays):
-            given = _arguments(recipe.arguments, piece[len(results) :], scalars)
+            given = _arguments(specialized.arguments, piece[len(results) :], scalars)
             made = evaluate(expression, list(given))
             if len(made) > 1:
                 # A result that is an argument as it is may lie where another result is written.
@@ -54,9 +54,9 @@ def reduce(spec: ReductionSpec, memory: CpuMemory) -> Work:
     shape = spec.arrays[0].shape
 
     def work() -> None:
-        recipe = ReductionRecipe.decode(spec.recipe)
-        given = _arguments(recipe.arguments, arrays, _scalars(recipe.arguments, spec.scalars))
-        made = evaluate_reduction(recipe.typed, list(given), shape, spec.axes)
+        specialized = SpecializedReduction.decode(spec.reduction)
+        given = _arguments(specialized.arguments, arrays, _scalars(specialized.arguments, spec.scalars))
+        made = evaluate_reduction(specialized.typed, list(given), shape, spec.axes)
         np.copyto(out, made.reshape(out.shape))
 
     return work

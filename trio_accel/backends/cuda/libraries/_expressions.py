@@ -11,7 +11,7 @@ from typing import TypeAlias
 import attrs
 
 from ...base import DType, NotSupportedError
-from ...base.expressions import SCALAR_BYTES, Argument, ElementwiseRecipe, ReductionRecipe
+from ...base.expressions import SCALAR_BYTES, Argument, SpecializedExpression, SpecializedReduction
 from ...base.kernels import kernel
 from ...base.ops import ArraySpec, ElementwiseSpec, OperationSpec, ReductionSpec
 from ..kit._call import Call
@@ -90,22 +90,22 @@ class ExpressionLibrary(CudaLibrary):
 
     def _key_of(self, spec: OperationSpec) -> tuple[object, ...]:
         if isinstance(spec, ElementwiseSpec):
-            return ElementwiseSpec, spec.recipe, _elements(spec).layouts
+            return ElementwiseSpec, spec.expression, _elements(spec).layouts
         if isinstance(spec, ReductionSpec):
-            return ReductionSpec, spec.recipe, _reduced(spec).layouts
+            return ReductionSpec, spec.reduction, _reduced(spec).layouts
         return super()._key_of(spec)
 
     def _compile_elementwise(self, spec: ElementwiseSpec) -> ExpressionPlan:
-        recipe, layouts = ElementwiseRecipe.decode(spec.recipe), _elements(spec).layouts
-        arrays, scalars = _split(recipe.arguments)
+        specialized, layouts = SpecializedExpression.decode(spec.expression), _elements(spec).layouts
+        arrays, scalars = _split(specialized.arguments)
         count = len(spec.arrays) + len(spec.results)
         form = f"q{len(spec.results)}Q{max(len(spec.arrays), 1)}Q{_scalar_bytes(scalars)}s"
         form += f"{layouts.axes or 1}q{count * (layouts.axes or 1)}q"
         arguments = _structure(form)
-        source = elementwise_source(recipe.typed, arrays, scalars, layouts)
+        source = elementwise_source(specialized.typed, arrays, scalars, layouts)
         module = self._device.kernels.load(source, ["elementwise"], arguments.size)
         dtypes = [array.dtype for array in (*spec.results, *spec.arrays)]
-        each = elements_of_thread(dtypes, len(recipe.typed.steps))
+        each = elements_of_thread(dtypes, len(specialized.typed.steps))
         return ExpressionPlan(module, arguments, each=each)
 
     @kernel(ElementwiseSpec, backend="cuda", plan=_compile_elementwise)
@@ -127,9 +127,9 @@ class ExpressionLibrary(CudaLibrary):
         plan.module.note_use(call.stream)
 
     def _compile_reduction(self, spec: ReductionSpec) -> ExpressionPlan:
-        recipe, layouts = ReductionRecipe.decode(spec.recipe), _reduced(spec).layouts
-        arrays, scalars = _split(recipe.arguments)
-        reduction, count = recipe.typed, len(spec.arrays)
+        specialized, layouts = SpecializedReduction.decode(spec.reduction), _reduced(spec).layouts
+        arrays, scalars = _split(specialized.arguments)
+        reduction, count = specialized.typed, len(spec.arrays)
         kept, reduced = max(layouts.kept, 1), max(layouts.reduced, 1)
         form = f"5q2Q{count}Q{_scalar_bytes(scalars)}s{kept}q{reduced}q{count * kept}q{count * reduced}q"
         arguments = _structure(form)
