@@ -11,13 +11,14 @@ from ..backends.base import DType, DTypeLike
 from ..backends.base.expressions import Expression, SpecializedExpression, parse
 from ..backends.base.ops import ElementwiseSpec
 from ..devices import AccelRef, Operation, Planned, Planner, device_of
-from ._arguments import ExpressionArgument, Taken, bind, result_dtype, served_by, take
+from ._arguments import ExpressionArgument, Taken, bind, extents_of, result_dtype, served_by, take
 
 __all__ = ["ComputeElementwise", "Elementwise"]
 
 ReplyT = TypeVar("ReplyT")
 
 _MOST_KNOWN = 256
+_RESERVED = ("out", "shape")
 
 
 @attrs.frozen
@@ -27,12 +28,15 @@ class _Known:
     Attributes:
         expression: The expression and its types, as specifications hold them.
         dtypes: Dtypes of the results.
-        bounds: See `TypedExpression`.
+        bounds, axes: See `TypedExpression`.
+        has_places: Whether there are indices or loads, whose places depend on the shapes.
     """
 
     expression: str
     dtypes: tuple[DType, ...]
     bounds: tuple[tuple[int, DType], ...]
+    axes: tuple[int, ...]
+    has_places: bool
 
 
 class Elementwise(Generic[ReplyT]):
@@ -77,8 +81,9 @@ class Elementwise(Generic[ReplyT]):
             raise ValueError(
                 f"the expression has several results: name those that you want, outputs=({names})"
             )
-        if "out" in expression.inputs:
-            raise ValueError("an input cannot have the name out: that is where results are written to")
+        reserved = [name for name in expression.inputs if name in _RESERVED]
+        if reserved:
+            raise ValueError(f"an input cannot have the name {reserved[0]}: that is an argument of each call")
         found = _dtypes(expression, dtypes)
         self._dtypes = tuple(found.get(output) for output in expression.outputs)
         self._is_single = chosen is None
@@ -109,12 +114,14 @@ class Elementwise(Generic[ReplyT]):
         self,
         *arguments: ExpressionArgument,
         out: AccelRef | Sequence[AccelRef | None] | None = None,
+        shape: int | Sequence[int] | None = None,
         **named: ExpressionArgument,
     ) -> ComputeElementwise[ReplyT]:
         """Make the message that computes it: ``await device.ask(expression.compute(...))``.
 
         Raises:
-            TypeError: Too few or too many arguments, or one that there is not.
+            TypeError: Too few or too many arguments, or one that there is not; or no shape.
+            ValueError: No shape.
         """
         given = bind(self.operation, self.inputs, arguments, named)
         if out is None or isinstance(out, AccelRef):
@@ -126,12 +133,14 @@ class Elementwise(Generic[ReplyT]):
                 f"{self.operation}: out must name {len(self.outputs)} arrays, for {', '.join(self.outputs)}; "
                 f"got {len(outs)}"
             )
-        return self._message(self, given, outs)
+        extents = None if shape is None else extents_of(self.operation, shape)
+        return self._message(self, given, outs, extents)
 
     async def __call__(
         self,
         *arguments: ExpressionArgument,
         out: AccelRef | Sequence[AccelRef | None] | None = None,
+        shape: int | Sequence[int] | None = None,
         **named: ExpressionArgument,
     ) -> ReplyT:
         """Compute it on the device of its arrays.
@@ -142,6 +151,8 @@ class Elementwise(Generic[ReplyT]):
             out: Array to write to, of the broadcast shape; or a sequence of these, one for each result, with
                 None for a new one. It may be an argument that is not broadcast: then that is changed in
                 place.
+            shape: Shape of the results; by default the one that the arrays broadcast to which are read
+                element by element, and where there are none, that of the first of `out`.
             **named: Arguments by their names.
 
         Returns:
@@ -149,11 +160,12 @@ class Elementwise(Generic[ReplyT]):
 
         Raises:
             TypeError: A wrong argument, or a function has no such dtypes; the message shows where.
-            ValueError: Shapes that do not broadcast, a number that a dtype cannot hold, or `out` that shares
-                memory with an argument and is not the same array.
+            ValueError: Shapes that do not broadcast, a number that a dtype cannot hold, `out` that shares
+                memory with an argument and is not the same array, an index along an axis that the result has
+                not, or an array without elements to load.
             NotSupportedError: float8.
         """
-        message = self.compute(*arguments, out=out, **named)
+        message = self.compute(*arguments, out=out, shape=shape, **named)
         return await device_of(self.operation, *message.arguments, *message.out).ask(message)
 
     def plan(
@@ -161,9 +173,11 @@ class Elementwise(Generic[ReplyT]):
         planner: Planner,
         arguments: Sequence[ExpressionArgument],
         out: Sequence[AccelRef | None],
+        shape: tuple[int, ...] | None = None,
     ) -> Planned[ReplyT]:
         """Validate the arguments of a call, and lower it; see `Operation.plan`."""
-        taken = take(planner, self.inputs, arguments)
+        first = out[0]
+        taken = take(planner, self._expression, arguments, shape, () if first is None else first.shape)
         key = taken.signature, *[None if each is None else each.dtype.value for each in out]
         known = self._known.get(key)
         if known is None:
@@ -172,6 +186,8 @@ class Elementwise(Generic[ReplyT]):
             known = self._known[key] = self._find_types(planner.name, taken, out)
         if known.bounds:
             taken.check_bounds(planner.name, known.bounds)
+        if known.has_places:
+            taken.check_places(planner.name, known.axes)
         results = [
             planner.output(taken.shape, dtype, each, argument=name)
             for name, dtype, each in zip(self.outputs, known.dtypes, out, strict=True)
@@ -180,7 +196,11 @@ class Elementwise(Generic[ReplyT]):
             if given is not None:
                 self._check_apart(planner, number, results, taken)
         spec = ElementwiseSpec(
-            known.expression, taken.arrays, tuple([result.spec for result in results]), taken.scalars
+            known.expression,
+            taken.arrays,
+            taken.loaded,
+            tuple([result.spec for result in results]),
+            taken.scalars,
         )
         reply: Any = results[0] if self._is_single else tuple(results)
         return Planned(spec, cast("ReplyT", reply))
@@ -196,7 +216,9 @@ class Elementwise(Generic[ReplyT]):
             for name, dtype, declared, each in zip(self.outputs, found, self._dtypes, out, strict=True)
         )
         specialized = attrs.evolve(specialized, dtypes=dtypes)
-        return _Known(specialized.encode(), specialized.typed.dtypes, specialized.typed.bounds)
+        typed = specialized.typed
+        has_places = bool(typed.axes or typed.loads)
+        return _Known(specialized.encode(), typed.dtypes, typed.bounds, typed.axes, has_places)
 
     def _check_apart(self, planner: Planner, number: int, results: Sequence[AccelRef], taken: Taken) -> None:
         """Refuse a result over elements of an argument that are read for other elements of the result."""
@@ -206,6 +228,8 @@ class Elementwise(Generic[ReplyT]):
             for argument, array in zip(taken.array_names, taken.lying, strict=True)
             if array != written
         }
+        # Elements are loaded in any order.
+        others |= zip(taken.loaded_names, taken.loaded, strict=True)
         others |= {
             output: result.spec
             for output, result in zip(self.outputs[:number], results, strict=False)
@@ -222,11 +246,13 @@ class ComputeElementwise(Operation[Any, ReplyT]):
         expression: The expression.
         arguments: One for each of its inputs.
         out: Arrays to write to, one for each result; None for a new one.
+        shape: Shape of the results; None for that of the arguments.
     """
 
     expression: Elementwise[ReplyT]
     arguments: tuple[ExpressionArgument, ...]
     out: tuple[AccelRef | None, ...]
+    shape: tuple[int, ...] | None = None
 
     @property
     def operation(self) -> str:
@@ -235,7 +261,7 @@ class ComputeElementwise(Operation[Any, ReplyT]):
 
     def plan(self, planner: Planner) -> Planned[ReplyT]:
         """Find the types, and name the results."""
-        return self.expression.plan(planner, self.arguments, self.out)
+        return self.expression.plan(planner, self.arguments, self.out, self.shape)
 
 
 def _dtypes(expression: Expression, dtypes: DTypeLike | Mapping[str, DTypeLike] | None) -> dict[str, DType]:

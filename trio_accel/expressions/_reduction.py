@@ -145,7 +145,7 @@ class Reduction:
     def plan(self, planner: Planner, message: ComputeReduction) -> Planned[AccelRef]:
         """Validate the arguments of a call, and lower it; see `Operation.plan`."""
         name = planner.name
-        taken = take(planner, self.inputs, message.arguments)
+        taken = take(planner, self._reduction.map, message.arguments)
         if not taken.arrays:
             raise TypeError(f"{name}: at least one argument must be an array")
         axes = self._axes(name, taken.shape, message.axis)

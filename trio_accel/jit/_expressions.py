@@ -44,14 +44,17 @@ def elementwise(
 
     The expression is a small part of Python: arithmetic, comparisons, ``and``, ``or``, ``not``, bitwise
     operators, ``a if condition else b``, and functions of NumPy by their names, such as ``sqrt``, ``where``,
-    ``maximum`` and ``float32``. Types are NumPy's (NEP 50). It is parsed, and never run by Python:
-    attributes, indices and other calls are refused.
+    ``maximum`` and ``float32``. ``i(axis)`` is the index of the element along an axis of the result, and
+    ``x[...]`` an element of an argument at computed indices. Types are NumPy's (NEP 50). It is parsed, and
+    never run by Python: attributes, slices and other calls are refused.
 
     >>> import trio_accel as ta
     >>> ta.jit.elementwise("d = x - mean; y = d * d / variance")
     <Elementwise jit.elementwise(x, mean, variance) -> y>
     >>> ta.jit.elementwise("s = sin(x); c = cos(x)", outputs=("s", "c"))
     <Elementwise jit.elementwise(x) -> s, c>
+    >>> ta.jit.elementwise("x[i(0), -1 - i(1)]", name="flip")
+    <Elementwise jit.flip(x) -> out>
 
     Args:
         text: Assignments with ``;`` or new lines between them, or one expression, whose result is ``out``.

@@ -79,7 +79,7 @@ class SpecializedExpression:
     arguments: tuple[Argument, ...]
     dtypes: tuple[DType | None, ...]
 
-    @property
+    @functools.cached_property
     def typed(self) -> TypedExpression:
         """Its steps."""
         return typed(self.expression, tuple(each.kind for each in self.arguments), self.dtypes)
@@ -110,7 +110,7 @@ class SpecializedReduction:
     dtype: DType | None
     result: DType | None
 
-    @property
+    @functools.cached_property
     def typed(self) -> TypedReduction:
         """Its steps."""
         kinds = tuple(each.kind for each in self.arguments)

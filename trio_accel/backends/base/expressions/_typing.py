@@ -16,7 +16,7 @@ import numpy as np
 
 from ..dtypes import DType
 from ..errors import NotSupportedError
-from ._expression import Apply, Expression, Literal, Node, Place
+from ._expression import Apply, Expression, Index, Literal, Load, Node, Place
 from ._functions import FUNCTIONS, Function
 
 __all__ = ["ArgumentType", "Step", "TypedExpression", "Weak", "typed"]
@@ -53,10 +53,12 @@ class Step:
     """One value of a typed expression.
 
     Attributes:
-        function: ``"argument"``, ``"constant"``, ``"cast"``, or a name of `Function`.
+        function: ``"argument"``, ``"constant"``, ``"cast"``, ``"index"``, ``"load"``, or a name of
+            `Function`.
         dtype: Type of the value.
         steps: Numbers of the steps that it is computed of.
-        value: Of a constant its value, of an argument its number.
+        value: Of a constant its value, of an argument and of a load the number of the argument, of an index
+            its axis.
     """
 
     function: str
@@ -73,11 +75,17 @@ class TypedExpression:
         steps: The values, each computed of earlier ones.
         outputs: Numbers of the steps that are the results.
         bounds: For whole Python numbers: number of the argument, and the narrowest dtypes that it becomes.
+        elements: Numbers of the arguments that are read element by element.
+        axes: The axes that indices are along, each once.
+        loads: Numbers of the arguments that elements are loaded from, and how many indices each takes.
     """
 
     steps: tuple[Step, ...]
     outputs: tuple[int, ...]
     bounds: tuple[tuple[int, DType], ...] = ()
+    elements: tuple[int, ...] = ()
+    axes: tuple[int, ...] = ()
+    loads: tuple[tuple[int, int], ...] = ()
 
     @property
     def dtypes(self) -> tuple[DType, ...]:
@@ -125,9 +133,10 @@ class _Typist:
                 raise NotSupportedError(
                     f"{name} is of {kind}, which expressions do not compute with; use cast()"
                 )
-            dtype = kind.carrier if isinstance(kind, Weak) else kind
-            number = self._step(Step("argument", dtype, (), place), kind)
-            self._names[name] = number
+            if name in expression.elements:
+                dtype = kind.carrier if isinstance(kind, Weak) else kind
+                self._names[name] = self._step(Step("argument", dtype, (), place), kind)
+        self._kinds = dict(zip(expression.inputs, arguments, strict=True))
 
     def assign(self, name: str, node: Node) -> None:
         self._names[name] = self._node(node)
@@ -138,7 +147,16 @@ class _Typist:
             number = self._strong(self._names[name])
             place = next(node.place for other, node in reversed(self._expression.statements) if other == name)
             outputs.append(number if dtype is None else self._convert(number, dtype, place))
-        return TypedExpression(tuple(self._steps), tuple(outputs), tuple(self._bounds))
+        inputs, loads = self._expression.inputs, self._expression.loads
+        axes = dict.fromkeys(int(step.value.real) for step in self._steps if step.function == "index")
+        return TypedExpression(
+            steps=tuple(self._steps),
+            outputs=tuple(outputs),
+            bounds=tuple(self._bounds),
+            elements=tuple(n for n, name in enumerate(inputs) if name in self._expression.elements),
+            axes=tuple(axes),
+            loads=tuple((n, loads[name]) for n, name in enumerate(inputs) if name in loads),
+        )
 
     def _step(self, step: Step, kind: ArgumentType | None = None) -> int:
         weak = kind if isinstance(kind, Weak) else None
@@ -155,6 +173,10 @@ class _Typist:
     def _node(self, node: Node) -> int:
         if isinstance(node, Literal):
             return self._literal(node)
+        if isinstance(node, Index):
+            return self._step(Step("index", DType.int64, (), node.axis))
+        if isinstance(node, Load):
+            return self._load(node)
         if not isinstance(node, Apply):
             return self._names[node.name]
         steps = tuple(self._node(argument) for argument in node.arguments)
@@ -162,6 +184,25 @@ class _Typist:
         if function.rule == "cast":
             return self._convert(self._strong(steps[0]), DType(function.name), node.place)
         return getattr(self, f"_{function.rule}")(node, function, steps)  # type: ignore[no-any-return]
+
+    def _load(self, node: Load) -> int:
+        kind = self._kinds[node.name]
+        if isinstance(kind, Weak):
+            self._refuse(
+                f"{node.name} is a number: only an array has elements to load", node.place, TypeError
+            )
+        indices = tuple(self._whole_index(self._node(each), each.place) for each in node.indices)
+        return self._step(Step("load", kind, indices, self._expression.inputs.index(node.name)))
+
+    def _whole_index(self, number: int, place: Place) -> int:
+        dtype = self._steps[number].dtype
+        if dtype.kind not in ("int", "uint"):
+            self._refuse(f"an index is a whole number, got {dtype}: int64(...) makes one", place, TypeError)
+        if dtype is DType.uint64:
+            # What int64 does not hold is beyond the end of any array.
+            most = self._step(Step("constant", dtype, (), int(np.iinfo(np.int64).max)))
+            number = self._step(Step("minimum", dtype, (self._strong(number), most)))
+        return self._convert(number, DType.int64, place)
 
     def _literal(self, node: Literal) -> int:
         value = node.value

@@ -16,13 +16,16 @@ class ElementwiseSpec(OperationSpec):
     Attributes:
         expression: The expression and its types, as `SpecializedExpression.encode` of
             `trio_accel.backends.base.expressions` writes them.
-        arrays: Arrays, broadcast to the shape of the results by strides of zero.
+        arrays: Arrays that are read element by element, broadcast to the shape of the results by strides of
+            zero.
+        loaded: Arrays that elements are loaded from, as they lie; an array may be in both.
         results: The results, in C order.
         scalars: Numbers, 16 bytes for each.
     """
 
     expression: str = exact()
     arrays: tuple[ArraySpec, ...] = reads(many=True)
+    loaded: tuple[ArraySpec, ...] = reads(many=True)
     results: tuple[ArraySpec, ...] = writes(many=True)
     scalars: bytes = packed()
 

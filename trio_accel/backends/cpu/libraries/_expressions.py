@@ -28,6 +28,7 @@ __all__ = ["elementwise", "reduce"]
 def elementwise(spec: ElementwiseSpec, memory: CpuMemory) -> Work:
     """Take views; pieces are computed one after another."""
     arrays = [memory.view(array) for array in spec.arrays]
+    loaded = [memory.view(array) for array in spec.loaded]
     results = [memory.view(result) for result in spec.results]
 
     def work() -> None:
@@ -35,9 +36,15 @@ def elementwise(spec: ElementwiseSpec, memory: CpuMemory) -> Work:
         expression, scalars = specialized.typed, _scalars(specialized.arguments, spec.scalars)
         if not results[0].size:
             return
-        for piece in pieces(*results, *arrays):
-            given = _arguments(specialized.arguments, piece[len(results) :], scalars)
-            made = evaluate(expression, list(given))
+        sources = dict(zip([number for number, _ in expression.loads], loaded, strict=True))
+        indices = [_indices(axis, results[0].shape) for axis in expression.axes]
+        first = len(results) + len(arrays)
+        for piece in pieces(*results, *arrays, *indices):
+            given = _arguments(
+                specialized.arguments, expression.elements, piece[len(results) : first], scalars
+            )
+            here = dict(zip(expression.axes, map(_narrow, piece[first:]), strict=True))
+            made = evaluate(expression, list(given), here, sources)
             if len(made) > 1:
                 # A result that is an argument as it is may lie where another result is written.
                 made = [value if value.flags.owndata else value.copy() for value in made]
@@ -55,8 +62,9 @@ def reduce(spec: ReductionSpec, memory: CpuMemory) -> Work:
 
     def work() -> None:
         specialized = SpecializedReduction.decode(spec.reduction)
-        given = _arguments(specialized.arguments, arrays, _scalars(specialized.arguments, spec.scalars))
-        made = evaluate_reduction(specialized.typed, list(given), shape, spec.axes)
+        typed, scalars = specialized.typed, _scalars(specialized.arguments, spec.scalars)
+        given = _arguments(specialized.arguments, typed.map.elements, arrays, scalars)
+        made = evaluate_reduction(typed, list(given), shape, spec.axes)
         np.copyto(out, made.reshape(out.shape))
 
     return work
@@ -66,10 +74,28 @@ def _scalars(arguments: Sequence[Argument], data: bytes) -> list[Any]:
     return unpack_scalars(data, [argument.dtype for argument in arguments if not argument.is_array])
 
 
+def _indices(axis: int, shape: tuple[int, ...]) -> HostArray:
+    """The index of each element along an axis: an array of this shape, in the memory of one axis."""
+    along = [1] * len(shape)
+    along[axis] = shape[axis]
+    return np.broadcast_to(np.arange(shape[axis]).reshape(along), shape)
+
+
+def _narrow(indices: HostArray) -> HostArray:
+    """The same with one element along axes where all are equal, so that less is computed of it."""
+    return indices[tuple([slice(None) if step else slice(1) for step in indices.strides])]
+
+
 def _arguments(
-    arguments: Sequence[Argument], arrays: Sequence[HostArray], scalars: Sequence[Any]
+    arguments: Sequence[Argument],
+    elements: Sequence[int],
+    arrays: Sequence[HostArray],
+    scalars: Sequence[Any],
 ) -> Iterator[Any]:
-    """Arrays and scalars in the order of the expression's inputs."""
+    """Arrays and scalars in the order of the expression's inputs; None for what is only loaded from."""
     next_array, next_scalar = iter(arrays), iter(scalars)
-    for argument in arguments:
-        yield next(next_array if argument.is_array else next_scalar)
+    for number, argument in enumerate(arguments):
+        if not argument.is_array:
+            yield next(next_scalar)
+        else:
+            yield next(next_array) if number in elements else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import attrs
@@ -17,7 +17,7 @@ from ...base.ops import ArraySpec, ElementwiseSpec, OperationSpec, ReductionSpec
 from ..kit._call import Call
 from ..kit._library import CudaLibrary
 from ..runtime._kernels import Function, Module
-from ._expression_source import Access, Layouts, elements_of_thread, elementwise_source
+from ._expression_source import Access, Layouts, elements_of_thread, elementwise_source, extents_of
 from ._reduction_source import REDUCTION_THREADS, ReductionLayouts, partial_bytes, reduction_source
 
 __all__ = ["ExpressionLibrary", "ExpressionPlan"]
@@ -46,12 +46,14 @@ class ExpressionPlan:
         arguments: The structure that they take.
         partial: Of a reduction: bytes of what one thread hands on.
         each: How many elements a thread takes at a time.
+        axes: Of an expression for each element: the axes that it has indices along.
     """
 
     module: Module
     arguments: struct.Struct
     partial: int = 0
     each: int = 1
+    axes: tuple[int, ...] = ()
 
     @property
     def is_busy(self) -> bool:
@@ -101,12 +103,13 @@ class ExpressionLibrary(CudaLibrary):
         count = len(spec.arrays) + len(spec.results)
         form = f"q{len(spec.results)}Q{max(len(spec.arrays), 1)}Q{_scalar_bytes(scalars)}s"
         form += f"{layouts.axes or 1}q{count * (layouts.axes or 1)}q"
+        form += f"{len(spec.loaded)}Q{extents_of(specialized.typed)}q"
         arguments = _structure(form)
         source = elementwise_source(specialized.typed, arrays, scalars, layouts)
         module = self._device.kernels.load(source, ["elementwise"], arguments.size)
         dtypes = [array.dtype for array in (*spec.results, *spec.arrays)]
         each = elements_of_thread(dtypes, len(specialized.typed.steps))
-        return ExpressionPlan(module, arguments, each=each)
+        return ExpressionPlan(module, arguments, each=each, axes=specialized.typed.axes)
 
     @kernel(ElementwiseSpec, backend="cuda", plan=_compile_elementwise)
     def _elementwise(self, spec: ElementwiseSpec, call: Call) -> None:
@@ -122,6 +125,7 @@ class ExpressionLibrary(CudaLibrary):
             plan.arguments.pack_into(
                 buffer, 0, count, *addresses, spec.scalars, *elements.shape,
                 *(step for strides in elements.strides for step in strides),
+                *[at(array) for array in spec.loaded], *_extents(spec, plan.axes),
             )  # fmt: skip
             function.launch(call.handle, -(-count // plan.each), most=_MOST_BLOCKS)
         plan.module.note_use(call.stream)
@@ -210,6 +214,16 @@ def _structure(form: str) -> struct.Struct:
             backend="cuda",
         )
     return made
+
+
+def _extents(spec: ElementwiseSpec, axes: Sequence[int]) -> Iterator[int]:
+    """For each index the elements behind its axis and along it, for each load the extents and strides."""
+    shape = spec.results[0].shape
+    for axis in axes:
+        yield from (math.prod(shape[axis % len(shape) + 1 :]), shape[axis])
+    for array in spec.loaded:
+        for pair in zip(array.shape, array.strides, strict=True):
+            yield from pair
 
 
 def _elements(spec: ElementwiseSpec) -> _Elements:
