@@ -28,7 +28,7 @@ from trio_accel.backends.base.expressions import (
     typed,
 )
 from trio_accel.backends.cuda.libraries._expression_source import Layouts, elementwise_source, prelude
-from trio_accel.backends.cuda.libraries._expressions import merged
+from trio_accel.backends.cuda.libraries.arrays import merged
 
 STAND_IN = Path(__file__).parents[3] / "stand_in"
 

@@ -17,7 +17,7 @@ from ...base.kernels import kernel
 from ...base.ops import ArraySpec, KernelDefinition, KernelParameter, KernelSpec, scalar_offsets
 from ..runtime._memory import CpuMemory, HostArray
 from ..runtime._stream import Work
-from ._expressions import elementwise, reduce
+from .arrays import elementwise, reduce
 
 __all__ = ["elementwise", "launch", "reduce"]
 

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from ...base.kernels import kernel
 from ...base.ops import KernelDefinition, KernelInfoSpec, KernelSpec, OperationSpec
 from ..kit._call import Call
 from ..kit._compile import compile_kernel
 from ..kit._loaded_kernel import LoadedKernel
-from ._expressions import ExpressionLibrary, ExpressionPlan
+from .arrays import ArraysLibrary
 
 __all__ = ["JitLibrary"]
 
 
-class JitLibrary(ExpressionLibrary):
+class JitLibrary(ArraysLibrary):
     """A plan is a loaded kernel: so it is compiled where that may block, and kept while it is used."""
 
     name = "jit"
-    # Each is a module in device memory.
-    most_plans: ClassVar[int] = 256
 
     def _key_of(self, spec: OperationSpec) -> tuple[object, ...]:
         if isinstance(spec, (KernelSpec, KernelInfoSpec)):
@@ -47,12 +43,6 @@ class JitLibrary(ExpressionLibrary):
     def _inform(self, spec: KernelInfoSpec, call: Call) -> None:
         loaded: LoadedKernel = call.plan
         loaded.inform(spec)
-
-    def _close_plan(self, plan: LoadedKernel | ExpressionPlan) -> None:
-        plan.close()
-
-    def _is_busy(self, plan: LoadedKernel | ExpressionPlan) -> bool:
-        return plan.is_busy
 
 
 def _packed(definition: KernelDefinition, spec: KernelSpec, call: Call) -> list[int]:

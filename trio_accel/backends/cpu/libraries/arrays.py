@@ -1,4 +1,4 @@
-"""Expressions on the CPU: NumPy, in pieces that fit into the caches."""
+"""Functions of arrays on the CPU: expressions by NumPy, in pieces that fit into the caches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expressions on CUDA: C++ made of them, compiled once for each set of types and layouts."""
+"""Functions of arrays on CUDA: C++ made of expressions, compiled once for each set of types and layouts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import math
 import struct
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import attrs
 
@@ -20,7 +20,7 @@ from ..runtime._kernels import Function, Module
 from ._expression_source import Access, Layouts, elements_of_thread, elementwise_source, extents_of
 from ._reduction_source import REDUCTION_THREADS, ReductionLayouts, partial_bytes, reduction_source
 
-__all__ = ["ExpressionLibrary", "ExpressionPlan"]
+__all__ = ["ArraysLibrary"]
 
 # What a kernel may take on every device.
 _MOST_ARGUMENT_BYTES = 4096
@@ -87,8 +87,12 @@ class _Reduced:
     layouts: ReductionLayouts
 
 
-class ExpressionLibrary(CudaLibrary):
+class ArraysLibrary(CudaLibrary):
     """Enqueues expressions. A plan is a kernel for certain types and layouts, whatever the extents."""
+
+    name = "arrays"
+    # Each is a module in device memory.
+    most_plans: ClassVar[int] = 256
 
     def _key_of(self, spec: OperationSpec) -> tuple[object, ...]:
         if isinstance(spec, ElementwiseSpec):
@@ -96,6 +100,12 @@ class ExpressionLibrary(CudaLibrary):
         if isinstance(spec, ReductionSpec):
             return ReductionSpec, spec.reduction, _reduced(spec).layouts
         return super()._key_of(spec)
+
+    def _close_plan(self, plan: Any) -> None:
+        plan.close()
+
+    def _is_busy(self, plan: Any) -> bool:
+        return bool(plan.is_busy)
 
     def _compile_elementwise(self, spec: ElementwiseSpec) -> ExpressionPlan:
         specialized, layouts = SpecializedExpression.decode(spec.expression), _elements(spec).layouts
