@@ -1,4 +1,4 @@
-"""C++ of typed expressions: a function body for each element, and the kernels around it."""
+"""C++ of typed expressions, for all GPUs whose language is that of CUDA or HIP: a body and its kernel."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Literal, TypeAlias
 import attrs
 import numpy as np
 
-from ...base import DType
-from ...base.expressions import Step, TypedExpression
+from ..dtypes import DType
+from ._typing import Step, TypedExpression
 
 __all__ = [
     "ELEMENT_TYPES",
@@ -34,7 +34,7 @@ __all__ = [
 Access: TypeAlias = Literal["dense", "same", "strided"]
 """How elements of an array follow each other: without gaps, one for all, or by strides."""
 
-_PRELUDE = Path(__file__).parents[1] / "kernels" / "expressions.cu"
+_PRELUDE = Path(__file__).with_name("expressions.cu")
 
 _REGISTERS = {
     DType.float64: "double",

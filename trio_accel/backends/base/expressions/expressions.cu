@@ -68,7 +68,7 @@ FUNCTION float to_f16(double value)
     return (float)copysign(rint(size / step) * step, value);
 }
 
-#ifdef STAND_IN
+#if defined(STAND_IN) || defined(__HIP__)
 FUNCTION float to_f16(float value) { return to_f16((double)value); }
 #else
 FUNCTION float to_f16(float value)
