@@ -22,7 +22,7 @@ PACKAGE = "trio_accel"
 ROOT = Path(__file__).parents[1] / PACKAGE
 
 # One package per capability; none imports another.
-CAPABILITIES = ("fft", "graphs", "jit", "linalg", "programs", "random", "sparse", "weights")
+CAPABILITIES = ("arrays", "fft", "graphs", "jit", "linalg", "programs", "random", "sparse", "weights")
 # What each part may import besides itself.
 DOWNWARDS: dict[str, tuple[str, ...]] = {
     "_version": (),
@@ -30,7 +30,9 @@ DOWNWARDS: dict[str, tuple[str, ...]] = {
     "backends.base": ("actors",),
     "backends": ("actors", "backends.base"),
     "devices": ("actors", "backends", "backends.base"),
-    **dict.fromkeys(CAPABILITIES, ("actors", "backends.base", "devices")),
+    # Functions that are made of expressions; capabilities are made of them.
+    "expressions": ("actors", "backends.base", "devices"),
+    **dict.fromkeys(CAPABILITIES, ("actors", "backends.base", "devices", "expressions")),
     # What services ride on, and what shows them: they know no capability.
     "patterns": ("actors", "backends.base", "devices"),
     "telemetry": ("actors", "backends.base", "devices"),

@@ -16,6 +16,7 @@ BACKEND = "cpu"
 
 # Imported with the library, because SciPy is slow to import.
 LIBRARIES: Mapping[str, str] = {
+    "arrays": ".libraries.arrays",
     "blas": ".libraries.blas",
     "fft": ".libraries.fft",
     "graphs": "._graphs",

@@ -55,6 +55,7 @@ VERSIONS = {name: (vendor.version, vendor.is_in_parts) for name, vendor in VENDO
 """How each tells its version, in plain values."""
 
 LIBRARIES: Mapping[str, Library] = {
+    "arrays": Library(".libraries.arrays", "ArraysLibrary"),
     "blas": Library(".libraries.blas", "BlasLibrary", "cublas"),
     "fft": Library(".libraries.fft", "FftLibrary", "cufft"),
     "graphs": Library(".libraries.graphs", "GraphLibrary"),

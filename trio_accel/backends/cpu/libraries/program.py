@@ -23,7 +23,7 @@ class ProgramLibrary(CpuLibrary):
 
     Args:
         name: Name of the library.
-        argument: Text of its recipe.
+        argument: Text of its definition.
         memory: Memory of the device.
         device: Name of the device.
     """

@@ -12,14 +12,14 @@ from .dtypes import DType
 from .ops import ArraySpec
 from .trees import Tree
 
-__all__ = ["MOST_TEXT", "Recipe"]
+__all__ = ["MOST_TEXT", "ProgramDefinition"]
 
 MOST_TEXT = 1 << 20
-"""The most characters of a recipe, and of the arguments of a call."""
+"""The most characters of a definition, and of the arguments of a call."""
 
 
 @attrs.frozen(kw_only=True)
-class Recipe:
+class ProgramDefinition:
     """What a program is made of.
 
     Attributes:
@@ -70,7 +70,7 @@ class Recipe:
         return f"{self.name} {text}"
 
     @classmethod
-    def decode(cls, text: str) -> Recipe:
+    def decode(cls, text: str) -> ProgramDefinition:
         """Read what `encode` made."""
         name, _, rest = text.partition(" ")
         number, target, arguments, arrays, updated, intensity, backoff = json.loads(rest)

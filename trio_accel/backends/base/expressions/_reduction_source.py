@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
-from ...base import DType
-from ...base.expressions import TypedReduction
-from ._expression_source import (
+from ..dtypes import DType
+from ._reduction import TypedReduction
+from ._source import (
     Access,
     body,
     cast_of,

@@ -1,4 +1,4 @@
-"""C++ of typed expressions: a function body for each element, and the kernels around it."""
+"""C++ of typed expressions, for all GPUs whose language is that of CUDA or HIP: a body and its kernel."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Literal, TypeAlias
 import attrs
 import numpy as np
 
-from ...base import DType
-from ...base.expressions import Step, TypedExpression
+from ..dtypes import DType
+from ._typing import Step, TypedExpression
 
 __all__ = [
     "ELEMENT_TYPES",
@@ -22,6 +22,7 @@ __all__ = [
     "element_of",
     "elements_of_thread",
     "elementwise_source",
+    "extents_of",
     "indented",
     "literal_of",
     "load",
@@ -33,7 +34,7 @@ __all__ = [
 Access: TypeAlias = Literal["dense", "same", "strided"]
 """How elements of an array follow each other: without gaps, one for all, or by strides."""
 
-_PRELUDE = Path(__file__).parents[1] / "kernels" / "expressions.cu"
+_PRELUDE = Path(__file__).with_name("expressions.cu")
 
 _REGISTERS = {
     DType.float64: "double",
@@ -88,27 +89,46 @@ def element_of(dtype: DType) -> str:
     return {DType.float16: "F16", DType.bfloat16: "BF16"}.get(dtype, f"Element<{register_of(dtype)}>")
 
 
-def body(expression: TypedExpression, arguments: Sequence[str], prefix: str = "t") -> tuple[str, list[str]]:
+def body(expression: TypedExpression, arguments: Sequence[str]) -> tuple[str, list[str]]:
     """Statements that compute an expression, and the names of its results.
 
     Args:
         expression: The expression.
         arguments: C++ of the arguments.
-        prefix: What the names of the values begin with.
     """
     lines: list[str] = []
     for number, step in enumerate(expression.steps):
-        value = _value(step, arguments, expression.steps, prefix)
-        lines.append(f"const {register_of(step.dtype)} {prefix}{number} = {value};")
-    return "\n".join(lines), [f"{prefix}{number}" for number in expression.outputs]
+        if step.function == "index":
+            value = _index(step, expression)
+        elif step.function == "load":
+            value = _load_at(step, expression)
+        else:
+            value = _value(step, arguments, expression.steps)
+        lines.append(f"const {register_of(step.dtype)} t{number} = {value};")
+    return "\n".join(lines), [f"t{number}" for number in expression.outputs]
 
 
-def _value(step: Step, arguments: Sequence[str], steps: Sequence[Step], prefix: str) -> str:
+def _index(step: Step, expression: TypedExpression) -> str:
+    at = 2 * expression.axes.index(int(step.value.real))
+    return f"index_of(i, arguments.extents[{at}], arguments.extents[{at + 1}])"
+
+
+def _load_at(step: Step, expression: TypedExpression) -> str:
+    array = [number for number, _ in expression.loads].index(int(step.value.real))
+    at = 2 * (len(expression.axes) + sum(count for _, count in expression.loads[:array]))
+    steps = [
+        f"reached(t{index}, arguments.extents[{at + 2 * axis}], arguments.extents[{at + 2 * axis + 1}])"
+        for axis, index in enumerate(step.steps)
+    ]
+    return load(step.dtype, " + ".join([f"arguments.loaded[{array}]", *steps]))
+
+
+def _value(step: Step, arguments: Sequence[str], steps: Sequence[Step]) -> str:
     if step.function == "argument":
         return arguments[int(step.value.real)]
     if step.function == "constant":
         return literal_of(step.value, step.dtype)
-    given = [f"{prefix}{number}" for number in step.steps]
+    given = [f"t{number}" for number in step.steps]
     if step.function == "cast":
         return cast_of(given[0], steps[step.steps[0]].dtype, step.dtype)
     value = f"f_{step.function}({', '.join(given)})"
@@ -175,16 +195,18 @@ def elementwise_source(
         expression: The typed expression.
         inputs: Dtypes of its arguments that are arrays; None for those that are scalars.
         scalars: Dtypes of the scalars, in order.
-        layouts: How the arrays lie.
+        layouts: How the arrays lie that are read element by element.
     """
-    arrays = [dtype for dtype in inputs if dtype is not None]
+    arrays = [dtype for n, dtype in enumerate(inputs) if dtype is not None and n in expression.elements]
     results = expression.dtypes
     places = _place(layouts, [dtype.itemsize for dtype in (*results, *arrays)])
     loads, taken, numbers = list[str](), list[str](), 0
-    for dtype in inputs:
+    for argument, dtype in enumerate(inputs):
         if dtype is None:
             taken.append(load(scalars[numbers], f"at_scalar(arguments.scalars[{numbers}])"))
             numbers += 1
+        elif argument not in expression.elements:
+            taken.append("")
         else:
             number = len(loads)
             loads.append(load(dtype, f"arguments.in[{number}] + {places[len(results) + number]}"))
@@ -195,7 +217,7 @@ def elementwise_source(
         for number, dtype in enumerate(results)
     ]
     return f"""{prelude()}
-{_arguments(len(results), len(arrays), len(scalars), layouts)}
+{_arguments(expression, len(arrays), len(scalars), layouts)}
 enum {{ EACH = {elements_of_thread((*results, *arrays), len(expression.steps))} }};
 {structure("Loaded", arrays)}
 {structure("Made", results)}
@@ -203,7 +225,7 @@ FUNCTION Loaded load_at(const Arguments &arguments, Index i)
 {{
     return {{{", ".join(loads)}}};
 }}
-FUNCTION Made compute(const Arguments &arguments, const Loaded &loaded)
+FUNCTION Made compute(const Arguments &arguments, Index i, const Loaded &loaded)
 {{
 {indented(statements, 4)}
     return {{{", ".join(names)}}};
@@ -246,22 +268,31 @@ KERNEL(elementwise, Arguments)
                 loaded[k] = load_at(arguments, first + k * blockDim.x);
 #pragma unroll
             for (int k = 0; k < EACH; k++)
-                made[k] = compute(arguments, loaded[k]);
+                made[k] = compute(arguments, first + k * blockDim.x, loaded[k]);
 #pragma unroll
             for (int k = 0; k < EACH; k++)
                 store_at(arguments, first + k * blockDim.x, made[k]);
         } else {
             for (Index i = first; i < count; i += blockDim.x)
-                store_at(arguments, i, compute(arguments, load_at(arguments, i)));
+                store_at(arguments, i, compute(arguments, i, load_at(arguments, i)));
         }
     }
 }
 """
 
 
-def _arguments(results: int, arrays: int, scalars: int, layouts: Layouts) -> str:
+def extents_of(expression: TypedExpression) -> int:
+    """How many extents and strides a kernel gets for indices and loads, two for each axis."""
+    return 2 * (len(expression.axes) + sum(count for _, count in expression.loads))
+
+
+def _arguments(expression: TypedExpression, arrays: int, scalars: int, layouts: Layouts) -> str:
     # C++ has no arrays of no elements.
-    axes = layouts.axes
+    axes, results, more = layouts.axes, len(expression.outputs), ""
+    if expression.loads:
+        more += f"    const char *loaded[{len(expression.loads)}];\n"
+    if extents_of(expression):
+        more += f"    i64 extents[{extents_of(expression)}];\n"
     return f"""typedef {"u64" if layouts.is_wide else "u32"} Index;
 struct Arguments {{
     i64 count;
@@ -270,7 +301,7 @@ struct Arguments {{
     Scalar scalars[{max(scalars, 1)}];
     i64 shape[{max(axes, 1)}];
     i64 strides[{results + arrays}][{max(axes, 1)}];
-}};"""
+{more}}};"""
 
 
 def _place(layouts: Layouts, sizes: Sequence[int]) -> list[str]:

@@ -68,7 +68,7 @@ FUNCTION float to_f16(double value)
     return (float)copysign(rint(size / step) * step, value);
 }
 
-#ifdef STAND_IN
+#if defined(STAND_IN) || defined(__HIP__)
 FUNCTION float to_f16(float value) { return to_f16((double)value); }
 #else
 FUNCTION float to_f16(float value)
@@ -497,4 +497,18 @@ template <int AXES, class Index> FUNCTION i64 offset_of(Index number, const i64 
         number = rest;
     }
     return offset + (i64)number * strides[0];
+}
+
+// The index of an element along an axis of so many elements, each of which has `inner` of later axes.
+template <class Index> FUNCTION i64 index_of(Index number, i64 inner, i64 extent)
+{
+    return (i64)(number / (Index)inner % (Index)extent);
+}
+
+// Bytes to an index that was computed. A negative one counts from the end, and one outside of the array is the
+// nearest that is inside, so that no other memory is ever read.
+FUNCTION i64 reached(i64 index, i64 extent, i64 stride)
+{
+    const i64 from_start = index < 0 ? index + extent : index;
+    return (from_start < 0 ? 0 : from_start < extent ? from_start : extent - 1) * stride;
 }

@@ -1,4 +1,4 @@
-"""What a launch is made of: recipes as texts, scalars as bytes, names of kernels in a source."""
+"""What a launch is made of: definitions as texts, scalars as bytes, names of kernels in a source."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trio_accel import DType, jit
-from trio_accel.backends.base.ops import KernelCode, KernelParameter, KernelRecipe, scalar_offsets
+from trio_accel.backends.base.ops import KernelCode, KernelDefinition, KernelParameter, scalar_offsets
 from trio_accel.jit._parameters import Scalars
 
 DTYPES = st.sampled_from([*DType])
@@ -36,11 +36,11 @@ codes = st.lists(
 
 
 @given(parameters, codes, st.none() | st.tuples(NUMBERS, NUMBERS, NUMBERS), st.booleans())
-def test_a_recipe_is_the_same_in_another_process(
+def test_a_definition_is_the_same_in_another_process(
     parameters: Any, codes: Any, cluster: Any, is_cooperative: bool
 ) -> None:
     options = {"define_macro": ["A=1", "B"], "fma": False}
-    recipe = KernelRecipe(
+    definition = KernelDefinition(
         name="f<int>",
         parameters=parameters,
         code=codes,
@@ -48,9 +48,9 @@ def test_a_recipe_is_the_same_in_another_process(
         cluster=cluster,
         is_cooperative=is_cooperative,
     )
-    text = recipe.encode()
-    again = KernelRecipe.decode(text)
-    assert (again, again.options) == (recipe, options)
+    text = definition.encode()
+    again = KernelDefinition.decode(text)
+    assert (again, again.options) == (definition, options)
     assert again.encode() == text
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any
 
 import attrs
 from numpy.lib.array_utils import normalize_axis_tuple
@@ -12,10 +12,9 @@ from ..backends.base import DType, DTypeLike
 from ..backends.base import expressions as base
 from ..backends.base.ops import ReductionSpec
 from ..devices import AccelRef, Operation, Planned, Planner, device_of
-from ._actor import JitActor
-from ._arguments import ExpressionArgument, Taken, bound, result_dtype, take
+from ._arguments import ExpressionArgument, Taken, bind, result_dtype, served_by, take
 
-__all__ = ["ComputeReduction", "Reduction", "reduction"]
+__all__ = ["ComputeReduction", "Reduction"]
 
 _MOST_KNOWN = 256
 _RESERVED = ("axis", "keepdims", "out")
@@ -26,29 +25,63 @@ class _Known:
     """What is found once for arguments of certain types.
 
     Attributes:
-        recipe: The reduction and its types, as specifications hold them.
+        reduction: The reduction and its types, as specifications hold them.
         dtype: Dtype of the result.
         bounds: See `TypedExpression`.
     """
 
-    recipe: str
+    reduction: str
     dtype: DType
     bounds: tuple[tuple[int, DType], ...]
 
 
 class Reduction:
-    """A reduction of arrays, made by `reduction`.
+    """A reduction of an expression over arrays: ``Reduction("x * y", "sum", ...)``.
 
     It is compiled on CUDA at its first call with certain dtypes and layouts, and computed by NumPy on the
     CPU.
+
+    Args:
+        text: What is reduced: an expression with one result.
+        reduce: One of `REDUCTIONS`, or an expression of ``a`` and ``b``.
+        post: What becomes of the result: an expression of ``a``, and of ``n``, the count of elements.
+        identity: With an expression: the result of no elements.
+        inputs: Names of the arguments, in order; None for the order in which the text reads them.
+        dtype: What values are converted to before they are combined; None for what NumPy takes.
+        operation: Name of the operation, such as ``"jit.norm"``.
+        library: Import path of the library actor that serves it.
+
+    Raises:
+        ValueError: Something that is not allowed in an expression; the message shows where.
+        TypeError: No such dtype.
+
+    Attributes:
+        operation: Name of the operation.
     """
 
-    __slots__ = ("_dtype", "_known", "_reduction", "operation")
+    __slots__ = ("_dtype", "_known", "_message", "_reduction", "operation")
 
-    def __init__(self, reduction: base.Reduction, dtype: DType | None, name: str) -> None:
-        self._reduction = reduction
-        self._dtype = dtype
-        self.operation: str = f"jit.{name}"
+    def __init__(
+        self,
+        text: str,
+        reduce: str = "sum",
+        *,
+        post: str | None = None,
+        identity: complex | None = None,
+        inputs: Sequence[str] | None = None,
+        dtype: DTypeLike | None = None,
+        operation: str,
+        library: str,
+    ) -> None:
+        self._reduction = base.Reduction.parse(
+            text, reduce, identity=identity, post=post, inputs=None if inputs is None else tuple(inputs)
+        )
+        reserved = [name for name in self.inputs if name in _RESERVED]
+        if reserved:
+            raise ValueError(f"an input cannot have the name {reserved[0]}: that is an argument of each call")
+        self._dtype = None if dtype is None else DType.of(dtype)
+        self._message = served_by(ComputeReduction, library)
+        self.operation: str = operation
         # By the types of the arguments, and of a result that is given.
         self._known: dict[tuple[object, ...], _Known] = {}
 
@@ -74,8 +107,8 @@ class Reduction:
         Raises:
             TypeError: Too few or too many arguments, or one that there is not.
         """
-        given = bound(self.operation, self.inputs, arguments, named)
-        return ComputeReduction(self, given, axis, keepdims, out)
+        given = bind(self.operation, self.inputs, arguments, named)
+        return self._message(self, given, axis, keepdims, out)
 
     async def __call__(
         self,
@@ -103,8 +136,7 @@ class Reduction:
         Raises:
             TypeError: A wrong argument, or there is no such reduction of these dtypes.
             ValueError: Shapes that do not broadcast, an axis that there is not, or no elements where the
-            reduction
-                has no identity.
+                reduction has no identity.
             NotSupportedError: float8.
         """
         message = self.compute(*arguments, axis=axis, keepdims=keepdims, out=out, **named)
@@ -113,7 +145,7 @@ class Reduction:
     def plan(self, planner: Planner, message: ComputeReduction) -> Planned[AccelRef]:
         """Validate the arguments of a call, and lower it; see `Operation.plan`."""
         name = planner.name
-        taken = take(planner, self.inputs, message.arguments)
+        taken = take(planner, self._reduction.map, message.arguments)
         if not taken.arrays:
             raise TypeError(f"{name}: at least one argument must be an array")
         axes = self._axes(name, taken.shape, message.axis)
@@ -135,7 +167,7 @@ class Reduction:
         out = planner.output(shape, known.dtype, message.out)
         if message.out is not None:
             planner.distinct("out", out.spec, **dict(zip(taken.array_names, taken.lying, strict=True)))
-        return Planned(ReductionSpec(known.recipe, axes, taken.arrays, out.spec, taken.scalars), out)
+        return Planned(ReductionSpec(known.reduction, axes, taken.arrays, out.spec, taken.scalars), out)
 
     def _axes(self, name: str, shape: tuple[int, ...], axis: int | Sequence[int] | None) -> tuple[int, ...]:
         if axis is None:
@@ -148,18 +180,20 @@ class Reduction:
             raise type(error)(f"{name}: axis {axis!r} of shape {shape}: {error}") from None
 
     def _find_types(self, operation: str, taken: Taken, out: AccelRef | None) -> _Known:
-        recipe = base.ReductionRecipe(self._reduction, taken.arguments, self._dtype, None)
+        specialized = base.SpecializedReduction(self._reduction, taken.arguments, self._dtype, None)
         try:
-            found = recipe.typed.dtype
+            found = specialized.typed.dtype
         except (TypeError, ValueError) as error:
             raise type(error)(f"{operation}: {error}") from None
-        recipe = attrs.evolve(recipe, result=result_dtype(operation, "the result", found, None, out))
-        return _Known(recipe.encode(), recipe.typed.dtype, recipe.typed.map.bounds)
+        specialized = attrs.evolve(
+            specialized, result=result_dtype(operation, "the result", found, None, out)
+        )
+        return _Known(specialized.encode(), specialized.typed.dtype, specialized.typed.map.bounds)
 
 
 @attrs.frozen(eq=False)
-class ComputeReduction(Operation[JitActor, AccelRef]):
-    """One computation of a reduction; see `Reduction.compute`.
+class ComputeReduction(Operation[Any, AccelRef]):
+    """One computation of a reduction; see `Reduction.compute`, which makes one.
 
     Attributes:
         reduction: The reduction.
@@ -174,7 +208,6 @@ class ComputeReduction(Operation[JitActor, AccelRef]):
     axis: int | Sequence[int] | None
     keepdims: bool
     out: AccelRef | None
-    library: ClassVar[str] = "trio_accel.jit:JitActor"
 
     @property
     def operation(self) -> str:
@@ -184,51 +217,3 @@ class ComputeReduction(Operation[JitActor, AccelRef]):
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Find types and axes, and name the result."""
         return self.reduction.plan(planner, self)
-
-
-def reduction(
-    text: str,
-    reduce: str = "sum",
-    *,
-    post: str | None = None,
-    identity: complex | None = None,
-    inputs: Sequence[str] | None = None,
-    dtype: DTypeLike | None = None,
-    name: str = "reduction",
-) -> Reduction:
-    """Make a reduction of arrays out of expressions, as `cupy.ReductionKernel` does.
-
-    >>> import trio_accel as ta
-    >>> ta.jit.reduction("x * y", "sum", name="dot")
-    <Reduction jit.dot(x, y): sum of x * y>
-    >>> ta.jit.reduction("x * x", "sum", post="sqrt(a / n)", name="rms")
-    <Reduction jit.rms(x): sum of x * x>
-    >>> ta.jit.reduction("abs(x)", "a if a > b else b", identity=0)
-    <Reduction jit.reduction(x): a if a > b else b of abs(x)>
-
-    Args:
-        text: What is reduced: an expression of the arguments, as `elementwise` takes it, with one result.
-        reduce: ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, ``"any"``, ``"all"``, ``"argmin"``,
-            ``"argmax"``; or an expression of ``a`` and ``b`` that combines two values. It must be
-            associative and commutative: values are combined in any order.
-        post: What becomes of the result: an expression of ``a``, and of ``n``, how many elements were
-            reduced.
-        identity: With an expression: the result of no elements.
-        inputs: Names of the arguments, in order; by default in the order in which the text reads them.
-        dtype: What values are converted to before they are combined; by default what NumPy takes: sums and
-            products of whole numbers have 64 bits.
-        name: Name of the operation, for statistics, traces and errors.
-
-    Raises:
-        ValueError: Something that is not allowed in an expression; the message shows where.
-        TypeError: No such dtype.
-    """
-    parsed = base.Reduction.parse(
-        text, reduce, identity=identity, post=post, inputs=None if inputs is None else tuple(inputs)
-    )
-    taken = [each for each in parsed.map.inputs if each in _RESERVED]
-    if taken:
-        raise ValueError(f"an input cannot have the name {taken[0]}: that is an argument of each call")
-    if not name.isidentifier():
-        raise ValueError(f"name: must be an identifier, got {name!r}")
-    return Reduction(parsed, None if dtype is None else DType.of(dtype), name)

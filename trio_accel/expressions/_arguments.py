@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
 
 import attrs
 import numpy as np
 
 from ..backends.base import DType
-from ..backends.base.expressions import Argument, Weak, pack_scalars
+from ..backends.base.expressions import Argument, Expression, Weak, pack_scalars
 from ..backends.base.ops import ArraySpec, common_shape
-from ..devices import AccelRef, Operand, Planner
+from ..devices import AccelRef, Operand, Operation, Planner
 
-__all__ = ["ExpressionArgument", "Taken", "bound", "result_dtype", "take"]
+__all__ = ["ExpressionArgument", "Taken", "bind", "extents_of", "result_dtype", "served_by", "take"]
 
 ExpressionArgument: TypeAlias = "Operand | complex | np.generic"
 """An array; a number of NumPy's, which has a dtype; or one of Python's, which takes that of the arrays."""
+
+MessageT = TypeVar("MessageT", bound=Operation[Any, Any])
 
 _INT64 = np.iinfo(np.int64)
 
@@ -32,18 +36,20 @@ class Taken:
     """The arguments of one call; not to be changed.
 
     Attributes:
-        names: Names of the inputs, in order.
+        expression: The expression.
         signature: How the expression gets them, as `Argument.encode` writes it.
-        arrays: Those that are arrays, in order, broadcast to `shape`.
+        arrays: Those that are read element by element, in order, broadcast to `shape`.
         lying: The same as they lie.
+        loaded: Those that elements are loaded from, in order, as they lie.
         values: Those that are numbers, in order.
-        shape: The common shape.
+        shape: The shape of the result.
     """
 
-    names: tuple[str, ...]
+    expression: Expression
     signature: tuple[str, ...]
     arrays: tuple[ArraySpec, ...]
     lying: tuple[ArraySpec, ...]
+    loaded: tuple[ArraySpec, ...]
     values: list[complex]
     shape: tuple[int, ...]
 
@@ -62,9 +68,33 @@ class Taken:
 
     @property
     def array_names(self) -> list[str]:
-        """Names of those that are arrays."""
-        pairs = zip(self.names, self.arguments, strict=True)
-        return [name for name, argument in pairs if argument.is_array]
+        """Names of `arrays`."""
+        pairs = zip(self.expression.inputs, self.arguments, strict=True)
+        return [name for name, argument in pairs if argument.is_array and name in self.expression.elements]
+
+    def check_places(self, operation: str, axes: Sequence[int]) -> None:
+        """Require that the axes of indices are there, and that there is something to load.
+
+        Raises:
+            ValueError: An axis that the result has not, or an array without elements.
+        """
+        for axis in axes:
+            if not -len(self.shape) <= axis < len(self.shape):
+                raise ValueError(
+                    f"{operation}: i({axis}): the result has shape {self.shape}, which has no such axis; "
+                    "shape= says another"
+                )
+        for name, array in zip(self.loaded_names, self.loaded, strict=True):
+            if not array.size and 0 not in self.shape:
+                raise ValueError(
+                    f"{operation}: {name} of shape {array.shape} has no elements to load for a result of "
+                    f"shape {self.shape}"
+                )
+
+    @property
+    def loaded_names(self) -> list[str]:
+        """Names of `loaded`."""
+        return [name for name in self.expression.inputs if name in self.expression.loads]
 
     def check_bounds(self, operation: str, bounds: Sequence[tuple[int, DType]]) -> None:
         """Require that whole Python numbers are what the dtypes hold that they become.
@@ -74,22 +104,38 @@ class Taken:
         """
         for number, dtype in bounds:
             place = sum(not argument.is_array for argument in self.arguments[:number])
-            value, limits = self.values[place], np.iinfo(dtype.dtype)
+            value, limits, name = self.values[place], np.iinfo(dtype.dtype), self.expression.inputs[number]
             if not limits.min <= value.real <= limits.max:
                 raise ValueError(
-                    f"{operation}: {self.names[number]} {value} is outside {limits.min} to {limits.max}, "
+                    f"{operation}: {name} {value} is outside {limits.min} to {limits.max}, "
                     f"which {dtype} holds"
                 )
 
 
-def bound(
+def served_by(message: type[MessageT], library: str) -> type[MessageT]:
+    """Find the messages of a class that one library actor serves: that is said by their class.
+
+    Args:
+        message: The class.
+        library: Import path of the actor, ``"package.module:Class"``.
+    """
+    return cast("type[MessageT]", _served_by(message, library))  # type: ignore[arg-type]  # hashable
+
+
+@functools.cache
+def _served_by(message: type[object], library: str) -> type[object]:
+    names = {"__slots__": (), "__module__": message.__module__, "library": library}
+    return type(message.__name__, (message,), names)
+
+
+def bind(
     operation: str,
     names: Sequence[str],
     arguments: tuple[Any, ...],
     named: Mapping[str, object],
     optional: Collection[str] = (),
 ) -> tuple[Any, ...]:
-    """The arguments of a call in the order of their names; None for an optional one that is left out.
+    """Bring the arguments of a call into the order of their names; None for an optional one left out.
 
     Raises:
         TypeError: Too few or too many, or one that there is not.
@@ -110,36 +156,68 @@ def bound(
     return tuple([values.get(name) for name in names])
 
 
-def take(planner: Planner, names: tuple[str, ...], arguments: Sequence[ExpressionArgument]) -> Taken:
-    """Take the arguments of a call: arrays broadcast against each other.
+def take(
+    planner: Planner,
+    expression: Expression,
+    arguments: Sequence[ExpressionArgument],
+    shape: tuple[int, ...] | None = None,
+    otherwise: tuple[int, ...] = (),
+) -> Taken:
+    """Take the arguments of a call: arrays that are read element by element broadcast against each other.
+
+    Args:
+        planner: Of the operation.
+        expression: The expression.
+        arguments: One for each of its inputs.
+        shape: The shape of the result; None for the one that the arrays broadcast to.
+        otherwise: The shape where there are no such arrays.
 
     Raises:
         TypeError: Something else than an array or a number.
-        ValueError: The shapes do not broadcast, or a whole number has more than 64 bits.
+        ValueError: The shapes do not broadcast, a whole number has more than 64 bits, or an array has not as
+            many axes as elements are loaded by.
     """
     signature: list[str] = []
     arrays: list[ArraySpec] = []
+    loaded: list[ArraySpec] = []
     values: list[complex] = []
-    for name, argument in zip(names, arguments, strict=True):
+    loads = expression.loads
+    for name, argument in zip(expression.inputs, arguments, strict=True):
         if type(argument) is not AccelRef and isinstance(argument, (bool, int, float, complex, np.generic)):
+            if name in loads:
+                raise TypeError(f"{planner.name}: {name} must be an array: elements are loaded from it")
             signature.append(_kind_of(planner, name, argument))
             values.append(argument.item() if isinstance(argument, np.generic) else argument)
         else:
             array = planner.read(name, argument)
             signature.append(_ARRAYS[array.dtype.value])
+            if name in loads:
+                if array.ndim != loads[name]:
+                    raise ValueError(
+                        f"{planner.name}: {name} must have {loads[name]} axes, one for each index of "
+                        f"{name}[...], got shape {array.shape}"
+                    )
+                loaded.append(array)
+                if name not in expression.elements:
+                    continue
             arrays.append(array)
-    shape = arrays[0].shape if arrays else ()
+    fixed = shape
+    if shape is None:
+        shape = arrays[0].shape if arrays else otherwise
     lying = broadcast = tuple(arrays)
     for array in lying:
         if array.shape != shape:
-            shape = _common(planner.name, arrays)
+            shape = _common(planner.name, arrays, fixed)
             broadcast = tuple([_broadcast(array, shape) for array in arrays])
             break
-    return Taken(names, tuple(signature), broadcast, lying, values, shape)
+    return Taken(expression, tuple(signature), broadcast, lying, tuple(loaded), values, shape)
 
 
-def _common(operation: str, arrays: Sequence[ArraySpec]) -> tuple[int, ...]:
-    shape = common_shape(*(array.shape for array in arrays))
+def _common(operation: str, arrays: Sequence[ArraySpec], fixed: tuple[int, ...] | None) -> tuple[int, ...]:
+    shape = common_shape(*(array.shape for array in arrays), fixed or ())
+    if fixed is not None and shape != fixed:
+        told = ", ".join(str(array.shape) for array in arrays)
+        raise ValueError(f"{operation}: the shapes {told} do not broadcast to {fixed}, which shape= says")
     if shape is None:
         told = ", ".join(str(array.shape) for array in arrays)
         raise ValueError(f"{operation}: the shapes {told} do not broadcast to one")
@@ -171,6 +249,22 @@ def _broadcast(array: ArraySpec, shape: tuple[int, ...]) -> ArraySpec:
         *(0 if extent == 1 else step for extent, step in zip(array.shape, array.strides, strict=True)),
     )
     return ArraySpec(array.block, array.offset, array.dtype, shape, strides)
+
+
+def extents_of(operation: str, shape: int | Sequence[int]) -> tuple[int, ...]:
+    """Take the shape of a result.
+
+    Raises:
+        TypeError, ValueError: It is none.
+    """
+    several = (shape,) if isinstance(shape, int) else shape
+    try:
+        extents = tuple([operator.index(extent) for extent in several])
+    except TypeError:
+        raise TypeError(f"{operation}: shape must be whole numbers, got {shape!r}") from None
+    if any(extent < 0 for extent in extents):
+        raise ValueError(f"{operation}: shape must be whole numbers of at least 0, got {shape!r}")
+    return extents
 
 
 def result_dtype(

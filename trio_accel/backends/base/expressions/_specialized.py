@@ -19,8 +19,8 @@ from ._typing import ArgumentType, TypedExpression, Weak, typed
 __all__ = [
     "SCALAR_BYTES",
     "Argument",
-    "ElementwiseRecipe",
-    "ReductionRecipe",
+    "SpecializedExpression",
+    "SpecializedReduction",
     "pack_scalars",
     "unpack_scalars",
 ]
@@ -66,7 +66,7 @@ class Argument:
 
 
 @attrs.frozen
-class ElementwiseRecipe:
+class SpecializedExpression:
     """An expression for arguments of certain types.
 
     Attributes:
@@ -79,23 +79,23 @@ class ElementwiseRecipe:
     arguments: tuple[Argument, ...]
     dtypes: tuple[DType | None, ...]
 
-    @property
+    @functools.cached_property
     def typed(self) -> TypedExpression:
         """Its steps."""
         return typed(self.expression, tuple(each.kind for each in self.arguments), self.dtypes)
 
     def encode(self) -> str:
-        """The recipe as a text; equal recipes have equal texts."""
+        """It as a text; what is equal has equal texts."""
         return _encode_elementwise(self)
 
     @staticmethod
-    def decode(text: str) -> ElementwiseRecipe:
-        """The recipe that `encode` made a text of."""
+    def decode(text: str) -> SpecializedExpression:
+        """What `encode` made a text of."""
         return _decode_elementwise(text)
 
 
 @attrs.frozen
-class ReductionRecipe:
+class SpecializedReduction:
     """A reduction for arguments of certain types.
 
     Attributes:
@@ -110,50 +110,52 @@ class ReductionRecipe:
     dtype: DType | None
     result: DType | None
 
-    @property
+    @functools.cached_property
     def typed(self) -> TypedReduction:
         """Its steps."""
         kinds = tuple(each.kind for each in self.arguments)
         return typed_reduction(self.reduction, kinds, self.dtype, self.result)
 
     def encode(self) -> str:
-        """The recipe as a text; equal recipes have equal texts."""
+        """It as a text; what is equal has equal texts."""
         return _encode_reduction(self)
 
     @staticmethod
-    def decode(text: str) -> ReductionRecipe:
-        """The recipe that `encode` made a text of."""
+    def decode(text: str) -> SpecializedReduction:
+        """What `encode` made a text of."""
         return _decode_reduction(text)
 
 
 @functools.lru_cache(1024)
-def _encode_elementwise(recipe: ElementwiseRecipe) -> str:
-    return json.dumps([_plain(recipe.expression), _kinds(recipe), [_name(each) for each in recipe.dtypes]])
+def _encode_elementwise(specialized: SpecializedExpression) -> str:
+    return json.dumps(
+        [_plain(specialized.expression), _kinds(specialized), [_name(each) for each in specialized.dtypes]]
+    )
 
 
 @functools.lru_cache(1024)
-def _decode_elementwise(text: str) -> ElementwiseRecipe:
+def _decode_elementwise(text: str) -> SpecializedExpression:
     expression, kinds, dtypes = json.loads(text)
-    return ElementwiseRecipe(_expression(expression), _arguments(kinds), tuple(map(_dtype, dtypes)))
+    return SpecializedExpression(_expression(expression), _arguments(kinds), tuple(map(_dtype, dtypes)))
 
 
 @functools.lru_cache(1024)
-def _encode_reduction(recipe: ReductionRecipe) -> str:
-    reduction = recipe.reduction
+def _encode_reduction(specialized: SpecializedReduction) -> str:
+    reduction = specialized.reduction
     parts = [None if part is None else _plain(part) for part in (reduction.combine, reduction.post)]
     # A complex identity is two numbers.
     identity = None if reduction.identity is None else repr(reduction.identity)
-    plain = [_plain(reduction.map), reduction.name, parts, identity, _kinds(recipe)]
-    return json.dumps([*plain, _name(recipe.dtype), _name(recipe.result)])
+    plain = [_plain(reduction.map), reduction.name, parts, identity, _kinds(specialized)]
+    return json.dumps([*plain, _name(specialized.dtype), _name(specialized.result)])
 
 
 @functools.lru_cache(1024)
-def _decode_reduction(text: str) -> ReductionRecipe:
+def _decode_reduction(text: str) -> SpecializedReduction:
     mapped, name, parts, identity, kinds, dtype, result = json.loads(text)
     combine, post = (None if part is None else _expression(part) for part in parts)
     value = None if identity is None else _number(identity)
     reduction = Reduction(_expression(mapped), name, combine, value, post)
-    return ReductionRecipe(reduction, _arguments(kinds), _dtype(dtype), _dtype(result))
+    return SpecializedReduction(reduction, _arguments(kinds), _dtype(dtype), _dtype(result))
 
 
 def _plain(expression: Expression) -> list[Any]:
@@ -165,8 +167,8 @@ def _expression(plain: list[Any]) -> Expression:
     return parse(text, tuple(inputs), tuple(outputs))
 
 
-def _kinds(recipe: ElementwiseRecipe | ReductionRecipe) -> list[str]:
-    return [each.encode() for each in recipe.arguments]
+def _kinds(specialized: SpecializedExpression | SpecializedReduction) -> list[str]:
+    return [each.encode() for each in specialized.arguments]
 
 
 def _arguments(kinds: list[str]) -> tuple[Argument, ...]:
