@@ -15,6 +15,7 @@ from ...base.expressions import SCALAR_BYTES, Argument, ElementwiseRecipe, Reduc
 from ...base.kernels import kernel
 from ...base.ops import ArraySpec, ElementwiseSpec, OperationSpec, ReductionSpec
 from ..kit._call import Call
+from ..kit._device import LibraryDevice
 from ..kit._library import CudaLibrary
 from ..runtime._kernels import Function, Module
 from ._expression_source import Access, Layouts, elements_of_thread, elementwise_source
@@ -95,7 +96,7 @@ class ExpressionLibrary(CudaLibrary):
             return ReductionSpec, spec.recipe, _reduced(spec).layouts
         return super()._key_of(spec)
 
-    def _compile_elementwise(self, spec: ElementwiseSpec) -> ExpressionPlan:
+    def _compile_elementwise(self, spec: ElementwiseSpec, device: LibraryDevice) -> ExpressionPlan:
         recipe, layouts = ElementwiseRecipe.decode(spec.recipe), _elements(spec).layouts
         arrays, scalars = _split(recipe.arguments)
         count = len(spec.arrays) + len(spec.results)
@@ -126,7 +127,7 @@ class ExpressionLibrary(CudaLibrary):
             function.launch(call.handle, -(-count // plan.each), most=_MOST_BLOCKS)
         plan.module.note_use(call.stream)
 
-    def _compile_reduction(self, spec: ReductionSpec) -> ExpressionPlan:
+    def _compile_reduction(self, spec: ReductionSpec, device: LibraryDevice) -> ExpressionPlan:
         recipe, layouts = ReductionRecipe.decode(spec.recipe), _reduced(spec).layouts
         arrays, scalars = _split(recipe.arguments)
         reduction, count = recipe.typed, len(spec.arrays)

@@ -8,6 +8,7 @@ from ...base.kernels import kernel
 from ...base.ops import KernelInfoSpec, KernelRecipe, KernelSpec, OperationSpec
 from ..kit._call import Call
 from ..kit._compile import compile_kernel
+from ..kit._device import LibraryDevice
 from ..kit._loaded_kernel import LoadedKernel
 from ._expressions import ExpressionLibrary, ExpressionPlan
 
@@ -27,7 +28,7 @@ class JitLibrary(ExpressionLibrary):
             return (spec.recipe,)
         return super()._key_of(spec)
 
-    def _load(self, spec: KernelSpec | KernelInfoSpec) -> LoadedKernel:
+    def _load(self, spec: KernelSpec | KernelInfoSpec, device: LibraryDevice) -> LoadedKernel:
         recipe = KernelRecipe.decode(spec.recipe)
         return LoadedKernel(self._context, recipe, compile_kernel(recipe, self._device.architecture))
 
