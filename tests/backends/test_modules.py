@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,13 @@ import pytest
 from own_modules import Every, Moved, install
 
 from trio_accel.backends.base import NotSupportedError
-from trio_accel.backends.base.kernels import Kernel, kernel, kernels_of
+from trio_accel.backends.base.kernels import Call, Kernel, kernel, kernels_of
 from trio_accel.backends.base.ops import CopySpec
 
 
-def move_cpu(spec: Any, memory: Any) -> Callable[[], None]:
+def move_cpu(spec: Any, call: Call) -> None:
     """``out = source``."""
-    source, out = memory.view(spec.source), memory.view(spec.out)
-    return lambda: np.copyto(out, source)
+    np.copyto(call.array(spec.out), call.array(spec.source))
 
 
 def move_cuda(spec: Any, call: Any) -> None:
@@ -40,7 +38,7 @@ def declared(*specs: type[Any]) -> dict[str, Any]:
 def test_its_kernels_run(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     name = install(monkeypatch, **declared(Moved, CopySpec))
     library = rig.library(name)
-    assert (library.name, library.operations) == (name, {Moved, CopySpec})
+    assert (library.name, library.operations) == (name, {Moved.operation, CopySpec.operation})
     source = rig.put(np.arange(6.0))
     for make in (lambda out: Moved(source, out, ""), lambda out: CopySpec(source, out)):
         out = rig.empty((6,), "float64")
@@ -113,13 +111,14 @@ def test_two_kernels_for_one_specification(rig: Any, backend: Any, monkeypatch: 
 
 
 def test_one_kernel_by_two_names_and_for_two_specifications() -> None:
-    def function() -> None:
+    def function(spec: Any, call: Call) -> None:
         """Is never called."""
 
     for spec in (Moved, Every):
         kernel(spec, backend="cpu")(function)
     kernel(Every, backend="cuda")(function)
     names = {"first": function, "second": function, "other": 5}
-    assert kernels_of(names, "cpu") == {spec: Kernel(spec, "cpu", function) for spec in (Moved, Every)}
-    assert kernels_of(names, "cuda") == {Every: Kernel(Every, "cuda", function)}
+    moved, every = Moved.operation, Every.operation
+    assert kernels_of(names, "cpu") == {name: Kernel(name, "cpu", function) for name in (moved, every)}
+    assert kernels_of(names, "cuda") == {every: Kernel(every, "cuda", function)}
     assert kernels_of(names, "another") == {}

@@ -266,8 +266,8 @@ class KernelLibrary(Protocol):
         ...
 
     @property
-    def operations(self) -> frozenset[type[OperationSpec]]:
-        """Specifications that `enqueue` takes."""
+    def operations(self) -> frozenset[str]:
+        """Names of the operations that `enqueue` takes; see `OperationSpec.operation`."""
         ...
 
     def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:

@@ -115,7 +115,7 @@ def check_part(launch: PartLaunch, kernels: KernelLibrary) -> Callable[[], None]
     Raises:
         NotSupportedError: It has no kernel for it, or one that blocks: the others would wait for that.
     """
-    if type(launch.spec) not in kernels.operations:
+    if launch.spec.operation not in kernels.operations:
         raise NotSupportedError(f"library {kernels.name!r} has no {type(launch.spec).__name__}")
     prepare = kernels.prepare(launch.spec)
     if isinstance(prepare, InThread):

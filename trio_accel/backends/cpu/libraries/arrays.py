@@ -15,59 +15,47 @@ from ...base.expressions import (
     evaluate_reduction,
     unpack_scalars,
 )
-from ...base.kernels import kernel
+from ...base.kernels import Call, kernel
 from ...base.ops import ElementwiseSpec, ReductionSpec
 from ..kit._pieces import pieces
-from ..runtime._memory import CpuMemory, HostArray
-from ..runtime._stream import Work
+from ..runtime._memory import HostArray
 
 __all__ = ["elementwise", "reduce"]
 
 
 @kernel(ElementwiseSpec, backend="cpu")
-def elementwise(spec: ElementwiseSpec, memory: CpuMemory) -> Work:
-    """Take views; pieces are computed one after another."""
-    arrays = [memory.view(array) for array in spec.arrays]
-    loaded = [memory.view(array) for array in spec.loaded]
-    results = [memory.view(result) for result in spec.results]
-
-    def work() -> None:
-        specialized = SpecializedExpression.decode(spec.expression)
-        expression, scalars = specialized.typed, _scalars(specialized.arguments, spec.scalars)
-        if not results[0].size:
-            return
-        sources = dict(zip([number for number, _ in expression.loads], loaded, strict=True))
-        indices = [_indices(axis, results[0].shape) for axis in expression.axes]
-        first = len(results) + len(arrays)
-        for piece in pieces(*results, *arrays, *indices):
-            given = _arguments(
-                specialized.arguments, expression.elements, piece[len(results) : first], scalars
-            )
-            here = dict(zip(expression.axes, map(_narrow, piece[first:]), strict=True))
-            made = evaluate(expression, list(given), here, sources)
-            if len(made) > 1:
-                # A result that is an argument as it is may lie where another result is written.
-                made = [value if value.flags.owndata else value.copy() for value in made]
-            for out, value in zip(piece, made, strict=False):
-                np.copyto(out, value)
-
-    return work
+def elementwise(spec: ElementwiseSpec, call: Call) -> None:
+    """Compute pieces one after another."""
+    arrays = [call.array(array) for array in spec.arrays]
+    loaded = [call.array(array) for array in spec.loaded]
+    results = [call.array(result) for result in spec.results]
+    specialized = SpecializedExpression.decode(spec.expression)
+    expression, scalars = specialized.typed, _scalars(specialized.arguments, spec.scalars)
+    if not results[0].size:
+        return
+    sources = dict(zip([number for number, _ in expression.loads], loaded, strict=True))
+    indices = [_indices(axis, results[0].shape) for axis in expression.axes]
+    first = len(results) + len(arrays)
+    for piece in pieces(*results, *arrays, *indices):
+        given = _arguments(specialized.arguments, expression.elements, piece[len(results) : first], scalars)
+        here = dict(zip(expression.axes, map(_narrow, piece[first:]), strict=True))
+        made = evaluate(expression, list(given), here, sources)
+        if len(made) > 1:
+            # A result that is an argument as it is may lie where another result is written.
+            made = [value if value.flags.owndata else value.copy() for value in made]
+        for out, value in zip(piece, made, strict=False):
+            np.copyto(out, value)
 
 
 @kernel(ReductionSpec, backend="cpu")
-def reduce(spec: ReductionSpec, memory: CpuMemory) -> Work:
-    """Take views; the mapped values are one temporary array."""
-    arrays, out = [memory.view(array) for array in spec.arrays], memory.view(spec.out)
-    shape = spec.arrays[0].shape
-
-    def work() -> None:
-        specialized = SpecializedReduction.decode(spec.reduction)
-        typed, scalars = specialized.typed, _scalars(specialized.arguments, spec.scalars)
-        given = _arguments(specialized.arguments, typed.map.elements, arrays, scalars)
-        made = evaluate_reduction(typed, list(given), shape, spec.axes)
-        np.copyto(out, made.reshape(out.shape))
-
-    return work
+def reduce(spec: ReductionSpec, call: Call) -> None:
+    """Reduce an array; the mapped values are one temporary array."""
+    arrays, out = [call.array(array) for array in spec.arrays], call.array(spec.out)
+    specialized = SpecializedReduction.decode(spec.reduction)
+    typed, scalars = specialized.typed, _scalars(specialized.arguments, spec.scalars)
+    given = _arguments(specialized.arguments, typed.map.elements, arrays, scalars)
+    made = evaluate_reduction(typed, list(given), spec.arrays[0].shape, spec.axes)
+    np.copyto(out, made.reshape(out.shape))
 
 
 def _scalars(arguments: Sequence[Argument], data: bytes) -> list[Any]:

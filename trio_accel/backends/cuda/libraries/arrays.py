@@ -17,6 +17,7 @@ from ...base.expressions.compiled import (
 from ...base.kernels import kernel
 from ...base.ops import ElementwiseSpec, OperationSpec, ReductionSpec
 from ..kit._call import Call
+from ..kit._device import LibraryDevice
 from ..kit._library import CudaLibrary
 from ..runtime._kernels import Function, Module
 
@@ -73,9 +74,9 @@ class ArraysLibrary(CudaLibrary):
     def _is_busy(self, plan: Any) -> bool:
         return bool(plan.is_busy)
 
-    def _compile(self, spec: ElementwiseSpec | ReductionSpec) -> _Plan:
+    def _compile(self, spec: ElementwiseSpec | ReductionSpec, device: LibraryDevice) -> _Plan:
         source = make_kernel(spec, "cuda")
-        module = self._device.kernels.load(source.text, source.names, source.arguments.size)
+        module = device.kernels.load(source.text, source.names, source.arguments.size)
         return _Plan(source, module, dict(zip(source.names, module.functions, strict=True)))
 
     @kernel(ElementwiseSpec, backend="cuda", plan=_compile)

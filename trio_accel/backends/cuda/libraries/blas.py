@@ -14,7 +14,7 @@ from ...base.checks import INEXACT
 from ...base.kernels import kernel
 from ...base.ops import GemmSpec, MatmulSpec, OperationSpec
 from ..kit._call import Call
-from ..kit._checks import check_dtype, check_same_dtype, factor_of
+from ..kit._checks import factor_of
 from ..kit._device import LibraryDevice
 from ..kit._layouts import Product, broadcast_operands, plan_gemm, plan_matmul, vectors
 from ..kit._library import Errors
@@ -118,9 +118,8 @@ class BlasLibrary(RoutineLibrary):
         self._plans.note_launch(plan)
         return True
 
-    def _plan_matmul(self, spec: MatmulSpec) -> _Multiply:
-        dtype = check_same_dtype("matmul", spec.a, spec.b, spec.out)
-        check_dtype("matmul", dtype, _WITH_INTEGERS)
+    def _plan_matmul(self, spec: MatmulSpec, device: LibraryDevice) -> _Multiply:
+        dtype = spec.out.dtype
         if not spec.out.size:
             return _Multiply(_nothing)
         if not spec.a.size:
@@ -135,7 +134,7 @@ class BlasLibrary(RoutineLibrary):
         run = partial(self._multiply_by_graph, kind, product, graph)
         return _Multiply(run, graph, _is_light(product), (span(spec.a), span(spec.b), span(spec.out)))
 
-    @kernel(MatmulSpec, backend="cuda", plan=_plan_matmul, is_quick=True)
+    @kernel(MatmulSpec, backend="cuda", dtypes=_WITH_INTEGERS, plan=_plan_matmul, is_quick=True)
     def _matmul(self, spec: MatmulSpec, call: Call) -> None:
         call.plan.run(spec, call)
 
@@ -157,9 +156,8 @@ class BlasLibrary(RoutineLibrary):
         assert self._integers is not None
         self._integers.multiply(call.stream, call.array(spec.a), call.array(spec.b), call.array(spec.out))
 
-    def _plan_gemm(self, spec: GemmSpec) -> _Multiply:
-        dtype = check_same_dtype("gemm", spec.a, spec.b, spec.c)
-        check_dtype("gemm", dtype, INEXACT)
+    def _plan_gemm(self, spec: GemmSpec, device: LibraryDevice) -> _Multiply:
+        dtype = spec.c.dtype
         kind = KINDS[dtype]
         if not spec.a.size or not spec.c.size:
             return _Multiply(partial(self._scale_only, kind))
@@ -174,7 +172,7 @@ class BlasLibrary(RoutineLibrary):
         graph = GraphCall(self) if _is_one_call(product) else None
         return _Multiply(partial(self._multiply_with_factors, kind, product, graph))
 
-    @kernel(GemmSpec, backend="cuda", plan=_plan_gemm, is_quick=True)
+    @kernel(GemmSpec, backend="cuda", dtypes=INEXACT, plan=_plan_gemm, is_quick=True)
     def _gemm(self, spec: GemmSpec, call: Call) -> None:
         call.plan.run(spec, call)
 

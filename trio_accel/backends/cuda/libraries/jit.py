@@ -6,6 +6,7 @@ from ...base.kernels import kernel
 from ...base.ops import KernelDefinition, KernelInfoSpec, KernelSpec, OperationSpec
 from ..kit._call import Call
 from ..kit._compile import compile_kernel
+from ..kit._device import LibraryDevice
 from ..kit._loaded_kernel import LoadedKernel
 from .arrays import ArraysLibrary
 
@@ -23,7 +24,7 @@ class JitLibrary(ArraysLibrary):
             return (spec.definition,)
         return super()._key_of(spec)
 
-    def _load(self, spec: KernelSpec | KernelInfoSpec) -> LoadedKernel:
+    def _load(self, spec: KernelSpec | KernelInfoSpec, device: LibraryDevice) -> LoadedKernel:
         definition = KernelDefinition.decode(spec.definition)
         return LoadedKernel(self._context, definition, compile_kernel(definition, self._device.architecture))
 
