@@ -178,7 +178,7 @@ def receive_cuda(spec: ReceivePart, call: Any) -> None:
 
 @ops.specification
 class RoundPart(ops.OperationSpec):
-    """One part of a meeting of kernels: ``array += 1`` once all have met, unless something goes wrong.
+    """One part of a rendezvous of kernels: ``array += 1`` once all have met, unless something goes wrong.
 
     `how` is what goes wrong in this part: ``"refuses"``, ``"raises"`` where it is enqueued, ``"fails"`` and
     ``"crashes"`` where it runs. With one that `MEETINGS` has, the kernel waits there before it fails or ends.

@@ -90,12 +90,6 @@ class ManualStream:
         self._put(event)
         return event
 
-    def record_deferred(self) -> ManualEvent:
-        return self.record()
-
-    def flush(self) -> None:
-        pass
-
     def wait(self, event: AccelEvent) -> None:
         assert isinstance(event, ManualEvent)
         self.waits += 1

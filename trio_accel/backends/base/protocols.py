@@ -193,18 +193,6 @@ class AccelStream(Protocol):
         """Make an event after everything enqueued so far."""
         ...
 
-    def record_deferred(self) -> AccelEvent:
-        """Make an event after everything enqueued so far, which may be one for several short operations.
-
-        It is done behind all operations that share it. Without a `flush` or a `record` it may never be done,
-        so the caller flushes before it looks. The stream itself flushes before it enqueues long work, and
-        before another stream waits for the event on the device.
-        """
-        ...
-
-    def flush(self) -> None:
-        """Record what was deferred, if anything was."""
-
     def wait(self, event: AccelEvent) -> None:
         """Hold back what is enqueued from now on until an event (of any stream) is done."""
 

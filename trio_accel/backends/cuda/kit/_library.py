@@ -70,7 +70,6 @@ class CudaLibrary(TableLibrary):
         context = self._context
         if stream.is_closed or context.is_lost:
             stream.check()
-        stream.begin_heavy()
         # Like `with context`, which takes longer as it remembers what a whole thread has to restore.
         is_foreign = context.make_current()
         try:

@@ -28,8 +28,6 @@ from ._routines import RoutineLibrary
 
 __all__ = ["BlasLibrary"]
 
-# Sums of products: those of float32 take an H200 some 14 us, where the loop takes 20 for each.
-_LIGHT = 1 << 27
 _INTEGERS = tuple(dtype for dtype in DType if dtype.kind in ("int", "uint"))
 _WITH_INTEGERS = (*INEXACT, *_INTEGERS)
 
@@ -44,13 +42,11 @@ class _Multiply:
     Attributes:
         run: Enqueues it.
         graph: By which its graphs are known; None where it is no single call of the library.
-        is_light: Whether it takes no longer than a program takes to launch it.
         spans: How far a, b and the result reach around their first elements.
     """
 
     run: Callable[[Any, Call], None]
     graph: GraphCall | None = None
-    is_light: bool = False
     spans: tuple[_Span, _Span, _Span] = ((0, 0), (0, 0), (0, 0))
 
 
@@ -110,11 +106,8 @@ class BlasLibrary(RoutineLibrary):
             return False
         within, (of_a, of_b, of_out) = self._device.address_within, plan.spans
         a, b, out = within(spec.a, of_a), within(spec.b, of_b), within(spec.out, of_out)
-        if not plan.is_light:
-            stream.begin_heavy()
         if not self._device.graphs.replay((plan.graph, stream, a, b, out), stream):
             return False
-        stream.is_light = plan.is_light
         self._plans.note_launch(plan)
         return True
 
@@ -132,7 +125,7 @@ class BlasLibrary(RoutineLibrary):
             return _Multiply(partial(self._multiply_plain, kind, product))
         graph, span = GraphCall(self), self._device.span
         run = partial(self._multiply_by_graph, kind, product, graph)
-        return _Multiply(run, graph, _is_light(product), (span(spec.a), span(spec.b), span(spec.out)))
+        return _Multiply(run, graph, (span(spec.a), span(spec.b), span(spec.out)))
 
     @kernel(MatmulSpec, backend="cuda", dtypes=_WITH_INTEGERS, plan=_plan_matmul, is_quick=True)
     def _matmul(self, spec: MatmulSpec, call: Call) -> None:
@@ -285,12 +278,6 @@ def _zeros(spec: MatmulSpec, call: Call) -> None:
 def _is_one_call(product: Product) -> bool:
     is_as_it_lies = product.packing_a is None and product.packing_b is None and not product.is_c_packed
     return product.is_single and is_as_it_lies
-
-
-def _is_light(product: Product) -> bool:
-    """Whether it takes no longer than a program takes to launch it."""
-    _, _, m, n, k, *_ = product.call
-    return m * n * k <= _LIGHT
 
 
 def _factors_of(spec: GemmSpec) -> tuple[complex, complex]:

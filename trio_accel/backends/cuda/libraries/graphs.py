@@ -210,7 +210,6 @@ class GraphLibrary(CudaLibrary):
         if not self._is_in_place(captured):
             self._cache.remove(key)
             return False
-        stream.begin_heavy()
         entry.last = stream.timeline.sequence
         if captured.stream.launch(captured.executable):
             self._plans.note_launch(chain)

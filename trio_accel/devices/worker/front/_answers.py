@@ -86,7 +86,6 @@ class AnswerHandler:
         self._handlers: dict[Any, Callable[[WorkerLink, Any, tuple[int, ...]], None]] = {
             "ready": self._on_ready,
             "started": self._on_started,
-            "early": self._on_early,
             "times": self._on_times,
             "done": self._on_done,
             "granted": self._on_granted,
@@ -133,11 +132,7 @@ class AnswerHandler:
         """
         message: Any
         for message, _ in received:
-            if not (
-                self._is_answer(message, request)
-                or message[0] in ("early", "times")
-                or (message[0] == "done" and link.was_early(message[1]))
-            ):
+            if not (self._is_answer(message, request) or message[0] == "times"):
                 return False
         self.handle(link, received)
         return True
@@ -147,29 +142,14 @@ class AnswerHandler:
         if message[:2] != ("done", request.number):
             return False
         _, _, _, results, trouble = message
-        return not results and trouble is None and self._is_plain(request)
-
-    def _is_plain(self, request: OperationRequest) -> bool:
-        """Whether nothing follows from the end of a request that went well."""
+        if results or trouble is not None:
+            return False
+        # Nothing follows from its end.
         return not (request.hosts.is_used or self._requests.waiting or self._device.hooks)
 
-    def is_waited_for(self, link: WorkerLink, request: OperationRequest) -> bool:
-        """Whether its asker is to look for its end; takes the end if the worker shows it."""
-        if request.is_over or self._requests.sent != 1:
-            return False
-        addresses = request.early
-        if addresses is None or not self._is_plain(request) or not link.complete_early(request.number):
-            return True
-        self._done(link, request, addresses, (), None)
-        return False
-
-    def _on_early(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
-        number, addresses = message
-        request = self._request(link, number)
-        if request is not None:
-            _check_addresses(request, addresses, self._chunks)
-            assert isinstance(request, OperationRequest)
-            request.early = addresses
+    def is_waited_for(self, request: OperationRequest) -> bool:
+        """Whether its asker is to look for its end."""
+        return not request.is_over and self._requests.sent == 1
 
     def _on_times(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
         number, begun, completed = message
@@ -203,7 +183,7 @@ class AnswerHandler:
 
     def _on_done(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
         number, addresses, results, trouble = message
-        request = None if link.take_early(number) else self._request(link, number)
+        request = self._request(link, number)
         if request is not None:
             if addresses:
                 _check_addresses(request, addresses, self._chunks)

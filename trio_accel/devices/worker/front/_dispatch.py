@@ -22,8 +22,7 @@ from ...completion._strategies import SyncCompletion
 from ...engine._context import context_policy
 from ...engine._device_state import DeviceState
 from ...host._copying import SMALL
-from ...operations._operation import Operation, Planned, Planner, check_operation
-from ...operations._recording import recording_now
+from ...operations._operation import Operation, Planned, Planner, admit, recording_now
 from ..launcher._launcher import Launcher, WorkerProcess, open_launcher
 from ._calls import Calls
 from ._chunks import ChunkTable
@@ -197,8 +196,7 @@ class WorkerDispatch:
     @enable_ki_protection
     async def ask(self, operation: Operation[LibraryT, ReplyT]) -> ReplyT:
         """See `Device.ask`."""
-        check_operation(operation, "ask")
-        recording = self._device.check_ask()
+        recording = admit(self._device, operation, "ask")
         if recording is not None:
             return await recording.ask(self._device, operation)
         # One that is done by the time of a cancellation returns: a loop of these must end all the same.
@@ -212,9 +210,8 @@ class WorkerDispatch:
             if link is not None and self._requests.sent == 1 and link.may_spin:
                 # Its asker sees its end by itself, as long as it is alone.
                 await link.spin(
-                    request.number,
                     partial(self._answers.take_own, link, request),
-                    partial(self._answers.is_waited_for, link, request),
+                    partial(self._answers.is_waited_for, request),
                 )
                 if request.is_over:
                     request.take_result().unwrap()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, TypeAlias
 
 import trio
@@ -105,8 +104,6 @@ class WorkerLink:
         self._free_words: list[int] = []
         # What the words said at its death.
         self._last: dict[str, int] | None = None
-        # Requests that completed early: their ends were seen ahead of their answers.
-        self._early: set[int] = set()
         self._changed = trio.Event()
         self._is_over = trio.Event()
 
@@ -157,31 +154,9 @@ class WorkerLink:
         """Whether an answer is due so soon that the task that waits for it may `spin`."""
         return self._channel.may_spin
 
-    def complete_early(self, request: int) -> bool:
-        """Whether the worker shows that a request is over; its answer still comes."""
-        if not self.page.is_over(request):
-            return False
-        assert self._channel.spin_wait is not None
-        self._channel.spin_wait.completed_early("done", request)
-        self._early.add(request)
-        return True
-
-    def take_early(self, request: int) -> bool:
-        """Take note of an answer; returns whether its request had completed early."""
-        was_early = request in self._early
-        self._early.discard(request)
-        return was_early
-
-    def was_early(self, request: int) -> bool:
-        """Whether this request was the last that completed early."""
-        spin_wait = self._channel.spin_wait
-        return spin_wait is not None and spin_wait.early == ("done", request)
-
-    async def spin(
-        self, request: int, take: Callable[[list[Received]], bool], goes_on: Callable[[], bool]
-    ) -> None:
+    async def spin(self, take: Callable[[list[Received]], bool], goes_on: Callable[[], bool]) -> None:
         """Poll for the answer to a request in the task that waits for it; see `Channel.spin`."""
-        await self._channel.spin(take, goes_on, partial(self.page.is_over, request))
+        await self._channel.spin(take, goes_on)
 
     @enable_ki_protection
     async def run(

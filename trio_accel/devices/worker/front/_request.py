@@ -346,19 +346,17 @@ class OperationRequest(RemoteRequest):
         launch: What is launched.
         invalidates: Whether its outputs are invalid also if it was never launched.
         hosts: Its host arrays.
-        early: Where its new blocks lie if all goes well, once the worker has said so.
         may_collect: Whether garbage is to be collected, once, before it fails for want of memory. Not if
             others may have been refused because of it by then.
     """
 
-    __slots__ = ("early", "hosts", "invalidates", "launch", "may_collect")
+    __slots__ = ("hosts", "invalidates", "launch", "may_collect")
 
     def __init__(self, number: int, launch: Launch, hosts: HostArrays, *, invalidates: bool) -> None:
         super().__init__(number, launch.library, launch.reads, launch.writes)
         self.launch: Launch = launch
         self.invalidates: bool = invalidates
         self.hosts: HostArrays = hosts
-        self.early: tuple[Address, ...] | None = None
         self.may_collect: bool = not invalidates
 
     @property

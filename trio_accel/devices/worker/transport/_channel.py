@@ -48,10 +48,6 @@ _CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 _TRUNCATED = int(socket.MSG_CTRUNC)
 
 
-def _never() -> bool:
-    return False
-
-
 class EndOfChannel(Exception):  # noqa: N818 - an end, as Trio names it; only sometimes an error
     """The peer is gone, or this end was closed; everything that came before was received."""
 
@@ -189,12 +185,7 @@ class Channel:
             return False
         return not self.spin_wait.pause()
 
-    async def spin(
-        self,
-        take: Callable[[list[Received]], bool],
-        goes_on: Callable[[], bool],
-        is_shown: Callable[[], bool] = _never,
-    ) -> None:
+    async def spin(self, take: Callable[[list[Received]], bool], goes_on: Callable[[], bool]) -> None:
         """Poll for an answer in the task that waits for it, as long as it is due and `goes_on` says so.
 
         Then it need not be woken by the receiver, which takes a turn of the loop. The receiver sleeps
@@ -205,7 +196,6 @@ class Channel:
             take: Takes what was received if it is what the task waits for, or belongs to it, and says
                 whether it has; what it has not is the receiver's.
             goes_on: Called between two polls.
-            is_shown: Whether it is to be called at once.
         """
         assert self.spin_wait is not None
         self._is_spinning = True
@@ -215,11 +205,11 @@ class Channel:
                 await trio.lowlevel.cancel_shielded_checkpoint()
                 if self._inbox.is_at_end or not goes_on() or self.spin_wait.pause():
                     break
-                received = self._take(is_due=True, is_shown=is_shown)
+                received = self._take(is_due=True)
                 if received and not take(received):
                     self._left = received
                     break
-                if (received or is_shown()) and not goes_on():
+                if received and not goes_on():
                     break
                 if trio.current_effective_deadline() == -inf or time.perf_counter() > end:
                     break
@@ -233,7 +223,7 @@ class Channel:
                 self._sleeper.notify()
             self._listener.notify()
 
-    def _take(self, *, is_due: bool, is_shown: Callable[[], bool] = _never) -> list[Received]:
+    def _take(self, *, is_due: bool) -> list[Received]:
         """Read what has arrived."""
         spin_wait, inbox = self.spin_wait, self._inbox
         if inbox.seen is not None:
@@ -241,18 +231,18 @@ class Channel:
         received = inbox.poll() or inbox.read(self._sock)
         if spin_wait is not None:
             if not received and is_due and spin_wait.is_near:
-                received = self._poll(is_shown)
+                received = self._poll()
             if received:
                 spin_wait.received(received)
         return received
 
-    def _poll(self, is_shown: Callable[[], bool]) -> list[Received]:
+    def _poll(self) -> list[Received]:
         """Look for a short while: a turn of the loop takes longer than the answer does from here on."""
         inbox = self._inbox
         end = time.perf_counter() + _POLL
         received: list[Received] = []
         looks = 0
-        while not (received or inbox.is_at_end or is_shown()) and time.perf_counter() < end:
+        while not (received or inbox.is_at_end) and time.perf_counter() < end:
             # Several answers that come together are sent.
             received = inbox.poll() if looks % _LOOKS else inbox.read(self._sock)
             looks += 1

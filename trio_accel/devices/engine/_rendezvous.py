@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 
 import attrs
 import trio
 
-from ...backends.base import AccelEvent, AccelStream, Hold, InputFailedError, Waker
+from ...actors import ActorContext, DeferredReply
+from ...backends.base import (
+    AccelEvent,
+    AccelStream,
+    Hold,
+    InputFailedError,
+    InThread,
+    KernelLibrary,
+    NotSupportedError,
+    Waker,
+)
 from ...backends.base.ops import Peers
 from ..arrays._blocks import bare
 from ..base._bridge import LoopNotifier
 from ..base._errors import WithdrawnError
 from ..operations._operation import Launch
+from ._completer import Completer
+from ._enqueuer import Enqueuer
 from ._in_flight import InFlight
-from ._lane import Lane
+from ._launch_gate import LaunchGate
+from ._stream_queues import StreamQueue
 
-__all__ = ["Meeting", "PartFailedError", "PartInFlight", "PartLaunch"]
+__all__ = ["Part", "PartFailedError", "PartInFlight", "PartLaunch", "Rendezvous", "check_part"]
 
 
 class PartFailedError(InputFailedError):
@@ -29,40 +42,12 @@ class PartLaunch(Launch):
     """One part of an operation that spans devices, on its way to a library actor of its device.
 
     Attributes:
-        meeting: Where it meets the other parts.
+        rendezvous: Where it meets the other parts.
         part: Its number among them.
     """
 
-    meeting: Meeting
+    rendezvous: Rendezvous
     part: int
-
-
-class PartAtMeeting(Protocol):
-    """A part whose library actor may launch it, and waits for the others."""
-
-    @property
-    def is_launched(self) -> bool:
-        """Whether the backend has it, or had it."""
-        ...
-
-    def begin(self) -> None:
-        """Allocate, have operands copied, and have the stream wait for what goes before."""
-
-    def enter(self) -> None:
-        """Hold the stream back until all have come."""
-
-    def enqueue(self) -> None:
-        """Enqueue the kernel."""
-
-    def leave(self) -> tuple[PartInFlight, Lane]:
-        """Hold the stream back until all kernels are done; returns what was enqueued, and where."""
-        ...
-
-    def abandon(self, error: Exception) -> None:
-        """Clean up: it is not launched, for this reason. Does nothing before `begin`."""
-
-    def watch(self) -> None:
-        """Have the end of what was enqueued seen."""
 
 
 class _Gate:
@@ -106,7 +91,7 @@ class _Gate:
             hold.release()
 
 
-class Meeting:
+class Rendezvous:
     """Where the parts of one operation meet.
 
     In the loop: no part is launched before all may be, then all are, without a wait in between. So any two
@@ -120,16 +105,16 @@ class Meeting:
     Attributes:
         failure: What the operation has failed with, if it has.
         failed: The part in flight whose kernel has failed with that, if one has.
-        in_flight: Parts that were launched, with their lanes.
+        in_flight: Parts that were launched, with their queues.
     """
 
     def __init__(self, name: str, count: int) -> None:
         self.failure: BaseException | None = None
         self.failed: PartInFlight | None = None
-        self.in_flight: list[tuple[PartInFlight, Lane]] = []
+        self.in_flight: list[tuple[PartInFlight, StreamQueue]] = []
         self._name = name
         self._peers: list[Peers] = []
-        self._here: list[PartAtMeeting | None] = [None] * count
+        self._here: list[Part | None] = [None] * count
         self._come = 0
         self._is_decided = False
         self._decided = trio.Event()
@@ -184,7 +169,7 @@ class Meeting:
         for peers in self._peers:
             peers.end()
 
-    async def come(self, number: int, part: PartAtMeeting) -> None:
+    async def come(self, number: int, part: Part) -> None:
         """Wait for the other parts; all are launched when this returns.
 
         Args:
@@ -226,7 +211,7 @@ class Meeting:
         self._is_decided = True
         self._decided.set()
 
-    def _launch(self, parts: Sequence[PartAtMeeting]) -> None:
+    def _launch(self, parts: Sequence[Part]) -> None:
         """Launch all parts, step by step.
 
         A driver that loads a kernel may wait for all streams of the device. So all are held before the first
@@ -266,36 +251,36 @@ class PartInFlight(InFlight):
     """A part that the backend has. It is done when all parts are, and has failed if one of them has.
 
     Attributes:
-        came: Done when its stream has come to the meeting.
+        came: Done when its stream has come to the rendezvous.
         ran: Done when its kernel is.
     """
 
-    __slots__ = ("_meeting", "came", "ran")
+    __slots__ = ("_rendezvous", "came", "ran")
 
-    _meeting: Meeting
+    _rendezvous: Rendezvous
     came: AccelEvent
     ran: AccelEvent
     after: list[InFlight] | None
 
-    def join(self, meeting: Meeting, came: AccelEvent, ran: AccelEvent) -> None:
+    def join(self, rendezvous: Rendezvous, came: AccelEvent, ran: AccelEvent) -> None:
         """Wait for the others; called once, when it is enqueued."""
-        self._meeting, self.came, self.ran = meeting, came, ran
+        self._rendezvous, self.came, self.ran = rendezvous, came, ran
         # So that `failure` is asked.
         self.after = self.after or []
 
     @property
     def waits_for_others(self) -> bool:
         """Whether its stream waits for those of the other devices, which may be held up for long."""
-        return self._meeting.holds_back(self)
+        return self._rendezvous.holds_back(self)
 
     def failure(self) -> Exception | None:
         """What it failed with, by itself, with its inputs or with another part."""
         if self._failure is None:
-            meeting = self._meeting
-            meeting.look()
-            if meeting.failure is not None and meeting.failed is not self:
+            rendezvous = self._rendezvous
+            rendezvous.look()
+            if rendezvous.failure is not None and rendezvous.failed is not self:
                 # What goes wrong in a kernel after another part has failed is mostly due to that.
-                self._failure = meeting.failed_part(meeting.failure)
+                self._failure = rendezvous.failed_part(rendezvous.failure)
             else:
                 self._failure = self.own_failure()
         return self._failure
@@ -303,3 +288,125 @@ class PartInFlight(InFlight):
     def own_failure(self) -> Exception | None:
         """What it failed with, by itself or with its inputs; may be asked once its kernel is done."""
         return self.came.error or self.ran.error or super().failure()
+
+
+class Part:
+    """Launches a part, in the steps in which all parts of an operation are launched.
+
+    Attributes:
+        failure: What its preparation has failed with.
+        reply: The reply to its asker, set before it comes to the rendezvous.
+    """
+
+    __slots__ = (
+        "_came",
+        "_completer",
+        "_context",
+        "_enqueuer",
+        "_gate",
+        "_in_flight",
+        "_is_begun",
+        "_kernels",
+        "_launch",
+        "_queue",
+        "failure",
+        "reply",
+    )
+
+    def __init__(
+        self,
+        launch: PartLaunch,
+        kernels: KernelLibrary,
+        queue: StreamQueue,
+        context: ActorContext,
+        gate: LaunchGate,
+        enqueuer: Enqueuer,
+        completer: Completer,
+    ) -> None:
+        self._launch = launch
+        self._kernels = enqueuer.kernels_for(launch, kernels)
+        self._queue = queue
+        self._context = context
+        self._gate = gate
+        self._enqueuer = enqueuer
+        self._completer = completer
+        self._is_begun = False
+        self._came: AccelEvent
+        self._in_flight: PartInFlight | None = None
+        self.failure: Exception | None = None
+        self.reply: DeferredReply[None] | None = None
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether the backend has it, or had it."""
+        return self._in_flight is not None
+
+    def begin(self) -> None:
+        """Allocate, have operands copied, and have the stream wait for what goes before."""
+        self._enqueuer.begin(self._launch, self._queue, self.failure)
+        self._is_begun = True
+
+    def enter(self) -> None:
+        """Hold the stream back until all have come."""
+        with self._abandoned_if_failed():
+            self._came = self._queue.stream.record()
+            self._launch.rendezvous.enter(self._queue.stream)
+
+    def enqueue(self) -> None:
+        """Enqueue the kernel."""
+        launch, stream = self._launch, self._queue.stream
+        with self._abandoned_if_failed():
+            self._kernels.enqueue(launch.spec, stream)
+            self._enqueuer.end_call(launch, stream)
+
+    def leave(self) -> tuple[PartInFlight, StreamQueue]:
+        """Hold the stream back until all kernels are done; returns what was enqueued, and where."""
+        launch, queue = self._launch, self._queue
+        with self._abandoned_if_failed():
+            ran = queue.stream.record()
+            launch.rendezvous.leave(queue.stream)
+        operation = self._enqueuer.add(launch, queue, queue.stream.record(), PartInFlight)
+        operation.join(launch.rendezvous, self._came, ran)
+        self._gate.leave(launch)
+        operation.crash, operation.reply = self._context.crash, self.reply
+        self._in_flight = operation
+        return operation, queue
+
+    def abandon(self, error: Exception) -> None:
+        """Clean up: it is not launched, for this reason. Does nothing before `begin`."""
+        if self._is_begun:
+            self._is_begun = False
+            self._enqueuer.abandon(self._launch, self._queue, error)
+
+    def watch(self) -> None:
+        """Have the end of what was enqueued seen."""
+        if self._in_flight is not None:
+            self._completer.port.watch(self._queue.stream, self._in_flight.event)
+
+    @contextmanager
+    def _abandoned_if_failed(self) -> Generator[None, None, None]:
+        try:
+            yield
+        except Exception as error:
+            self.abandon(error)
+            raise
+
+
+def check_part(launch: PartLaunch, kernels: KernelLibrary) -> Callable[[], None] | None:
+    """Refuse a part that its library does not have.
+
+    Returns:
+        What is to be done before it is launched; see `KernelLibrary.prepare`.
+
+    Raises:
+        NotSupportedError: It has no kernel for it, or one that blocks: the others would wait for that.
+    """
+    if launch.spec.operation not in kernels.operations:
+        raise NotSupportedError(f"library {kernels.name!r} has no {type(launch.spec).__name__}")
+    prepare = kernels.prepare(launch.spec)
+    if isinstance(prepare, InThread):
+        raise NotSupportedError(
+            f"library {kernels.name!r} has a kernel for {type(launch.spec).__name__} that blocks, and so "
+            "runs no part of an operation that spans devices"
+        )
+    return prepare
