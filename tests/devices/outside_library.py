@@ -118,11 +118,12 @@ class Broken(Operation[OutsideActor, None]):
 
 @kernel(BrokenSpec, backend="cpu")
 @kernel(BrokenSpec, backend="cuda")
-def broken(spec: BrokenSpec, _: Any) -> Any:
+def broken(spec: BrokenSpec, call: Call) -> str | None:
     if spec.how == "refuses":
         raise ta.LibraryError("refused", library="outside", code="how")
     if spec.how == "raises":
         raise RuntimeError("broken on purpose")
+    return spec.how if spec.how == "returns something" else None
 
 
 @kernel(StackSpec, backend="cpu")
