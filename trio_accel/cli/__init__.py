@@ -99,7 +99,9 @@ def _dispatch(arguments: Sequence[str], run: Callable[[Sequence[str]], int] | No
     from trio_accel.cli._run import InterruptError
 
     if run is None:
-        from trio_accel.cli._app import run
+        from trio_accel.cli import _app
+
+        run = _app.run
     try:
         code = run(arguments)
         if sys.stdout is not None:
