@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from types import FrameType, ModuleType
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import attrs
 
@@ -143,7 +143,7 @@ def kernel(
         TypeError: The function does not take ``(spec, call)``, or `plan` not ``(spec, device)``.
         ValueError: The operation has a kernel for this backend already, or there are no dtypes.
     """
-    frame = sys._getframe(1)  # noqa: SLF001  # where a class or a module is made: only its frame has its names
+    frame = sys._getframe(1)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # where a class or a module is made: only its frame has its names
     place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
     name = operation if isinstance(operation, str) else operation.operation
     allowed = _checked_dtypes(dtypes, operation, place)
@@ -170,7 +170,9 @@ def _checked_dtypes(
 ) -> DTypes:
     if dtypes is None:
         return {}
-    by_field = dtypes if isinstance(dtypes, Mapping) else {"": dtypes}
+    by_field = cast(
+        "Mapping[str, Collection[DType]]", dtypes if isinstance(dtypes, Mapping) else {"": dtypes}
+    )
     for field, those in by_field.items():
         if not those:
             raise ValueError(

@@ -21,7 +21,7 @@ __all__ = ["Call", "CpuLibrary", "HostDevice"]
 class HostDevice(AccelDevice, Protocol):
     """An open device whose kernels compute with arrays of the host."""
 
-    def host_view(self, array: ArraySpec) -> HostArray:
+    def host_view(self, array: ArraySpec, /) -> HostArray:
         """Make the array of a specification.
 
         Raises:
