@@ -52,8 +52,8 @@ def _names(text: str) -> frozenset[str]:
 # What the layers above use and a program does not: names of a module, or of members of a class.
 INTERNAL: Mapping[str, frozenset[str]] = {
     "trio_accel.actors": _names(
-        "DirectReply Measured Measuring Meter NOT_NOW Posted WOKEN actor_path_of around_each_system "
-        "check_name describe idle_actor measured_idle_actor message_target named_options note_end quick"
+        "DirectReply Measured Measuring Meter NOT_NOW Posted WOKEN Waiter actor_path_of around_each_system "
+        "check_name describe idle_actor message_target named_options note_end quick"
     ),
     "trio_accel.devices": _names(
         "Around Ask CompletionPort ContextActor DeviceActor DeviceOpening EngineHook Fault FaultHow "

@@ -269,9 +269,13 @@ class Envelope(Waiter):
             return False
         self.state = EnvelopeState.DONE
         self.scope = self.on_cancel = self.on_failed_hook = None
-        if self.task is not None or self.on_done is not None:
-            # Otherwise nobody waits: it was told, or its asker has left it.
-            self.settle(result)
+        # As `settle`, without the call; but nothing is kept where no one waits: it was told, or left.
+        task, self.task = self.task, None
+        on_done, self.on_done = self.on_done, None
+        if task is not None:
+            trio.lowlevel.reschedule(task, result)
+        elif on_done is not None:
+            on_done(result)
         return True
 
     def fail(self, error: BaseException) -> bool:

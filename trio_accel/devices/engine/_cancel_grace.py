@@ -1,4 +1,4 @@
-"""Cancelled askers of operations in flight."""
+"""Cancelled askers of operations in flight, and the host arrays of theirs that are in use."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from contextvars import Context
 
 import trio
 
+from ...backends.base.ops import CopyFromHostSpec, CopyToHostSpec, HostUse
+from ..arrays._blocks import Block
 from ..base._alarms import Alarms
 from ..base._cancel_grace import grace_in
-from ._host_use import leave_hosts
+from ..host._copying import SMALL
+from ..operations._operation import Launch
 from ._in_flight import InFlight
 from ._stream_queues import StreamQueue
 
-__all__ = ["CancelGrace"]
+__all__ = ["CancelGrace", "leave_hosts"]
 
 # A host array is being copied: seconds between two looks at it.
 _COPYING = 0.001
@@ -57,3 +60,39 @@ class CancelGrace:
         if operation.reply is not None:
             operation.reply.cancelled()
         queue.notify()
+
+
+def leave_hosts(launch: Launch) -> bool | None:
+    """Have an operation in flight use no host array of the program any more, as far as that is possible.
+
+    A copy that is not begun is withdrawn if nobody gets to see what it would have written. What an operation
+    changes in place is seen: for that a small host array is replaced by a private copy.
+
+    Returns:
+        Whether none is used any more. False if that is so soon, None if it may take as long as the operation.
+    """
+    made = {block for block, _ in launch.allocations}
+    is_seen = not launch.writes <= made
+    copies = [
+        spec for spec in (launch.spec, *launch.staged) if isinstance(spec, (CopyFromHostSpec, CopyToHostSpec))
+    ]
+    is_free = True
+    for kept in launch.keep:
+        if isinstance(kept, Block):
+            continue
+        by = [spec for spec in copies if spec.host is kept]
+        if not by:
+            # The operation itself uses it, as long as it runs.
+            return None
+        for spec in by:
+            if spec.host.size:
+                if spec.use is None:
+                    return None
+                is_free = _leave(spec.use, is_seen=is_seen) and is_free
+    return is_free
+
+
+def _leave(use: HostUse, *, is_seen: bool) -> bool:
+    if not is_seen:
+        return use.withdraw()
+    return use.make_private(SMALL)

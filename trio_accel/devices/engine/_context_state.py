@@ -25,10 +25,10 @@ class EngineObserver(Protocol):
         """Whether it is told of each launch by `launching`."""
         ...
 
-    def launching(self, launch: Launch) -> None:
+    def launching(self, launch: Launch, /) -> None:
         """Note that an operation is about to be launched, whatever becomes of it."""
 
-    def looked(self, number: int) -> None:
+    def looked(self, number: int, /) -> None:
         """Note that the engine has looked after what is in flight so often; 0 when nothing is any more."""
 
     def is_alone(self) -> bool:

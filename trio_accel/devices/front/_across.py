@@ -14,7 +14,7 @@ from ...backends.base import ContextPoisonedError, NotSupportedError
 from ..base._cancel_grace import grace_in
 from ..base._errors import WithdrawnError
 from ..completion._strategies import SyncCompletion
-from ..engine._host_use import leave_hosts
+from ..engine._cancel_grace import leave_hosts
 from ..engine._rendezvous import PartFailedError, PartLaunch, Rendezvous
 from ..inline._dispatch import InlineDispatch
 from ..operations._multi_device import (

@@ -133,10 +133,10 @@ class InlineDispatch:
         """False: no other process needs to know what was begun here."""
         return False
 
-    def launching(self, launch: Launch) -> None:
+    def launching(self, launch: Launch, /) -> None:
         """Do nothing; see `counts_launches`."""
 
-    def looked(self, number: int) -> None:
+    def looked(self, number: int, /) -> None:
         """Do nothing: no other process watches over this loop."""
 
     def is_alone(self) -> bool:
