@@ -279,7 +279,6 @@ def types(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["env"])
 def docs(session: nox.Session) -> None:
     """Build the documentation with warnings as errors, and run every example in it and in the docstrings."""
-    _python(session, "docs/make_reference.py", "--check")
     session.log("Sphinx and the doctests of the package at once: each takes one core")
     pages = _start("-m", "sphinx", "-qW", "--keep-going", "-b", "html", "docs", "docs/_build/html")
     _wait(session, pages, _start("-m", "pytest", "--doctest-modules", "trio_accel"))

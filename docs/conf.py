@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import make_reference
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -27,7 +32,15 @@ myst_heading_anchors = 4  # the same anchors as on a repository page
 
 def setup(app: Sphinx) -> None:
     """Sphinx calls this."""
+    app.connect("source-read", _fill_reference)
     app.connect("source-read", _add_table_of_contents)
+
+
+def _fill_reference(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Put the entries of the docstrings in place of the names that a page of the reference lists."""
+    path = Path(app.srcdir) / f"{docname}.md"
+    if path.parent == make_reference.PAGES:
+        source[0] = make_reference.generated()[path]
 
 
 def _add_table_of_contents(app: Sphinx, docname: str, source: list[str]) -> None:

@@ -1,17 +1,19 @@
-"""Write the generated parts of docs/reference: `python docs/make_reference.py`, with `--check` only compare.
+"""Fill the reference from the docstrings: `python docs/make_reference.py [FOLDER]`.
 
-A page is written by hand but for what stands between two comments, which this program replaces:
+The folder is docs/_build/reference by default. The pages in docs/reference are written by hand, but for names
+between two comments, which get entries here:
 
-    <!-- reference: package.module Name OtherName -->
+    <!-- reference: package.module -->
+    `Name`, `OtherName`.
     <!-- end of reference -->
 
-The result is plain Markdown: it reads the same on a repository page and in the built documentation.
+The result is plain Markdown. `docs/conf.py` takes it for the web pages; it is not committed.
 """
 
 from __future__ import annotations
 
 import ast
-import difflib
+import functools
 import re
 import sys
 import textwrap
@@ -25,7 +27,7 @@ from reference_source import Class, Definition, Function
 from trio_accel.backends.base import ops
 
 PAGES = Path(__file__).parent / "reference"
-_BLOCK = re.compile(r"(<!-- reference: (\S+)\s+(.*?)\s*-->\n)(.*?)(<!-- end of reference -->)", re.DOTALL)
+BLOCK = re.compile(r"<!-- reference: (\S+) -->\n(.*?)\n<!-- end of reference -->", re.DOTALL)
 _COLUMNS = 116
 _ROLES = {
     "read": "read",
@@ -116,12 +118,14 @@ class Page:
 
     Attributes:
         path: The file.
-        text: Its text.
+        template: Its text, with names in place of entries.
+        text: Its text with the entries; the template at first.
         anchors: The address of each entry within the page, by the text of its heading. Fixtures have none, as
             their names are common words.
     """
 
     path: Path
+    template: str
     text: str
     anchors: dict[str, str] = field(default_factory=dict)
 
@@ -399,19 +403,21 @@ def wrapped(text: str, first: str = "", others: str = "") -> str:
 
 def entries_of(text: str) -> list[tuple[str, str]]:
     """Module and name of each entry that a page asks for."""
-    return [(block[2], name) for block in _BLOCK.finditer(text) for name in block[3].split()]
+    return [(block[1], name) for block in BLOCK.finditer(text) for name in re.findall(r"`(\w+)`", block[2])]
 
 
-def generated() -> dict[Path, str]:
-    """Every page as it ought to be."""
-    pages = [Page(path, path.read_text(encoding="utf-8")) for path in sorted(PAGES.glob("*.md"))]
-    documented = frozenset(name for page in pages for _, name in entries_of(page.text))
+@functools.cache
+def generated() -> Mapping[Path, str]:
+    """Every page with its entries, by the path of its template."""
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted(PAGES.glob("*.md"))}
+    pages = [Page(path, text, text) for path, text in texts.items()]
+    documented = frozenset(name for page in pages for _, name in entries_of(page.template))
     for _ in range(2):  # the second time with links
         links = Links(pages)
-        texts = [_filled(page, links, documented) for page in pages]
-        for page, text in zip(pages, texts, strict=True):
+        filled = [_filled(page, links, documented) for page in pages]
+        for page, text in zip(pages, filled, strict=True):
             page.text = text
-            names = {name for module, name in entries_of(text) if not module.endswith(".fixtures")}
+            names = {name for module, name in entries_of(page.template) if not module.endswith(".fixtures")}
             page.anchors = {
                 heading: anchor
                 for heading, anchor in anchors_of(text).items()
@@ -424,24 +430,18 @@ def _filled(page: Page, links: Links, documented: frozenset[str]) -> str:
     writer = Writer(page, links, documented)
 
     def fill(match: re.Match[str]) -> str:
-        paragraphs = [text for name in match[3].split() for text in writer.entry(match[2], name)]
-        return match[1] + "\n" + "\n\n".join(paragraphs) + "\n\n" + match[5]
+        return "\n\n".join(text for entry in entries_of(match[0]) for text in writer.entry(*entry))
 
-    return _BLOCK.sub(fill, page.text)
+    return BLOCK.sub(fill, page.template)
 
 
-def main() -> None:
-    """Write the pages, or with ``--check`` end with an error if one is not current."""
-    differing: list[str] = []
+def main(folder: Path) -> None:
+    """Write the pages into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
     for path, text in generated().items():
-        before = path.read_text(encoding="utf-8")
-        if text != before:
-            differing += difflib.unified_diff(before.splitlines(), text.splitlines(), path.name, path.name)
-            if "--check" not in sys.argv[1:]:
-                path.write_text(text, encoding="utf-8")
-    if differing and "--check" in sys.argv[1:]:
-        raise SystemExit("\n".join(["run `python docs/make_reference.py`", *differing[:60]]))
+        (folder / path.name).write_text(text, encoding="utf-8")
+    sys.stdout.write(f"{folder / 'index.md'}\n")
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]) if sys.argv[1:] else PAGES.parent / "_build" / "reference")

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from make_reference import generated
+
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs" / "reference"
 PAGES = [
@@ -59,11 +61,16 @@ def name_of(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
+def read(page: Path) -> str:
+    """The text of a page; a page of the reference has its entries, as in the web pages."""
+    return generated().get(page) or page.read_text(encoding="utf-8")
+
+
 def lines(page: Path) -> Iterator[Line]:
     """The lines of a page."""
     closing = ""
     language: str | None = None
-    for number, text in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+    for number, text in enumerate(read(page).splitlines(), 1):
         match = _FENCE.match(text)
         if closing:
             is_end = match is not None and match[2] == closing and not match[3]

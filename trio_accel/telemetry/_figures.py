@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal, TypeAlias
 
 import attrs
@@ -141,186 +141,73 @@ def _quantiles(snapshot: SystemSnapshot) -> Iterator[Sample]:
         yield from of(row)
 
 
-FIGURES: tuple[Figure, ...] = (
-    Figure(
-        name="uptime",
-        unit="seconds",
-        kind="gauge",
-        help="Seconds since the system was opened.",
-        samples=lambda snapshot: [((), snapshot.uptime)],
-    ),
-    Figure(
-        name="dead_letters",
-        kind="counter",
-        help="Messages that were sent and will not be served.",
-        samples=lambda snapshot: [((), snapshot.dead_letters)],
-    ),
-    Figure(
-        name="actors",
-        kind="gauge",
-        help="Actors by their state.",
-        labels=("state",),
-        samples=_states,
-    ),
-    Figure(
-        name="messages",
-        kind="counter",
-        help="Messages by actor and type, and what became of them.",
-        labels=("path", "message_type", "outcome"),
-        samples=_outcomes,
-    ),
-    Figure(
-        name="message_latency",
-        unit="seconds",
-        kind="gauge",
-        help="Seconds from sending to the end that a share of the last messages took at most.",
-        labels=("path", "message_type", "quantile"),
-        samples=_quantiles,
-    ),
-    Figure(
-        name="actor_restarts",
-        kind="counter",
-        help="How often an actor was restarted.",
-        labels=("path",),
-        samples=_of_actors(lambda actor: actor.restarts),
-    ),
-    Figure(
-        name="actor_expired",
-        kind="counter",
-        help="Requests that were dropped because their deadline had passed.",
-        labels=("path",),
-        samples=_of_actors(lambda actor: actor.expired),
-    ),
-    Figure(
-        name="mailbox_messages",
-        kind="gauge",
-        help="Messages in the mailbox of an actor.",
-        labels=("path",),
-        samples=_of_actors(lambda actor: actor.mailbox_depth),
-    ),
-    Figure(
-        name="mailbox_senders",
-        kind="gauge",
-        help="Senders that wait for room in the mailbox of an actor.",
-        labels=("path",),
-        samples=_of_actors(lambda actor: actor.mailbox_waiting),
-    ),
-    Figure(
-        name="actor_in_flight",
-        kind="gauge",
-        help="Messages that an actor serves, and requests whose reply it gives later.",
-        labels=("path",),
-        samples=_of_actors(lambda actor: actor.running + actor.deferred),
-    ),
-    Figure(
-        name="device_up",
-        kind="gauge",
-        help="1 while a device has a context, 0 while one is made.",
-        labels=("device",),
-        samples=_of_devices(lambda device: device.state == "running"),
-    ),
-    Figure(
-        name="device_generation",
-        kind="gauge",
-        help="Which context of the device this is, from 1.",
-        labels=("device",),
-        samples=_of_devices(lambda device: device.generation),
-    ),
-    Figure(
-        name="device_losses",
-        kind="counter",
-        help="Contexts that a device has lost.",
-        labels=("device",),
-        samples=_of_devices(lambda device: device.losses),
-    ),
-    Figure(
-        name="device_recovery",
-        unit="seconds",
-        kind="gauge",
-        help="Seconds from the last loss of a context to the next context.",
-        labels=("device",),
-        samples=_of_devices(lambda device: device.recovery_time),
-    ),
-    Figure(
-        name="device_pending",
-        kind="gauge",
-        help="Requests that wait while the context of a device is made.",
-        labels=("device",),
-        samples=_of_devices(lambda device: device.pending),
-    ),
-    Figure(
-        name="device_age",
-        unit="seconds",
-        kind="gauge",
-        help="How old the figures are that a device has told of itself: launches, requests and memory.",
-        labels=("device",),
-        samples=_of_devices(lambda device: device.age),
-    ),
-    Figure(
-        name="device_launches",
-        kind="counter",
-        help="Operations launched by the current context of a device.",
-        labels=("device",),
-        samples=_of_devices(lambda device: None if device.age is None else device.launched),
-    ),
-    Figure(
-        name="device_in_flight",
-        kind="gauge",
-        help="Operations that a device has now.",
-        labels=("device",),
-        samples=_of_devices(lambda device: None if device.age is None else device.in_flight),
-    ),
-    Figure(
-        name="device_requests",
-        kind="gauge",
-        help="Requests of the libraries of a device.",
-        labels=("device", "library", "state"),
-        samples=_libraries,
-    ),
-    Figure(
-        name="device_plans",
-        kind="counter",
-        help="Plans of the libraries of the current context of a device: found, made, evicted.",
-        labels=("device", "library", "event"),
-        samples=_caches(lambda library: library.plans),
-    ),
-    Figure(
-        name="device_templates",
-        kind="counter",
-        help="Launch templates of the worker of a device: found, made, evicted.",
-        labels=("device", "library", "event"),
-        samples=_caches(lambda library: library.templates),
-    ),
-    Figure(
-        name="device_memory",
-        unit="bytes",
-        kind="gauge",
-        help="Memory of a device by what it is taken for.",
-        labels=("device", "kind"),
-        samples=_memory,
-    ),
-    Figure(
-        name="device_arrays",
-        unit="bytes",
-        kind="gauge",
-        help="Memory of the arrays of a device by the actor that made them.",
-        labels=("device", "path"),
-        samples=_arrays,
-    ),
-    Figure(
-        name="device_workspace",
-        unit="bytes",
-        kind="gauge",
-        help="Memory that the libraries of a device hold for themselves.",
-        labels=("device", "library"),
-        samples=_workspace,
-    ),
-    Figure(
-        name="device_memory_limit",
-        unit="bytes",
-        kind="gauge",
-        help="The most memory that the arrays of a device may take.",
-        labels=("device",),
-        samples=_of_devices(lambda device: None if device.memory is None else device.memory.limit),
-    ),
-)
+# Name, kind, unit, labels with commas between them, help.
+_TABLE = """
+uptime              gauge   seconds - Seconds since the system was opened.
+dead_letters        counter -       - Messages that were sent and will not be served.
+actors              gauge   -       state Actors by their state.
+messages            counter -       path,message_type,outcome Messages by actor and type, and what became of them.
+message_latency     gauge   seconds path,message_type,quantile Seconds from sending to the end that a share of the last messages took at most.
+actor_restarts      counter -       path How often an actor was restarted.
+actor_expired       counter -       path Requests that were dropped because their deadline had passed.
+mailbox_messages    gauge   -       path Messages in the mailbox of an actor.
+mailbox_senders     gauge   -       path Senders that wait for room in the mailbox of an actor.
+actor_in_flight     gauge   -       path Messages that an actor serves, and requests whose reply it gives later.
+device_up           gauge   -       device 1 while a device has a context, 0 while one is made.
+device_generation   gauge   -       device Which context of the device this is, from 1.
+device_losses       counter -       device Contexts that a device has lost.
+device_recovery     gauge   seconds device Seconds from the last loss of a context to the next context.
+device_pending      gauge   -       device Requests that wait while the context of a device is made.
+device_age          gauge   seconds device How old the figures are that a device has told of itself: launches, requests and memory.
+device_launches     counter -       device Operations launched by the current context of a device.
+device_in_flight    gauge   -       device Operations that a device has now.
+device_requests     gauge   -       device,library,state Requests of the libraries of a device.
+device_plans        counter -       device,library,event Plans of the libraries of the current context of a device: found, made, evicted.
+device_templates    counter -       device,library,event Launch templates of the worker of a device: found, made, evicted.
+device_memory       gauge   bytes   device,kind Memory of a device by what it is taken for.
+device_arrays       gauge   bytes   device,path Memory of the arrays of a device by the actor that made them.
+device_workspace    gauge   bytes   device,library Memory that the libraries of a device hold for themselves.
+device_memory_limit gauge   bytes   device The most memory that the arrays of a device may take.
+"""  # noqa: E501  a row for a metric
+_READ: Mapping[str, Callable[[SystemSnapshot], Iterable[Sample]]] = {
+    "uptime": lambda snapshot: [((), snapshot.uptime)],
+    "dead_letters": lambda snapshot: [((), snapshot.dead_letters)],
+    "actors": _states,
+    "messages": _outcomes,
+    "message_latency": _quantiles,
+    "actor_restarts": _of_actors(lambda actor: actor.restarts),
+    "actor_expired": _of_actors(lambda actor: actor.expired),
+    "mailbox_messages": _of_actors(lambda actor: actor.mailbox_depth),
+    "mailbox_senders": _of_actors(lambda actor: actor.mailbox_waiting),
+    "actor_in_flight": _of_actors(lambda actor: actor.running + actor.deferred),
+    "device_up": _of_devices(lambda device: device.state == "running"),
+    "device_generation": _of_devices(lambda device: device.generation),
+    "device_losses": _of_devices(lambda device: device.losses),
+    "device_recovery": _of_devices(lambda device: device.recovery_time),
+    "device_pending": _of_devices(lambda device: device.pending),
+    "device_age": _of_devices(lambda device: device.age),
+    "device_launches": _of_devices(lambda device: None if device.age is None else device.launched),
+    "device_in_flight": _of_devices(lambda device: None if device.age is None else device.in_flight),
+    "device_requests": _libraries,
+    "device_plans": _caches(lambda library: library.plans),
+    "device_templates": _caches(lambda library: library.templates),
+    "device_memory": _memory,
+    "device_arrays": _arrays,
+    "device_workspace": _workspace,
+    "device_memory_limit": _of_devices(lambda device: None if device.memory is None else device.memory.limit),
+}
+
+
+def _figure(row: str) -> Figure:
+    name, kind, unit, labels, text = row.split(maxsplit=4)
+    return Figure(
+        name=name,
+        unit=unit.strip("-"),
+        kind="counter" if kind == "counter" else "gauge",
+        help=text,
+        labels=() if labels == "-" else tuple(labels.split(",")),
+        samples=_READ[name],
+    )
+
+
+FIGURES: tuple[Figure, ...] = tuple(map(_figure, _TABLE.strip().splitlines()))
