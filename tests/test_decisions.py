@@ -13,8 +13,10 @@ PAGES = sorted(FOLDER.glob("*.md"), key=lambda page: int(page.name.partition("-"
 SECTIONS = ["Context", "Decision", "Consequences", "Figures"]
 
 
-def test_the_numbers_are_those_from_one_on() -> None:
-    assert [int(page.name.partition("-")[0]) for page in PAGES] == list(range(1, len(PAGES) + 1))
+def test_each_number_is_given_once() -> None:
+    """Numbers have gaps: what explains a single line has become a comment beside it."""
+    numbers = [int(page.name.partition("-")[0]) for page in PAGES]
+    assert len(numbers) == len(set(numbers)) > 50
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
