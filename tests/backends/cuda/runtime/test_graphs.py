@@ -225,7 +225,7 @@ def test_vectors_in_between_have_the_handle_as_they_need_it(rig: Any, launches: 
     norm = rig.empty((), "float32")
     for _ in range(4):
         rig.enqueue("blas", ScalSpec(2.0, spec.a))
-        rig.enqueue("blas", Nrm2Spec(spec.a, norm))
+        rig.enqueue("blas", Nrm2Spec(attrs.evolve(spec.a, shape=(16,), strides=(4,)), norm))
         rig.enqueue("blas", spec)
         check(rig, spec)
         np.testing.assert_allclose(rig.get(norm), np.linalg.norm(rig.get(spec.a)), rtol=1e-5)
