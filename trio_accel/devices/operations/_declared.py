@@ -1,0 +1,315 @@
+"""Operations declared once: message, checks, results and function follow from a signature and its shapes.
+
+The plan of a declared operation runs for each message, so its source is generated: one straight line of steps
+for each operation, in place of a loop over its parameters. Frames of it have the place of the declaration.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Coroutine, Mapping
+from functools import lru_cache
+from types import FunctionType
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar, cast, get_args, get_origin
+
+import attrs
+
+from ...backends.base import DType
+from ...backends.base.ops import OperationSpec, Shapes, parse_shapes
+from ..arrays._ref import device_of
+from ._operation import Operation, Planned, Planner
+from ._plan_source import PlanSource
+
+__all__ = ["DECLARED", "Declaration", "Declared", "message_of", "operation"]
+
+ParametersP = ParamSpec("ParametersP")
+ReplyT_co = TypeVar("ReplyT_co", covariant=True)
+ReplyT = TypeVar("ReplyT")
+
+# How many shapes of its arrays an operation remembers the results of.
+_KEPT = 1024
+
+
+@attrs.frozen(eq=False)
+class Declaration:
+    """A declared operation.
+
+    Attributes:
+        name: Capability and function, such as ``"linalg.cholesky"``.
+        function: Name of the function.
+        library: Import path of the library actor.
+        parameters: By their names, what its parameters are: ``"array"``, ``"bool"``, ``"whole"``, ``"text"``,
+            ``"real"`` or ``"number"`` (factors), a tuple of the values that are allowed, or ``"other"``.
+        variants: Shapes, by the values of the parameters `by`; empty where a function plans it.
+        by: Those parameters.
+        dtypes: Dtypes that it has; empty where the backends say.
+        place: File and line.
+    """
+
+    name: str
+    function: str
+    library: str
+    parameters: Mapping[str, Any]
+    variants: Mapping[tuple[object, ...], Shapes]
+    by: tuple[str, ...]
+    dtypes: tuple[DType, ...]
+    place: str
+
+    def check(self) -> None:
+        """Hold the shapes against the parameters.
+
+        Raises:
+            TypeError, ValueError: They contradict each other.
+        """
+        wrong = [one for one in self.dtypes if not isinstance(one, DType)]
+        if wrong:
+            raise TypeError(f"dtypes has {wrong[0]!r}, which no backend has")
+        for key, line in self.variants.items():
+            if len(key) != len(self.by):
+                raise ValueError(f"shapes of {key!r}: it is not one value for each of {self.by}")
+            self._check_line(line)
+
+    def _check_line(self, line: Shapes) -> None:
+        inputs = [item.name for item in line.inputs]
+        for name in (*self.by, *[item.op for item in line.inputs if item.op], *inputs):
+            if name not in self.parameters:
+                there = ", ".join(self.parameters)
+                raise ValueError(f"{name!r} of the shapes is no parameter; there are {there}")
+        if all(item.kind for item in line.inputs):
+            raise ValueError(f"shapes {line.line!r}: no array on the left has the dtype of the others")
+        named = {*inputs, *[item.name for item in line.outputs]}
+        for name, kind in self.parameters.items():
+            if (kind == "array") is not (name in named):
+                what = "an array, and not in the shapes" if kind == "array" else "in the shapes, and no array"
+                raise ValueError(f"parameter {name!r} is {what}")
+            if kind == "other":
+                raise TypeError(f"parameter {name!r} has an annotation that does not say what it is")
+
+
+class Declared(Protocol[ParametersP, ReplyT_co]):
+    """A function that asks the device of its operands for an operation, as `operation` makes it."""
+
+    @property
+    def declaration(self) -> Declaration:
+        """What was declared."""
+        ...
+
+    @property
+    def message(self) -> Callable[ParametersP, Operation[Any, ReplyT_co]]:
+        """The class of its message, for `Device.ask` and `Device.submit`."""
+        ...
+
+    def __call__(
+        self, *args: ParametersP.args, **kwargs: ParametersP.kwargs
+    ) -> Coroutine[Any, Any, ReplyT_co]:
+        """Ask for the operation."""
+        ...
+
+
+DECLARED: dict[str, Declared[..., Any]] = {}
+"""All operations that were declared, by their names."""
+
+
+def message_of(
+    function: Callable[ParametersP, Coroutine[Any, Any, ReplyT]],
+) -> Callable[ParametersP, Operation[Any, ReplyT]]:
+    """Find the message of a declared function with overloads, which a type checker takes for a plain one."""
+    message: Callable[ParametersP, Operation[Any, ReplyT]] = cast("Any", function).message
+    return message
+
+
+def operation(
+    shapes: str | Mapping[Any, str] = "",
+    *,
+    actor: type[Any] | str,
+    spec: Callable[..., OperationSpec] | None = None,
+    by: str | tuple[str, ...] = (),
+    dtypes: tuple[DType, ...] = (),
+    reply: Callable[..., Any] | None = None,
+    alias: Mapping[str, str] | None = None,
+    plan: Callable[[Any, Planner], Planned[Any]] | None = None,
+    not_recorded: str = "",
+) -> Callable[[Callable[ParametersP, Coroutine[Any, Any, ReplyT]]], Declared[ParametersP, ReplyT]]:
+    """Declare an operation by the signature and the docstring of a function, whose body is ``...``.
+
+    The result is a function of the same signature, which asks the device of its operands. It has the class of
+    its message as ``.message``, whose plan checks the arguments in the caller's task and names the results.
+    Parameters that are annotated as `Operand` or `AccelRef` are arrays; `bool`, `int`, `str` and ``Literal``
+    are exact values, of which a ``Literal`` says what is allowed; `float` and `complex` are factors of the
+    arrays. A parameter `out` takes the caller's array for the result. Where there is a parameter `beta`, an
+    array on the right that is a parameter too is added to, or is a new one where it is None.
+
+    Args:
+        shapes: Arrays, shapes and dtypes: ``"a(..., n, n) -> out(..., n, n)"``; see `ops.parse_shapes`. A
+            mapping, where they depend on a parameter.
+        actor: Class of the library actor that serves it, or its import path.
+        spec: Makes the specification, of arguments by the names of parameters and results. For `info` it gets
+            a status word for each matrix of the first array.
+        by: The parameter, or several, whose value is the key of `shapes`.
+        dtypes: Dtypes of the arrays that have no dtype of their own. Without it the kernels say which.
+        reply: Makes the reply of several results; without it, it is a tuple.
+        alias: By the name of a result, the operand that it may be.
+        plan: The way out, where no line of shapes says it: plans a message as `Operation.plan` does.
+        not_recorded: See `Operation`.
+
+    Raises:
+        TypeError: The declaration contradicts the function. The message begins with file and line.
+    """
+
+    def declare(function: Any) -> Any:
+        code = function.__code__
+        place = f"{code.co_filename}:{code.co_firstlineno}"
+        name, package = function.__name__.lstrip("_"), _public(function.__module__)
+        try:
+            declaration = Declaration(
+                name=f"{package.rpartition('.')[2]}.{name}",
+                function=name,
+                library=actor
+                if isinstance(actor, str)
+                else f"{_public(actor.__module__)}:{actor.__qualname__}",
+                parameters={one.name: _kind(function, one) for one in _parameters(function).values()},
+                variants=_lines(shapes, is_planned=plan is not None, has_spec=spec is not None),
+                by=(by,) if isinstance(by, str) else by,
+                dtypes=dtypes,
+                place=place,
+            )
+            maker = _Maker(function, declaration)
+            planning = plan or maker.make_plan(spec, reply or _tuple, alias or {})
+            message = maker.make_message(planning, not_recorded)
+        except (ValueError, TypeError, NameError) as error:
+            raise TypeError(f"{place}: operation {function.__name__}: {error}") from error
+        made = maker.make_function(message)
+        made.message, made.declaration = message, declaration
+        DECLARED[declaration.name] = made
+        return made
+
+    return declare
+
+
+def _lines(
+    shapes: str | Mapping[Any, str], *, is_planned: bool, has_spec: bool
+) -> dict[tuple[object, ...], Shapes]:
+    if is_planned is bool(shapes) or is_planned is has_spec:
+        raise ValueError("it takes either shapes and a spec, or a plan")
+    keyed = shapes if isinstance(shapes, Mapping) else {(): shapes}
+    return {
+        key if isinstance(key, tuple) else (key,): parse_shapes(line) for key, line in keyed.items() if line
+    }
+
+
+def _public(module: str) -> str:
+    """The package that exports what a module has."""
+    return ".".join(part for part in module.split(".") if not part.startswith("_"))
+
+
+def _path_of(actor: type[Any] | str) -> str:
+    return actor if isinstance(actor, str) else f"{_public(actor.__module__)}:{actor.__qualname__}"
+
+
+def _tuple(*results: Any) -> tuple[Any, ...]:
+    return results
+
+
+_ARRAYS = ("Operand", "Operand | None", "AccelRef", "AccelRef | None")
+_KINDS = {bool: "bool", int: "whole", str: "text", float: "real", complex: "number"}
+
+
+def _parameters(function: FunctionType) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
+
+
+def _kind(function: FunctionType, parameter: inspect.Parameter) -> Any:
+    """What a parameter is; see `Declaration.parameters`."""
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        raise TypeError(f"{parameter} has no place in a message")
+    note = parameter.annotation
+    if (note if isinstance(note, str) else getattr(note, "__name__", "")) in _ARRAYS:
+        return "array"
+    kind = eval(note, function.__globals__) if isinstance(note, str) else note  # noqa: S307  # its own annotation
+    return get_args(kind) if get_origin(kind) is Literal else _KINDS.get(kind, "other")
+
+
+class _Maker:
+    """Makes what follows from one declaration."""
+
+    def __init__(self, function: FunctionType, declaration: Declaration) -> None:
+        self._function = function
+        self._declaration = declaration
+        self._parameters = _parameters(function)
+
+    def make_plan(self, spec: Any, reply: Any, alias: Mapping[str, str]) -> Any:
+        """Make the method `plan` of the message."""
+        declaration = self._declaration
+        declaration.check()
+        fields = [*inspect.signature(spec).parameters]
+        results = {item.name for line in declaration.variants.values() for item in line.outputs}
+        for name in fields:
+            if name not in {*results, *declaration.parameters, "info"}:
+                raise ValueError(f"spec takes {name!r}, which is no parameter and no result")
+        optional = {name for name, one in self._parameters.items() if one.default is None}
+        plans: dict[tuple[object, ...], Any] = {}
+        for key, line in declaration.variants.items():
+            absent = frozenset(results - {item.name for item in line.outputs})
+            source = PlanSource(declaration.parameters, line, fields, absent)
+            text = source.text(optional, declaration.dtypes, alias)
+            names = {"fit": lru_cache(_KEPT)(line.fit), "Spec": spec, "Reply": reply}
+            plans[key] = self._compiled(text, "plan", source.names | names)
+        if not declaration.by:
+            return plans[()]
+        first = next(iter(plans.values()))
+
+        def plan(message: Any, planner: Planner) -> Planned[Any]:
+            """Plan by the parameters that the shapes depend on; each plan refuses other values of these."""
+            key = tuple([getattr(message, name) for name in declaration.by])
+            try:
+                chosen = plans.get(key, first)
+            except TypeError:  # a value without a hash
+                chosen = first
+            planned: Planned[Any] = chosen(message, planner)
+            return planned
+
+        return plan
+
+    def make_message(self, plan: Any, not_recorded: str) -> type[Any]:
+        """Make the class of the message."""
+        declaration = self._declaration
+        name = "".join(part.capitalize() for part in declaration.function.split("_"))
+        fields = {
+            parameter: attrs.field(default=attrs.NOTHING if one.default is one.empty else one.default)
+            for parameter, one in self._parameters.items()
+        }
+        space = {
+            "__module__": self._function.__module__,
+            "__qualname__": name,
+            "__doc__": f"Asks for `{declaration.function}`, which says what the fields mean.",
+            "library": declaration.library,
+            "not_recorded": not_recorded,
+            "plan": plan,
+        }
+        return attrs.define(eq=False, on_setattr=None, these=fields)(type(name, (Operation,), space))
+
+    def make_function(self, message: type[Any]) -> Any:
+        """Make the function that asks."""
+        function, kinds = self._function, self._declaration.parameters
+        arrays = [name for name, kind in kinds.items() if kind == "array"]
+        bare = [one.replace(default=one.empty, annotation=one.empty) for one in self._parameters.values()]
+        text = (
+            f"async def {function.__name__}{inspect.Signature(bare)}:\n"
+            f"    return await device_of({self._declaration.function!r}, {', '.join(arrays)})"
+            f".ask(Message({', '.join(kinds)}))\n"
+        )
+        made = self._compiled(text, function.__name__, {"device_of": device_of, "Message": message})
+        made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+        made.__annotations__, made.__doc__ = function.__annotations__, function.__doc__
+        made.__module__, made.__qualname__ = function.__module__, function.__qualname__
+        return made
+
+    def _compiled(self, text: str, name: str, names: Mapping[str, Any]) -> Any:
+        """Make a function of its source, whose frames show the declaration."""
+        code, tree, space = self._function.__code__, ast.parse(text), dict(names)
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.expr, ast.stmt, ast.arg, ast.keyword)):
+                node.lineno = node.end_lineno = code.co_firstlineno
+        exec(compile(tree, code.co_filename, "exec"), space)  # noqa: S102  # made of names of parameters
+        return space[name]
