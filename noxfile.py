@@ -23,8 +23,8 @@ nox.options.error_on_missing_interpreters = True
 ROOT = Path(__file__).parent
 # What knows no backend by name.
 STAND_IN = (
-    *("backends", "devices", "fft", "graphs", "interop", "jit", "linalg", "programs", "random", "sparse"),
-    *("testing", "weights"),
+    *("arrays", "backends", "devices", "fft", "graphs", "interop", "jit", "linalg", "programs", "random"),
+    *("sparse", "testing", "weights"),
 )
 # And what has no device, or one of its own.
 NO_DEVICE = (

@@ -54,8 +54,8 @@ def _names(text: str) -> frozenset[str]:
 # What the layers above use and a program does not: names of a module, or of members of a class.
 INTERNAL: Mapping[str, frozenset[str]] = {
     "trio_accel.actors": _names(
-        "DirectReply Measured Measuring Meter NOT_NOW Posted WOKEN actor_path_of around_each_system "
-        "check_name describe idle_actor measured_idle_actor message_target named_options note_end quick"
+        "DirectReply Measured Measuring Meter NOT_NOW Posted WOKEN Waiter actor_path_of around_each_system "
+        "check_name describe idle_actor message_target named_options note_end quick"
     ),
     "trio_accel.devices": _names(
         "Around Ask CompletionPort ContextActor DeviceActor DeviceOpening EngineHook Fault FaultHow "
@@ -82,7 +82,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "wait_ended"
     ),
     "HostCallbackCompletion": _names("open"),
-    "Kernel": _names("plan recipe"),
+    "Kernel": _names("definition plan"),
     "LibraryActor": _names("launch launch_here launch_now library_of lifespan start_grace"),
     "ManualCompletion": _names("open"),
     "OperationSpec": _names("blocks descriptor"),
@@ -104,9 +104,9 @@ INTERNAL: Mapping[str, frozenset[str]] = {
 # Classes that a program gets and does not make: their constructors are no part of the reference.
 GIVEN = _names(
     "Graph GraphsActor "
-    "AccelRef ActorContext ActorSnapshot BlasActor DeferredReply Device DeviceInfo FaultInjection FftActor "
-    "FunctionProgram JitActor Leak LeakError LibraryActor LoopWatch Pending Program ProgramOpening "
-    "Planner Probe Ref RngActor SparseActor SupervisorScope Subscription "
+    "AccelRef ActorContext ActorSnapshot ArraysActor BlasActor DeferredReply Device DeviceInfo "
+    "FaultInjection FftActor FunctionProgram JitActor Leak LeakError LibraryActor LoopWatch Pending "
+    "Program ProgramOpening Planner Probe Ref RngActor SparseActor SupervisorScope Subscription "
     "Observation ObserverSocket Recorder System Terminated Timer TokenStream"
 )
 _PROPERTIES = frozenset({"property", "cached_property", "functools.cached_property"})

@@ -22,7 +22,7 @@ PACKAGE = "trio_accel"
 ROOT = Path(__file__).parents[1] / PACKAGE
 
 # One package per capability; none imports another.
-CAPABILITIES = ("fft", "graphs", "jit", "linalg", "programs", "random", "sparse", "weights")
+CAPABILITIES = ("arrays", "fft", "graphs", "jit", "linalg", "programs", "random", "sparse", "weights")
 # What each part may import besides itself.
 DOWNWARDS: dict[str, tuple[str, ...]] = {
     "_version": (),
@@ -30,7 +30,9 @@ DOWNWARDS: dict[str, tuple[str, ...]] = {
     "backends.base": ("actors",),
     "backends": ("actors", "backends.base"),
     "devices": ("actors", "backends", "backends.base"),
-    **dict.fromkeys(CAPABILITIES, ("actors", "backends.base", "devices")),
+    # Functions that are made of expressions; capabilities are made of them.
+    "expressions": ("actors", "backends.base", "devices"),
+    **dict.fromkeys(CAPABILITIES, ("actors", "backends.base", "devices", "expressions")),
     # What services ride on, and what shows them: they know no capability.
     "patterns": ("actors", "backends.base", "devices"),
     "telemetry": ("actors", "backends.base", "devices"),
@@ -65,7 +67,7 @@ THREADS = re.compile(
 THREADS_TOO = {
     "trio_accel.actors._runs": "the number of a thread: each Trio run has one, and nothing is started",
     "trio_accel.backends.base.memory": "a lock: memory is given out on one thread and closed on another",
-    "trio_accel.backends.cpu.manifest": "a lock: two libraries may be imported at once, in two threads",
+    "trio_accel.backends.base.manifest": "a lock: two libraries may be imported at once, in two threads",
     "trio_accel.backends.cuda.runtime._notifier": "the bridge from host functions: it waits for a semaphore",
     "trio_accel.backends.cuda.runtime._context": "a context is current in a thread, and lost in any",
     "trio_accel.backends.cuda.runtime._graphs": "locks: launched on one thread, cleared up on another",

@@ -16,6 +16,7 @@ import trio_accel as ta
 
 MODULES = (
     "trio_accel.actors",
+    "trio_accel.arrays",
     "trio_accel.backends.base",
     "trio_accel.backends.base.ops",
     "trio_accel.devices",
@@ -72,6 +73,7 @@ def test_every_public_name_has_an_entry_or_is_named_as_internal(module: str) -> 
 def test_every_name_of_the_package_has_an_entry() -> None:
     names = {name for _, name in entries()}
     modules = {
+        "arrays",
         "fft",
         "graphs",
         "interop",

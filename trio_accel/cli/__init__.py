@@ -95,12 +95,15 @@ def _dispatch(arguments: Sequence[str], run: Callable[[Sequence[str]], int] | No
             stream.reconfigure(errors=_PLAIN)
 
     import trio_accel as ta
-    from trio_accel.cli._app import run as commands
     from trio_accel.cli._errors import InputError, printable
     from trio_accel.cli._run import InterruptError
 
+    if run is None:
+        from trio_accel.cli import _app
+
+        run = _app.run
     try:
-        code = (run or commands)(arguments)
+        code = run(arguments)
         if sys.stdout is not None:
             sys.stdout.flush()
     except InputError as error:

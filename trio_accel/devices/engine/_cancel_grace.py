@@ -1,4 +1,4 @@
-"""Cancelled askers of operations in flight."""
+"""Cancelled askers of operations in flight, and the host arrays of theirs that are in use."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from contextvars import Context
 
 import trio
 
+from ...backends.base.ops import CopyFromHostSpec, CopyToHostSpec, HostUse
+from ..arrays._blocks import Block
 from ..base._alarms import Alarms
 from ..base._cancel_grace import grace_in
-from ._host_use import leave_hosts
+from ..host._copying import SMALL
+from ..operations._operation import Launch
 from ._in_flight import InFlight
-from ._lane import Lane
+from ._stream_queues import StreamQueue
 
-__all__ = ["CancelGrace"]
+__all__ = ["CancelGrace", "leave_hosts"]
 
 # A host array is being copied: seconds between two looks at it.
 _COPYING = 0.001
@@ -31,29 +34,65 @@ class CancelGrace:
         self._alarms = alarms
         self._seconds = seconds
 
-    def start(self, lane: Lane, operation: InFlight, context: Context) -> None:
+    def start(self, queue: StreamQueue, operation: InFlight, context: Context) -> None:
         """The asker of an operation in flight is cancelled: its grace begins.
 
         Args:
-            lane: Where the operation is.
+            queue: Where the operation is.
             operation: The operation.
             context: Context variables of the asker.
         """
         operation.has_grace = True
-        self._let_wait(operation, lane, grace_in(context, self._seconds))
+        self._let_wait(operation, queue, grace_in(context, self._seconds))
 
-    def _let_wait(self, operation: InFlight, lane: Lane, seconds: float) -> None:
+    def _let_wait(self, operation: InFlight, queue: StreamQueue, seconds: float) -> None:
         deadline = trio.current_time() + seconds
-        self._alarms.set(operation, deadline, lambda: self._leave(operation, lane))
+        self._alarms.set(operation, deadline, lambda: self._leave(operation, queue))
 
-    def _leave(self, operation: InFlight, lane: Lane) -> None:
+    def _leave(self, operation: InFlight, queue: StreamQueue) -> None:
         """Let a cancelled asker go; the operation stays in flight, and its buffers with it."""
         is_free = leave_hosts(operation.launch)
         if not is_free:
             if is_free is not None:
-                self._let_wait(operation, lane, _COPYING)
+                self._let_wait(operation, queue, _COPYING)
             return
         operation.is_given_up = True
         if operation.reply is not None:
             operation.reply.cancelled()
-        lane.notify()
+        queue.notify()
+
+
+def leave_hosts(launch: Launch) -> bool | None:
+    """Have an operation in flight use no host array of the program any more, as far as that is possible.
+
+    A copy that is not begun is withdrawn if nobody gets to see what it would have written. What an operation
+    changes in place is seen: for that a small host array is replaced by a private copy.
+
+    Returns:
+        Whether none is used any more. False if that is so soon, None if it may take as long as the operation.
+    """
+    made = {block for block, _ in launch.allocations}
+    is_seen = not launch.writes <= made
+    copies = [
+        spec for spec in (launch.spec, *launch.staged) if isinstance(spec, (CopyFromHostSpec, CopyToHostSpec))
+    ]
+    is_free = True
+    for kept in launch.keep:
+        if isinstance(kept, Block):
+            continue
+        by = [spec for spec in copies if spec.host is kept]
+        if not by:
+            # The operation itself uses it, as long as it runs.
+            return None
+        for spec in by:
+            if spec.host.size:
+                if spec.use is None:
+                    return None
+                is_free = _leave(spec.use, is_seen=is_seen) and is_free
+    return is_free
+
+
+def _leave(use: HostUse, *, is_seen: bool) -> bool:
+    if not is_seen:
+        return use.withdraw()
+    return use.make_private(SMALL)

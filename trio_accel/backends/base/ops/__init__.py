@@ -16,7 +16,7 @@ from .expression import ElementwiseSpec, ReductionSpec
 from .fft import FftDirection, FftKind, FftNorm, FftSpec
 from .graphs import BranchSpec, GraphNode, GraphRecipe, GraphSpec, LoopSpec, graph_recipe
 from .jit import (
-    CodeFormat, Dim3, KernelCode, KernelInfoSpec, KernelLayout, KernelParameter, KernelRecipe, KernelRole,
+    CodeFormat, Dim3, KernelCode, KernelDefinition, KernelInfoSpec, KernelLayout, KernelParameter, KernelRole,
     KernelSpec, scalar_offsets,
 )
 from .linalg import (
@@ -38,9 +38,9 @@ __all__ = [
     "Descriptor", "DetSpec", "Dim3", "Distribution", "DotSpec", "EigSpec", "EighSpec", "ElementwiseSpec",
     "FftDirection", "FftKind",
     "FftNorm", "FftSpec", "FillSpec", "GemmSpec", "GraphNode",
-    "GraphRecipe", "GraphSpec", "HostUse", "IamaxSpec", "KernelCode", "KernelInfoSpec",
-    "KernelLayout", "KernelParameter", "KernelRecipe", "KernelRole", "KernelSpec", "LoopSpec", "LuSolveSpec",
-    "LuSpec",
+    "GraphRecipe", "GraphSpec", "HostUse", "IamaxSpec", "KernelCode", "KernelDefinition",
+    "KernelInfoSpec", "KernelLayout", "KernelParameter", "KernelRole", "KernelSpec", "LoopSpec",
+    "LuSolveSpec", "LuSpec",
     "MatmulSpec", "Nrm2Spec", "NumberRole", "OperationSpec", "PeerArray", "Peers", "PhiloxSpec",
     "ProgramCall", "ProgramFetch", "ProgramResult", "ProgramReturn", "QrSpec", "ReductionSpec", "Role",
     "RotSpec",

@@ -153,8 +153,7 @@ def peers() -> Peers:
     """Declare a field of an `OperationSpec` as arrays of other devices, lent by the other parts.
 
     Only a part of an operation that spans devices has such a field, and one at most; its planner makes the
-    value by `PartPlanner.peers`. The kernel gets the arrays by ``memory.peers(...)`` on the CPU and
-    ``call.peers(...)`` on CUDA.
+    value by `PartPlanner.peers`. The kernel gets the arrays by ``call.peers(...)``.
     """
     field: Peers = attrs.field(metadata={_ROLE: Role("peers")}, eq=False)
     return field

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from operator import attrgetter
-from typing import Any, TypeAlias, TypeVar, cast, dataclass_transform
+from typing import Any, ClassVar, TypeAlias, TypeVar, cast, dataclass_transform
 
 import attrs
 import numpy as np
@@ -155,9 +155,20 @@ class OperationSpec:
     The role of each field is declared: arrays by `reads`, `writes` and `updates`, those of other devices by
     `peers`, values by `exact`, `scalar` and `number`, status words by `status`. The `Descriptor` of the class
     is made from the roles.
+
+    Attributes:
+        operation: Names the class in the tables of kernels; by default its module and name.
     """
 
     __slots__ = ()
+
+    operation: ClassVar[str]
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        # attrs makes each class with slots twice: the second one has what the first one was given.
+        if "operation" not in vars(cls):
+            cls.operation = f"{cls.__module__}.{cls.__qualname__}"
 
     @classmethod
     def descriptor(cls) -> Descriptor:

@@ -14,7 +14,7 @@ from ...base.checks import NATIVE
 from ...base.kernels import kernel
 from ...base.ops import ArraySpec, OperationSpec
 from ..kit._call import Call
-from ..kit._checks import check_dtype, check_same_dtype, factor_of
+from ..kit._checks import factor_of
 from ..kit._device import LibraryDevice
 from ..kit._matrices import broadcast
 from ._cublas import HOST, KINDS, Kind
@@ -35,14 +35,12 @@ class RoutineLibrary(VectorLibrary):
         super().__init__(device)
         self._tried: set[tuple[object, ...]] = set()
 
-    def _plan_matrices(self, spec: _Matrices) -> Plan:
-        name = type(spec).__name__.removesuffix("Spec").lower()
-        check_dtype(name, check_same_dtype(name, *spec.inputs(), *spec.outputs()), NATIVE)
+    def _plan_matrices(self, spec: _Matrices, device: LibraryDevice) -> Plan:
         return plan_routine(spec)
 
-    @kernel(ops.SymmSpec, backend="cuda", plan=_plan_matrices, is_quick=True)
-    @kernel(ops.SyrkSpec, backend="cuda", plan=_plan_matrices, is_quick=True)
-    @kernel(ops.TriangularSpec, backend="cuda", plan=_plan_matrices, is_quick=True)
+    @kernel(ops.SymmSpec, backend="cuda", dtypes=NATIVE, plan=_plan_matrices, is_quick=True)
+    @kernel(ops.SyrkSpec, backend="cuda", dtypes=NATIVE, plan=_plan_matrices, is_quick=True)
+    @kernel(ops.TriangularSpec, backend="cuda", dtypes=NATIVE, plan=_plan_matrices, is_quick=True)
     def _matrices(self, spec: _Matrices, call: Call) -> None:
         plan: Plan = call.plan
         routine = plan.routine_for(spec)

@@ -21,7 +21,6 @@ from ...base.checks import NATIVE
 from ...base.kernels import kernel
 from ...base.ops import ArraySpec
 from ..kit._call import Call, Order
-from ..kit._checks import check_dtype
 from ..kit._device import LibraryDevice
 from ..kit._library import CudaLibrary, Errors
 from ..kit._matrices import broadcast, diagonals, first_rows, stacked, transposed
@@ -91,8 +90,8 @@ class SolverLibrary(CudaLibrary):
         self._own.apply(call.handle, "screen", matrices, status, triangle)
         self._own.apply(call.handle, "blank", matrices, status, triangle)
 
-    def _plan_cholesky(self, spec: ops.CholeskySpec) -> tuple[Routine, ...]:
-        n, dtype, options = spec.a.shape[-1], _dtype_of(spec.a), {"uplo": _code(_triangle(spec))}
+    def _plan_cholesky(self, spec: ops.CholeskySpec, device: LibraryDevice) -> tuple[Routine, ...]:
+        n, dtype, options = spec.a.shape[-1], spec.a.dtype, {"uplo": _code(_triangle(spec))}
         if _is_empty(spec.a):
             return ()
         if stacked(spec.a) == 1 or n > _MOST_BATCHED:
@@ -101,7 +100,7 @@ class SolverLibrary(CudaLibrary):
         self._trials.run(attrs.evolve(routine, options={"uplo": UPPER}, batch=2))
         return (routine,)
 
-    @kernel(ops.CholeskySpec, backend="cuda", plan=_plan_cholesky)
+    @kernel(ops.CholeskySpec, backend="cuda", dtypes=NATIVE, plan=_plan_cholesky)
     def _cholesky(self, spec: ops.CholeskySpec, call: Call) -> None:
         out, status, triangle = call.array(spec.out), call.status(spec.info), _triangle(spec)
         if not out.size:
@@ -112,10 +111,10 @@ class SolverLibrary(CudaLibrary):
         self._enqueue(call, call.plan[0], status, a=out)
         self._own.apply(call.handle, "finish_triangle", out, status, triangle)
 
-    def _plan_lu(self, spec: _ByLu) -> tuple[Routine, ...]:
+    def _plan_lu(self, spec: _ByLu, device: LibraryDevice) -> tuple[Routine, ...]:
         """LU, and substitution behind it where right-hand sides are given."""
         a = spec.lu if isinstance(spec, ops.LuSolveSpec) else spec.a
-        (m, n), dtype, count = a.shape[-2:], _dtype_of(a), stacked(a)
+        (m, n), dtype, count = a.shape[-2:], a.dtype, stacked(a)
         trans = _TRANSPOSES[spec.trans if isinstance(spec, ops.LuSolveSpec) else "N"]
         out = spec.out if isinstance(spec, (ops.SolveSpec, ops.LuSolveSpec)) else None
         columns, total = (0, 0) if out is None else (out.shape[-1], stacked(out))
@@ -134,7 +133,7 @@ class SolverLibrary(CudaLibrary):
         sizes = {"n": n, "columns": columns * (total if count == 1 else 1) or 1}
         return planned, self._ready(Routine("xgetrs", dtype, sizes, {"trans": trans}), factor)
 
-    @kernel(ops.LuSpec, backend="cuda", plan=_plan_lu)
+    @kernel(ops.LuSpec, backend="cuda", dtypes=NATIVE, plan=_plan_lu)
     def _lu(self, spec: ops.LuSpec, call: Call) -> None:
         status = call.status(spec.info)
         if call.plan:
@@ -143,7 +142,7 @@ class SolverLibrary(CudaLibrary):
             call.convert(transposed(packed), call.array(spec.lu))
             self._own.move_pivots(call.handle, pivots, call.array(spec.piv), -1)
 
-    @kernel(ops.DetSpec, backend="cuda", plan=_plan_lu)
+    @kernel(ops.DetSpec, backend="cuda", dtypes=NATIVE, plan=_plan_lu)
     def _det(self, spec: ops.DetSpec, call: Call) -> None:
         stack, is_complex = spec.a.shape[:-2], _is_complex(spec.a.dtype)
         # Of each matrix in double precision: the determinant, its sign, and the logarithm of its size.
@@ -162,14 +161,14 @@ class SolverLibrary(CudaLibrary):
                 dtype = DType.complex128 if is_complex and place < 2 else DType.float64
                 call.convert(_part(made, place, dtype), call.array(out))
 
-    @kernel(ops.SolveSpec, backend="cuda", plan=_plan_lu)
+    @kernel(ops.SolveSpec, backend="cuda", dtypes=NATIVE, plan=_plan_lu)
     def _solve(self, spec: ops.SolveSpec, call: Call) -> None:
         status = call.status(spec.info)
         if call.plan:
             packed = call.copy_of(spec.a, "F")
             self._substitute(call, packed, self._factor(call, packed, status), spec.b, spec.out)
 
-    @kernel(ops.LuSolveSpec, backend="cuda", plan=_plan_lu)
+    @kernel(ops.LuSolveSpec, backend="cuda", dtypes=NATIVE, plan=_plan_lu)
     def _lu_solve(self, spec: ops.LuSolveSpec, call: Call) -> None:
         status = call.status(spec.info)
         if call.plan:
@@ -206,17 +205,17 @@ class SolverLibrary(CudaLibrary):
         self._enqueue(call, call.plan[1], said, a=factors, pivots=pivots, x=x)
         call.convert(transposed(x), call.array(out))
 
-    @kernel(ops.CheckDiagonalSpec, backend="cuda")
+    @kernel(ops.CheckDiagonalSpec, backend="cuda", dtypes=NATIVE)
     def _check_diagonal(self, spec: ops.CheckDiagonalSpec, call: Call) -> None:
         status = call.status(spec.info)
         if not _is_empty(spec.a):
             # As if LU had named the first pivot of each.
             call.fill(DeviceArray.packed(status, DType.int32, spec.info.shape), 1)
-            matrices = DeviceArray.packed(call.packed(spec.a), _dtype_of(spec.a), spec.a.shape)
+            matrices = DeviceArray.packed(call.packed(spec.a), spec.a.dtype, spec.a.shape)
             self._own.apply(call.handle, "confirm_pivots", matrices, status)
 
-    def _plan_qr(self, spec: ops.QrSpec) -> tuple[Routine, ...]:
-        (m, n), dtype = spec.a.shape[-2:], _dtype_of(spec.a)
+    def _plan_qr(self, spec: ops.QrSpec, device: LibraryDevice) -> tuple[Routine, ...]:
+        (m, n), dtype = spec.a.shape[-2:], spec.a.dtype
         if _is_empty(spec.a):
             return ()
         planned = self._ready(Routine("xgeqrf", dtype, {"m": m, "n": n}))
@@ -225,7 +224,7 @@ class SolverLibrary(CudaLibrary):
         sizes = {"m": m, "n": spec.q.shape[-1], "k": min(m, n)}
         return planned, self._ready(Routine("?orgqr", dtype, sizes))
 
-    @kernel(ops.QrSpec, backend="cuda", plan=_plan_qr)
+    @kernel(ops.QrSpec, backend="cuda", dtypes=NATIVE, plan=_plan_qr)
     def _qr(self, spec: ops.QrSpec, call: Call) -> None:
         *stack, m, n = spec.a.shape
         k, r = min(m, n), call.array(spec.r)
@@ -246,8 +245,8 @@ class SolverLibrary(CudaLibrary):
             self._enqueue(call, call.plan[1], said, a=q, tau=tau)
             call.convert(transposed(q), call.array(spec.q))
 
-    def _plan_svd(self, spec: ops.SvdSpec) -> tuple[Routine, ...]:
-        (m, n), dtype = spec.a.shape[-2:], _dtype_of(spec.a)
+    def _plan_svd(self, spec: ops.SvdSpec, device: LibraryDevice) -> tuple[Routine, ...]:
+        (m, n), dtype = spec.a.shape[-2:], spec.a.dtype
         most, least = max(m, n), min(m, n)
         if _is_empty(spec.a):
             return ()
@@ -258,7 +257,7 @@ class SolverLibrary(CudaLibrary):
         job = "N" if spec.u is None else "S" if spec.u.shape[-1] == least == _rows(spec.vh) else "A"
         return (self._ready(Routine("xgesvd", dtype, {"m": most, "n": least}, {"job": ord(job)})),)
 
-    @kernel(ops.SvdSpec, backend="cuda", plan=_plan_svd, is_blocking=True)
+    @kernel(ops.SvdSpec, backend="cuda", dtypes=NATIVE, plan=_plan_svd, is_blocking=True)
     def _svd(self, spec: ops.SvdSpec, call: Call) -> None:
         status, (m, n) = call.status(spec.info), spec.a.shape[-2:]
         if not call.plan:
@@ -292,8 +291,8 @@ class SolverLibrary(CudaLibrary):
             turned = transposed(first_rows(right, spec.u.shape[-1]))
             call.convert(turned, call.array(spec.u), conjugate=_is_complex(dtype))
 
-    def _plan_eigh(self, spec: ops.EighSpec) -> tuple[Routine, ...]:
-        n, dtype = spec.a.shape[-1], _dtype_of(spec.a)
+    def _plan_eigh(self, spec: ops.EighSpec, device: LibraryDevice) -> tuple[Routine, ...]:
+        n, dtype = spec.a.shape[-1], spec.a.dtype
         if spec.b is not None:
             raise NotSupportedError(
                 "the CUDA backend has no eigenvalues of pairs of matrices", backend="cuda"
@@ -309,7 +308,7 @@ class SolverLibrary(CudaLibrary):
             routine = attrs.evolve(routine, batch=batch)
         return (self._ready(routine),)
 
-    @kernel(ops.EighSpec, backend="cuda", plan=_plan_eigh, is_blocking=True)
+    @kernel(ops.EighSpec, backend="cuda", dtypes=NATIVE, plan=_plan_eigh, is_blocking=True)
     def _eigh(self, spec: ops.EighSpec, call: Call) -> None:
         status = call.status(spec.info)
         if not call.plan:
@@ -322,12 +321,6 @@ class SolverLibrary(CudaLibrary):
         if spec.v is not None:
             call.convert(transposed(packed), call.array(spec.v), conjugate=_is_complex(packed.dtype))
         self._own.merge(call.handle, said, status, stacked(packed))
-
-
-def _dtype_of(array: ArraySpec) -> DType:
-    """The dtype of an array; refused where there is no solver for it."""
-    check_dtype("solver", array.dtype, NATIVE)
-    return array.dtype
 
 
 def _is_complex(dtype: DType) -> bool:
