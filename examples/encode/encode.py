@@ -332,7 +332,7 @@ def run(given: Sequence[str] | None = None) -> int:
     """Run the program and return its exit code."""
     try:
         return trio.run(main, arguments(given))
-    except BaseException as raised:
+    except (Exception, KeyboardInterrupt, BaseExceptionGroup) as raised:
         # Around what went wrong are the groups of nurseries; Ctrl-C may have come beside an error.
         errors = tuple(leaves(raised))
         code, text = 1, str(errors[0])

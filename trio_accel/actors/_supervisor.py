@@ -132,6 +132,8 @@ class Supervisor:
             cell.gate.awaited_start = AwaitedStart(spawner, spawner.awaited)
         # Not `nursery.start`: a task that reports its start while its starter is being cancelled
         # stays in the starter's hands, and this one would go on serving there.
+        # Not by `Nursery.start`: if its starter is cancelled while the task reports its start, Trio leaves
+        # the task in the starter's nursery, and the actor would go on serving there.
         self._nursery.start_soon(self._life(self, cell, args, kwargs).run)
         try:
             begun = await cell.gate.wait_begun()

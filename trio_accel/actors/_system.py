@@ -167,6 +167,8 @@ class System(SystemState, _Spawner):
             RuntimeError: The system is stopping; or this is another thread or Trio run.
             ExceptionGroup: What the body raised, and the `ActorFailedError` of the supervisor.
         """
+        # A scope and no reference: all its children are dynamic, so a supervisor that was restarted would
+        # be empty.
         self.check_run("open_supervisor")
         name = self._supervisor.check_new(name, "open_supervisor")
         check_options(

@@ -6,13 +6,13 @@ import statistics
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Group
 from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from trio_accel.cli._grid import grid
 from trio_accel.cli._results import count_of
 
 if TYPE_CHECKING:
@@ -59,11 +59,7 @@ def _tree(lines: str) -> RenderableType:
 
 def _faults(faults: Sequence[FaultReport]) -> Table:
     """What was broken, and how long that was felt."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("fault")
-    table.add_column("generation")
-    table.add_column("failed", justify="right")
-    table.add_column("next right product", justify="right")
+    table = grid("fault", "generation", ">failed", ">next right product")
     for report in faults:
         recovery = "never" if report.recovery_ms is None else f"after {report.recovery_ms:.1f} ms"
         table.add_row(
@@ -77,10 +73,7 @@ def _faults(faults: Sequence[FaultReport]) -> Table:
 
 def _rounds(faults: Sequence[FaultReport]) -> Table:
     """The same of several rounds: each fault in all of them, with medians and the longest times."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("fault")
-    for heading in ("times", "failed", "right after", "at most"):
-        table.add_column(heading, justify="right")
+    table = grid("fault", ">times", ">failed", ">right after", ">at most")
     for text in dict.fromkeys(report.text for report in faults):
         ours = [report for report in faults if report.text == text]
         times = [report.recovery_ms for report in ours if report.recovery_ms is not None]
@@ -97,12 +90,9 @@ def _rounds(faults: Sequence[FaultReport]) -> Table:
 def _fates(fates: Sequence[Fate]) -> Table:
     """How many requests ended how, by the fault injected last at that time."""
     # With all faults of a GPU it is just as wide as a terminal.
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    table.add_column("requests by last fault", no_wrap=True)
     phases = list(dict.fromkeys(fate.after for fate in fates))
-    for phase in phases:
-        table.add_column("none" if phase is None else phase, justify="right")
-    table.add_column("all", justify="right")
+    table = grid("requests by last fault", *(f">{phase or 'none'}" for phase in phases), ">all")
+    table.collapse_padding, table.columns[0].no_wrap = True, True
     outcomes = sorted({fate.outcome for fate in fates}, key=lambda outcome: (outcome != "completed", outcome))
     for outcome in outcomes:
         ours = Counter(fate.after for fate in fates if fate.outcome == outcome)
@@ -115,11 +105,7 @@ def _fates(fates: Sequence[Fate]) -> Table:
 
 def _arrays(arrays: Sequence[ArrayReport]) -> Table:
     """What the arrays held before and after."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("array")
-    table.add_column("MiB", justify="right")
-    for heading in ("SHA-256 before", "SHA-256 after", "fate"):
-        table.add_column(heading)
+    table = grid("array", ">MiB", "SHA-256 before", "SHA-256 after", "fate")
     for array in arrays:
         table.add_row(
             f"{array.dtype} {'×'.join(map(str, array.shape))}",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Group
 from rich.markup import escape
 from rich.padding import Padding
@@ -13,6 +12,7 @@ from rich.text import Text
 
 from trio_accel.cli._chart import ResidualChart
 from trio_accel.cli._errors import printable
+from trio_accel.cli._grid import grid
 from trio_accel.cli._matmul import MatmulData
 from trio_accel.cli._recover import RecoverData
 from trio_accel.cli._recover_tables import render_recovery
@@ -78,10 +78,7 @@ def _comparison(check: Check) -> str:
 
 
 def _matmul(data: MatmulData) -> RenderableType:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column(data.dtype)
-    for heading in ("products", "GFLOP/s", "bare NumPy", "ratio", "error"):
-        table.add_column(heading, justify="right")
+    table = grid(data.dtype, ">products", ">GFLOP/s", ">bare NumPy", ">ratio", ">error")
     for row in data.rows:
         table.add_row(
             f"{row.size} × {row.size}",

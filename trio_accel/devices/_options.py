@@ -177,6 +177,8 @@ class DeviceOptions:
     completion: CompletionStrategy | None = attrs.field(default=None, validator=_strategy)
     streams: StreamStrategy = attrs.field(factory=PerActorStreams, validator=_stream_strategy)
     spares: int = attrs.field(default=0, validator=_spares)
+    # 64 askers inline take 30 µs each, with a window of 32 it is 33 µs; from a worker 29 µs with either
+    # (H200).
     in_flight: int = attrs.field(default=64, validator=_positive)
     retry: int = attrs.field(default=0, validator=_count)
     intensity: Intensity | None = attrs.field(default=None, validator=_intensity)

@@ -98,6 +98,7 @@ class DType(enum.Enum):
         """Whether the type is a floating or complex one."""
         return self.kind in ("float", "complex")
 
+    # Users compare `ref.dtype` with `np.float32`.
     def __eq__(self, other: object) -> builtins.bool:
         if isinstance(other, DType):
             return self is other

@@ -250,6 +250,7 @@ def _free_name(system: System, info: DeviceInfo) -> str:
     name = next(name for name in names if name not in children and name not in system.opening)
     for other in (*children, *system.opening):
         if other.partition("#")[0] == info.name and children.get(other, _DEVICE) == _DEVICE:
+            # No refusal: a program may want an inline context beside a worker, and tests two for two devices.
             warnings.warn(
                 f"open_device: {info.name} is open already, as {system.name}/{other}; {system.name}/{name} "
                 "is a second context, with memory of its own. Share the Device object that you have, or "

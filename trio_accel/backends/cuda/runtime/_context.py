@@ -96,6 +96,8 @@ class CudaContext:
 
     def make_current(self) -> bool:
         """Make it current in this thread; returns whether `restore` must follow."""
+        # Each driver call needs the context in its thread. In a worker nothing else uses CUDA, so it is
+        # left current there; in the program's own process it is pushed and popped.
         if not self._is_alone:
             # Also where it is current already, which is seldom so: to ask first would be a third call.
             return not driver.cuCtxPushCurrent(self._handle)[0]

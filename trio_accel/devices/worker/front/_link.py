@@ -32,6 +32,8 @@ _REPORT = 0.05
 # What a worker answers, and with what.
 _ASKS = frozenset({"request", "replay", "lease", "call"})
 _ANSWERS = frozenset({"done", "granted", "result"})
+# Looks without a beat, and no seconds of a clock: a program that was stopped itself, by a debugger or a
+# suspended laptop, would find at its first look that a healthy worker was silent for an hour.
 _BEATS = 10
 _LONGEST_TICK = 0.1
 # The worker itself is the first to see it, if it can.

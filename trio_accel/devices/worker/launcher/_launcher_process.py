@@ -92,6 +92,7 @@ class Launcher:
             if self._trials is not None:
                 self._trials.look()
         self._end_workers()
+        # After an orderly end the program may still hold arrays over that memory.
         if not self._ends_in_order and _is_dead(self._application, _UNWIND):
             # A child that the application forked may hold the memory for as long as it lives.
             for chunk in self._chunks.values():
