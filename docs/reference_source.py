@@ -85,13 +85,41 @@ def find(module: str, name: str) -> Definition | None:
             if "overload" not in decorators(node):
                 return Definition(name, module, _written_out(module, node), ast.get_docstring(node) or "")
         elif _assigned(node) == name:
-            return Definition(name, module, node, _string_behind(tree.body, index))
+            return _message_of(module, node) or Definition(
+                name, module, node, _string_behind(tree.body, index)
+            )
     for node in tree.body:
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
                     return find(_source(module, node), alias.name)
     return None
+
+
+def _message_of(module: str, node: ast.stmt) -> Definition | None:
+    """The class of a declared operation's message, as in ``Lu = lu.message`` and ``Qr = message_of(qr)``."""
+    value = getattr(node, "value", None)
+    if isinstance(value, ast.Attribute) and value.attr == "message":
+        asked = ast.unparse(value.value)
+    elif isinstance(value, ast.Call) and ast.unparse(value.func) == "message_of":
+        asked = ast.unparse(value.args[0])
+    else:
+        return None
+    function = find(module, asked)
+    assert function is not None
+    assert isinstance(function.node, ast.AsyncFunctionDef)
+    arguments = function.node.args
+    plain = [*arguments.posonlyargs, *arguments.args]
+    defaults = [*[None] * (len(plain) - len(arguments.defaults)), *arguments.defaults, *arguments.kw_defaults]
+    fields = [
+        f"    {one.arg}: {ast.unparse(one.annotation or ast.Constant(None))}"
+        + ("" if default is None else f" = {ast.unparse(default)}")
+        for one, default in zip([*plain, *arguments.kwonlyargs], defaults, strict=True)
+    ]
+    name, text = _assigned(node), f"Asks for `{asked.lstrip('_')}`, which says what the fields mean."
+    lines = ["@attrs.define", f"class {name}(Operation):", f'    """{text}"""', *fields]
+    (made,) = ast.parse("\n".join(lines)).body
+    return Definition(name, module, made, text)
 
 
 def _written_out(module: str, node: ast.ClassDef | Function) -> ast.ClassDef | Function:

@@ -138,5 +138,8 @@ async def slogdet(a: Operand) -> SlogdetResult:
     ...
 
 
-Cholesky, Det, Lu, Slogdet = cholesky.message, det.message, lu.message, slogdet.message
+Cholesky = cholesky.message
+Det = det.message
+Lu = lu.message
+Slogdet = slogdet.message
 Qr: Callable[..., Operation[SolverActor, QRResult | AccelRef]] = message_of(qr)

@@ -162,5 +162,8 @@ async def trsm(
     ...
 
 
-Symm, Syrk, Syr2k, Trmm = symm.message, syrk.message, syr2k.message, trmm.message
+Symm = symm.message
+Syrk = syrk.message
+Syr2k = syr2k.message
+Trmm = trmm.message
 Trsm = trsm.message

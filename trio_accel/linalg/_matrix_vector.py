@@ -176,5 +176,10 @@ async def trsv(
     ...
 
 
-Gemv, Symv, Ger, Syr = gemv.message, symv.message, ger.message, syr.message
-Syr2, Trmv, Trsv = syr2.message, trmv.message, trsv.message
+Gemv = gemv.message
+Symv = symv.message
+Ger = ger.message
+Syr = syr.message
+Syr2 = syr2.message
+Trmv = trmv.message
+Trsv = trsv.message

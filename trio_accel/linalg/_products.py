@@ -86,4 +86,5 @@ async def gemm(
     ...
 
 
-Matmul, Gemm = matmul.message, gemm.message
+Matmul = matmul.message
+Gemm = gemm.message

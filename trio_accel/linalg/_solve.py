@@ -157,5 +157,8 @@ async def solve_triangular(
     return await solution.wait()
 
 
-CheckDiagonal, Inv, Solve = _check_diagonal.message, inv.message, solve.message
-LuSolve, SolveTriangular = _lu_solve.message, _solve_triangular.message
+CheckDiagonal = _check_diagonal.message
+Inv = inv.message
+Solve = solve.message
+LuSolve = _lu_solve.message
+SolveTriangular = _solve_triangular.message

@@ -179,5 +179,8 @@ async def eigvals(a: Operand) -> AccelRef:
     ...
 
 
-Eig, Eigh, Eigvals, Eigvalsh = eig.message, eigh.message, eigvals.message, eigvalsh.message
+Eig = eig.message
+Eigh = eigh.message
+Eigvals = eigvals.message
+Eigvalsh = eigvalsh.message
 Svd: Callable[..., Operation[SolverActor, SVDResult | AccelRef]] = message_of(svd)

@@ -120,5 +120,11 @@ async def rot(x: AccelRef, y: AccelRef, c: float, s: complex) -> tuple[AccelRef,
     ...
 
 
-Axpy, Scal, Dot, Nrm2 = axpy.message, scal.message, dot.message, nrm2.message
-Asum, Iamax, Swap, Rot = asum.message, iamax.message, swap.message, rot.message
+Axpy = axpy.message
+Scal = scal.message
+Dot = dot.message
+Nrm2 = nrm2.message
+Asum = asum.message
+Iamax = iamax.message
+Swap = swap.message
+Rot = rot.message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import attrs
@@ -75,7 +76,7 @@ def poison(device: Device, reason: str = "poisoned by a test") -> None:
 
 def inject_fault(
     device: Device,
-    operation: type[Operation[Any, Any] | MultiDeviceOperation[Any]] | str,
+    operation: Callable[..., Operation[Any, Any] | MultiDeviceOperation[Any]] | str,
     *,
     fail: Exception | None = None,
     delay: float | None = None,

@@ -165,9 +165,7 @@ def operation(
             declaration = Declaration(
                 name=f"{package.rpartition('.')[2]}.{name}",
                 function=name,
-                library=actor
-                if isinstance(actor, str)
-                else f"{_public(actor.__module__)}:{actor.__qualname__}",
+                library=_path_of(actor),
                 parameters={one.name: _kind(function, one) for one in _parameters(function).values()},
                 variants=_lines(shapes, is_planned=plan is not None, has_spec=spec is not None),
                 by=(by,) if isinstance(by, str) else by,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, SupportsIndex
 
 from ...backends.base import DType
 from ...backends.base.ops import KINDS, ArraySpec, Item, Shapes, column, real_of
@@ -206,9 +206,9 @@ def _refuse_beta(name: str, argument: str, beta: complex) -> NoReturn:
 
 
 def _whole(name: str, argument: str, value: object) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise TypeError(f"{name}: {argument} must be a whole number, got {value!r}")
-    return operator.index(value)  # type: ignore[arg-type]  # it has the method
+    return operator.index(value)
 
 
 def _add_to(
