@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import outcome
 import trio
@@ -47,7 +47,9 @@ class DirectReply(Waiter):
 
     def __init__(self, message: AnyMessage) -> None:
         # Without the call of the base's, which takes longer than it does anything.
-        self.task = self.on_done = self.result = self.raise_cancel = None
+        self.task = self.raise_cancel = None
+        self.on_done: Callable[[outcome.Outcome[Any]], None] | None = None
+        self.result: outcome.Outcome[Any] | None = None
         self.message: AnyMessage = message
         self.outcomes: Outcomes | None = None
         self.is_done: bool = False

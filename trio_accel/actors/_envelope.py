@@ -208,7 +208,9 @@ class Envelope(Waiter):
         self.deadline: float = _NEVER
         self.state: EnvelopeState = EnvelopeState.QUEUED
         # Without the call of the base's, which takes longer than it does anything.
-        self.task = self.on_done = self.result = self.raise_cancel = None
+        self.task = self.raise_cancel = None
+        self.on_done: Callable[[outcome.Outcome[Any]], None] | None = None
+        self.result: outcome.Outcome[Any] | None = None
         self.scope: trio.CancelScope | None = None
         self.on_cancel: Callable[[], None] | None = None
         self.on_failed_hook: Callable[[Exception], None] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, overload
+from typing import Final, Literal, overload
 
 from ..backends.base.checks import NATIVE
 from ..backends.base.ops import ArraySpec, CholeskySpec, DetSpec, LuSpec, QrSpec
@@ -138,8 +138,8 @@ async def slogdet(a: Operand) -> SlogdetResult:
     ...
 
 
-Cholesky = cholesky.message
-Det = det.message
-Lu = lu.message
-Slogdet = slogdet.message
+Cholesky: Final = cholesky.message
+Det: Final = det.message
+Lu: Final = lu.message
+Slogdet: Final = slogdet.message
 Qr: Callable[..., Operation[SolverActor, QRResult | AccelRef]] = message_of(qr)

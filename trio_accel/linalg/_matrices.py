@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
 from ..backends.base.ops import ArraySpec, Side, SymmSpec, SyrkSpec, Transpose, TriangularSpec
 from ..devices import AccelRef, Operand, operation
@@ -162,8 +163,8 @@ async def trsm(
     ...
 
 
-Symm = symm.message
-Syrk = syrk.message
-Syr2k = syr2k.message
-Trmm = trmm.message
-Trsm = trsm.message
+Symm: Final = symm.message
+Syrk: Final = syrk.message
+Syr2k: Final = syr2k.message
+Trmm: Final = trmm.message
+Trsm: Final = trsm.message

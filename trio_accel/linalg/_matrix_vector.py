@@ -6,6 +6,8 @@ routine of the second one where there is one.
 
 from __future__ import annotations
 
+from typing import Final
+
 from ..backends.base.ops import ArraySpec, GemmSpec, SymmSpec, SyrkSpec, Transpose, TriangularSpec, column
 from ..devices import AccelRef, Operand, operation
 from ._actor import BlasActor
@@ -176,10 +178,10 @@ async def trsv(
     ...
 
 
-Gemv = gemv.message
-Symv = symv.message
-Ger = ger.message
-Syr = syr.message
-Syr2 = syr2.message
-Trmv = trmv.message
-Trsv = trsv.message
+Gemv: Final = gemv.message
+Symv: Final = symv.message
+Ger: Final = ger.message
+Syr: Final = syr.message
+Syr2: Final = syr2.message
+Trmv: Final = trmv.message
+Trsv: Final = trsv.message

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from ..backends.base.ops import ArraySpec, GemmSpec, MatmulSpec, Transpose, product_shape
 from ..devices import AccelRef, Operand, Planned, Planner, operation
@@ -86,5 +86,5 @@ async def gemm(
     ...
 
 
-Matmul = matmul.message
-Gemm = gemm.message
+Matmul: Final = matmul.message
+Gemm: Final = gemm.message

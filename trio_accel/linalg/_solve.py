@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from ..backends.base.checks import NATIVE
 from ..backends.base.ops import (
@@ -157,8 +157,8 @@ async def solve_triangular(
     return await solution.wait()
 
 
-CheckDiagonal = _check_diagonal.message
-Inv = inv.message
-Solve = solve.message
-LuSolve = _lu_solve.message
-SolveTriangular = _solve_triangular.message
+CheckDiagonal: Final = _check_diagonal.message
+Inv: Final = inv.message
+Solve: Final = solve.message
+LuSolve: Final = _lu_solve.message
+SolveTriangular: Final = _solve_triangular.message

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, TypeAlias, overload
+from typing import Final, Literal, TypeAlias, overload
 
 from ..backends.base.checks import NATIVE
 from ..backends.base.ops import ArraySpec, EighSpec, EigSpec, StatusArray, SvdSpec
@@ -179,8 +179,8 @@ async def eigvals(a: Operand) -> AccelRef:
     ...
 
 
-Eig = eig.message
-Eigh = eigh.message
-Eigvals = eigvals.message
-Eigvalsh = eigvalsh.message
+Eig: Final = eig.message
+Eigh: Final = eigh.message
+Eigvals: Final = eigvals.message
+Eigvalsh: Final = eigvalsh.message
 Svd: Callable[..., Operation[SolverActor, SVDResult | AccelRef]] = message_of(svd)

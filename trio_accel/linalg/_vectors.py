@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from ..backends.base import ops
 from ..backends.base.checks import INEXACT
 from ..devices import AccelRef, Operand, operation
@@ -120,11 +122,11 @@ async def rot(x: AccelRef, y: AccelRef, c: float, s: complex) -> tuple[AccelRef,
     ...
 
 
-Axpy = axpy.message
-Scal = scal.message
-Dot = dot.message
-Nrm2 = nrm2.message
-Asum = asum.message
-Iamax = iamax.message
-Swap = swap.message
-Rot = rot.message
+Axpy: Final = axpy.message
+Scal: Final = scal.message
+Dot: Final = dot.message
+Nrm2: Final = nrm2.message
+Asum: Final = asum.message
+Iamax: Final = iamax.message
+Swap: Final = swap.message
+Rot: Final = rot.message
