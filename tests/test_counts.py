@@ -16,7 +16,7 @@ import trio_accel as ta
 
 # The most there may be. A change that needs fewer lowers the bound.
 FILES = {"inline": 22, "process": 21}
-LINES_PER_FUNCTION = 103
+LINES_PER_FUNCTION = 102
 LINES = 47_200
 PRIVATE_NAMES = 190
 
