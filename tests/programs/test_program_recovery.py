@@ -232,9 +232,16 @@ async def test_cancelled_askers_leave_no_results_behind(device: ta.Device) -> No
 
 
 async def test_an_opener_that_is_cancelled_leaves_nothing(system: ta.System, device: ta.Device) -> None:
-    for _ in range(3):
-        with trio.move_on_after(0.001):
-            await ta.open_program(device, Layer, PARAMETERS, name="mine")
+    async def cancel(scope: trio.CancelScope, rounds: int) -> None:
+        for _ in range(rounds):
+            await trio.lowlevel.checkpoint()
+        scope.cancel()
+
+    for rounds in range(12):  # turns of the loop, since an opening takes less than any time in seconds
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cancel, nursery.cancel_scope, rounds)
+            async with ta.open_program(device, Layer, PARAMETERS, name="mine"):
+                pass  # it may be open before it is cancelled
     async with ta.open_program(device, Layer, PARAMETERS, name="mine") as program:
         assert await program.ask(Layer.defaults) == [1, 2, 3]
     assert not [node for node in system.tree().walk() if "mine" in node.path]
