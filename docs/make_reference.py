@@ -7,7 +7,8 @@ between two comments, which get entries here:
     `Name`, `OtherName`.
     <!-- end of reference -->
 
-The result is plain Markdown. `docs/conf.py` takes it for the web pages; it is not committed.
+The page of operations gets the tables of `operations_table.py` in the same way. The result is plain Markdown.
+`docs/conf.py` takes it for the web pages; it is not committed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import operations_table
 import reference_source as source
 from reference_source import Class, Definition, Function
 
@@ -28,6 +30,7 @@ from trio_accel.backends.base import ops
 
 PAGES = Path(__file__).parent / "reference"
 BLOCK = re.compile(r"<!-- reference: (\S+) -->\n(.*?)\n<!-- end of reference -->", re.DOTALL)
+TABLES = re.compile(r"<!-- tables of operations -->\n.*?\n<!-- end of tables -->", re.DOTALL)
 _COLUMNS = 116
 _ROLES = {
     "read": "read",
@@ -432,7 +435,8 @@ def _filled(page: Page, links: Links, documented: frozenset[str]) -> str:
     def fill(match: re.Match[str]) -> str:
         return "\n\n".join(text for entry in entries_of(match[0]) for text in writer.entry(*entry))
 
-    return BLOCK.sub(fill, page.template)
+    filled = BLOCK.sub(fill, page.template)
+    return TABLES.sub(lambda _: "\n\n".join(operations_table.tables()), filled)
 
 
 def main(folder: Path) -> None:

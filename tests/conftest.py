@@ -24,6 +24,7 @@ import machines  # noqa: F401  before anything looks at this machine
 from chosen import BACKEND, IS_STAND_IN
 from driver_spy import Spy, spy_on
 from kept_launcher import KeptLink
+from recorded import OperationRecorder
 
 import trio_accel as ta
 from trio_accel.actors._cell import Cell
@@ -69,11 +70,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="run at most N parameter sets of each test of devices and libraries, chosen by hash; 0 runs all",
     )
+    parser.addoption(
+        "--record-operations",
+        type=Path,
+        metavar="FILE",
+        help="write which functions passed with which dtypes; see docs/reference/operations.md",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--slow-paths"):
         use_fast_paths(FastPaths.none())
+    file: Path | None = config.getoption("--record-operations")
+    if file is not None:
+        config.pluginmanager.register(OperationRecorder(file, is_worker=hasattr(config, "workerinput")))
 
 
 @pytest.hookimpl(trylast=True)  # when -m and -k have chosen

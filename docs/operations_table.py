@@ -1,0 +1,102 @@
+"""The tables of functions by dtype and backend, made of the declarations and of what the tests have recorded.
+
+`docs/operations.json` is written by `pytest --record-operations`; see `docs/reference/operations.md`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import textwrap
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import trio_accel as ta
+from trio_accel.devices import DECLARED
+
+RECORDS = Path(__file__).parent / "operations.json"
+_COLUMNS = 116
+PASSED, REFUSED, NOT_RUN = "✓", "-", ""
+CAPABILITIES = {
+    "linalg": "Linear algebra",
+    "arrays": "Functions of arrays",
+    "fft": "Fourier transforms",
+    "random": "Random numbers",
+    "sparse": "Sparse matrices",
+}
+"""Packages with a table, and their titles."""
+
+
+def records() -> dict[str, dict[str, Any]]:
+    """What was recorded, by the names of backends."""
+    found: dict[str, dict[str, Any]] = json.loads(RECORDS.read_text(encoding="utf-8"))
+    return found
+
+
+@functools.cache
+def public_functions() -> Mapping[str, tuple[Any, Any]]:
+    """The functions that compute, such as ``"linalg.matmul"``, each with what has it."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for capability in CAPABILITIES:
+        module = import_module(f"trio_accel.{capability}")
+        names = {name: getattr(module, name) for name in module.__all__}
+        owners = [
+            (module, names),
+            *[(cls, vars(cls)) for cls in names.values() if cls is ta.random.Generator],
+        ]
+        for owner, those in owners:
+            for name, function in those.items():
+                if inspect.iscoroutinefunction(function) and not name.startswith("_"):
+                    found[f"{capability}.{name}"] = owner, function
+    return found
+
+
+def rows_of(capability: str, record: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """The cells of a capability on one backend: by function, then by dtype."""
+    names = [name for name in public_functions() if name.startswith(f"{capability}.")]
+    return {name: _cells(name, record) for name in names}
+
+
+def _cells(name: str, record: Mapping[str, Any]) -> dict[str, str]:
+    """The cells of a function: nothing that did not pass shows as passed, whatever was declared."""
+    found = record["operations"].get(name, {})
+    passed, refused = found.get("passed", "").split(), found.get("refused", "").split()
+    allowed = DECLARED[name].declaration.dtypes if name in DECLARED else ()
+    return {
+        str(dtype): PASSED
+        if str(dtype) in passed
+        else REFUSED
+        if str(dtype) in refused or (allowed and dtype not in allowed)
+        else NOT_RUN
+        for dtype in ta.DType
+    }
+
+
+def run_of(record: Mapping[str, Any]) -> str:
+    """Tell when, where and with what the tests ran."""
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    text = f"{record['date']}, {record['hardware']}, {record['system']}. {record['tests']} tests. {versions}."
+    return textwrap.fill(text, _COLUMNS, break_on_hyphens=False)
+
+
+def tables() -> Iterator[str]:
+    """The tables of all backends, as paragraphs of Markdown."""
+    for backend, record in records().items():
+        yield f"## {backend.upper()}"
+        yield run_of(record)
+        for capability, title in CAPABILITIES.items():
+            rows = rows_of(capability, record)
+            shown = [str(dtype) for dtype in ta.DType if _passes(rows, str(dtype))]
+            lines = [f"| | {' | '.join(f'`{dtype}`' for dtype in shown)} |", "|---" * (len(shown) + 1) + "|"]
+            for name, cells in rows.items():
+                function = name.partition(".")[2]
+                lines.append(f"| `{function}` | {' | '.join(cells[dtype] for dtype in shown)} |")
+            yield f"### {title} on {backend.upper()}"
+            yield "\n".join(lines)
+
+
+def _passes(rows: Mapping[str, Mapping[str, str]], dtype: str) -> bool:
+    return any(cells[dtype] == PASSED for cells in rows.values())

@@ -1,0 +1,244 @@
+"""Records which functions gave right results, by dtype: `pytest --record-operations FILE`.
+
+A function counts for a dtype where a test in one of `FOLDERS` asked for it, copied its result to the host,
+and passed. Those tests compare what they copy with NumPy, SciPy or a published table. Where a test that asked
+for it failed, it does not count, whatever other tests say.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import platform
+import sys
+from collections import defaultdict
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import suppress
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import attrs
+import numpy as np
+import pytest
+from chosen import BACKEND, IS_STAND_IN
+from operations_table import CAPABILITIES, public_functions
+
+import trio_accel as ta
+from trio_accel.backends import describe
+from trio_accel.backends.base.kernels import kernels_of
+from trio_accel.backends.base.manifest import LibraryEntry
+from trio_accel.devices import Planned
+
+FOLDERS = tuple(CAPABILITIES)
+"""Folders of tests, each for the package of its name."""
+
+_PROPERTY = "operations"
+_DISTRIBUTIONS = ("trio", "numpy", "scipy")
+# The specifications that the function planned that is being asked for.
+_planned: ContextVar[set[str] | None] = ContextVar("_planned", default=None)
+
+
+@attrs.define
+class _Asked:
+    """What one test has asked for, by the blocks that the results are in."""
+
+    results: WeakKeyDictionary[Any, set[tuple[str, str]]] = attrs.field(factory=WeakKeyDictionary)
+    asked: set[tuple[str, str]] = attrs.field(factory=set[tuple[str, str]])
+    compared: set[tuple[str, str]] = attrs.field(factory=set[tuple[str, str]])
+    specs: defaultdict[str, set[str]] = attrs.field(factory=lambda: defaultdict(set))
+
+    def note(self, function: str, arguments: inspect.BoundArguments, reply: object) -> None:
+        given = [one for one in arguments.arguments.values() if _has_dtype(one)]
+        found = list(_arrays(reply)) or [one for one in given if isinstance(one, ta.AccelRef)]
+        if given or found:
+            cell = function, str(ta.DType.of([*given, *found][0].dtype))
+            self.asked.add(cell)
+            for ref in found:
+                self.results.setdefault(ref.block, set()).add(cell)
+
+    def read(self, ref: ta.AccelRef) -> None:
+        self.compared |= self.results.get(ref.block, set())
+
+
+def _has_dtype(value: object) -> bool:
+    return hasattr(value, "dtype") and not isinstance(value, (np.generic, ta.DType, type))
+
+
+def _arrays(reply: object) -> Iterator[ta.AccelRef]:
+    if isinstance(reply, ta.AccelRef):
+        yield reply
+    elif isinstance(reply, tuple):
+        for one in reply:
+            yield from _arrays(one)
+    elif attrs.has(cls := type(reply)):
+        for field in attrs.fields(cls):
+            yield from _arrays(getattr(reply, field.name))
+
+
+class OperationRecorder:
+    """A plugin of pytest: listens in the processes that run tests, and writes in the one that was started."""
+
+    def __init__(self, file: Path, *, is_worker: bool) -> None:
+        if IS_STAND_IN:
+            raise pytest.UsageError("--record-operations: the stand-in is no hardware")
+        self._file = file
+        self._is_worker = is_worker
+        self._now: _Asked | None = None
+        self._passed = set[tuple[str, str]]()
+        self._failed = set[tuple[str, str]]()
+        self._specs = defaultdict[str, set[str]](set)
+        self._tests = 0
+        for name, (owner, function) in public_functions().items():
+            listening = self._listening(name, function)
+            setattr(owner, function.__name__, listening)
+            if inspect.ismodule(owner):
+                # Pickle looks for it there.
+                setattr(sys.modules[function.__module__], function.__name__, listening)
+        self._listen_to_copies()
+
+    def _listening(self, name: str, function: Any) -> Any:
+        """A function of the same signature, which notes what came of each call."""
+        signature = inspect.signature(function)
+
+        async def ask(arguments: inspect.BoundArguments) -> Any:
+            outer = _planned.get()
+            token = _planned.set(specs := set[str]())
+            try:
+                reply = await function(*arguments.args, **arguments.kwargs)
+            finally:
+                _planned.reset(token)
+            if outer is not None:
+                outer |= specs
+            if self._now is not None:
+                self._now.note(name, arguments, reply)
+                self._now.specs[name] |= specs
+            return reply
+
+        # A wrong argument is refused by the call itself, and not when the coroutine is awaited.
+        names: dict[str, Any] = {"ask": ask, "bind": signature.bind}
+        bare = [one.replace(default=one.empty, annotation=one.empty) for one in signature.parameters.values()]
+        given = [f"{one.name}={one.name}" if one.kind is one.KEYWORD_ONLY else one.name for one in bare]
+        head = f"async def {function.__name__}{inspect.Signature(bare)}"
+        exec(f"{head}: return await ask(bind({', '.join(given)}))", names)
+        listening: Any = functools.update_wrapper(names[function.__name__], function)
+        listening.__defaults__, listening.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+        return listening
+
+    def _listen_to_copies(self) -> None:
+        to_host, plan = ta.AccelRef.to_host, Planned.__init__
+
+        @functools.wraps(to_host)
+        async def read(ref: ta.AccelRef, **options: Any) -> Any:
+            values = await to_host(ref, **options)
+            if self._now is not None:
+                self._now.read(ref)
+            return values
+
+        @functools.wraps(plan)
+        def note(planned: Planned[Any], spec: Any, *arguments: Any, **more: Any) -> None:
+            specs = _planned.get()
+            if specs is not None:
+                specs.add(spec.operation)
+            plan(planned, spec, *arguments, **more)
+
+        setattr(ta.AccelRef, "to_host", read)  # noqa: B010  # neither is meant to be replaced
+        setattr(Planned, "__init__", note)  # noqa: B010
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Listen while a test runs, and hand on with its report what there was."""
+        if item.path.parent.name not in FOLDERS:
+            return (yield)
+        self._now = now = _Asked()
+        try:
+            result = yield
+        except pytest.skip.Exception:
+            raise
+        except BaseException:
+            item.user_properties.append((_PROPERTY, {"failed": sorted(now.asked)}))
+            raise
+        finally:
+            self._now = None
+        specs = {name: sorted(those) for name, those in now.specs.items()}
+        item.user_properties.append((_PROPERTY, {"passed": sorted(now.compared), "specs": specs}))
+        return result
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take up the report of a test that is over, whichever process ran it."""
+        if report.when != "teardown":
+            return
+        for name, value in report.user_properties:
+            found: Mapping[str, Any] = value if name == _PROPERTY else {}  # type: ignore[assignment]
+            passed = {(function, dtype) for function, dtype in found.get("passed", ())}
+            self._tests += report.passed and bool(passed)
+            self._failed |= {(function, dtype) for function, dtype in found.get("failed", ())}
+            self._failed |= set() if report.passed else passed
+            self._passed |= passed
+            for function, specs in found.get("specs", {}).items():
+                self._specs[function].update(specs)
+
+    def pytest_sessionfinish(self) -> None:
+        """Write the record, in place of that of the same backend."""
+        if self._is_worker or not self._passed:
+            return
+        records = json.loads(self._file.read_text(encoding="utf-8")) if self._file.exists() else {}
+        records[BACKEND] = self._record()
+        text = json.dumps(dict(sorted(records.items())), indent=1)
+        self._file.write_text(text + "\n", encoding="utf-8")
+
+    def _record(self) -> dict[str, Any]:
+        refused = _refused()
+        device = next(one for one in ta.list_devices() if one.backend == BACKEND)
+        passed: defaultdict[str, set[str]] = defaultdict(set)
+        for function, dtype in self._passed - self._failed:
+            passed[function].add(dtype)
+        return {
+            "date": datetime.now(UTC).date().isoformat(),
+            "hardware": f"{device.description}, {device.compute_units} compute units",
+            "system": f"{platform.system()} {platform.machine()}",
+            "versions": _versions(),
+            "tests": self._tests,
+            "operations": {
+                function: {
+                    "passed": _in_order(passed[function]),
+                    "refused": _in_order(
+                        {dtype for spec in self._specs[function] for dtype in refused.get(spec, ())}
+                    ),
+                }
+                for function in sorted(passed)
+            },
+        }
+
+
+def _in_order(dtypes: set[str]) -> str:
+    return " ".join(str(dtype) for dtype in ta.DType if str(dtype) in dtypes)
+
+
+def _versions() -> dict[str, str]:
+    """Versions of Python, of packages, and of what the backend computes with."""
+    found = {"Python": platform.python_version()}
+    for name in _DISTRIBUTIONS:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    report = next(one for one in describe() if one.name == BACKEND)
+    return found | {one.name: one.version for one in report.software if one.version is not None}
+
+
+def _refused() -> dict[str, set[str]]:
+    """By the names of specifications, the dtypes that the kernels of the backend do not have."""
+    package = f"trio_accel.backends.{BACKEND}"
+    libraries: Mapping[str, LibraryEntry] = import_module(f"{package}.manifest").LIBRARIES
+    refused: dict[str, set[str]] = {}
+    for entry in libraries.values():
+        module = entry.load(package)
+        owners = (getattr(module, entry.cls).__mro__ if entry.cls else ()) or (module,)
+        for owner in owners:
+            for name, kernel in kernels_of(vars(owner), BACKEND).items():
+                allowed = next(iter(kernel.dtypes.values()), tuple(ta.DType))
+                refused[name] = {str(dtype) for dtype in ta.DType if dtype not in allowed}
+    return refused
