@@ -79,7 +79,7 @@ def info(*, json: Json = False) -> int:
     """
     from trio_accel.cli._info import show_info
 
-    return show_info(as_json=json)
+    return show_info(is_json=json)
 
 
 @app.command(

@@ -16,7 +16,7 @@ from trio_accel.cli._json import run_for_json
 from trio_accel.cli._recover import RecoverStep
 from trio_accel.cli._results import Bench, as_json
 from trio_accel.cli._run import run_async
-from trio_accel.cli._screen import Reporter, SilentReporter, make_console, open_screen
+from trio_accel.cli._screen import Screen, make_console, open_screen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,19 +103,15 @@ def run_demo(
 async def _run(steps: Sequence[Step], opening: _Opening, document: _Document, is_json: bool) -> int:
     for step in steps:
         await step.prepare()
-    async with ta.open_system("demo") as system:
-        if is_json:
-            await _run_steps(steps, system, opening, SilentReporter(), document)
-        else:
-            console = make_console()
-            async with open_screen(console, [step.name for step in steps]) as screen:
-                await _run_steps(steps, system, opening, screen, document)
-                console.print(_verdict(document.results))
+    console = make_console(is_quiet=is_json)
+    async with ta.open_system("demo") as system, open_screen(console, [one.name for one in steps]) as screen:
+        await _run_steps(steps, system, opening, screen, document)
+        console.print(_verdict(document.results))
     return 0 if all(result.is_ok for result in document.results) else 1
 
 
 async def _run_steps(
-    steps: Sequence[Step], system: ta.System, opening: _Opening, reporter: Reporter, document: _Document
+    steps: Sequence[Step], system: ta.System, opening: _Opening, screen: Screen, document: _Document
 ) -> None:
     """Run the steps; those that lose contexts on purpose have a device of their own, opened for that."""
     for is_lossy, group in groupby(steps, lambda step: isinstance(step, RecoverStep)):
@@ -125,20 +121,14 @@ async def _run_steps(
         else:
             device = await opening(system)
         async with device:
-            reporter.show_header(_header(device, document))
+            screen.show_header(_header(device, document))
             for step in group:
-                await _run_step(
-                    step, Bench(system=system, device=device, progress=reporter), reporter, document
-                )
-
-
-async def _run_step(step: Step, bench: Bench, reporter: Reporter, document: _Document) -> None:
-    reporter.begin(step.name)
-    start = trio.current_time()
-    result = await step.run(bench)
-    result = attrs.evolve(result, seconds=trio.current_time() - start)
-    document.results.append(result)
-    reporter.finish(result)
+                screen.begin(step.name)
+                start = trio.current_time()
+                result = await step.run(Bench(system=system, device=device, progress=screen))
+                result = attrs.evolve(result, seconds=round(trio.current_time() - start, 6))
+                document.results.append(result)
+                screen.finish(result)
 
 
 def _header(device: ta.Device, document: _Document) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import trio
@@ -22,7 +22,7 @@ REASON = "injected"
 _PATIENCE = 500
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Fault:
     """Something that is made to fail.
 
@@ -63,46 +63,33 @@ class FaultReport:
     recovery_ms: float | None
 
 
-def _crash(device: ta.Device) -> None:
-    ta.testing.inject_fault(device, ta.linalg.Matmul, fail=RuntimeError(REASON))
+def _inject(device: ta.Device, **how: Any) -> None:
+    ta.testing.inject_fault(device, ta.linalg.Matmul, **how)
 
 
-def _poison(device: ta.Device) -> None:
-    ta.testing.poison(device, REASON)
-
-
-def _trap(device: ta.Device) -> None:
-    ta.testing.inject_fault(device, ta.linalg.Matmul, poison=True, how="trap")
-
-
-def _assert(device: ta.Device) -> None:
-    ta.testing.inject_fault(device, ta.linalg.Matmul, poison=True, how="assert")
-
-
-def _kill(device: ta.Device) -> None:
-    ta.testing.inject_fault(device, ta.linalg.Matmul, kill=True, how="writing")
-
-
-def _hang(device: ta.Device) -> None:
-    ta.testing.inject_fault(device, ta.linalg.Matmul, hang=True, how="kernel")
+_CRASH = Fault("crash", "crash of the BLAS actor", 0, lambda on: _inject(on, fail=RuntimeError(REASON)))
+_POISON = Fault("poison", "poison of the context", 1, lambda on: ta.testing.poison(on, REASON))
+_TRAP = Fault("trap", "trap in a kernel", 1, lambda on: _inject(on, poison=True, how="trap"))
+_ASSERT = Fault(
+    "assert", "failed assertion in a kernel", 1, lambda on: _inject(on, poison=True, how="assert")
+)
+_KILL = Fault("kill", "SIGKILL to the worker process", 1, lambda on: _inject(on, kill=True, how="writing"))
 
 
 def faults_of(device: ta.Device, isolation: Isolation) -> Sequence[Fault]:
     """The faults that a device in this isolation can survive, the mildest first."""
-    crash = Fault(name="crash", text="crash of the BLAS actor", losses=0, inject=_crash)
-    poison = Fault(name="poison", text="poison of the context", losses=1, inject=_poison)
     if isolation == "inline":
         # There the worker is this process.
-        return crash, poison
-    trap = Fault(name="trap", text="trap in a kernel", losses=1, inject=_trap)
-    failed = Fault(name="assert", text="failed assertion in a kernel", losses=1, inject=_assert)
-    kill = Fault(name="kill", text="SIGKILL to the worker process", losses=1, inject=_kill)
+        return _CRASH, _POISON
+    # Without kernels a trap and an assertion are the same as the poison.
+    of_kernels = () if device.info.backend == "cpu" else (_TRAP, _ASSERT)
+    found = (_CRASH, _POISON, *of_kernels, _KILL)
     limit = device.options.stuck_after
-    hang = Fault(name="hang", text=f"hang, given up after {limit or 0:g} s", losses=1, inject=_hang)
-    # Without kernels they are the same as the poison.
-    of_kernels = () if device.info.backend == "cpu" else (trap, failed)
-    # Without a limit a hung operation is waited for.
-    return crash, poison, *of_kernels, kill, *(() if limit is None else (hang,))
+    if limit is None:
+        # A hung operation would be waited for.
+        return found
+    text = f"hang, given up after {limit:g} s"
+    return *found, Fault("hang", text, 1, lambda on: _inject(on, hang=True, how="kernel"))
 
 
 async def inject(fault: Fault, load: Load) -> FaultReport:

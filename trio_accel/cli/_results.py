@@ -41,18 +41,18 @@ class StepResult:
     Attributes:
         name: The step's name on the command line.
         summary: One line for a person.
+        seconds: How long the step took.
         checks: What was compared with NumPy or SciPy; the step holds if each is within its limit.
         notes: Anything that a reader should know, one line each.
-        seconds: How long the step took.
         data: The step's own figures, a frozen attrs class.
     """
 
     name: str
     summary: str
-    checks: Sequence[Check]
-    data: attrs.AttrsInstance
-    notes: Sequence[str] = ()
     seconds: float = 0.0
+    checks: Sequence[Check]
+    notes: Sequence[str] = ()
+    data: attrs.AttrsInstance
 
     @property
     def is_ok(self) -> bool:
@@ -125,30 +125,16 @@ def count_of(number: int, noun: str) -> str:
 
 def as_json(value: object) -> object:
     """``value`` in terms of JSON: attrs classes become objects, numbers that are not finite become null."""
-    if isinstance(value, Check):
-        return {
-            "name": value.name,
-            "value": as_json(value.value),
-            "limit": as_json(value.limit),
-            "ok": value.is_ok,
-        }
-    if isinstance(value, StepResult):
-        return {
-            "name": value.name,
-            "ok": value.is_ok,
-            "summary": value.summary,
-            "seconds": round(value.seconds, 6),
-            "checks": as_json(value.checks),
-            "notes": as_json(value.notes),
-            "data": as_json(value.data),
-        }
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     cls = type(value)
     if attrs.has(cls):
-        return {field.name: as_json(getattr(value, field.name)) for field in attrs.fields(cls)}
+        found = {field.name: as_json(getattr(value, field.name)) for field in attrs.fields(cls)}
+        if isinstance(value, StepResult):
+            return {"name": value.name, "ok": value.is_ok, **found}
+        return {**found, "ok": value.is_ok} if isinstance(value, Check) else found
     return _container_as_json(value)
 
 

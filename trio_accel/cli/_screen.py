@@ -1,11 +1,11 @@
-"""Live progress: drawn from a Trio task on a terminal, plain lines elsewhere, nothing with ``--json``."""
+"""The board of all demos: live on a terminal, plain lines elsewhere, nothing with ``--json``."""
 
 from __future__ import annotations
 
 import errno
 import sys
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import attrs
 import trio
@@ -17,7 +17,6 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from trio_accel.cli._results import Progress
 from trio_accel.cli._tables import render_result
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     from trio_accel.cli._results import StepResult
 
-__all__ = ["PipeConsole", "Reporter", "SilentReporter", "make_console", "open_screen", "print_line"]
+__all__ = ["PipeConsole", "Screen", "make_console", "open_screen", "print_line"]
 
 _REFRESH_SECONDS = 0.08
 
@@ -40,9 +39,9 @@ class PipeConsole(Console):
         raise BrokenPipeError(errno.EPIPE, "standard output was closed")
 
 
-def make_console() -> Console:
-    """The console on stdout."""
-    return PipeConsole(file=sys.stdout, highlight=False)
+def make_console(*, is_quiet: bool = False) -> Console:
+    """The console on stdout; a quiet one prints nothing."""
+    return PipeConsole(file=sys.stdout, highlight=False, quiet=is_quiet)
 
 
 def print_line(console: Console, markup: str) -> None:
@@ -50,46 +49,8 @@ def print_line(console: Console, markup: str) -> None:
     console.print(markup, soft_wrap=not console.is_terminal)
 
 
-class Reporter(Progress, Protocol):
-    """Where the runner says what happens."""
-
-    def show_header(self, text: str) -> None:
-        """What runs, on which device."""
-        ...
-
-    def begin(self, name: str) -> None:
-        """A step begins."""
-        ...
-
-    def finish(self, result: StepResult) -> None:
-        """A step has ended."""
-        ...
-
-
-class SilentReporter:
-    """Says nothing."""
-
-    def show_header(self, text: str) -> None:
-        """Nothing."""
-
-    def begin(self, name: str) -> None:
-        """Nothing."""
-
-    def update(self, done: int, total: int, text: str) -> None:
-        """Nothing."""
-
-    def tell(self, text: str) -> None:
-        """Nothing."""
-
-    def watch(self, look: Callable[[], str]) -> None:
-        """Nothing."""
-
-    def finish(self, result: StepResult) -> None:
-        """Nothing."""
-
-
 @attrs.define(kw_only=True, eq=False)
-class _Screen:
+class Screen:
     """The steps of a run: the results so far above, the running one and those to come below."""
 
     console: Console
@@ -104,24 +65,30 @@ class _Screen:
     _spinner: Spinner = attrs.field(factory=lambda: Spinner("dots", style="cyan"), init=False)
 
     def show_header(self, text: str) -> None:
+        """Say what runs, on which device."""
         print_line(self.console, f"[bold]{escape(text)}[/]")
         self.console.print()
 
     def begin(self, name: str) -> None:
+        """Begin a step."""
         self.waiting = [other for other in self.waiting if other != name]
         self._running = name
         self.update(0, 1, "")
 
     def update(self, done: int, total: int, text: str) -> None:
+        """See `Progress.update`."""
         self._done, self._total, self._text = done, total, text
 
     def tell(self, text: str) -> None:
+        """See `Progress.tell`."""
         self._told.append(text)
 
     def watch(self, look: Callable[[], str]) -> None:
+        """See `Progress.watch`."""
         self._look = look
 
     def finish(self, result: StepResult) -> None:
+        """End a step, and print what it found."""
         self._running = self._look = None
         self._told.clear()
         # Otherwise the result makes room for what was drawn before.
@@ -157,10 +124,10 @@ class _Screen:
 
 
 @asynccontextmanager
-async def open_screen(console: Console, names: Sequence[str]) -> AsyncGenerator[Reporter]:
+async def open_screen(console: Console, names: Sequence[str]) -> AsyncGenerator[Screen]:
     """A reporter that prints to ``console``, with a live part where that is a terminal."""
-    screen = _Screen(console=console, waiting=list(names))
-    if not console.is_terminal or console.is_dumb_terminal:
+    screen = Screen(console=console, waiting=list(names))
+    if console.quiet or not console.is_terminal or console.is_dumb_terminal:
         yield screen
         return
     with Live(console=console, auto_refresh=False, transient=True) as live:
@@ -171,7 +138,7 @@ async def open_screen(console: Console, names: Sequence[str]) -> AsyncGenerator[
             nursery.cancel_scope.cancel()
 
 
-async def _refresh(screen: _Screen) -> None:
+async def _refresh(screen: Screen) -> None:
     while True:
         screen.refresh()
         await trio.sleep(_REFRESH_SECONDS)

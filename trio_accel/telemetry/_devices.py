@@ -8,7 +8,7 @@ import attrs
 import trio
 
 from ..actors import ActorRestarted, ActorSnapshot, ActorStarted, Event, System
-from ..devices import CacheStatistics, Device, DeviceStatistics, LibraryStatistics, QueueStatistics
+from ..devices import Device, DeviceStatistics, LibraryStatistics, QueueStatistics
 from ..devices import System as DeviceSystem
 from ._snapshot import ActorMemoryRow, CacheRow, DeviceRow, LibraryRow, MemoryRow
 from ._tally import OTHER_ACTORS
@@ -148,22 +148,13 @@ def _row(device: Device, known: _Known, actors: dict[str, ActorSnapshot]) -> Dev
     told = known.statistics
     if told is None:
         return row
-    memory = told.memory
     return attrs.evolve(
         row,
         age=trio.current_time() - known.told_at,
         launched=told.launched,
         completed=told.completed,
         in_flight=told.in_flight,
-        memory=MemoryRow(
-            used=memory.used,
-            reserved=memory.reserved,
-            peak=memory.peak,
-            blocks=memory.blocks,
-            limit=memory.limit,
-            workspace=memory.workspace,
-            foreign=memory.foreign,
-        ),
+        memory=MemoryRow(**attrs.asdict(told.memory)),
         libraries=tuple(
             [_library(library, told) for library in sorted(told.queues.keys() | told.libraries.keys())]
         ),
@@ -185,11 +176,7 @@ def _library(library: str, told: DeviceStatistics) -> LibraryRow:
         library=library,
         waiting=queue.waiting,
         in_flight=queue.in_flight,
-        plans=_cache(planned.plans),
-        templates=_cache(planned.templates),
+        plans=CacheRow(**attrs.asdict(planned.plans)),
+        templates=CacheRow(**attrs.asdict(planned.templates)),
         workspace=planned.workspace,
     )
-
-
-def _cache(counts: CacheStatistics) -> CacheRow:
-    return CacheRow(found=counts.found, made=counts.made, evicted=counts.evicted)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..backends.base.extras import import_extra
 from ._figures import FIGURES, Figure
 from ._gpus import GpuWatch
-from ._nvml import GpuReading
+from ._histograms import HISTOGRAMS
 from ._recorder import Recorder
 from ._snapshot import Histogram, SystemSnapshot
 
@@ -64,12 +64,17 @@ def prometheus_gpus(watch: GpuWatch) -> Collector:
             yield GaugeMetricFamily(
                 f"{_PREFIX}gpu_age", "Seconds since GPUs were read.", watch.age, unit="seconds"
             )
-            for name, unit, text, figure in _OF_GPUS:
-                is_counter = name.startswith("gpu_ecc")
-                family = CounterMetricFamily if is_counter else GaugeMetricFamily
-                metric = family(f"{_PREFIX}{name}", text, labels=("gpu",), unit=unit)
+            up = GaugeMetricFamily(
+                f"{_PREFIX}gpu_up", "1 if a GPU answers, 0 if it does not.", labels=("gpu",)
+            )
+            for reading in readings:
+                up.add_metric([_plain(reading.uuid or str(reading.index))], reading.error is None)
+            yield up
+            for name, unit, text in _OF_GPUS:
+                family = CounterMetricFamily if name.startswith("ecc") else GaugeMetricFamily
+                metric = family(f"{_PREFIX}gpu_{name}", text, labels=("gpu",), unit=unit)
                 for reading in readings:
-                    value = figure(reading)
+                    value: float | None = getattr(reading, name)
                     if value is not None:
                         metric.add_metric([_plain(reading.uuid or str(reading.index))], value)
                 yield metric
@@ -80,33 +85,17 @@ def prometheus_gpus(watch: GpuWatch) -> Collector:
     return GpuCollector()
 
 
-# Name, unit and meaning.
-_OF_GPUS: tuple[tuple[str, str, str, Callable[[GpuReading], float | None]], ...] = (
-    ("gpu_up", "", "1 if a GPU answers, 0 if it does not.", lambda gpu: gpu.error is None),
-    ("gpu_memory_used", "bytes", "Memory that is taken, by all processes.", lambda gpu: gpu.memory_used),
-    ("gpu_memory_total", "bytes", "Memory that there is.", lambda gpu: gpu.memory_total),
-    ("gpu_utilization", "percent", "Time in which a kernel ran.", lambda gpu: gpu.utilization),
-    (
-        "gpu_memory_utilization",
-        "percent",
-        "Time in which memory was read or written.",
-        lambda gpu: gpu.memory_utilization,
-    ),
-    ("gpu_power", "watts", "Power that is drawn.", lambda gpu: gpu.power),
-    ("gpu_power_limit", "watts", "Power that may be drawn.", lambda gpu: gpu.power_limit),
-    ("gpu_temperature", "celsius", "Temperature.", lambda gpu: gpu.temperature),
-    (
-        "gpu_ecc_corrected",
-        "",
-        "Errors of memory that were corrected, since the driver was loaded.",
-        lambda gpu: gpu.ecc_corrected,
-    ),
-    (
-        "gpu_ecc_uncorrected",
-        "",
-        "Errors of memory that were not, since the driver was loaded.",
-        lambda gpu: gpu.ecc_uncorrected,
-    ),
+# Attribute of a reading, unit and meaning.
+_OF_GPUS = (
+    ("memory_used", "bytes", "Memory that is taken, by all processes."),
+    ("memory_total", "bytes", "Memory that there is."),
+    ("utilization", "percent", "Time in which a kernel ran."),
+    ("memory_utilization", "percent", "Time in which memory was read or written."),
+    ("power", "watts", "Power that is drawn."),
+    ("power_limit", "watts", "Power that may be drawn."),
+    ("temperature", "celsius", "Temperature."),
+    ("ecc_corrected", "", "Errors of memory that were corrected, since the driver was loaded."),
+    ("ecc_uncorrected", "", "Errors of memory that were not, since the driver was loaded."),
 )
 
 
@@ -139,8 +128,8 @@ def _collector(recorder: Recorder) -> Collector:
             snapshot = recorder.snapshot()
             for figure in FIGURES:
                 yield _metric(figure, snapshot)
-            yield _histogram("queue", "Seconds from sending a message to its handler's start.", snapshot)
-            yield _histogram("run", "Seconds from the start of a message's handler to its end.", snapshot)
+            for what, text in HISTOGRAMS.items():
+                yield _histogram(what, text, snapshot)
 
         def describe(self) -> list[Metric]:
             # Nothing is asked when it is registered: the system may be another thread's.

@@ -10,12 +10,10 @@ import time
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
-from weakref import WeakKeyDictionary
+from typing import Any, TextIO, TypeAlias
 
 import attrs
 import trio
-from trio.lowlevel import enable_ki_protection
 
 from ..actors import (
     ActorRestarted,
@@ -33,14 +31,18 @@ from ..actors import (
     describe,
 )
 from ..actors import System as ActorSystem
-from ..devices import Ask, Launch, OpenDevice, Operation, Phase
-from ._watch import watch_system
+from ..devices import Ask, Launch, OpenDevice, Operation
+from ._watch import OperationWatch, Seen, watch_system
 
 __all__ = ["Timeline", "timeline"]
 
 _logger = logging.getLogger("trio_accel.telemetry")
 # Seconds after which what was written is given to the file system: a program may be killed.
 _FLUSHED = 1.0
+
+# Process, name and lane.
+_Row: TypeAlias = tuple[int, str, int]
+_Asked: TypeAlias = tuple[int, _Row]
 
 
 @contextmanager
@@ -72,17 +74,7 @@ def timeline(system: ActorSystem | None, path: str | os.PathLike[str]) -> Genera
         written.end()
 
 
-@attrs.define(eq=False)
-class _Launched:
-    """An operation that was validated: when and where, and when it was launched and complete."""
-
-    asked: int
-    row: tuple[int, str, int]
-    begun: int = 0
-    completed: int = 0
-
-
-class Timeline:
+class Timeline(OperationWatch[_Asked]):
     """A timeline that is being written. Made by `timeline`.
 
     Attributes:
@@ -90,6 +82,7 @@ class Timeline:
     """
 
     def __init__(self, file: TextIO) -> None:
+        super().__init__()
         self.events: int = 0
         self._file: TextIO | None = file
         self._begin = time.monotonic_ns()
@@ -97,22 +90,21 @@ class Timeline:
         self._pid = os.getpid()
         self._ids = itertools.count(1)
         # Rows by process, name and lane; lanes in use by name.
-        self._rows: dict[tuple[int, str, int], int] = {}
+        self._rows: dict[_Row, int] = {}
         self._lanes: dict[str, set[int]] = {}
         self._processes: set[int] = set()
         # Messages that are served: since when, and on which lane.
         self._served: dict[tuple[str, int], tuple[int, int, str]] = {}
         self._serving: dict[str, list[int]] = {}
-        self._launched: WeakKeyDictionary[Launch, _Launched] = WeakKeyDictionary()
         # When the last operation of a row was complete.
         self._over: dict[tuple[int, str], int] = {}
         # The lanes of tasks that ask now.
-        self._asking: dict[trio.lowlevel.Task, tuple[int, str, int]] = {}
+        self._asking: dict[trio.lowlevel.Task, _Row] = {}
         self._write_text("[\n")
 
     def watch(self, system: ActorSystem) -> AbstractContextManager[None]:
         """Write what happens in a system, too, inside the ``with``."""
-        return watch_system(system, self._observe, self._enter)
+        return watch_system(system, self._observe, self.enter)
 
     def end(self) -> None:
         """Write what is open still, and the end."""
@@ -168,20 +160,12 @@ class Timeline:
 
     # Operations.
 
-    def _enter(self, device: OpenDevice) -> AbstractContextManager[None]:
-        def see(phase: Phase, launch: Launch) -> None:
-            self._see(device, phase, launch)
+    def now(self) -> int:
+        """See `OperationWatch`."""
+        return time.monotonic_ns()
 
-        def around(ask: Ask) -> Ask:
-            @enable_ki_protection
-            async def asked(operation: Operation[Any, Any]) -> Any:
-                return await self._ask(ask, operation)
-
-            return asked
-
-        return device.observed(see, around)
-
-    async def _ask(self, ask: Ask, operation: Operation[Any, Any]) -> Any:
+    async def asked(self, device: OpenDevice, ask: Ask, operation: Operation[Any, Any]) -> Any:
+        """See `OperationWatch`."""
         task = trio.lowlevel.current_task()
         path = actor_path_of(task)
         if path is not None and path in self._serving:
@@ -204,35 +188,23 @@ class Timeline:
             self._lanes[task.name].discard(lane)
             del self._asking[task]
 
-    def _see(self, device: OpenDevice, phase: Phase, launch: Launch) -> None:
-        now = time.monotonic_ns()
-        if phase is Phase.VALIDATE:
-            self._launched[launch] = _Launched(now, self._asker(launch, now))
-        elif phase is Phase.REPLY:
-            launched = self._launched.pop(launch, None)
-            if launched is not None:
-                self._end_launch(device, launch, launched)
-        elif (launched := self._launched.get(launch)) is not None:
-            if phase is Phase.ENQUEUE:
-                launched.begun = now
-            elif phase is Phase.COMPLETE:
-                launched.completed = now
-
-    def _asker(self, launch: Launch, now: int) -> tuple[int, str, int]:
-        """The row from which an operation is asked."""
+    def validated(self, launch: Launch) -> _Asked:
+        """See `OperationWatch`: the moment, and the row from which the operation is asked."""
+        now = self.now()
         task = trio.lowlevel.current_task()
         path = actor_path_of(task)
         if path is not None and path in self._serving:
-            return self._pid, path, self._serving[path][-1]
+            return now, (self._pid, path, self._serving[path][-1])
         row = self._asking.get(task)
         if row is None:
             # It waits for nothing.
             row = self._pid, f"{task.name} submits", 0
             self._slice(row, f"submit {launch.name}", "ask", now, now, {})
-        return row
+        return now, row
 
-    def _end_launch(self, device: OpenDevice, launch: Launch, launched: _Launched) -> None:
-        process, begun, completed = self._pid, launched.begun, launched.completed
+    def ended(self, device: OpenDevice, launch: Launch, seen: Seen[_Asked]) -> None:
+        """See `OperationWatch`."""
+        process, begun, completed = self._pid, seen.begun, seen.completed
         if device.isolation == "process":
             if launch.times is None:
                 # Its worker died before it could tell.
@@ -247,7 +219,8 @@ class Timeline:
         row, number = (process, name, 0), next(self._ids)
         self._slice(row, launch.name, "operation", start, completed, about)
         flow = {"name": "ask", "cat": "flow", "id": number}
-        self._event(launched.row, {"ph": "s", "ts": self._us(launched.asked), **flow})
+        asked, asker = seen.where
+        self._event(asker, {"ph": "s", "ts": self._us(asked), **flow})
         self._event(row, {"ph": "f", "bp": "e", "ts": self._us(start), **flow})
 
     # The file.
@@ -263,9 +236,7 @@ class Timeline:
         """Microseconds since the begin."""
         return max(moment - self._begin, 0) / 1000
 
-    def _slice(
-        self, row: tuple[int, str, int], name: str, kind: str, begun: int, ended: int, about: object
-    ) -> None:
+    def _slice(self, row: _Row, name: str, kind: str, begun: int, ended: int, about: object) -> None:
         start = self._us(begun)
         event = {"ph": "X", "name": name, "cat": kind, "ts": start, "dur": self._us(ended) - start}
         self._event(row, {**event, "args": about})
@@ -274,7 +245,7 @@ class Timeline:
         event = {"ph": "i", "s": "t", "name": name, "cat": "actor", "ts": self._us(time.monotonic_ns())}
         self._event((self._pid, path, 0), {**event, "args": about})
 
-    def _event(self, row: tuple[int, str, int], event: dict[str, object]) -> None:
+    def _event(self, row: _Row, event: dict[str, object]) -> None:
         process, name, lane = row
         number = self._rows.get(row)
         if number is None:

@@ -8,11 +8,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, TypeVar
-from weakref import WeakKeyDictionary
 
-import attrs
 import trio
-from trio.lowlevel import enable_ki_protection
 
 from ..actors import (
     Event,
@@ -27,12 +24,10 @@ from ..actors import (
 )
 from ..actors import System as ActorSystem
 from ..backends.base.extras import import_extra
-from ..devices import Ask, Launch, OpenDevice, Operation, Phase
-from ._watch import watch_system
+from ..devices import Ask, Launch, OpenDevice, Operation
+from ._watch import OperationWatch, Seen, watch_system
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from opentelemetry.context import Context as TraceContext
     from opentelemetry.trace import Span, Tracer, TracerProvider
 
@@ -79,25 +74,11 @@ def trace(system: ActorSystem, tracer_provider: TracerProvider | None = None) ->
             spans.close()
 
 
-@attrs.define(eq=False)
-class _Launched:
-    """An operation that was validated.
-
-    Attributes:
-        parent: Where its asker is in its trace.
-        begun: When it was launched; nanoseconds of the epoch.
-        completed: When it was complete.
-    """
-
-    parent: TraceContext
-    begun: int = 0
-    completed: int = 0
-
-
-class _Spans:
+class _Spans(OperationWatch["TraceContext"]):
     """The spans of one system."""
 
     def __init__(self, tracer: Tracer) -> None:
+        super().__init__()
         # Here and not at the top: they belong to an extra, which is there by now.
         from opentelemetry import context as contexts
         from opentelemetry import trace as traces
@@ -108,7 +89,6 @@ class _Spans:
         # Of messages, by actor and number; and of those who ask for operations.
         self._open: dict[tuple[str, int], Span] = {}
         self._asking: set[Span] = set()
-        self._launched: WeakKeyDictionary[Launch, _Launched] = WeakKeyDictionary()
         # All processes share the one clock, and exporters want the other.
         self._epoch = time.time_ns() - time.monotonic_ns()
         self._ends: dict[type[MessageEvent], Callable[[Any, Span], None]] = {
@@ -123,7 +103,7 @@ class _Spans:
         """End what is still open."""
         for span in self._open.values():
             span.set_attribute(_UNFINISHED, True)
-            span.end(self._now())
+            span.end(self.now())
         self._open.clear()
 
     # Messages.
@@ -145,11 +125,11 @@ class _Spans:
             seconds = event.queue_time if isinstance(event, MessageWithdrawn) else 0.0
             span, _ = self._span(event, event.context, seconds)
         end(event, span)
-        span.end(self._now())
+        span.end(self.now())
 
     def _start(self, event: MessageStarted, context: Context) -> None:
         span, parent = self._span(event, context, event.queue_time)
-        span.add_event("started", timestamp=self._now())
+        span.add_event("started", timestamp=self.now())
         self._open[event.path, event.number] = span
         _run_in(context, self._contexts.attach, self._traces.set_span_in_context(span, parent))
 
@@ -159,7 +139,7 @@ class _Spans:
             event.message_type,
             parent,
             attributes={_ACTOR: event.path},
-            start_time=self._now() - int(seconds * 1e9),
+            start_time=self.now() - int(seconds * 1e9),
         )
         return span, parent
 
@@ -172,27 +152,11 @@ class _Spans:
 
     # Operations.
 
-    def enter(self, device: OpenDevice) -> AbstractContextManager[None]:
-        """See the operations of a device."""
-
-        def see(phase: Phase, launch: Launch) -> None:
-            self._see(device, phase, launch)
-
-        def around(ask: Ask) -> Ask:
-            @enable_ki_protection
-            async def traced(operation: Operation[Any, Any]) -> Any:
-                return await self._ask(device, ask, operation)
-
-            return traced
-
-        return device.observed(see, around)
-
-    async def _ask(self, device: OpenDevice, ask: Ask, operation: Operation[Any, Any]) -> Any:
+    async def asked(self, device: OpenDevice, ask: Ask, operation: Operation[Any, Any]) -> Any:
+        """See `OperationWatch`."""
         contexts, parent = self._contexts, self._contexts.get_current()
         name: str = getattr(operation, "operation", type(operation).__name__)
-        span = self._tracer.start_span(
-            name, parent, attributes={_DEVICE: device.path}, start_time=self._now()
-        )
+        span = self._tracer.start_span(name, parent, attributes={_DEVICE: device.path}, start_time=self.now())
         token = contexts.attach(self._traces.set_span_in_context(span, parent))
         self._asking.add(span)
         try:
@@ -206,26 +170,18 @@ class _Spans:
         finally:
             contexts.detach(token)
             self._asking.discard(span)
-            span.end(self._now())
+            span.end(self.now())
 
-    def _see(self, device: OpenDevice, phase: Phase, launch: Launch) -> None:
-        if phase is Phase.VALIDATE:
-            parent = self._contexts.get_current()
-            self._launched[launch] = _Launched(parent)
-            span = self._traces.get_current_span(parent)
-            if span in self._asking:
-                span.add_event("validated", timestamp=self._now())
-        elif phase is Phase.REPLY:
-            launched = self._launched.pop(launch, None)
-            if launched is not None:
-                self._end_launch(device, launch, launched)
-        elif (launched := self._launched.get(launch)) is not None:
-            if phase is Phase.ENQUEUE:
-                launched.begun = self._now()
-            elif phase is Phase.COMPLETE:
-                launched.completed = self._now()
+    def validated(self, launch: Launch) -> TraceContext:
+        """See `OperationWatch`."""
+        parent = self._contexts.get_current()
+        span = self._traces.get_current_span(parent)
+        if span in self._asking:
+            span.add_event("validated", timestamp=self.now())
+        return parent
 
-    def _end_launch(self, device: OpenDevice, launch: Launch, launched: _Launched) -> None:
+    def ended(self, device: OpenDevice, launch: Launch, seen: Seen[TraceContext]) -> None:
+        """See `OperationWatch`."""
         process = os.getpid()
         if device.isolation == "process":
             times = launch.times
@@ -233,22 +189,22 @@ class _Spans:
                 # Its worker died before it could tell.
                 return
             process = times.process
-            launched.begun, launched.completed = times.begun + self._epoch, times.completed + self._epoch
+            seen.begun, seen.completed = times.begun + self._epoch, times.completed + self._epoch
         span = self._tracer.start_span(
             f"launch {launch.name}",
-            launched.parent,
+            seen.where,
             attributes={
                 _DEVICE: device.path,
                 _LIBRARY: launch.library.partition("?")[0],
                 _PID: process,
             },
-            start_time=launched.begun,
+            start_time=seen.begun,
         )
         for block in launch.outputs:
             if block.failure is not None and block.damaged_by == launch.name:
                 self._record(span, block.failure)
                 break
-        span.end(launched.completed)
+        span.end(seen.completed)
 
     def _record(self, span: Span, error: BaseException) -> None:
         cls = type(error)
@@ -260,8 +216,8 @@ class _Spans:
         except Exception:  # noqa: BLE001  # its text cannot be had
             span.add_event("exception", {"exception.type": name})
 
-    def _now(self) -> int:
-        """Nanoseconds of the epoch."""
+    def now(self) -> int:
+        """See `OperationWatch`: nanoseconds of the epoch."""
         return time.monotonic_ns() + self._epoch
 
 

@@ -2,14 +2,85 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+import attrs
+from trio.lowlevel import enable_ki_protection
 
 from ..actors import ActorStarted, ActorTerminated, Event, MessageEvent
 from ..actors import System as ActorSystem
-from ..devices import OpenDevice, System, opened
+from ..devices import Ask, Launch, OpenDevice, Operation, Phase, System, opened
 
-__all__ = ["watch_system"]
+__all__ = ["OperationWatch", "Seen", "watch_system"]
+
+WhereT = TypeVar("WhereT")
+
+
+@attrs.define(eq=False)
+class Seen(Generic[WhereT]):
+    """An operation that was validated.
+
+    Attributes:
+        where: Where its asker is.
+        begun: When it was launched, by the watch's clock in nanoseconds.
+        completed: When it was complete.
+    """
+
+    where: WhereT
+    begun: int = 0
+    completed: int = 0
+
+
+class OperationWatch(abc.ABC, Generic[WhereT]):
+    """Sees the operations of devices, from the ask to the reply."""
+
+    def __init__(self) -> None:
+        self._seen: WeakKeyDictionary[Launch, Seen[WhereT]] = WeakKeyDictionary()
+
+    @abc.abstractmethod
+    def now(self) -> int:
+        """The moment, in nanoseconds."""
+
+    @abc.abstractmethod
+    async def asked(self, device: OpenDevice, ask: Ask, operation: Operation[Any, Any]) -> Any:
+        """Pass an operation on, and return its reply."""
+
+    @abc.abstractmethod
+    def validated(self, launch: Launch) -> WhereT:
+        """Say where the asker of an operation is, in whose task this is called."""
+
+    @abc.abstractmethod
+    def ended(self, device: OpenDevice, launch: Launch, seen: Seen[WhereT]) -> None:
+        """Take an operation that is over."""
+
+    def enter(self, device: OpenDevice) -> AbstractContextManager[None]:
+        """See the operations of a device."""
+
+        def see(phase: Phase, launch: Launch) -> None:
+            if phase is Phase.VALIDATE:
+                self._seen[launch] = Seen(self.validated(launch))
+            elif phase is Phase.REPLY:
+                seen = self._seen.pop(launch, None)
+                if seen is not None:
+                    self.ended(device, launch, seen)
+            elif (seen := self._seen.get(launch)) is not None:
+                if phase is Phase.ENQUEUE:
+                    seen.begun = self.now()
+                elif phase is Phase.COMPLETE:
+                    seen.completed = self.now()
+
+        def around(ask: Ask) -> Ask:
+            @enable_ki_protection
+            async def asked(operation: Operation[Any, Any]) -> Any:
+                return await self.asked(device, ask, operation)
+
+            return asked
+
+        return device.observed(see, around)
 
 
 @contextmanager
