@@ -16,10 +16,9 @@ import trio_accel as ta
 from trio_accel.cli._app import Backend, Flag, IsolationOption, Json, run_app
 from trio_accel.cli._device import open_device
 from trio_accel.cli._errors import InputError
-from trio_accel.cli._json import run_for_json
 from trio_accel.cli._results import as_json as to_json
 from trio_accel.cli._results import count_of
-from trio_accel.cli._run import run_async
+from trio_accel.cli._run import run_async, run_for_json
 from trio_accel.cli._screen import make_console, print_line
 
 from ._board import Board, open_board, print_results

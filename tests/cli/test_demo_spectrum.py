@@ -74,31 +74,26 @@ def test_a_tone_is_found_where_it_is(cli: Cli, tmp_path: Path) -> None:
     assert size_of(tmp_path / "tone.PNG") == (1400, 700)
 
 
-def test_the_levels_are_those_of_scipy(tmp_path: Path) -> None:
-    from trio_accel.cli._inputs import read_recording
-    from trio_accel.cli._spectrum import _compare, _frames, _hann, _Tally
-    from trio_accel.cli._stft import Stft
+def test_the_levels_are_those_of_scipy(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
 
-    generator = np.random.default_rng(1)
-    wavfile.write(tmp_path / "noise.wav", RATE, generator.uniform(-1, 1, 5000).astype(np.float32))
-    recording = read_recording(tmp_path / "noise.wav")
-    cut = Stft.for_recording(recording)
-    frames = _frames(recording, cut, 0, cut.frames)
-    spectra = np.fft.rfft(frames)
-    power = _compare(frames, spectra, np.fft.irfft(spectra) + 0j, _Tally(), _Tally(), cut.mean_of)
-    _, _, reference = stft(
-        recording.samples,
-        RATE,
-        _hann(cut.window),
-        cut.window,
-        cut.window - cut.hop,
-        boundary=None,
-        padded=True,
-    )
-    # SciPy scales to amplitude; the other half of a sine is at the negative frequency.
-    columns = min(power.shape[0], reference.shape[1])
-    assert columns >= cut.frames - 1
-    assert power[:columns] == pytest.approx(4 * np.abs(reference.T[:columns]) ** 2, rel=1e-5, abs=1e-12)
+    def draw(recording: object, cut: object, levels: Any) -> bytes:
+        drawn.append(levels)
+        return PNG
+
+    monkeypatch.setattr("trio_accel.cli._plot.draw_spectrogram", draw)
+    samples = np.random.default_rng(1).uniform(-1, 1, 5000).astype(np.float32)
+    wavfile.write(tmp_path / "noise.wav", RATE, samples)
+    data = run(cli, "--audio", tmp_path / "noise.wav")["data"]
+    window, hop = data["window"], data["hop"]
+    _, _, reference = stft(samples, RATE, "hann", window, window - hop, boundary=None, padded=True)
+    [levels] = drawn
+    columns = min(levels.shape[0], reference.shape[1])
+    assert columns >= data["frames"] - 1
+    # SciPy scales to amplitude; the other half of a sine is at the negative frequency. The device's numbers
+    # are float32.
+    power = 10 ** (levels[:columns] / 10)
+    assert power == pytest.approx(4 * np.abs(reference.T[:columns]) ** 2, rel=1e-5, abs=1e-9)
 
 
 def test_channels_are_mixed_down_and_that_is_said(cli: Cli, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_the_last_line_may_end_in_any_way(end: bytes) -> None:
 def test_blocks_of_lines_may_end_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     for size in range(len(GOOD) - 20, len(GOOD) + 2):
         # The head must be in the first block.
-        monkeypatch.setattr("trio_accel.cli._text.BLOCK", size)
+        monkeypatch.setattr("trio_accel.cli._matrix_market.BLOCK", size)
         assert dense(GOOD) == [[4, 0.5], [0, 5]]
         assert dense(gzip.compress(GOOD[:-1])) == [[4, 0.5], [0, 5]]
     with pytest.raises(InputError, match=r"line 6 must hold a row .*, not '1 2 x'"):
@@ -86,7 +86,7 @@ def test_blocks_of_lines_may_end_anywhere(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_text_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trio_accel.cli._text.MOST_TEXT", 2 << 20)
+    monkeypatch.setattr("trio_accel.cli._matrix_market.MOST_TEXT", 2 << 20)
     assert dense(GOOD + b"\n" * (1 << 20)) == [[4, 0.5], [0, 5]]
     with pytest.raises(InputError, match=r"^x\.mtx is too long: more than 2 MiB of text$"):
         parse_matrix("x.mtx", GOOD + gzip.decompress(gzip.compress(b"\n" * (2 << 20))))

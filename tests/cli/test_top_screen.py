@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Generator
+from typing import Any
 
 import attrs
 import pytest
@@ -14,10 +15,9 @@ from rich.cells import cell_len
 from rich.console import Console
 from top_snapshot import SHOP
 
-from trio_accel.cli._top_cells import format_bytes, format_count, format_seconds
 from trio_accel.cli._top_draw import Status, draw_all, draw_screen
 from trio_accel.cli._top_view import SORTS, View
-from trio_accel.telemetry import ActorRow, SystemSnapshot
+from trio_accel.telemetry import ActorRow, MemoryRow, SystemSnapshot
 
 STATUS = Status(name="shop-4711", pid=4711, interval=1.0)
 
@@ -216,6 +216,17 @@ def test_everything_has_all_lines() -> None:
     assert sum(line.plain.startswith("a") for line in lines) == 501
 
 
+def cell(heading: str, width: int, used: int = 0, **figures: Any) -> str:
+    """What a column shows of a device's actor, in so many columns of the terminal."""
+    row = ActorRow(path="s/x", actor_class="A", state="running", **figures)
+    memory = MemoryRow(used=used, reserved=0, peak=0, blocks=0, limit=1)
+    device = attrs.evolve(SHOP.devices[0], path="s/x", memory=memory)
+    shown = attrs.evolve(SHOP, actors=(row,), devices=(device,), failures=())
+    *_, head, line = [text.plain for text in draw_all(shown, View(), STATUS, width=180)]
+    end = head.index(heading) + len(heading)
+    return line[end - width : end].strip()
+
+
 @pytest.mark.parametrize(
     ("number", "text"),
     [
@@ -231,7 +242,7 @@ def test_everything_has_all_lines() -> None:
     ],
 )
 def test_counts(number: float, text: str) -> None:
-    assert format_count(number) == text
+    assert cell("msg/s", 6, rate=number) == text
 
 
 @pytest.mark.parametrize(
@@ -249,7 +260,7 @@ def test_counts(number: float, text: str) -> None:
     ],
 )
 def test_times(seconds: float | None, text: str) -> None:
-    assert format_seconds(seconds) == text
+    assert cell("p50", 8, p50=seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -264,14 +275,17 @@ def test_times(seconds: float | None, text: str) -> None:
     ],
 )
 def test_bytes(number: int, text: str) -> None:
-    assert format_bytes(number) == text
+    assert cell("bytes", 9, number) == text
 
 
 @given(st.floats(0, 1e15))
 def test_numbers_fit_their_columns(number: float) -> None:
-    assert len(format_count(min(number, 9e11))) <= 5
-    assert len(format_seconds(min(number, 3e7))) <= 8
-    assert len(format_bytes(number)) <= 9
+    for shown in (
+        cell("msg/s", 6, rate=min(number, 9e11)),
+        cell("p50", 8, p50=min(number, 3e7)),
+        cell("bytes", 9, int(number)),
+    ):
+        assert "…" not in shown
 
 
 def test_failures_of_actors_that_have_ended_are_counted() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from top_snapshot import SHOP
 
-from trio_accel.cli._top_view import SORTS, Line, View, lines_of
+from trio_accel.cli._top_view import SORTS, View
 from trio_accel.telemetry import ActorRow, SystemSnapshot
 
 NAMES = st.sampled_from(["a", "b", "c", "till", "blas"])
@@ -37,6 +39,11 @@ def trees(draw: st.DrawFn) -> list[ActorRow]:
 
 def snapshot(rows: list[ActorRow]) -> SystemSnapshot:
     return SystemSnapshot(time=0.0, system="s", pid=1, uptime=0.0, recorded=0.0, actors=tuple(rows))
+
+
+def lines_of(rows: list[ActorRow], view: View) -> Any:
+    """All lines: there is room for each."""
+    return view.lines(snapshot(rows), len(rows))
 
 
 def paths(lines: object) -> list[str]:
@@ -193,7 +200,8 @@ def test_a_tree_deeper_than_the_stack() -> None:
 
 def test_an_actor_whose_parent_is_missing_is_shown() -> None:
     rows = [ActorRow(path="s/gone/x", actor_class="A", state="running")]
-    assert lines_of(rows, View()) == [Line(row=rows[0], before="", label="x")]
+    [line] = lines_of(rows, View())
+    assert (line.row, line.before, line.label, line.hidden, line.is_match) == (rows[0], "", "x", 0, True)
 
 
 @pytest.mark.parametrize("sort", SORTS[1:], ids=lambda sort: sort.name)

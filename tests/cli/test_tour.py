@@ -11,12 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from rich.text import Text
 from terminal import drain
 
 import trio_accel as ta
-from trio_accel.cli._demo import _verdict
-from trio_accel.cli._results import Check, StepResult
 
 if TYPE_CHECKING:
     from command import Cli
@@ -138,18 +135,21 @@ def test_a_failing_step_fails_the_tour_and_says_which(cli: Cli, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("values", "verdict"),
+    ("sizes", "tolerance", "verdict"),
     [
-        ([0], "the check holds"),
-        ([0, 0], "all 2 checks hold"),
-        ([1], "the check failed"),
-        ([0, 1], "1 of 2 checks failed"),
+        ("8", 1.0, "the check holds"),
+        ("8,9", 1.0, "all 2 checks hold"),
+        ("8", 0.0, "the check failed"),
+        ("8,9", 0.0, "2 of 2 checks failed"),
     ],
 )
-def test_the_verdict_is_a_sentence(values: list[float], verdict: str) -> None:
-    checks = [Check(name="x", value=value, limit=0) for value in values]
-    result = StepResult(name="x", summary="", checks=checks, data=Check(name="y", value=0, limit=0))
-    assert Text.from_markup(_verdict([result])).plain == verdict
+def test_the_verdict_is_a_sentence(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, sizes: str, tolerance: float, verdict: str
+) -> None:
+    monkeypatch.setattr("trio_accel.cli._matmul._TOLERANCE", {"float32": tolerance})
+    done = cli("demo", "matmul", "--sizes", sizes)
+    assert done.code == ("failed" in verdict)
+    assert done.out.endswith(f"\n{verdict}\n")
 
 
 def test_an_error_of_the_device_is_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

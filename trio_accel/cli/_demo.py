@@ -12,10 +12,9 @@ import trio
 
 import trio_accel as ta
 from trio_accel.cli._device import isolation_of, open_device
-from trio_accel.cli._json import run_for_json
 from trio_accel.cli._recover import RecoverStep
 from trio_accel.cli._results import Bench, as_json
-from trio_accel.cli._run import run_async
+from trio_accel.cli._run import run_async, run_for_json
 from trio_accel.cli._screen import Screen, make_console, open_screen
 
 if TYPE_CHECKING:

@@ -8,6 +8,9 @@ Format: Boisvert, Pozo, Remington, "The Matrix Market Exchange Formats", NISTIR 
 
 from __future__ import annotations
 
+import gzip
+import io
+import zlib
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -15,15 +18,23 @@ import attrs
 import numpy as np
 
 from trio_accel.cli._errors import InputError
-from trio_accel.cli._text import BLOCK, GZIP, blocks_of_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
     from scipy.sparse import csr_array
 
 __all__ = ["MOST_ENTRIES", "MOST_ROWS", "Matrix", "is_matrix", "parse_matrix"]
+
+BLOCK = 1 << 20
+"""Bytes that are read and handed out at once."""
+
+GZIP = b"\x1f\x8b"
+"""How a compressed file begins."""
+
+MOST_TEXT = 256 << 20
+"""Bytes of the longest text, decompressed, that is read."""
 
 MOST_ROWS = 5_000_000
 """Rows, and columns, of the largest matrix that is read."""
@@ -114,7 +125,7 @@ def parse_matrix(name: str, content: bytes) -> Matrix:
             beyond a limit; the message says what the limit is.
     """
     try:
-        blocks = blocks_of_lines(name, content)
+        blocks = _blocks_of_lines(name, content)
         nothing: list[bytes] = []
         head = next(blocks, nothing)
         header = _header(name, head)
@@ -284,3 +295,44 @@ def _coordinates(
         columns, rows = np.divmod(np.arange(header.entries), header.shape[0])
     there = entries[:, 0] != 0.0
     return rows[there].astype(np.int32), columns[there].astype(np.int32), entries[there, 0]
+
+
+def _blocks_of_lines(name: str, content: bytes) -> Iterator[list[bytes]]:
+    """Whole lines without their ends, those in `BLOCK` bytes at a time. Blocking.
+
+    Args:
+        name: What to call the file in messages.
+        content: The whole file.
+
+    Raises:
+        InputError: It is truncated or damaged, longer than `MOST_TEXT` when decompressed, or has a line of
+            more than `BLOCK` bytes.
+    """
+    is_compressed = content.startswith(GZIP)
+    if name.endswith(".gz") and not is_compressed:
+        raise InputError(f"{name} is not gzip-compressed, though its name ends in .gz")
+    file = io.BytesIO(content)
+    rest, total, number = b"", 0, 1
+    with gzip.GzipFile(fileobj=file) if is_compressed else file as text:
+        while part := _read(name, text):
+            total += len(part)
+            if total > MOST_TEXT:
+                raise InputError(f"{name} is too long: more than {MOST_TEXT >> 20} MiB of text")
+            # Less than was asked for is all that is left, and the end of the last line may be missing.
+            lines = (rest + part).split(b"\n")
+            rest = lines.pop() if len(part) == BLOCK else b""
+            if len(rest) > BLOCK:
+                raise InputError(f"{name} is no text file: line {number} has more than {BLOCK >> 20} MiB")
+            number += len(lines)
+            yield lines
+    if rest:
+        yield [rest]
+
+
+def _read(name: str, text: gzip.GzipFile | io.BytesIO) -> bytes:
+    try:
+        return text.read(BLOCK)
+    except EOFError:
+        raise InputError(f"{name} is truncated: the gzip stream ends early") from None
+    except (OSError, zlib.error) as error:
+        raise InputError(f"{name} is damaged: {error}") from error

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, TypeVar, TypeVarTuple, cast
 
 import trio
 
+import trio_accel as ta
+from trio_accel.cli._errors import InputError
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Generator
 
-__all__ = ["InterruptError", "at_a_second_signal", "in_thread", "run_async"]
+__all__ = ["InterruptError", "at_a_second_signal", "in_thread", "run_async", "run_for_json"]
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
@@ -51,6 +54,31 @@ def run_async(job: Callable[[], Awaitable[int]]) -> int:
     except BaseExceptionGroup as group:
         error = _only_error(group)
     raise error
+
+
+def run_for_json(job: Callable[[], Awaitable[int]], render: Callable[[int, str | None], str]) -> int:
+    """Run ``job`` under Trio and print the document, also where the job fails.
+
+    Args:
+        job: The command; returns its exit code.
+        render: Makes the document, given the exit code and the error if there is one.
+
+    Raises:
+        InputError, InterruptError, AccelError, ActorError: As the job did, after the document is printed.
+    """
+    try:
+        code = run_async(job)
+    except InputError as error:
+        print(render(2, str(error)))
+        raise
+    except (ta.AccelError, ta.ActorError) as error:
+        print(render(1, str(error)))
+        raise
+    except InterruptError as error:
+        print(render(128 + error.signal, "interrupted"))
+        raise
+    print(render(code, None))
+    return code
 
 
 def _only_error(error: BaseException) -> BaseException:

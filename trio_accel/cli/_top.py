@@ -16,9 +16,8 @@ import trio
 from rich.live import Live
 
 from trio_accel.cli._errors import InputError, printable
-from trio_accel.cli._json import run_for_json
 from trio_accel.cli._keys import keys_at_once, read_keys
-from trio_accel.cli._run import at_a_second_signal, run_async
+from trio_accel.cli._run import at_a_second_signal, run_async, run_for_json
 from trio_accel.cli._screen import make_console
 from trio_accel.cli._top_draw import Status, draw_all, draw_screen
 from trio_accel.cli._top_view import SORTS, View

@@ -15,10 +15,12 @@ from trio_accel.cli._results import count_of
 from trio_accel.cli._top_cells import (
     COLUMNS,
     LEAST_NAME,
+    PAGES,
     STATES,
     WIDEST_NAME,
     Column,
     cut_off,
+    failure_lines,
     fit,
     format_bytes,
     format_clock,
@@ -27,7 +29,6 @@ from trio_accel.cli._top_cells import (
     joined,
     one_line,
 )
-from trio_accel.cli._top_pages import PAGES, failure_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -3,11 +3,10 @@
 from ._dashboard import Dashboard, open_dashboard
 from ._folder import ObservedProgram, list_programs
 from ._gpus import GpuWatch, read_gpus, watch_gpus
-from ._histograms import add_histograms
 from ._loop_watch import LoopWatch, SlowStep, watch_loop
 from ._nvml import GpuProcess, GpuReading, XidEvent
 from ._observation import Observation, open_observation
-from ._opentelemetry import export_metrics
+from ._opentelemetry import add_histograms, export_metrics
 from ._prometheus import exposition, prometheus, prometheus_gpus
 from ._protocol import ObserverSocketError
 from ._recorder import Recorder, record

@@ -10,7 +10,7 @@ import attrs
 from ._snapshot import ActorRow, CacheRow, DeviceRow, LibraryRow, OperationRow, SystemSnapshot
 from ._tally import OTHER_ACTORS
 
-__all__ = ["FIGURES", "MOST_ACTORS", "Figure", "Sample"]
+__all__ = ["FIGURES", "HISTOGRAMS", "MOST_ACTORS", "Figure", "Sample"]
 
 # Actors that are told apart; the number of metrics that a program exports has to be bounded.
 MOST_ACTORS = 1000
@@ -211,3 +211,9 @@ def _figure(row: str) -> Figure:
 
 
 FIGURES: tuple[Figure, ...] = tuple(map(_figure, _TABLE.strip().splitlines()))
+
+HISTOGRAMS = {
+    "queue": "Seconds from sending a message to its handler's start.",
+    "run": "Seconds from the start of a message's handler to its end.",
+}
+"""What the two histograms of messages are."""

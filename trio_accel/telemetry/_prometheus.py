@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..backends.base.extras import import_extra
-from ._figures import FIGURES, Figure
+from ._figures import FIGURES, HISTOGRAMS, Figure
 from ._gpus import GpuWatch
-from ._histograms import HISTOGRAMS
 from ._recorder import Recorder
 from ._snapshot import Histogram, SystemSnapshot
 
