@@ -30,12 +30,14 @@ from .front._memory import Copy, Empty, Fill, MemoryActor, Put, Stack, ToHost
 from .front._recording import Recorded, record
 from .front._system import DeviceOpening, System, open_system
 from .front._transfer import PutFirst, PutPart
+from .operations._declared import DECLARED, Declaration, Declared, DeclaredSpec, StructuredOperand, message_of, operation
 from .operations._faults import Fault, FaultHow, FaultKind, FaultPlan, anew
 from .operations._hooks import Around, Ask, EngineHook, Phase
 from .operations._multi_device import MultiDeviceOperation, PartPlanner, PlannedParts
 from .operations._operation import Launch, LaunchTimes, Operand, Operation, Planned, Planner, operation_name
 
 __all__ = [
+    "DECLARED",
     "AccelRef",
     "AdaptiveCompletion",
     "Around",
@@ -45,6 +47,9 @@ __all__ = [
     "CompletionStrategy",
     "ContextActor",
     "Copy",
+    "Declaration",
+    "Declared",
+    "DeclaredSpec",
     "Device",
     "DeviceActor",
     "DeviceOpening",
@@ -87,6 +92,7 @@ __all__ = [
     "StreamPool",
     "StreamSource",
     "StreamStrategy",
+    "StructuredOperand",
     "SyncCompletion",
     "System",
     "ToHost",
@@ -95,8 +101,10 @@ __all__ = [
     "cancel_grace",
     "device_of",
     "in_range",
+    "message_of",
     "open_system",
     "opened",
+    "operation",
     "operation_name",
     "record",
 ]

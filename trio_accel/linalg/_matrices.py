@@ -2,114 +2,40 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from functools import partial
 
-import attrs
+from ..backends.base.ops import ArraySpec, Side, SymmSpec, SyrkSpec, Transpose, TriangularSpec
+from ..devices import AccelRef, Operand, operation
+from ._actor import BlasActor
 
-from ..backends.base.ops import Side, SymmSpec, SyrkSpec, Transpose, TriangularSpec, common_shape
-from ..devices import AccelRef, Operand, Planned, Planner, device_of
-from ._actor import BlasOperation
-from ._checks import accumulated, factors, matrix, overwritten, same_dtype, updated
+__all__ = [
+    "Symm", "Syr2k", "Syrk", "Trmm", "Trsm", "symm", "syr2k", "syrk", "trmm", "trsm",
+]  # fmt: skip
 
-__all__ = ["Symm", "Syr2k", "Syrk", "Trmm", "Trsm", "symm", "syr2k", "syrk", "trmm", "trsm"]
-
-
-@attrs.define(eq=False, on_setattr=None)
-class Symm(BlasOperation[AccelRef]):
-    """The product of a symmetric or Hermitian matrix and another one; see `symm`."""
-
-    alpha: complex
-    a: Operand
-    b: Operand
-    beta: complex = 0.0
-    c: AccelRef | None = None
-    side: Side = "L"
-    lower: bool = False
-    hermitian: bool = False
-
-    def plan(self, planner: Planner) -> Planned[AccelRef]:
-        """Check operands, and name the result."""
-        a, b = matrix(planner, self.a, is_square=True), matrix(planner, self.b, "b")
-        ref, c = accumulated(planner, "c", self.c, self.beta, b.shape, a=a, b=b)
-        numbers = factors(planner, self.alpha, self.beta, c.dtype)
-        return Planned(SymmSpec(self.side, self.lower, self.hermitian, *numbers, a, b, c), ref)
+_TRIANGULAR = {
+    "L": "a(..., m, m), b(..., m, n) -> out(..., m, n)",
+    "R": "a(..., n, n), b(..., m, n) -> out(..., m, n)",
+}
 
 
-@attrs.define(eq=False, on_setattr=None)
-class Syrk(BlasOperation[AccelRef]):
-    """The product of a matrix and its transpose; see `syrk`."""
-
-    alpha: complex
-    a: Operand
-    beta: complex
-    c: AccelRef
-    trans: Transpose = "N"
-    lower: bool = False
-    hermitian: bool = False
-
-    def plan(self, planner: Planner) -> Planned[AccelRef]:
-        """Check operands."""
-        a = matrix(planner, self.a)
-        n = a.shape[0 if self.trans == "N" else 1]
-        c = updated(planner, "c", self.c, ((n, n), a.dtype), a=a)
-        numbers = factors(planner, self.alpha, self.beta, c.dtype)
-        return Planned(SyrkSpec(self.trans, self.lower, self.hermitian, *numbers, a, None, c), self.c)
+def _syrk(
+    trans: Transpose,
+    lower: bool,
+    hermitian: bool,
+    alpha: complex,
+    beta: complex,
+    a: ArraySpec,
+    c: ArraySpec,
+) -> SyrkSpec:
+    return SyrkSpec(trans, lower, hermitian, alpha, beta, a, None, c)
 
 
-@attrs.define(eq=False, on_setattr=None)
-class Syr2k(BlasOperation[AccelRef]):
-    """The products of two matrices and each other's transpose; see `syr2k`."""
-
-    alpha: complex
-    a: Operand
-    b: Operand
-    beta: complex
-    c: AccelRef
-    trans: Transpose = "N"
-    lower: bool = False
-    hermitian: bool = False
-
-    def plan(self, planner: Planner) -> Planned[AccelRef]:
-        """Check operands."""
-        a, b = matrix(planner, self.a), matrix(planner, self.b, "b")
-        n = a.shape[0 if self.trans == "N" else 1]
-        dtype = same_dtype(planner.name, a=a, b=b)
-        c = updated(planner, "c", self.c, ((n, n), dtype), a=a, b=b)
-        numbers = factors(planner, self.alpha, self.beta, c.dtype)
-        return Planned(SyrkSpec(self.trans, self.lower, self.hermitian, *numbers, a, b, c), self.c)
-
-
-@attrs.define(eq=False, on_setattr=None)
-class Trmm(BlasOperation[AccelRef]):
-    """The product of triangular matrices and others; see `trmm`."""
-
-    alpha: complex
-    a: Operand
-    b: Operand
-    side: Side = "L"
-    trans: Transpose = "N"
-    lower: bool = False
-    unit_diagonal: bool = False
-    out: AccelRef | None = None
-    solve: ClassVar[bool] = False
-
-    def plan(self, planner: Planner) -> Planned[AccelRef]:
-        """Check operands, and name the result."""
-        a, b = planner.read("a", self.a), planner.read("b", self.b)
-        shape = (common_shape(a.shape[:-2], b.shape[:-2]) or ()) + b.shape[-2:]
-        ref, out = overwritten(planner, self.out, b, shape, a=a, b=b)
-        alpha = planner.factor("alpha", self.alpha, out.dtype)
-        options = self.solve, self.side, self.lower, self.trans, self.unit_diagonal
-        return Planned(TriangularSpec(*options, alpha, a, b, out), ref)
-
-
-@attrs.define(eq=False, on_setattr=None)
-class Trsm(Trmm):
-    """Equations with triangular matrices; see `trsm`."""
-
-    solve: ClassVar[bool] = True
-
-
+@operation(
+    {"L": "a(m, m), b(m, n) -> c(m, n)", "R": "a(n, n), b(m, n) -> c(m, n)"},
+    by="side",
+    actor=BlasActor,
+    spec=SymmSpec,
+)
 async def symm(
     alpha: complex,
     a: Operand,
@@ -135,9 +61,10 @@ async def symm(
     Returns:
         The reference `c`, or a new one.
     """
-    return await device_of("symm", a, b, c).ask(Symm(alpha, a, b, beta, c, side, lower, hermitian))
+    ...
 
 
+@operation("a^trans(n, k), c(n, n) -> c", actor=BlasActor, spec=_syrk)
 async def syrk(
     alpha: complex,
     a: Operand,
@@ -162,9 +89,10 @@ async def syrk(
     Returns:
         The reference `c`.
     """
-    return await device_of("syrk", c, a).ask(Syrk(alpha, a, beta, c, trans, lower, hermitian))
+    ...
 
 
+@operation("a^trans(n, k), b^trans(n, k), c(n, n) -> c", actor=BlasActor, spec=SyrkSpec)
 async def syr2k(
     alpha: complex,
     a: Operand,
@@ -180,10 +108,10 @@ async def syr2k(
     Arguments and result are those of `syrk`, but `b` has the shape and dtype of `a`. With `hermitian`, the
     second product has the conjugate of `alpha`, which may be complex.
     """
-    message = Syr2k(alpha, a, b, beta, c, trans, lower, hermitian)
-    return await device_of("syr2k", c, a, b).ask(message)
+    ...
 
 
+@operation(_TRIANGULAR, by="side", actor=BlasActor, spec=partial(TriangularSpec, False), alias={"out": "b"})
 async def trmm(
     alpha: complex,
     a: Operand,
@@ -211,10 +139,10 @@ async def trmm(
     Returns:
         The reference `out`, or a new one.
     """
-    message = Trmm(alpha, a, b, side, trans, lower, unit_diagonal, out)
-    return await device_of("trmm", a, b, out).ask(message)
+    ...
 
 
+@operation(_TRIANGULAR, by="side", actor=BlasActor, spec=partial(TriangularSpec, True), alias={"out": "b"})
 async def trsm(
     alpha: complex,
     a: Operand,
@@ -231,5 +159,8 @@ async def trsm(
     Arguments and result are those of `trmm`; with `side` ``"R"``, it is ``x @ op(a) = alpha * b``. A zero on
     the diagonal makes infinities and NaN; it is no error.
     """
-    message = Trsm(alpha, a, b, side, trans, lower, unit_diagonal, out)
-    return await device_of("trsm", a, b, out).ask(message)
+    ...
+
+
+Symm, Syrk, Syr2k, Trmm = symm.message, syrk.message, syr2k.message, trmm.message
+Trsm = trsm.message

@@ -6,14 +6,9 @@ routine of the second one where there is one.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-import attrs
-
-from ..backends.base.ops import GemmSpec, SymmSpec, SyrkSpec, Transpose, TriangularSpec
-from ..devices import AccelRef, Operand, Planned, Planner, device_of
-from ._actor import BlasOperation
-from ._checks import accumulated, column, factors, matrix, overwritten, same_dtype, updated, vector
+from ..backends.base.ops import ArraySpec, GemmSpec, SymmSpec, SyrkSpec, Transpose, TriangularSpec, column
+from ..devices import AccelRef, Operand, operation
+from ._actor import BlasActor
 
 __all__ = [
     "Gemv", "Ger", "Symv", "Syr", "Syr2", "Trmv", "Trsv", "gemv", "ger", "symv", "syr", "syr2", "trmv",
@@ -21,142 +16,43 @@ __all__ = [
 ]  # fmt: skip
 
 
-@attrs.define(eq=False, on_setattr=None)
-class Gemv(BlasOperation[AccelRef]):
-    """The product of a matrix and a vector; see `gemv`."""
-
-    alpha: complex
-    a: Operand
-    x: Operand
-    beta: complex = 0.0
-    y: AccelRef | None = None
-    trans: Transpose = "N"
-
-    def plan(self, planner: Planner) -> Planned[AccelRef]:
-        """Check operands, and name the result."""
-        a, x = matrix(planner, self.a), planner.read("x", self.x)
-        rows, columns = a.shape if self.trans == "N" else a.shape[::-1]
-        vector(planner.name, "x", x, columns)
-        ref, y = accumulated(planner, "y", self.y, self.beta, (rows,), a=a, x=x)
-        numbers = factors(planner, self.alpha, self.beta, y.dtype)
-        return Planned(GemmSpec(*numbers, self.trans, "N", a, column(x), column(y)), ref)
+def _gemv(
+    alpha: complex, beta: complex, trans: Transpose, a: ArraySpec, x: ArraySpec, y: ArraySpec
+) -> GemmSpec:
+    return GemmSpec(alpha, beta, trans, "N", a, column(x), column(y))
 
 
-@attrs.define(eq=False, on_setattr=None)
-class Symv(BlasOperation[AccelRef]):
-    """The product of a symmetric or Hermitian matrix and a vector; see `symv`."""
-
-    alpha: complex
-    a: Operand
-    x: Operand
-    beta: complex = 0.0
-    y: AccelRef | None = None
-    lower: bool = False
-    hermitian: bool = False
-
-    def plan(self, planner: Planner) -> Planned[AccelRef]:
-        """Check operands, and name the result."""
-        a, x = matrix(planner, self.a, is_square=True), planner.read("x", self.x)
-        vector(planner.name, "x", x, a.shape[0])
-        ref, y = accumulated(planner, "y", self.y, self.beta, x.shape, a=a, x=x)
-        numbers = factors(planner, self.alpha, self.beta, y.dtype)
-        options = self.lower, self.hermitian
-        return Planned(SymmSpec("L", *options, *numbers, a, column(x), column(y)), ref)
+def _symv(
+    lower: bool, hermitian: bool, alpha: complex, beta: complex, a: ArraySpec, x: ArraySpec, y: ArraySpec
+) -> SymmSpec:
+    return SymmSpec("L", lower, hermitian, alpha, beta, a, column(x), column(y))
 
 
-@attrs.define(eq=False, on_setattr=None)
-class Ger(BlasOperation[AccelRef]):
-    """A matrix with the product of a column and a row added to it; see `ger`."""
-
-    alpha: complex
-    x: Operand
-    y: Operand
-    a: AccelRef
-    conjugate: bool = False
-
-    def plan(self, planner: Planner) -> Planned[AccelRef]:
-        """Check operands."""
-        x, y = planner.read("x", self.x), planner.read("y", self.y)
-        vector(planner.name, "x", x)
-        vector(planner.name, "y", y)
-        dtype = same_dtype(planner.name, x=x, y=y)
-        a = updated(planner, "a", self.a, (x.shape + y.shape, dtype), x=x, y=y)
-        alpha = planner.factor("alpha", self.alpha, a.dtype)
-        trans: Transpose = "C" if self.conjugate else "T"
-        return Planned(GemmSpec(alpha, 1.0, "N", trans, column(x), column(y), a), self.a)
+def _ger(alpha: complex, x: ArraySpec, y: ArraySpec, a: ArraySpec, conjugate: bool) -> GemmSpec:
+    return GemmSpec(alpha, 1.0, "N", "C" if conjugate else "T", column(x), column(y), a)
 
 
-@attrs.define(eq=False, on_setattr=None)
-class Syr(BlasOperation[AccelRef]):
-    """A triangle with the product of a vector and itself added to it; see `syr`."""
-
-    alpha: complex
-    x: Operand
-    a: AccelRef
-    lower: bool = False
-    hermitian: bool = False
-
-    def plan(self, planner: Planner) -> Planned[AccelRef]:
-        """Check operands."""
-        x = planner.read("x", self.x)
-        vector(planner.name, "x", x)
-        a = updated(planner, "a", self.a, (x.shape * 2, x.dtype), x=x)
-        alpha = planner.factor("alpha", self.alpha, a.dtype)
-        options = self.lower, self.hermitian
-        return Planned(SyrkSpec("N", *options, alpha, 1.0, column(x), None, a), self.a)
+def _syr(alpha: complex, x: ArraySpec, a: ArraySpec, lower: bool, hermitian: bool) -> SyrkSpec:
+    return SyrkSpec("N", lower, hermitian, alpha, 1.0, column(x), None, a)
 
 
-@attrs.define(eq=False, on_setattr=None)
-class Syr2(BlasOperation[AccelRef]):
-    """A triangle with the products of two vectors added to it; see `syr2`."""
-
-    alpha: complex
-    x: Operand
-    y: Operand
-    a: AccelRef
-    lower: bool = False
-    hermitian: bool = False
-
-    def plan(self, planner: Planner) -> Planned[AccelRef]:
-        """Check operands."""
-        x, y = planner.read("x", self.x), planner.read("y", self.y)
-        vector(planner.name, "x", x)
-        vector(planner.name, "y", y, x.shape[0])
-        dtype = same_dtype(planner.name, x=x, y=y)
-        a = updated(planner, "a", self.a, (x.shape * 2, dtype), x=x, y=y)
-        alpha = planner.factor("alpha", self.alpha, a.dtype)
-        options = self.lower, self.hermitian
-        return Planned(SyrkSpec("N", *options, alpha, 1.0, column(x), column(y), a), self.a)
+def _syr2(alpha: complex, x: ArraySpec, y: ArraySpec, a: ArraySpec, lower: bool, hermitian: bool) -> SyrkSpec:
+    return SyrkSpec("N", lower, hermitian, alpha, 1.0, column(x), column(y), a)
 
 
-@attrs.define(eq=False, on_setattr=None)
-class Trmv(BlasOperation[AccelRef]):
-    """The product of a triangular matrix and a vector; see `trmv`."""
-
-    a: Operand
-    x: Operand
-    trans: Transpose = "N"
-    lower: bool = False
-    unit_diagonal: bool = False
-    out: AccelRef | None = None
-    solve: ClassVar[bool] = False
-
-    def plan(self, planner: Planner) -> Planned[AccelRef]:
-        """Check operands, and name the result."""
-        a, x = matrix(planner, self.a, is_square=True), planner.read("x", self.x)
-        vector(planner.name, "x", x, a.shape[0])
-        ref, out = overwritten(planner, self.out, x, x.shape, a=a, x=x)
-        options = self.lower, self.trans, self.unit_diagonal
-        return Planned(TriangularSpec(self.solve, "L", *options, 1.0, a, column(x), column(out)), ref)
+def _trmv(
+    lower: bool, trans: Transpose, unit_diagonal: bool, a: ArraySpec, x: ArraySpec, out: ArraySpec
+) -> TriangularSpec:
+    return TriangularSpec(False, "L", lower, trans, unit_diagonal, 1.0, a, column(x), column(out))
 
 
-@attrs.define(eq=False, on_setattr=None)
-class Trsv(Trmv):
-    """Equations with a triangular matrix and a vector; see `trsv`."""
+def _trsv(
+    lower: bool, trans: Transpose, unit_diagonal: bool, a: ArraySpec, x: ArraySpec, out: ArraySpec
+) -> TriangularSpec:
+    return TriangularSpec(True, "L", lower, trans, unit_diagonal, 1.0, a, column(x), column(out))
 
-    solve: ClassVar[bool] = True
 
-
+@operation("a^trans(m, n), x(n) -> y(m)", actor=BlasActor, spec=_gemv)
 async def gemv(
     alpha: complex,
     a: Operand,
@@ -178,9 +74,10 @@ async def gemv(
     Returns:
         The reference `y`, or a new one.
     """
-    return await device_of("gemv", a, x, y).ask(Gemv(alpha, a, x, beta, y, trans))
+    ...
 
 
+@operation("a(n, n), x(n) -> y(n)", actor=BlasActor, spec=_symv)
 async def symv(
     alpha: complex,
     a: Operand,
@@ -194,9 +91,10 @@ async def symv(
 
     Arguments and result are those of `symm`, but `x` and `y` are vectors of shape (n,).
     """
-    return await device_of("symv", a, x, y).ask(Symv(alpha, a, x, beta, y, lower, hermitian))
+    ...
 
 
+@operation("x(m), y(n), a(m, n) -> a", actor=BlasActor, spec=_ger)
 async def ger(alpha: complex, x: Operand, y: Operand, a: AccelRef, conjugate: bool = False) -> AccelRef:
     """``a = alpha * outer(x, y) + a`` in place (BLAS ``ger``, ``geru``, ``gerc``).
 
@@ -210,9 +108,10 @@ async def ger(alpha: complex, x: Operand, y: Operand, a: AccelRef, conjugate: bo
     Returns:
         The reference `a`.
     """
-    return await device_of("ger", a, x, y).ask(Ger(alpha, x, y, a, conjugate))
+    ...
 
 
+@operation("x(n), a(n, n) -> a", actor=BlasActor, spec=_syr)
 async def syr(
     alpha: complex, x: Operand, a: AccelRef, lower: bool = False, hermitian: bool = False
 ) -> AccelRef:
@@ -228,9 +127,10 @@ async def syr(
     Returns:
         The reference `a`.
     """
-    return await device_of("syr", a, x).ask(Syr(alpha, x, a, lower, hermitian))
+    ...
 
 
+@operation("x(n), y(n), a(n, n) -> a", actor=BlasActor, spec=_syr2)
 async def syr2(
     alpha: complex, x: Operand, y: Operand, a: AccelRef, lower: bool = False, hermitian: bool = False
 ) -> AccelRef:
@@ -239,9 +139,10 @@ async def syr2(
     Arguments and result are those of `syr`, but `y` has the shape and dtype of `x`. With `hermitian`, the
     second product has the conjugate of `alpha`, which may be complex.
     """
-    return await device_of("syr2", a, x, y).ask(Syr2(alpha, x, y, a, lower, hermitian))
+    ...
 
 
+@operation("a(n, n), x(n) -> out(n)", actor=BlasActor, spec=_trmv, alias={"out": "x"})
 async def trmv(
     a: Operand,
     x: Operand,
@@ -255,9 +156,10 @@ async def trmv(
 
     Arguments and result are those of `trmm`, but `a` is one matrix, and `x` a vector of shape (n,).
     """
-    return await device_of("trmv", a, x, out).ask(Trmv(a, x, trans, lower, unit_diagonal, out))
+    ...
 
 
+@operation("a(n, n), x(n) -> out(n)", actor=BlasActor, spec=_trsv, alias={"out": "x"})
 async def trsv(
     a: Operand,
     x: Operand,
@@ -271,4 +173,8 @@ async def trsv(
 
     Arguments are those of `trmv`. A zero on the diagonal makes infinities and NaN; it is no error.
     """
-    return await device_of("trsv", a, x, out).ask(Trsv(a, x, trans, lower, unit_diagonal, out))
+    ...
+
+
+Gemv, Symv, Ger, Syr = gemv.message, symv.message, ger.message, syr.message
+Syr2, Trmv, Trsv = syr2.message, trmv.message, trsv.message

@@ -2,64 +2,44 @@
 
 from __future__ import annotations
 
-import attrs
+from typing import Any
 
 from ..backends.base.ops import ArraySpec, GemmSpec, MatmulSpec, Transpose, product_shape
-from ..devices import AccelRef, Operand, Planned, Planner, device_of
-from ._actor import BlasOperation
-from ._checks import accumulated, factors, same_dtype
+from ..devices import AccelRef, Operand, Planned, Planner, operation
+from ._actor import BlasActor
 
-__all__ = ["Gemm", "Matmul", "gemm", "matmul"]
-
-
-@attrs.define(eq=False, on_setattr=None)
-class Matmul(BlasOperation[AccelRef]):
-    """The product of two arrays by the rules of `numpy.matmul`; see `matmul`."""
-
-    a: Operand
-    b: Operand
-    out: AccelRef | None = None
-
-    def plan(self, planner: Planner) -> Planned[AccelRef]:
-        """Check shapes and dtypes, and name the product."""
-        a = planner.read("a", self.a)
-        b = planner.read("b", self.b)
-        dtype = a.dtype if a.dtype is b.dtype else same_dtype(planner.name, a=a, b=b)
-        out = planner.output(product_shape(planner.name, a.shape, b.shape), dtype, self.out)
-        if self.out is not None:
-            planner.distinct("out", out.spec, a=a, b=b)
-        return Planned(MatmulSpec(a, b, out.spec), out)
+__all__ = [
+    "Gemm", "Matmul", "gemm", "matmul",
+]  # fmt: skip
 
 
-@attrs.define(eq=False, on_setattr=None)
-class Gemm(BlasOperation[AccelRef]):
-    """``alpha * op(a) @ op(b) + beta * c``; see `gemm`."""
-
-    alpha: complex
-    a: Operand
-    b: Operand
-    beta: complex = 0.0
-    c: AccelRef | None = None
-    trans_a: Transpose = "N"
-    trans_b: Transpose = "N"
-
-    def plan(self, planner: Planner) -> Planned[AccelRef]:
-        """Check shapes, dtypes and letters, and name the result."""
-        name = planner.name
-        a = planner.read("a", self.a)
-        b = planner.read("b", self.b)
-        rows, inner_a = _shape(name, "a", a, self.trans_a)
-        inner_b, columns = _shape(name, "b", b, self.trans_b)
-        if inner_a != inner_b:
-            raise ValueError(
-                f"{name}: op(a) must have as many columns as op(b) rows, got {inner_a} and {inner_b} "
-                f"(a of shape {a.shape} {self.trans_a}, b of shape {b.shape} {self.trans_b})"
-            )
-        ref, c = accumulated(planner, "c", self.c, self.beta, (rows, columns), a=a, b=b)
-        alpha, beta = factors(planner, self.alpha, self.beta, c.dtype)
-        return Planned(GemmSpec(alpha, beta, self.trans_a, self.trans_b, a, b, c), ref)
+def _plan_matmul(message: Any, planner: Planner) -> Planned[AccelRef]:
+    """Plan by the rules of `numpy.matmul`, which drops axes; and it is what is asked most."""
+    a = planner.read("a", message.a)
+    b = planner.read("b", message.b)
+    if a.dtype is not b.dtype:
+        raise TypeError(
+            f"{planner.name}: operands must have one dtype, got a {a.dtype}, b {b.dtype}; use cast()"
+        )
+    out = planner.output(product_shape(planner.name, a.shape, b.shape), a.dtype, message.out)
+    if message.out is not None:
+        planner.distinct("out", out.spec, a=a, b=b)
+    return Planned(MatmulSpec(a, b, out.spec), out, None, True)
 
 
+def _gemm(
+    alpha: complex,
+    beta: complex,
+    trans_a: Transpose,
+    trans_b: Transpose,
+    a: ArraySpec,
+    b: ArraySpec,
+    c: ArraySpec,
+) -> GemmSpec:
+    return GemmSpec(alpha, beta, trans_a, trans_b, a, b, c)
+
+
+@operation(actor=BlasActor, plan=_plan_matmul)
 async def matmul(a: Operand, b: Operand, *, out: AccelRef | None = None) -> AccelRef:
     """Matrix product of two arrays on a device, as `numpy.matmul` (cuBLAS ``gemm``).
 
@@ -74,9 +54,10 @@ async def matmul(a: Operand, b: Operand, *, out: AccelRef | None = None) -> Acce
     Returns:
         The product, of shape (..., m, n) and the dtype of the operands.
     """
-    return await device_of("matmul", a, b, out).ask(Matmul(a, b, out))
+    ...
 
 
+@operation("a^trans_a(m, k), b^trans_b(k, n) -> c(m, n)", actor=BlasActor, spec=_gemm)
 async def gemm(
     alpha: complex,
     a: Operand,
@@ -102,15 +83,7 @@ async def gemm(
     Returns:
         The reference `c`, or a new one.
     """
-    return await device_of("gemm", a, b, c).ask(Gemm(alpha, a, b, beta, c, trans_a, trans_b))
+    ...
 
 
-def _shape(name: str, argument: str, matrix: ArraySpec, transpose: object) -> tuple[int, int]:
-    if matrix.ndim != 2:
-        raise ValueError(
-            f"{name}: {argument} must have two axes, got shape {matrix.shape}; use matmul for stacks"
-        )
-    if transpose not in ("N", "T", "C"):
-        raise ValueError(f"{name}: trans_{argument} must be 'N', 'T' or 'C', got {transpose!r}")
-    rows, columns = matrix.shape
-    return (rows, columns) if transpose == "N" else (columns, rows)
+Matmul, Gemm = matmul.message, gemm.message

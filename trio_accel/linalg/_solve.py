@@ -1,108 +1,37 @@
-"""Systems of linear equations."""
+"""Systems of linear equations, and inverses."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
-import attrs
-
-from ..backends.base import DType
-from ..backends.base.ops import CheckDiagonalSpec, LuSolveSpec, SolveSpec, TriangularSpec
-from ..devices import AccelRef, Operand, Planned, Planner, device_of
-from ._actor import BlasOperation, SolverOperation
-from ._checks import matrices, sides, status_of
+from ..backends.base import LibraryError
+from ..backends.base.checks import NATIVE
+from ..backends.base.ops import ArraySpec, TriangularSpec
+from ..devices import AccelRef, DeclaredSpec, Operand, device_of, operation
+from ._actor import BlasActor, SolverActor
+from ._factors import SINGULAR
 
 __all__ = [
     "CheckDiagonal", "Inv", "LuSolve", "Solve", "SolveTriangular", "inv", "lu_solve", "solve",
     "solve_triangular",
 ]  # fmt: skip
 
-_TRANSPOSES: dict[object, Literal["N", "T", "C"]] = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}
+_Trans: TypeAlias = Literal[0, 1, 2]
+_Letter: TypeAlias = Literal[0, 1, 2, "N", "T", "C"]
 
 
-@attrs.define(eq=False, on_setattr=None)
-class Solve(SolverOperation[AccelRef]):
-    """The solution of linear equations; see `solve`."""
-
-    a: Operand
-    b: Operand
-
-    def plan(self, planner: Planner) -> Planned[AccelRef]:
-        """Check shapes and dtypes, and name the solution."""
-        a = matrices(planner, "a", self.a, is_square=True)
-        b, out, x = sides(planner, a, self.b)
-        return Planned(SolveSpec(a, b, out, status_of(planner, a)), x)
+def _no_row(spec: DeclaredSpec, where: str, code: int, index: tuple[int, ...]) -> LibraryError:
+    """Name the pivot that must not be followed; nothing is wrong with the matrix."""
+    return LibraryError(
+        f"lu_solve: pivot {code} of {where} is no row; piv is what lu() returns, and counts from 0",
+        library="solver",
+        code="invalid_value",
+    )
 
 
-@attrs.define(eq=False, on_setattr=None)
-class Inv(SolverOperation[AccelRef]):
-    """The inverse of matrices; see `inv`."""
-
-    a: Operand
-
-    def plan(self, planner: Planner) -> Planned[AccelRef]:
-        """Check shape and dtype, and name the inverse."""
-        a = matrices(planner, "a", self.a, is_square=True)
-        out = planner.output(a.shape, a.dtype)
-        return Planned(SolveSpec(a, None, out.spec, status_of(planner, a)), out)
-
-
-@attrs.define(eq=False, on_setattr=None)
-class LuSolve(SolverOperation[AccelRef]):
-    """The solution of linear equations by factors that are there; see `lu_solve`."""
-
-    lu: Operand
-    piv: Operand
-    b: Operand
-    trans: Literal[0, 1, 2] = 0
-
-    def plan(self, planner: Planner) -> Planned[AccelRef]:
-        """Check shapes and dtypes, and name the solution."""
-        if self.trans not in (0, 1, 2):
-            raise ValueError(f"{planner.name}: trans must be 0, 1 or 2, got {self.trans!r}")
-        lu = matrices(planner, "lu", self.lu, is_square=True)
-        piv = planner.read("piv", self.piv)
-        if piv.shape != lu.shape[:-1] or piv.dtype is not DType.int32:
-            raise ValueError(
-                f"{planner.name}: piv must have shape {lu.shape[:-1]} and dtype int32, "
-                f"got shape {piv.shape} and dtype {piv.dtype}"
-            )
-        b, out, x = sides(planner, lu, self.b, factor="lu")
-        return Planned(LuSolveSpec(_TRANSPOSES[self.trans], lu, piv, b, out, status_of(planner, lu)), x)
-
-
-@attrs.define(eq=False, on_setattr=None)
-class SolveTriangular(BlasOperation[AccelRef]):
-    """The solution of equations with triangular matrices, infinite if they are singular."""
-
-    a: Operand
-    b: Operand
-    trans: Literal[0, 1, 2, "N", "T", "C"] = 0
-    lower: bool = False
-    unit_diagonal: bool = False
-
-    def plan(self, planner: Planner) -> Planned[AccelRef]:
-        """Check shapes, dtypes and letter, and name the solution."""
-        if self.trans not in _TRANSPOSES:
-            raise ValueError(f"{planner.name}: trans must be 0, 1, 2, 'N', 'T' or 'C', got {self.trans!r}")
-        a = matrices(planner, "a", self.a, is_square=True)
-        b, out, x = sides(planner, a, self.b)
-        lower, trans, unit = bool(self.lower), _TRANSPOSES[self.trans], bool(self.unit_diagonal)
-        return Planned(TriangularSpec(True, "L", lower, trans, unit, 1.0, a, b, out), x)
-
-
-@attrs.define(eq=False, on_setattr=None)
-class CheckDiagonal(SolverOperation[None]):
-    """Fails with `LinAlgError` if a triangular matrix is singular; `solve_triangular` asks it too."""
-
-    a: Operand
-
-    def plan(self, planner: Planner) -> Planned[None]:
-        """Check shape and dtype."""
-        a = matrices(planner, "a", self.a, is_square=True)
-        return Planned(CheckDiagonalSpec(a, status_of(planner, a)))
-
-
+@operation(
+    "a(..., n, n), b(..., n, c?) -> out(..., n, c?)", actor=SolverActor, dtypes=NATIVE, status=SINGULAR
+)
 async def solve(a: Operand, b: Operand) -> AccelRef:
     """Solution of ``a @ x = b``, as `numpy.linalg.solve` (LAPACK ``gesv``).
 
@@ -117,9 +46,10 @@ async def solve(a: Operand, b: Operand) -> AccelRef:
     Raises:
         LinAlgError: A matrix is singular: a pivot is exactly zero. `LinAlgError.index` says which one.
     """
-    return await device_of("solve", a, b).ask(Solve(a, b))
+    ...
 
 
+@operation("a(..., n, n) -> out(..., n, n)", actor=SolverActor, dtypes=NATIVE, status=SINGULAR)
 async def inv(a: Operand) -> AccelRef:
     """Inverse of matrices, as `numpy.linalg.inv` (LAPACK ``gesv``). `solve` is faster, and more accurate.
 
@@ -132,7 +62,18 @@ async def inv(a: Operand) -> AccelRef:
     Raises:
         LinAlgError: A matrix is singular: a pivot is exactly zero. `LinAlgError.index` says which one.
     """
-    return await device_of("inv", a).ask(Inv(a))
+    ...
+
+
+@operation(
+    "lu(..., n, n), piv: int32(..., n), b(..., n, c?) -> out(..., n, c?)",
+    actor=SolverActor,
+    dtypes=NATIVE,
+    status=_no_row,
+)
+async def _lu_solve(lu: Operand, piv: Operand, b: Operand, trans: _Trans = 0) -> AccelRef:
+    """Solve by factors that are there; see `lu_solve`."""
+    ...
 
 
 async def lu_solve(lu_and_piv: tuple[Operand, Operand], b: Operand, trans: Literal[0, 1, 2] = 0) -> AccelRef:
@@ -151,7 +92,33 @@ async def lu_solve(lu_and_piv: tuple[Operand, Operand], b: Operand, trans: Liter
         LibraryError: A pivot is no row.
     """
     lu, piv = lu_and_piv
-    return await device_of("lu_solve", lu, piv, b).ask(LuSolve(lu, piv, b, trans))
+    return await _lu_solve(lu, piv, b, trans)
+
+
+def _triangular(
+    lower: bool, trans: _Letter, unit_diagonal: bool, a: ArraySpec, b: ArraySpec, out: ArraySpec
+) -> TriangularSpec:
+    letter = "NTC"[trans] if isinstance(trans, int) else trans
+    return TriangularSpec(True, "L", lower, letter, unit_diagonal, 1.0, a, b, out)
+
+
+@operation("a(..., n, n), b(..., n, c?) -> out(..., n, c?)", actor=BlasActor, dtypes=NATIVE, spec=_triangular)
+async def _solve_triangular(
+    a: Operand, b: Operand, trans: _Letter = 0, lower: bool = False, unit_diagonal: bool = False
+) -> AccelRef:
+    """Solve with triangular matrices; the solution is infinite if they are singular."""
+    ...
+
+
+@operation(
+    "a(..., n, n) -> ",
+    actor=SolverActor,
+    dtypes=NATIVE,
+    status="is singular: element {} of its diagonal is zero",
+)
+async def _check_diagonal(a: Operand) -> None:
+    """Fail with `LinAlgError` if a triangular matrix is singular; `solve_triangular` asks it too."""
+    ...
 
 
 async def solve_triangular(
@@ -183,3 +150,7 @@ async def solve_triangular(
     if not unit_diagonal:
         await device.ask(CheckDiagonal(a))
     return await solution.wait()
+
+
+CheckDiagonal, Inv, Solve = _check_diagonal.message, inv.message, solve.message
+LuSolve, SolveTriangular = _lu_solve.message, _solve_triangular.message

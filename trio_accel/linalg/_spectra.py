@@ -2,117 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from collections.abc import Callable
+from typing import Literal, TypeAlias, overload
 
-import attrs
-
-from ..backends.base.ops import ArraySpec, EighSpec, EigSpec, SvdSpec, Triangle, complex_of, real_of
-from ..devices import AccelRef, Operand, Planned, Planner, device_of
-from ._actor import SolverOperation
-from ._checks import matrices, same_dtype, status_of
+from ..backends.base import LibraryError, LinAlgError
+from ..backends.base.checks import NATIVE
+from ..devices import AccelRef, DeclaredSpec, Operand, Operation, message_of, operation
+from ._actor import SolverActor
 from ._results import EighResult, EigResult, SVDResult
 
 __all__ = [
     "Eig", "Eigh", "Eigvals", "Eigvalsh", "Svd", "eig", "eigh", "eigvals", "eigvalsh", "svd", "svdvals",
 ]  # fmt: skip
 
+Triangle: TypeAlias = Literal["L", "U", "l", "u"]
+"""The lower or the upper triangle, with the diagonal."""
 
-@attrs.define(eq=False, on_setattr=None)
-class Svd(SolverOperation["SVDResult | AccelRef"]):
-    """Singular values of matrices, with vectors or without; see `svd`."""
-
-    a: Operand
-    full_matrices: bool = True
-    compute_uv: bool = True
-
-    def plan(self, planner: Planner) -> Planned[SVDResult | AccelRef]:
-        """Check shape and dtype, and name the results."""
-        a = matrices(planner, "a", self.a)
-        *stack, m, n = a.shape
-        k, info = min(m, n), status_of(planner, a)
-        s = planner.output((*stack, k), real_of(a.dtype))
-        if not self.compute_uv:
-            return Planned(SvdSpec(a, None, s.spec, None, info), s)
-        columns, rows = (m, n) if self.full_matrices else (k, k)
-        u = planner.output((*stack, m, columns), a.dtype)
-        vh = planner.output((*stack, rows, n), a.dtype)
-        return Planned(SvdSpec(a, u.spec, s.spec, vh.spec, info), SVDResult(u, s, vh))
+_DIVERGED = "has no solution by iteration: it did not converge (status {})"
 
 
-@attrs.define(eq=False, on_setattr=None)
-class Eigh(SolverOperation[EighResult]):
-    """Eigenvalues and eigenvectors of Hermitian matrices, or of pairs of them; see `eigh`."""
-
-    a: Operand
-    UPLO: Triangle = "L"
-    b: Operand | None = None
-
-    def plan(self, planner: Planner) -> Planned[EighResult]:
-        """Check shapes, dtypes and letter, and name the results."""
-        spec, w, v = _plan_eigh(planner, self, has_vectors=True)
-        assert v is not None
-        return Planned(spec, EighResult(w, v))
-
-
-@attrs.define(eq=False, on_setattr=None)
-class Eigvalsh(SolverOperation[AccelRef]):
-    """Eigenvalues of Hermitian matrices, or of pairs of them; see `eigvalsh`."""
-
-    a: Operand
-    UPLO: Triangle = "L"
-    b: Operand | None = None
-
-    def plan(self, planner: Planner) -> Planned[AccelRef]:
-        """Check shapes, dtypes and letter, and name the eigenvalues."""
-        spec, w, _ = _plan_eigh(planner, self, has_vectors=False)
-        return Planned(spec, w)
-
-
-@attrs.define(eq=False, on_setattr=None)
-class Eig(SolverOperation[EigResult]):
-    """Eigenvalues and eigenvectors of square matrices; see `eig`."""
-
-    a: Operand
-
-    def plan(self, planner: Planner) -> Planned[EigResult]:
-        """Check shape and dtype, and name the results."""
-        a = matrices(planner, "a", self.a, is_square=True)
-        w = planner.output(a.shape[:-1], complex_of(a.dtype))
-        v = planner.output(a.shape, complex_of(a.dtype))
-        return Planned(EigSpec(a, w.spec, v.spec, status_of(planner, a)), EigResult(w, v))
-
-
-@attrs.define(eq=False, on_setattr=None)
-class Eigvals(SolverOperation[AccelRef]):
-    """Eigenvalues of square matrices; see `eigvals`."""
-
-    a: Operand
-
-    def plan(self, planner: Planner) -> Planned[AccelRef]:
-        """Check shape and dtype, and name the eigenvalues."""
-        a = matrices(planner, "a", self.a, is_square=True)
-        w = planner.output(a.shape[:-1], complex_of(a.dtype))
-        return Planned(EigSpec(a, w.spec, None, status_of(planner, a)), w)
-
-
-def _plan_eigh(
-    planner: Planner, asked: Eigh | Eigvalsh, *, has_vectors: bool
-) -> tuple[EighSpec, AccelRef, AccelRef | None]:
-    """The specification of both, with the values, and the vectors if wanted."""
-    if asked.UPLO not in ("L", "l", "U", "u"):
-        raise ValueError(f"{planner.name}: UPLO argument must be 'L' or 'U', got {asked.UPLO!r}")
-    a = matrices(planner, "a", asked.a, is_square=True)
-    b: ArraySpec | None = None
-    if asked.b is not None:
-        b = matrices(planner, "b", asked.b, is_square=True)
-        same_dtype(planner.name, a=a, b=b)
-        if a.shape != b.shape:
-            raise ValueError(f"{planner.name}: a and b must have one shape, got {a.shape} and {b.shape}")
-    w = planner.output(a.shape[:-1], real_of(a.dtype))
-    v = planner.output(a.shape, a.dtype) if has_vectors else None
-    triangle: Triangle = "L" if asked.UPLO in "Ll" else "U"
-    spec = EighSpec(triangle, a, w.spec, None if v is None else v.spec, status_of(planner, a), b)
-    return spec, w, v
+def _eigh_failure(spec: DeclaredSpec, where: str, code: int, index: tuple[int, ...]) -> LibraryError:
+    """Tell a word above n, the order of a leading minor of b behind it, from the others."""
+    function, order = spec.declaration.function, code - spec.inputs()[0].shape[-1]
+    trouble = _DIVERGED.format(code)
+    if code < 0:
+        trouble = "holds a NaN or an infinity"
+    elif order > 0:
+        where, code = f"b, {where}", order
+        trouble = f"is not positive definite: its leading minor of order {order} is not positive"
+    return LinAlgError(f"{function}: {where} {trouble}", library="solver", code=code, index=index)
 
 
 @overload
@@ -121,6 +39,19 @@ async def svd(a: Operand, full_matrices: bool = True, compute_uv: Literal[True] 
 async def svd(a: Operand, full_matrices: bool = True, *, compute_uv: Literal[False]) -> AccelRef: ...
 @overload
 async def svd(a: Operand, full_matrices: bool, compute_uv: Literal[False]) -> AccelRef: ...
+@operation(
+    {
+        (True, True): "a(..., m, n) -> u(..., m, m), s: real(..., min(m, n)), vh(..., n, n)",
+        (False, True): "a(..., m, n) -> u(..., m, min(m, n)), s: real(..., min(m, n)), vh(..., min(m, n), n)",
+        (True, False): "a(..., m, n) -> s: real(..., min(m, n))",
+        (False, False): "a(..., m, n) -> s: real(..., min(m, n))",
+    },
+    by=("full_matrices", "compute_uv"),
+    actor=SolverActor,
+    dtypes=NATIVE,
+    status=_DIVERGED,
+    reply=SVDResult,
+)
 async def svd(a: Operand, full_matrices: bool = True, compute_uv: bool = True) -> SVDResult | AccelRef:
     """Singular value decomposition, as `numpy.linalg.svd` (LAPACK ``gesdd``).
 
@@ -138,7 +69,7 @@ async def svd(a: Operand, full_matrices: bool = True, compute_uv: bool = True) -
         LinAlgError: A matrix holds a NaN or an infinity, or its iteration did not converge;
             `LinAlgError.index` says which one.
     """
-    return await device_of("svd", a).ask(Svd(a, full_matrices, compute_uv))
+    ...
 
 
 async def svdvals(x: Operand, /) -> AccelRef:
@@ -153,6 +84,13 @@ async def svdvals(x: Operand, /) -> AccelRef:
     return await svd(x, compute_uv=False)
 
 
+@operation(
+    "a(s..., n, n), b(s..., n, n) -> w: real(s..., n), v(s..., n, n)",
+    actor=SolverActor,
+    dtypes=NATIVE,
+    status=_eigh_failure,
+    reply=EighResult,
+)
 async def eigh(
     a: Operand,
     UPLO: Triangle = "L",  # noqa: N803  # NumPy's name
@@ -176,9 +114,12 @@ async def eigh(
             definite, or an iteration did not converge; `LinAlgError.index` says which one.
         NotSupportedError: The CUDA backend does not take `b`.
     """
-    return await device_of("eigh", a, b).ask(Eigh(a, UPLO, b))
+    ...
 
 
+@operation(
+    "a(s..., n, n), b(s..., n, n) -> w: real(s..., n)", actor=SolverActor, dtypes=NATIVE, status=_eigh_failure
+)
 async def eigvalsh(
     a: Operand,
     UPLO: Triangle = "L",  # noqa: N803  # NumPy's name
@@ -189,9 +130,16 @@ async def eigvalsh(
 
     Those of `eigh`, with its arguments and errors, in less time.
     """
-    return await device_of("eigvalsh", a, b).ask(Eigvalsh(a, UPLO, b))
+    ...
 
 
+@operation(
+    "a(..., n, n) -> w: complex(..., n), v: complex(..., n, n)",
+    actor=SolverActor,
+    dtypes=NATIVE,
+    status=_DIVERGED,
+    reply=EigResult,
+)
 async def eig(a: Operand) -> EigResult:
     """Eigenvalues and right eigenvectors of square matrices, as `numpy.linalg.eig` (LAPACK ``geev``).
 
@@ -208,12 +156,17 @@ async def eig(a: Operand) -> EigResult:
             `LinAlgError.index` says which one.
         NotSupportedError: The CUDA backend has no such operation.
     """
-    return await device_of("eig", a).ask(Eig(a))
+    ...
 
 
+@operation("a(..., n, n) -> w: complex(..., n)", actor=SolverActor, dtypes=NATIVE, status=_DIVERGED)
 async def eigvals(a: Operand) -> AccelRef:
     """Eigenvalues of square matrices, as `numpy.linalg.eigvals` (LAPACK ``geev``).
 
     Those of `eig`, with its argument and errors, in less time.
     """
-    return await device_of("eigvals", a).ask(Eigvals(a))
+    ...
+
+
+Eig, Eigh, Eigvals, Eigvalsh = eig.message, eigh.message, eigvals.message, eigvalsh.message
+Svd: Callable[..., Operation[SolverActor, SVDResult | AccelRef]] = message_of(svd)

@@ -47,7 +47,7 @@ class Kernel:
 
 
 def kernel(
-    spec: type[OperationSpec],
+    spec: type[OperationSpec] | str,
     *,
     backend: str,
     plan: Callable[..., Any] | None = None,
@@ -71,7 +71,8 @@ def kernel(
 
     def declare(function: FunctionT) -> FunctionT:
         declared = getattr(function, _KERNELS, ())
-        setattr(function, _KERNELS, (*declared, Kernel(spec, backend, function, plan, is_quick, is_blocking)))
+        key = spec if isinstance(spec, str) else spec.operation
+        setattr(function, _KERNELS, (*declared, Kernel(key, backend, function, plan, is_quick, is_blocking)))
         return function
 
     return declare
@@ -90,7 +91,7 @@ def kernels_of(names: Mapping[str, Any], backend: str) -> dict[type[OperationSpe
         other = found.setdefault(declared.spec, declared)
         if other is not declared:
             raise ValueError(
-                f"{declared.spec.__qualname__} has two kernels for backend {backend!r}: "
+                f"{declared.spec} has two kernels for backend {backend!r}: "
                 f"{_name_of(other)} and {_name_of(declared)}"
             )
     return found

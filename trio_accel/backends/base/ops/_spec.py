@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from operator import attrgetter
-from typing import Any, TypeAlias, TypeVar, cast, dataclass_transform
+from typing import Any, ClassVar, TypeAlias, TypeVar, cast, dataclass_transform
 
 import attrs
 import numpy as np
@@ -158,6 +158,14 @@ class OperationSpec:
     """
 
     __slots__ = ()
+    operation: ClassVar[str]
+    """The name that kernels have it by."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        # A class with slots is made twice, and has the name then.
+        if "operation" not in vars(cls):
+            cls.operation = f"{cls.__module__}.{cls.__qualname__}"
 
     @classmethod
     def descriptor(cls) -> Descriptor:

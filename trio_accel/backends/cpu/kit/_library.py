@@ -54,7 +54,7 @@ class CpuLibrary:
         """Put an operation on a stream; see `KernelLibrary.enqueue`."""
         if not isinstance(stream, CpuStream):
             raise TypeError(f"stream: the CPU backend enqueues on its own streams, not on {stream!r}")
-        kernel = self._kernels.get(type(spec))
+        kernel = self._kernels.get(spec.operation)
         if kernel is None:
             raise NotSupportedError(
                 f"the CPU backend's library {self._name!r} has no {type(spec).__name__}",

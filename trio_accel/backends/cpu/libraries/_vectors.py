@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -24,8 +25,8 @@ __all__ = ["asum", "axpy", "dot", "iamax", "nrm2", "rot", "scal", "swap"]
 _SAFE = {DType.float32: 1e-20, DType.float64: 1e-280}
 
 
-@kernel(ops.AxpySpec, backend="cpu")
-def axpy(spec: ops.AxpySpec, memory: CpuMemory) -> Work:
+@kernel("linalg.axpy", backend="cpu")
+def axpy(spec: Any, memory: CpuMemory) -> Work:
     """Prepare ``y = alpha * x + y``."""
     dtype = _dtype("axpy", INEXACT, spec.x, spec.y)
     alpha = np.array(scalar_of("blas", "alpha", spec.alpha, dtype), _compute_dtype(dtype))
@@ -39,8 +40,8 @@ def axpy(spec: ops.AxpySpec, memory: CpuMemory) -> Work:
     return partial(_axpy_pieces, alpha, x, y)
 
 
-@kernel(ops.ScalSpec, backend="cpu")
-def scal(spec: ops.ScalSpec, memory: CpuMemory) -> Work:
+@kernel("linalg.scal", backend="cpu")
+def scal(spec: Any, memory: CpuMemory) -> Work:
     """Prepare ``x = alpha * x``."""
     dtype = _dtype("scal", INEXACT, spec.x)
     alpha = np.array(scalar_of("blas", "alpha", spec.alpha, dtype), _compute_dtype(dtype))
@@ -50,15 +51,15 @@ def scal(spec: ops.ScalSpec, memory: CpuMemory) -> Work:
     return partial(np.multiply, x, alpha, out=x)
 
 
-@kernel(ops.SwapSpec, backend="cpu")
-def swap(spec: ops.SwapSpec, memory: CpuMemory) -> Work:
+@kernel("linalg.swap", backend="cpu")
+def swap(spec: Any, memory: CpuMemory) -> Work:
     """Prepare ``x, y = y, x``."""
     check_same_dtype("swap", spec.x, spec.y)
     return partial(_swap_pieces, memory.view(spec.x), memory.view(spec.y))
 
 
-@kernel(ops.RotSpec, backend="cpu")
-def rot(spec: ops.RotSpec, memory: CpuMemory) -> Work:
+@kernel("linalg.rot", backend="cpu")
+def rot(spec: Any, memory: CpuMemory) -> Work:
     """Prepare ``x, y = c * x + s * y, c * y - conj(s) * x``."""
     dtype = _dtype("rot", NATIVE, spec.x, spec.y)
     c = np.array(spec.c.real, ops.real_of(dtype).dtype)
@@ -66,8 +67,8 @@ def rot(spec: ops.RotSpec, memory: CpuMemory) -> Work:
     return partial(_rot_pieces, c, s, memory.view(spec.x), memory.view(spec.y))
 
 
-@kernel(ops.DotSpec, backend="cpu")
-def dot(spec: ops.DotSpec, memory: CpuMemory) -> Work:
+@kernel("linalg.dot", backend="cpu")
+def dot(spec: Any, memory: CpuMemory) -> Work:
     """Prepare ``out = sum(x * y)``."""
     dtype = _dtype("dot", INEXACT, spec.x, spec.y, spec.out)
     x, y, out = memory.view(spec.x), memory.view(spec.y), memory.view(spec.out)
@@ -76,8 +77,8 @@ def dot(spec: ops.DotSpec, memory: CpuMemory) -> Work:
     return partial(np.dot, x, y, out=out)
 
 
-@kernel(ops.Nrm2Spec, backend="cpu")
-def nrm2(spec: ops.Nrm2Spec, memory: CpuMemory) -> Work:
+@kernel("linalg.nrm2", backend="cpu")
+def nrm2(spec: Any, memory: CpuMemory) -> Work:
     """Prepare ``out = sqrt(sum(abs(x)**2))``."""
     real = ops.real_of(_dtype("nrm2", INEXACT, spec.x))
     check_dtype(f"nrm2 of {spec.x.dtype} to", spec.out.dtype, (real,))
@@ -87,16 +88,16 @@ def nrm2(spec: ops.Nrm2Spec, memory: CpuMemory) -> Work:
     return partial(_nrm2, x, out, _SAFE.get(real))
 
 
-@kernel(ops.AsumSpec, backend="cpu")
-def asum(spec: ops.AsumSpec, memory: CpuMemory) -> Work:
+@kernel("linalg.asum", backend="cpu")
+def asum(spec: Any, memory: CpuMemory) -> Work:
     """Prepare ``out = sum(abs(x.real) + abs(x.imag))``."""
     real = ops.real_of(_dtype("asum", NATIVE, spec.x))
     check_dtype(f"asum of {spec.x.dtype} to", spec.out.dtype, (real,))
     return partial(_asum_pieces, memory.view(spec.x), memory.view(spec.out))
 
 
-@kernel(ops.IamaxSpec, backend="cpu")
-def iamax(spec: ops.IamaxSpec, memory: CpuMemory) -> Work:
+@kernel("linalg.iamax", backend="cpu")
+def iamax(spec: Any, memory: CpuMemory) -> Work:
     """Prepare ``out = argmax(abs(x.real) + abs(x.imag))``."""
     _dtype("iamax", NATIVE, spec.x)
     return partial(_iamax_pieces, memory.view(spec.x), memory.view(spec.out))

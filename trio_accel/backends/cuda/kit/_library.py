@@ -91,7 +91,7 @@ class CudaLibrary:
 
     def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
         """Make the plan of an operation, if it has none yet; see `KernelLibrary.prepare`."""
-        kernel = self._kernels.get(type(spec))
+        kernel = self._kernels.get(spec.operation)
         if kernel is None or not kernel.prepares:
             return None
         if kernel.is_blocking:
@@ -142,7 +142,7 @@ class CudaLibrary:
         """Put an operation on a stream; see `KernelLibrary.enqueue`."""
         if type(stream) is not CudaStream and not isinstance(stream, CudaStream):
             raise TypeError(f"stream: the CUDA backend enqueues on its own streams, not on {stream!r}")
-        kernel = self._kernels.get(type(spec))
+        kernel = self._kernels.get(spec.operation)
         if kernel is None:
             raise NotSupportedError(
                 f"the CUDA backend's library {self.name!r} has no {type(spec).__name__}",

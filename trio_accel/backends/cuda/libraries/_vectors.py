@@ -51,20 +51,20 @@ class VectorLibrary(CudaLibrary):
         self._norm_again = device.kernels.function("norms", "norm_again", _NORM.size)
         self._blas = Cublas(device, self.name)
 
-    def _plan_two(self, spec: ops.AxpySpec | ops.DotSpec | ops.RotSpec) -> tuple[_Vectors | None]:
+    def _plan_two(self, spec: Any | Any | Any) -> tuple[_Vectors | None]:
         """See both operands as vectors."""
         return (_vectors(spec.x, spec.y),)
 
-    def _plan_index(self, spec: ops.IamaxSpec) -> tuple[_Vectors | None]:
+    def _plan_index(self, spec: Any) -> tuple[_Vectors | None]:
         """See the operand as a vector in its own order, from which the index counts."""
         return (_vectors(spec.x) if spec.x.strides[0] > 0 else None,)
 
-    def _plan_one(self, spec: ops.ScalSpec | ops.Nrm2Spec | ops.AsumSpec) -> tuple[_Vectors | None]:
+    def _plan_one(self, spec: Any | Any | Any) -> tuple[_Vectors | None]:
         """See the operand as a vector."""
         return (_vectors(spec.x),)
 
-    @kernel(ops.AxpySpec, backend="cuda", plan=_plan_two, is_quick=True)
-    def _axpy(self, spec: ops.AxpySpec, call: Call) -> None:
+    @kernel("linalg.axpy", backend="cuda", plan=_plan_two, is_quick=True)
+    def _axpy(self, spec: Any, call: Call) -> None:
         dtype = check_same_dtype("axpy", spec.x, spec.y)
         kind = _kind_of("axpy", dtype)
         alpha = factor_of("blas", "alpha", spec.alpha, dtype)
@@ -84,8 +84,8 @@ class VectorLibrary(CudaLibrary):
         self._add(call, kind, alpha, packed, room, _PACKED)
         call.convert(room, y)
 
-    @kernel(ops.ScalSpec, backend="cuda", plan=_plan_one, is_quick=True)
-    def _scal(self, spec: ops.ScalSpec, call: Call) -> None:
+    @kernel("linalg.scal", backend="cuda", plan=_plan_one, is_quick=True)
+    def _scal(self, spec: Any, call: Call) -> None:
         kind = _kind_of("scal", spec.x.dtype)
         alpha = factor_of("blas", "alpha", spec.alpha, spec.x.dtype)
         x = call.array(spec.x)
@@ -109,8 +109,8 @@ class VectorLibrary(CudaLibrary):
         if target is not x:
             call.convert(target, x)
 
-    @kernel(ops.DotSpec, backend="cuda", plan=_plan_two, is_quick=True)
-    def _dot(self, spec: ops.DotSpec, call: Call) -> None:
+    @kernel("linalg.dot", backend="cuda", plan=_plan_two, is_quick=True)
+    def _dot(self, spec: Any, call: Call) -> None:
         dtype = check_same_dtype("dot", spec.x, spec.y, spec.out)
         kind = _kind_of("dot", dtype)
         x, y, out = call.array(spec.x), call.array(spec.y), call.array(spec.out)
@@ -127,8 +127,8 @@ class VectorLibrary(CudaLibrary):
             y.address + y_offset, kind.code, y_step, out.address, kind.code, kind.factor,
         )  # fmt: skip
 
-    @kernel(ops.Nrm2Spec, backend="cuda", plan=_plan_one, is_quick=True)
-    def _nrm2(self, spec: ops.Nrm2Spec, call: Call) -> None:
+    @kernel("linalg.nrm2", backend="cuda", plan=_plan_one, is_quick=True)
+    def _nrm2(self, spec: Any, call: Call) -> None:
         dtype = spec.x.dtype
         kind = _kind_of("nrm2", dtype)
         check_dtype(f"nrm2 of {dtype} to", spec.out.dtype, (kind.real,))
@@ -153,8 +153,8 @@ class VectorLibrary(CudaLibrary):
                 _NORM.pack_into(arguments, 0, x.address + offset, out.address, x.size, step, number)
                 self._norm_again.launch(call.handle, _NORM_THREADS, threads=_NORM_THREADS)
 
-    @kernel(ops.AsumSpec, backend="cuda", plan=_plan_one, is_quick=True)
-    def _asum(self, spec: ops.AsumSpec, call: Call) -> None:
+    @kernel("linalg.asum", backend="cuda", plan=_plan_one, is_quick=True)
+    def _asum(self, spec: Any, call: Call) -> None:
         kind = _kind_of("asum", spec.x.dtype, NATIVE)
         check_dtype(f"asum of {spec.x.dtype} to", spec.out.dtype, (kind.real,))
         out = call.at(spec.out)
@@ -163,8 +163,8 @@ class VectorLibrary(CudaLibrary):
         else:
             call.fill(spec.out, 0)
 
-    @kernel(ops.IamaxSpec, backend="cuda", plan=_plan_index, is_quick=True)
-    def _iamax(self, spec: ops.IamaxSpec, call: Call) -> None:
+    @kernel("linalg.iamax", backend="cuda", plan=_plan_index, is_quick=True)
+    def _iamax(self, spec: Any, call: Call) -> None:
         found = call.workspace(8)
         self._reduce(call, _kind_of("iamax", spec.x.dtype, NATIVE), "i{}amax", spec.x, found)
         with self._index_from_zero as arguments:
@@ -180,16 +180,16 @@ class VectorLibrary(CudaLibrary):
         self._blas.select(call.stream, DEVICE)
         self._blas.invoke(kind, name, array.size, array.address + offset, step, out)
 
-    @kernel(ops.SwapSpec, backend="cuda")
-    def _swap(self, spec: ops.SwapSpec, call: Call) -> None:
+    @kernel("linalg.swap", backend="cuda")
+    def _swap(self, spec: Any, call: Call) -> None:
         check_same_dtype("swap", spec.x, spec.y)
         x, y = call.array(spec.x), call.array(spec.y)
         kept = call.copy_of(x)
         call.convert(y, x)
         call.convert(kept, y)
 
-    @kernel(ops.RotSpec, backend="cuda", plan=_plan_two, is_quick=True)
-    def _rot(self, spec: ops.RotSpec, call: Call) -> None:
+    @kernel("linalg.rot", backend="cuda", plan=_plan_two, is_quick=True)
+    def _rot(self, spec: Any, call: Call) -> None:
         dtype = check_same_dtype("rot", spec.x, spec.y)
         kind, sine = _kind_of("rot", dtype, NATIVE), factor_of("blas", "s", spec.s, dtype)
         arrays, (found,) = (call.array(spec.x), call.array(spec.y)), call.plan
@@ -207,11 +207,11 @@ class VectorLibrary(CudaLibrary):
     def try_vectors(self, kind: Kind, spec: type[OperationSpec], place: int) -> None:
         """Call what an operation on vectors needs, on the stream of a trial, for zeros there."""
         blas, out, count = self._blas, place, 1000
-        if spec is ops.RotSpec:
+        if spec is Any:
             blas.invoke(kind, "rot", count, place, 1, place + 16 * count, 1, 1 + 0j, 0j)
             return
         blas.set_mode(DEVICE)
-        name = "asum" if spec is ops.AsumSpec else "i{}amax"
+        name = "asum" if spec is Any else "i{}amax"
         blas.invoke(kind, name, count, place + 256, 1, out)
 
     def _add(

@@ -1,0 +1,300 @@
+"""One line of shapes and dtypes: its grammar, and how arrays are held against it.
+
+    a(..., m, n), b(..., n, c?) -> x(..., n, c?), piv: int32(..., min(m, n))
+
+Each array has a name, and the letters of its last extents: one letter is one number wherever it stands. ``...``
+are leading axes that broadcast, ``s...`` leading axes that are the same everywhere, and ``*`` a whole shape that
+is the same everywhere. A letter with ``?`` is absent where the array has too few axes, as in the signatures of
+NumPy's generalized ufuncs; one with ``>0`` is not 0. ``^trans`` behind a name says that the letters are those of
+op(array), by the BLAS's letter in the parameter `trans`. ``: real``, ``: complex`` or the name of a dtype tells
+the dtype of an array that has not the one of the others. On the right stand new arrays; a parameter of the left
+that stands there by its name alone is changed in place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import NoReturn, TypeAlias
+
+import attrs
+import numpy as np
+
+from ..dtypes import DType
+from ._array import ArraySpec
+from ._shapes import common_shape
+
+__all__ = ["KINDS", "Item", "Shapes", "column", "complex_of", "parse_shapes", "real_of"]
+
+Shape: TypeAlias = tuple[int, ...]
+
+_REAL = {DType.complex64: DType.float32, DType.complex128: DType.float64}
+_COMPLEX = {real: number for number, real in _REAL.items()}
+
+
+def real_of(dtype: DType) -> DType:
+    """Find the dtype of absolute values."""
+    return _REAL.get(dtype, dtype)
+
+
+def complex_of(dtype: DType) -> DType:
+    """Find the dtype of roots of polynomials."""
+    return _COMPLEX.get(dtype, dtype)
+
+
+def _constant(dtype: DType) -> Callable[[DType], DType]:
+    return lambda _: dtype
+
+
+KINDS: Mapping[str, Callable[[DType], DType]] = {
+    "real": real_of,
+    "complex": complex_of,
+    **{dtype.value: _constant(dtype) for dtype in DType},
+}
+"""How the dtype of an array follows from that of the others."""
+
+_ITEM = re.compile(
+    r"\s*(?P<name>\w+)(\^(?P<op>\w+))?(\s*:\s*(?P<kind>\w+))?\s*(\((?P<dims>([^()]|\([^()]*\))*)\))?\s*(,|$)"
+)
+_DIM = re.compile(r"(?P<letter>[a-z])(?P<mark>\?|>0)?|(?P<number>\d+)|min\((?P<p>[a-z]), ?(?P<q>[a-z])\)")
+
+
+@attrs.frozen
+class Item:
+    """One array of a line of shapes.
+
+    Attributes:
+        name: Its name.
+        dims: Its last extents: letters, numbers, or pairs of letters of which the lesser counts.
+        stack: What is before them: ``"..."``, ``"s..."``, ``"*"``, or nothing.
+        op: The parameter with the BLAS's letter, or nothing.
+        kind: Key of `KINDS`, or nothing.
+        optional: How many of `dims` are absent where there are too few axes.
+        positive: Letters that are not 0.
+        is_bare: Whether it stands by its name alone.
+    """
+
+    name: str
+    dims: tuple[str | int | tuple[str, str], ...] = ()
+    stack: str = ""
+    op: str = ""
+    kind: str = ""
+    optional: int = 0
+    positive: frozenset[str] = frozenset()
+    is_bare: bool = False
+
+    def dtype(self, dtype: DType) -> DType:
+        """The dtype of the array, by that of the others."""
+        return KINDS[self.kind](dtype) if self.kind else dtype
+
+    def shown(self, extents: Mapping[str, int]) -> str:
+        """The shape that is wanted, with the extents that are known."""
+        parts = [self.stack.removeprefix("s")] if self.stack else []
+        for dim in self.dims:
+            parts.append(str(extents.get(dim, dim)) if isinstance(dim, str) else str(dim))
+        wanted = f"({', '.join(parts)}{',' * (len(parts) == 1)})"
+        if self.optional:
+            wanted = f"({', '.join(parts[1 : -self.optional])},) or {wanted}"
+        return wanted
+
+
+@attrs.frozen(eq=False)
+class Shapes:
+    """A line of shapes, taken apart.
+
+    Attributes:
+        line: The line.
+        inputs: The arrays on the left.
+        outputs: Those on the right, but for the bare ones.
+        updated: Names of the bare ones.
+    """
+
+    line: str
+    inputs: tuple[Item, ...]
+    outputs: tuple[Item, ...]
+    updated: tuple[str, ...]
+
+    def fit(
+        self, name: str, shapes: tuple[Shape | None, ...], letters: tuple[object, ...] = ()
+    ) -> tuple[tuple[Shape, ...], Shape, bool]:
+        """Hold arrays against the line.
+
+        Args:
+            name: Name of the operation, for the errors.
+            shapes: Of the inputs; None for one that is not given.
+            letters: Of the inputs with an ``^op``, the BLAS's letters in their order.
+
+        Returns:
+            The shapes of the outputs; the stack of the first input; whether optional extents are absent.
+
+        Raises:
+            numpy.linalg.LinAlgError: An array is no stack of matrices, or not of square ones.
+            ValueError: Shapes that do not fit in another way.
+        """
+        match = _Match(name, self, shapes)
+        ops = iter(letters)
+        for item, shape in zip(self.inputs, shapes, strict=True):
+            turned = bool(item.op) and next(ops) != "N"
+            if shape is not None:
+                match.take(item, shape, is_turned=turned)
+        first, shape = self.inputs[0], shapes[0] or ()
+        count = len(first.dims)
+        outputs = tuple([match.made(item) for item in self.outputs])
+        return outputs, shape[: len(shape) - count], match.is_flat
+
+
+class _Match:
+    """What the letters stand for, as far as the inputs have said it."""
+
+    def __init__(self, name: str, shapes: Shapes, given: tuple[Shape | None, ...]) -> None:
+        self._name = name
+        self._shapes = shapes
+        self._given = given
+        self._extents: dict[str, int] = {}
+        self._broadcast: Shape = ()
+        self._same: dict[str, Shape] = {}
+        self.is_flat = False
+
+    def take(self, item: Item, shape: Shape, *, is_turned: bool) -> None:
+        """Take an input."""
+        if item.stack == "*":
+            if self._same.setdefault("*", shape) != shape:
+                self._refuse(item)
+            return
+        dims = item.dims
+        if len(shape) < len(dims) and item.optional:
+            self.is_flat, dims = True, dims[: -item.optional]
+        split = len(shape) - len(dims)
+        if split < 0 or (split and (not item.stack or len(dims) < len(item.dims))):
+            self._refuse_axes(item, shape)
+        own = shape[split:][::-1] if is_turned else shape[split:]
+        if len(dims) == 2 and dims[0] == dims[1] and own[0] != own[1]:
+            raise np.linalg.LinAlgError(
+                f"{self._name}: last 2 dimensions of {item.name} must be square, got shape {shape}"
+            )
+        for dim, extent in zip(dims, own, strict=True):
+            known = dim if isinstance(dim, int) else self._extents.setdefault(str(dim), extent)
+            if known != extent:
+                self._refuse(item)
+            if dim in item.positive and not extent:
+                raise ValueError(f"{self._name}: {item.name} must not be empty")
+        if item.stack == "...":
+            common = common_shape(self._broadcast, shape[:split])
+            if common is None:
+                self._refuse(item, " with leading axes that broadcast")
+            self._broadcast = common
+        elif item.stack and self._same.setdefault(item.stack, shape[:split]) != shape[:split]:
+            self._refuse(item, " with the same leading axes")
+
+    def made(self, item: Item) -> Shape:
+        """The shape of an output."""
+        stack = {"...": self._broadcast, "": ()}.get(item.stack)
+        if stack is None:
+            stack = self._same[item.stack]
+        dims = item.dims[: -item.optional] if self.is_flat and item.optional else item.dims
+        return (*stack, *[self._extent(dim) for dim in dims])
+
+    def _extent(self, dim: str | int | tuple[str, str]) -> int:
+        if isinstance(dim, int):
+            return dim
+        return self._extents[dim] if isinstance(dim, str) else min(self._extents[one] for one in dim)
+
+    def _refuse_axes(self, item: Item, shape: Shape) -> NoReturn:
+        if len(item.dims) == 2 and item.stack and not item.optional:
+            raise np.linalg.LinAlgError(
+                f"{self._name}: {item.name} must be at least two-dimensional, got shape {shape}"
+            )
+        count = {0: "no axes", 1: "one axis", 2: "two axes"}.get(len(item.dims), f"{len(item.dims)} axes")
+        if item.optional or item.stack:
+            self._refuse(item)
+        raise ValueError(f"{self._name}: {item.name} must have {count}, got shape {shape}")
+
+    def _refuse(self, item: Item, more: str = "") -> NoReturn:
+        given = " and ".join(
+            f"{one.name} of shape {shape}"
+            for one, shape in zip(self._shapes.inputs, self._given, strict=True)
+            if shape is not None
+        )
+        what = f"op({item.name})" if item.op else item.name
+        if item.stack == "*":
+            raise ValueError(f"{self._name}: arrays must have one shape, got {given}")
+        raise ValueError(
+            f"{self._name}: {what} must have shape {item.shown(self._extents)}{more}, got {given}"
+        )
+
+
+def parse_shapes(line: str) -> Shapes:
+    """Take a line of shapes apart.
+
+    Raises:
+        ValueError: It has no arrow, an item that cannot be read, or a letter on the right without a source.
+    """
+    left, arrow, right = line.partition("->")
+    if not arrow:
+        raise ValueError(f"shapes {line!r} have no '->'")
+    inputs, outputs = _items(left), _items(right)
+    letters = {letter for item in inputs for letter in _letters(item)}
+    for item in outputs:
+        for letter in _letters(item):
+            if letter not in letters:
+                raise ValueError(
+                    f"shapes {line!r}: letter {letter!r} of {item.name} has no source on the left"
+                )
+        if item.stack == "*" and not any(one.stack == "*" for one in inputs):
+            raise ValueError(f"shapes {line!r}: '*' of {item.name} has no source on the left")
+    names = {item.name for item in inputs}
+    updated = tuple(item.name for item in outputs if item.is_bare)
+    for name in updated:
+        if name not in names:
+            raise ValueError(f"shapes {line!r}: {name} is changed in place, and does not stand on the left")
+    bare = [item.name for item in inputs if item.is_bare]
+    if bare:
+        raise ValueError(f"shapes {line!r}: {bare[0]} has no shape")
+    return Shapes(line, inputs, tuple(item for item in outputs if not item.is_bare), updated)
+
+
+def _letters(item: Item) -> list[str]:
+    found: list[str] = []
+    for dim in item.dims:
+        found += [dim] if isinstance(dim, str) else [] if isinstance(dim, int) else list(dim)
+    return found
+
+
+def _items(side: str) -> tuple[Item, ...]:
+    items: list[Item] = []
+    place = 0
+    while place < len(side) and side[place:].strip():
+        found = _ITEM.match(side, place)
+        if found is None:
+            raise ValueError(f"shapes {side.strip()!r}: {side[place:].strip()!r} cannot be read")
+        items.append(_item(found))
+        place = found.end()
+    return tuple(items)
+
+
+def _item(found: re.Match[str]) -> Item:
+    kind = found["kind"] or ""
+    if kind and kind not in KINDS:
+        raise ValueError(f"shapes: {kind!r} of {found['name']} is no dtype; there are {', '.join(KINDS)}")
+    if found["dims"] is None:
+        return Item(found["name"], kind=kind, op=found["op"] or "", is_bare=True)
+    dims: list[str | int | tuple[str, str]] = []
+    stack, optional, positive = "", 0, set[str]()
+    for part in re.split(r",\s*(?![^()]*\))", found["dims"].strip()) if found["dims"].strip() else ():
+        if part in ("...", "s...", "*") and not dims and not stack:
+            stack = part
+            continue
+        dim = _DIM.fullmatch(part)
+        if dim is None:
+            raise ValueError(f"shapes: {part!r} of {found['name']} cannot be read")
+        dims.append(dim["letter"] or ((dim["p"], dim["q"]) if dim["p"] else int(dim["number"])))
+        optional += dim["mark"] == "?"
+        if dim["mark"] == ">0":
+            positive.add(dim["letter"])
+    return Item(found["name"], tuple(dims), stack, found["op"] or "", kind, optional, frozenset(positive))
+
+
+def column(vectors: ArraySpec) -> ArraySpec:
+    """Describe vectors as matrices of one column."""
+    step = vectors.dtype.itemsize
+    return attrs.evolve(vectors, shape=(*vectors.shape, 1), strides=(*vectors.strides, step))

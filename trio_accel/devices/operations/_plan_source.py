@@ -1,0 +1,296 @@
+"""Writes the source of the plan of a declared operation, and has the steps that it calls."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from ...backends.base import DType
+from ...backends.base.ops import KINDS, ArraySpec, Item, Shapes, column, real_of
+from ..arrays._ref import AccelRef
+from ._operation import Planned, Planner
+
+__all__ = ["PlanSource", "is_structured", "refuse_value"]
+
+
+def is_structured(kind: object) -> bool:
+    """Tell whether an annotation is that of an operand of several arrays."""
+    return hasattr(kind, "operand_fields")
+
+
+class PlanSource:
+    """The plan of one line of shapes: ``plan(self, planner)``, as an author would write it.
+
+    Args:
+        kinds: By parameter how it is annotated, as `operation` tells them apart.
+        line: The shapes.
+        fields: Arguments of what makes the specification, in order.
+        absent: Those of them that another line of shapes makes, and this one does not.
+
+    Attributes:
+        names: Objects that the source refers to by name.
+    """
+
+    def __init__(
+        self, kinds: Mapping[str, Any], line: Shapes, fields: Sequence[str], absent: frozenset[str]
+    ) -> None:
+        self._kinds = kinds
+        self._line = line
+        self._fields = fields
+        self._absent = absent
+        self._optional: set[str] = set()
+        self.names: dict[str, Any] = dict(_STEPS)
+
+    def text(
+        self, optional: set[str], dtypes: Sequence[DType], alias: Mapping[str, str], *, is_checked: bool
+    ) -> str:
+        """Write it.
+
+        Args:
+            optional: Parameters that may be None.
+            dtypes: Dtypes of the arrays; empty where the kernels say.
+            alias: By the name of a result, the operand that it may be.
+            is_checked: Whether no other check of the specification is needed.
+        """
+        self._optional = optional
+        replies = [f"self.{name}" for name in self._line.updated]
+        steps = ["name = planner.name", *self._values(), *self._reads(), *self._dtypes(dtypes)]
+        steps += [*self._numbers(), self._fit()]
+        for place, item in enumerate(self._line.outputs):
+            replies.append(f"{item.name}_ref")
+            steps += self._output(place, item, alias.get(item.name))
+        steps += [f"planner.distinct({name!r}, {name}{self._others(name)})" for name in self._line.updated]
+        for item in (*self._line.inputs, *self._line.outputs):
+            if item.optional:
+                steps.append(f"if is_flat: {item.name} = column({item.name})")
+        if "info" in self._fields:
+            steps.append("info = planner.status(prod(stack))")
+        given = ", ".join("None" if name in self._absent else name for name in self._fields)
+        reply = {0: "None", 1: replies[0] if replies else ""}.get(
+            len(replies), f"Reply({', '.join(replies)})"
+        )
+        steps.append(f"return Planned(Spec({given}), {reply}, None, {is_checked})")
+        return "def plan(self, planner):\n" + "\n".join(f"    {step}" for step in steps)
+
+    def _values(self) -> list[str]:
+        """Take exact values."""
+        steps: list[str] = []
+        for name, kind in self._kinds.items():
+            if kind == "bool":
+                steps.append(f"{name} = bool(self.{name})")
+            elif kind == "whole":
+                steps.append(f"{name} = whole(name, {name!r}, self.{name})")
+            elif kind == "text":
+                steps.append(f"{name} = self.{name}")
+            elif isinstance(kind, tuple):
+                self.names[f"ALLOWED_{name}"] = kind
+                steps += [
+                    f"{name} = self.{name}",
+                    f"if {name} not in ALLOWED_{name}: refuse_value(name, {name!r}, ALLOWED_{name}, {name})",
+                ]
+        return steps
+
+    def _reads(self) -> list[str]:
+        """Take operands, in the order of the parameters."""
+        items = {item.name: item for item in self._line.inputs}
+        steps: list[str] = []
+        for name, kind in self._kinds.items():
+            if name not in items:
+                continue
+            if is_structured(kind):
+                self.names[f"CLASS_{name}"] = kind
+                has_values = items[name].kind != "pattern"
+                steps.append(
+                    f"{name} = CLASS_{name}.take_operand(planner, {name!r}, self.{name}, has_values={has_values})"
+                )
+                steps += [f"{field} = {name}.{field}" for field in self._parts(name)]
+            elif name in self._line.updated:
+                steps.append(f"{name} = planner.update({name!r}, self.{name})")
+            else:
+                unless = f"None if self.{name} is None else " if name in self._optional else ""
+                steps.append(f"{name} = {unless}planner.read({name!r}, self.{name})")
+        return steps
+
+    def _parts(self, name: str) -> list[str]:
+        """Fields of an operand of several arrays."""
+        return [field for field in self._kinds[name].operand_fields if field in self._fields]
+
+    def _dtypes(self, dtypes: Sequence[DType]) -> list[str]:
+        """Require the dtypes of the operands."""
+        first, *others = [item.name for item in self._line.inputs if not item.kind]
+        steps = [f"dtype = {first}.dtype"]
+        if dtypes:
+            self.names["DTYPES"] = tuple(dtypes)
+            steps.append(f"if dtype not in DTYPES: refuse_dtype(name, {first!r}, dtype, DTYPES)")
+        given = ", ".join(f"{name}={name}" for name in (first, *others))
+        for name in others:
+            unless = f"{name} is not None and " if name in self._optional else ""
+            steps.append(f"if {unless}{name}.dtype is not dtype: refuse_dtypes(name, {given})")
+        for item in self._line.inputs:
+            if item.kind:
+                wanted = self._dtype_of(item)
+                steps.append(
+                    f"if {item.name}.dtype is not {wanted}: "
+                    f"refuse_dtype(name, {item.name!r}, {item.name}.dtype, ({wanted},))"
+                )
+        return steps
+
+    def _dtype_of(self, item: Item) -> str:
+        if not item.kind:
+            return "dtype"
+        self.names[f"KIND_{item.kind}"] = KINDS[item.kind]
+        return f"KIND_{item.kind}(dtype)"
+
+    def _numbers(self) -> list[str]:
+        """Take factors."""
+        steps: list[str] = []
+        for name, kind in self._kinds.items():
+            if kind == "number":
+                steps.append(f"{name} = planner.factor({name!r}, self.{name}, dtype)")
+            elif kind == "real":
+                steps.append(f"{name} = planner.factor({name!r}, self.{name}, real_of(dtype)).real")
+        return steps
+
+    def _fit(self) -> str:
+        """Find the shapes of the results."""
+        shapes = [
+            f"{item.name} and {item.name}.shape" if item.name in self._optional else f"{item.name}.shape"
+            for item in self._line.inputs
+        ]
+        letters = [item.op for item in self._line.inputs if item.op]
+        return f"shapes, stack, is_flat = fit(name, ({''.join(f'{one}, ' for one in shapes)}), ({''.join(f'{one}, ' for one in letters)}))"
+
+    def _output(self, place: int, item: Item, alias: str | None) -> list[str]:
+        """Name a result."""
+        name, like = item.name, f"shapes[{place}], {self._dtype_of(item)}"
+        if name not in self._kinds:
+            return [f"{name}_ref = planner.output({like})", f"{name} = {name}_ref.spec"]
+        if alias is not None:
+            others = f", {alias!r}{self._others(name)}"
+            return [f"{name}_ref, {name} = overwrite(planner, {name!r}, self.{name}, ({like}){others})"]
+        steps = [f"if self.{name} is None and beta != 0: refuse_beta(name, {name!r}, self.beta)"]
+        if "beta" not in self._kinds:
+            steps = []
+        if name != "out":
+            return [
+                *steps,
+                f"{name}_ref, {name} = add_to(planner, {name!r}, self.{name}, ({like}){self._others(name)})",
+            ]
+        return [
+            *steps,
+            f"{name}_ref = planner.output({like}, self.{name})",
+            f"{name} = {name}_ref.spec",
+            f"if self.{name} is not None: planner.distinct({name!r}, {name}{self._others(name)})",
+        ]
+
+    def _others(self, name: str) -> str:
+        """The operands that an array which is written must not share memory with, as arguments."""
+        names: list[str] = []
+        for item in self._line.inputs:
+            if item.name == name:
+                break
+            names += self._arrays(item)
+        else:
+            return "".join(f", {one}={one}" for one in names)
+        # Of those that are changed, each is held against the ones before it, and against all that are read.
+        behind = self._line.inputs[self._line.inputs.index(item) + 1 :]
+        names += [
+            one for other in behind if other.name not in self._line.updated for one in self._arrays(other)
+        ]
+        return "".join(f", {one}={one}" for one in names)
+
+    def _arrays(self, item: Item) -> list[str]:
+        kind = self._kinds[item.name]
+        if not is_structured(kind):
+            return [item.name]
+        return [field for field in self._parts(item.name) if kind.operand_fields[field] == "reads"]
+
+
+def refuse_value(name: str, argument: str, allowed: tuple[object, ...], value: object) -> NoReturn:
+    """Refuse a value that is none of those that a ``Literal`` allows."""
+    said = " or ".join(", ".join(map(repr, allowed)).rsplit(", ", 1))
+    raise ValueError(f"{name}: {argument} must be {said}, got {value!r}")
+
+
+def _refuse_dtype(name: str, argument: str, dtype: DType, allowed: Sequence[DType]) -> NoReturn:
+    names = ", ".join(map(str, allowed))
+    raise TypeError(f"{name}: {argument} has dtype {dtype}; allowed: {names} (use cast())")
+
+
+def _refuse_dtypes(name: str, **arrays: ArraySpec | None) -> NoReturn:
+    given = ", ".join(f"{argument} {array.dtype}" for argument, array in arrays.items() if array is not None)
+    raise TypeError(f"{name}: operands must have one dtype, got {given}; use cast()")
+
+
+def _refuse_beta(name: str, argument: str, beta: complex) -> NoReturn:
+    raise ValueError(f"{name}: beta must be 0 without {argument}, got {beta!r}")
+
+
+def _whole(name: str, argument: str, value: object) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name}: {argument} must be a whole number, got {value!r}")
+    return operator.index(value)  # type: ignore[arg-type]  # it has the method
+
+
+def _add_to(
+    planner: Planner,
+    argument: str,
+    ref: AccelRef | None,
+    like: tuple[tuple[int, ...], DType],
+    **others: ArraySpec,
+) -> tuple[AccelRef, ArraySpec]:
+    """Take the array that a product is added to: the caller's, or a new one."""
+    if ref is None:
+        ref = planner.output(*like)
+        return ref, ref.spec
+    array = _updated(planner, argument, ref, like)
+    planner.distinct(argument, array, **others)
+    return ref, array
+
+
+def _overwrite(
+    planner: Planner,
+    argument: str,
+    ref: AccelRef | None,
+    like: tuple[tuple[int, ...], DType],
+    alias: str,
+    **others: ArraySpec,
+) -> tuple[AccelRef, ArraySpec]:
+    """Take the result of an operation in place: a new array, or the caller's, which may be the operand."""
+    if ref is None:
+        ref = planner.output(*like)
+        return ref, ref.spec
+    array = _updated(planner, argument, ref, like)
+    if others[alias] == array:
+        del others[alias]
+    planner.distinct(argument, array, **others)
+    return ref, array
+
+
+def _updated(
+    planner: Planner, argument: str, ref: AccelRef, like: tuple[tuple[int, ...], DType]
+) -> ArraySpec:
+    array = planner.update(argument, ref)
+    if (array.shape, array.dtype) != like:
+        raise ValueError(
+            f"{planner.name}: {argument} must have shape {like[0]} and dtype {like[1]}, "
+            f"got shape {array.shape} and dtype {array.dtype}"
+        )
+    return array
+
+
+_STEPS: Mapping[str, Any] = {
+    "Planned": Planned,
+    "add_to": _add_to,
+    "column": column,
+    "overwrite": _overwrite,
+    "prod": math.prod,
+    "real_of": real_of,
+    "refuse_beta": _refuse_beta,
+    "refuse_dtype": _refuse_dtype,
+    "refuse_dtypes": _refuse_dtypes,
+    "refuse_value": refuse_value,
+    "whole": _whole,
+}
